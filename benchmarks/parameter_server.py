@@ -1,6 +1,6 @@
 """Pushes and pulls of the parameter server, beside the same bytes over bare transports.
 
-    python benchmarks/parameter_server.py [--turns 30] [--seconds 5]
+    python benchmarks/parameter_server.py [--turns 30] [--seconds 5] [--only sparse checkpoint]
 
 A scheduler and 1 or 2 servers are processes as `xain-parameter-server` starts them, without
 replicas and log. The client is one worker in this process. With 1 and with 2 servers:
@@ -10,7 +10,8 @@ same run and in turns with it, the same bytes with the same addition over TCP so
 and REP) and grpcio (streams of 2 MiB chunks), for two servers with a thread each. A turn is three
 exchanges one after the other. Median of all exchanges.
 
-Sparse: batches of sorted keys, pushed and pulled, of tables with a bound and with open keys.
+Sparse: batches of sorted keys, pushed and pulled, of tables with a bound and with open keys. New:
+the first pushes, which make the rows.
 
 Latency: a second process pulls 4 KiB while the client pushes and pulls 4 MB and sparse batches.
 
@@ -28,7 +29,7 @@ a log. All seconds are from the kill. Detected: the scheduler has taken the serv
 its successor. Restarted: the new process is a member. Reloaded: each range has all its servers
 again. Paused: the longest that a push and pull of all ranges took.
 
-Prints tables; writes bench-results/parameter_server.json.
+Prints tables; writes bench-results/parameter_server.json, with --only those that are named.
 """
 
 import itertools
@@ -63,6 +64,7 @@ IN_A_TURN = 3
 DIM = 16
 METHOD = "/bench.Bare/Exchange"
 ADD, GIVE = b"a", b"g"
+TABLES = ("dense", "sparse", "latency", "replication", "checkpoint", "recovery")
 
 Array = NDArray[Any]
 
@@ -314,9 +316,11 @@ def sparse(
     every = keys_of(rows, is_open=is_open)
     values = np.ones((batch, dim), np.float32)
     taken: dict[str, list[float]] = {"push": [], "pull": []}
-    for start in range(0, rows, batch):  # all rows are there
+    begin = time.perf_counter()
+    for start in range(0, rows, batch):
         keys = every[start : start + batch]
         table.push(keys, values[: len(keys)])
+    new_s = time.perf_counter() - begin
     for _ in range(turns):
         keys = np.sort(chance.choice(every, batch, replace=False, shuffle=False))
         begin = time.perf_counter()
@@ -333,6 +337,7 @@ def sparse(
         "keys": keys_are,
         "update": update.name,
         "rows": rows,
+        "new_mkeys_per_s": round(rows / new_s / 1e6, 2),
         "push_mkeys_per_s": round(batch / push / 1e6, 2),
         "pull_mkeys_per_s": round(batch / pull / 1e6, 2),
         "both_mkeys_per_s": round(2 * batch / (push + pull) / 1e6, 2),
@@ -563,45 +568,54 @@ def main() -> None:
     parser = flags.parser(__doc__)
     parser.add_argument("--turns", type=int, default=30)
     parser.add_argument("--seconds", type=float, default=5.0, help="of the latency under load")
+    parser.add_argument("--only", nargs="+", choices=TABLES, default=TABLES, help="tables to make")
     given = parser.parse_args()
     results.begin(quick=given.quick, any_load=given.any_load)
     sizes, batch, kills = [1 << 20, 25_000_000], 1_000_000, 4
-    rows = {1: 50_000_000, DIM: 2_000_000, 64: 1_000_000}
-    open_rows = {**rows, 1: 4_000_000}  # with 50 million the first pushes take a minute
+    rows = {1: 50_000_000, DIM: 10_000_000, 64: 1_000_000}
+    model_rows = 2_000_000
     counts: tuple[int, ...] = (1, 2)
     if given.quick:
         given.turns, given.seconds, kills = 3, 0.3, 1
         sizes, batch, counts = [10_000], 1_000, (2,)
-        rows = open_rows = {1: 4_000, DIM: 2_000, 64: 1_000}
+        rows = {1: 4_000, DIM: 2_000, 64: 1_000}
+        model_rows = 2_000
     some, few = batch // 10, max(3, given.turns // 3)
-    figures: dict[str, list[dict[str, Any]]] = {
-        name: [] for name in ("dense", "sparse", "latency", "replication", "checkpoint", "recovery")
-    }
-    for num_servers in counts:
+    figures: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES if name in given.only}
+    for num_servers in counts if {"dense", "sparse", "latency", "replication"} & {*figures} else ():
         with group_of(num_servers) as group, connected(group) as server:
-            figures["dense"] += [
-                dense(server, size, few if size > 1 << 22 else given.turns) for size in sizes
-            ]
-            figures["sparse"] += [
-                sparse(
-                    server, dim, (open_rows if is_open else rows)[dim], batch, few, is_open=is_open
-                )
-                for dim in rows
-                for is_open in (False, True)
-            ]
-            figures["latency"].append(latency(group, server, sizes[0], some, given.seconds))
-            if num_servers == 2:
+            if "dense" in figures:
+                figures["dense"] += [
+                    dense(server, size, few if size > 1 << 22 else given.turns) for size in sizes
+                ]
+            if "sparse" in figures:
+                figures["sparse"] += [
+                    sparse(server, dim, rows[dim], batch, few, is_open=is_open)
+                    for dim in rows
+                    for is_open in (False, True)
+                ]
+            if "latency" in figures:
+                latencies = latency(group, server, sizes[0], some, given.seconds)
+                figures["latency"].append(latencies)
+            if "replication" in figures and num_servers == 2:
                 figures["replication"].append(replication(server, 0, sizes[0], some, given.turns))
-    with results.scratch() as folder:
-        flags_of = ("--replicas", "1", "--checkpoints", str(folder))
-        with group_of(2, *flags_of) as group, connected(group) as server:
-            figures["replication"].append(replication(server, 1, sizes[0], some, given.turns))
-            figures["checkpoint"].append(
-                checkpoint(group, server, sizes[0], some, rows[DIM], given.seconds, kills)
-            )
-            figures["recovery"].append(recovery(group, "replicas", sizes[-1], kills))
-    with group_of(2, "--log") as group:
-        figures["recovery"].append(recovery(group, "log", sizes[-1], kills))
+    if {"replication", "checkpoint", "recovery"} & {*figures}:
+        with results.scratch() as folder:
+            flags_of = ("--replicas", "1", "--checkpoints", str(folder))
+            with group_of(2, *flags_of) as group, connected(group) as server:
+                if "replication" in figures:
+                    figures["replication"].append(
+                        replication(server, 1, sizes[0], some, given.turns)
+                    )
+                if "checkpoint" in figures:
+                    figures["checkpoint"].append(
+                        checkpoint(group, server, sizes[0], some, model_rows, given.seconds, kills)
+                    )
+                if "recovery" in figures:
+                    figures["recovery"].append(recovery(group, "replicas", sizes[-1], kills))
+    if "recovery" in figures:
+        with group_of(2, "--log") as group:
+            figures["recovery"].append(recovery(group, "log", sizes[-1], kills))
     results.report("parameter_server", {"turns": given.turns, "batch": batch, **figures})
 
 

@@ -1,8 +1,11 @@
 """What is simulated: the group, its consistency and its faults, all drawn from a seed."""
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
+
+from xain_parameters.specs import Staleness
 
 
 class Fault(StrEnum):
@@ -32,7 +35,8 @@ class Event:
 @dataclass(frozen=True)
 class Scenario:
     """compute_s: the longest time that a worker computes in a clock.
-    staleness: 0 is BSP, None ASP. quiet_at: no faults from then on.
+    staleness: of the loops; 0 is BSP, None ASP. marks_staleness: of the table of marks.
+    quiet_at: no faults from then on.
     sync_s: the least and the most that an fdatasync takes.
     least_cut: every rollback goes to a checkpoint of this clock or a later one."""
 
@@ -51,6 +55,18 @@ class Scenario:
     quiet_at: float
     sync_s: tuple[float, float] = (0.0005, 0.01)
     least_cut: int = 0
+    marks_staleness: Staleness = "loop"
+
+    @property
+    def marks_bound(self) -> float:
+        """A pull of marks at clock c sees all pushes below c minus this."""
+        chosen = (self.staleness, self.marks_staleness)
+        return min(math.inf if each in (None, "loop") else each for each in chosen)
+
+    @property
+    def are_marks_held(self) -> bool:
+        own = self.marks_staleness
+        return (self.staleness if own == "loop" else own) == 0
 
 
 MAX_SERVERS = 5
@@ -85,4 +101,5 @@ def from_seed(seed: int) -> Scenario:
         loss=chance.choice((0.0, 0.0, 0.002, 0.01)),
         events=tuple(sorted(events, key=lambda event: event.at)),
         quiet_at=horizon_s + 4.0,
+        marks_staleness=chance.choice(("loop", "loop", 0, 1, None)),
     )

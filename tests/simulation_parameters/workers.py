@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from simulation_parameters.clock import Clock, Process
 from simulation_parameters.network import Connection, Network
-from simulation_parameters.oracle import DENSE, MARKS, Oracle, gradient, mark_key
+from simulation_parameters.oracle import DENSE, MARKS, Oracle, PushOf, gradient, mark_key
+from simulation_parameters.scenario import Scenario
 from simulation_parameters.scheduler import SchedulerMachine
 from xain_parameters.errors import Evicted, ParameterError, RolledBack
 from xain_parameters.keys import owners
@@ -60,7 +61,7 @@ class Worker:
         self._asked.clear()
         self._is_joined = False
         name, incarnation = self.process.name, self.process.incarnation
-        command = c.WorkerJoined(name, incarnation, self._machine.staleness)
+        command = c.WorkerJoined(name, incarnation, self._machine.scenario.staleness)
 
         def question() -> tuple[View, int, int]:
             self._scheduler.heard(name)
@@ -85,7 +86,7 @@ class Worker:
 
     def _wait(self) -> None:
         """Until the next clock may begin."""
-        if self._at >= self._machine.num_clocks:
+        if self._at >= self._machine.scenario.num_clocks:
             self._leave()
             return
         name = self.process.name
@@ -117,8 +118,8 @@ class Worker:
             self._pull()
 
     def _pull(self) -> None:
-        me = self._machine.index
-        required = self._oracle.required(me, self._at, self._view.generation)
+        me, scenario = self._machine.index, self._machine.scenario
+        required: set[PushOf] | None = None
         rows = np.zeros(DENSE.shape)
         keys = self._oracle.mark_keys()
         marks = np.zeros((len(keys), 1))
@@ -138,24 +139,46 @@ class Worker:
                 found = {int(key) for key, value in zip(keys, marks[:, 0], strict=True) if value}
                 assert set(marks[:, 0].tolist()) <= {0.0, 1.0}, marks
                 self._oracle.pulled(me, self._at, required, found)
-                seconds = self._clock.chance.random() * self._machine.compute_s
+                seconds = self._clock.chance.random() * scenario.compute_s
                 self._later(seconds, partial(self._mark, rows))
+
+        def pull_marks() -> None:
+            nonlocal required
+            required = self._oracle.required(me, self._at, self._view.generation)
+            for index, range_ in enumerate(ranges):
+                where = np.flatnonzero(mine == index)
+                if len(where):
+                    pull = Pull(0, (0, 0), range_.number, MARKS.number, self._opened)
+                    self._request(Message(pull, keys[where]), partial(got, marks, where))
 
         mine = owners(keys, [each.range for each in ranges], None)
         requests = []
-        for index, range_ in enumerate(ranges):
+        for range_ in ranges:
             low, high = range_.range.indices(DENSE.bound)
             if low < high:
                 pull = Pull(0, (0, 0), range_.number, DENSE.number, self._opened, low, high)
-                requests.append((pull, None, partial(got, rows, slice(low, high))))
-            where = np.flatnonzero(mine == index)
-            if len(where):
-                pull = Pull(0, (0, 0), range_.number, MARKS.number, self._opened)
-                requests.append((pull, keys[where], partial(got, marks, where)))
-        left = len(requests)
-        for pull, some, answered in requests:
-            self._request(Message(pull, some), answered)
+                requests.append((pull, partial(got, rows, slice(low, high))))
+        left = len(requests) + len(np.unique(mine))
+        for pull, answered in requests:
+            self._request(Message(pull), answered)
         assert round_ == self._round
+        self._when_opened(self._at - scenario.marks_bound, pull_marks)
+
+    def _when_opened(self, clock: float, step: Callable[[], None]) -> None:
+        """Do the step once all pushes below the clock count."""
+        if self._opened >= clock:
+            step()
+            return
+
+        def answered(answer: tuple[View, int, int]) -> None:
+            view, opened, _ = answer
+            if view.generation != self._view.generation:
+                self._restart()
+                return
+            self._view, self._opened = max(view, self._view, key=lambda v: v.version), opened
+            self._later(AGAIN_S, partial(self._when_opened, clock, step))
+
+        self._ask(self._status, answered)
 
     def _mark(self, rows: NDArray[np.float64]) -> None:
         cut = self._view.cut
@@ -205,6 +228,7 @@ class Worker:
             self._request(message, done)
 
     def _push_head(self, range_: RangeView, table: int) -> Push:
+        scenario = self._machine.scenario
         return Push(
             0,
             (0, 0),
@@ -213,7 +237,7 @@ class Worker:
             self._opened,
             self._at,
             part=0,
-            is_held=self._machine.staleness == 0,
+            is_held=(scenario.are_marks_held if table == MARKS.number else scenario.staleness == 0),
             incarnation=self.process.incarnation,
             cut=self._cut,
         )
@@ -250,7 +274,7 @@ class Worker:
             return self._scheduler.state.workers[name].ticked
 
         def answered(ticked: int) -> None:
-            if ticked < self._machine.num_clocks:
+            if ticked < self._machine.scenario.num_clocks:
                 self._join()  # rolled back at this moment
                 return
             self._machine.is_done = True
@@ -384,9 +408,7 @@ class WorkerMachine:
         scheduler: SchedulerMachine,
         oracle: Oracle,
         index: int,
-        num_clocks: int,
-        staleness: int | None,
-        compute_s: float,
+        scenario: Scenario,
     ) -> None:
         self.clock = clock
         self.network = network
@@ -394,9 +416,7 @@ class WorkerMachine:
         self.oracle = oracle
         self.index = index
         self.name = f"w{index}"
-        self.num_clocks = num_clocks
-        self.staleness = staleness
-        self.compute_s = compute_s
+        self.scenario = scenario
         self.worker: Worker | None = None
         self.is_done = False
         self._incarnation = 0

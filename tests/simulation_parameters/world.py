@@ -204,9 +204,7 @@ class _World:
                 self._scheduler,
                 self._oracle,
                 len(self._workers),
-                self._scenario.num_clocks,
-                self._scenario.staleness,
-                self._scenario.compute_s,
+                self._scenario,
             )
             self._workers.append(machine)
             machine.boot()

@@ -223,6 +223,17 @@ class GroupScheduler:
         with self.group.lock:
             return self.group.view.generation, self.group.opened
 
+    def wait_opened(
+        self, clock: int, generation: int, is_over: Callable[[], bool]
+    ) -> tuple[int, int]:
+        group = self.group
+        with group.lock:
+            while group.opened < clock and group.view.generation == generation:
+                group.lock.wait(0.05)
+                if is_over():
+                    raise Closed("over")
+            return group.view.generation, group.opened
+
     def begin(
         self, staleness: int | None, num_workers: int, is_over: Callable[[], bool]
     ) -> Progress:

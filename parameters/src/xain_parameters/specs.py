@@ -5,11 +5,15 @@ back to an older one.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from xain_parameters.keys import Range
+
+# How old the rows of a pull at a clock may be, in clocks: 0 is BSP, None ASP. "loop": as old as in
+# the worker's loop over clocks.
+Staleness: TypeAlias = int | Literal["loop"] | None
 
 
 class Plugin(msgspec.Struct, frozen=True):
@@ -38,6 +42,7 @@ class TableSpec(msgspec.Struct, frozen=True):
     update: Plugin
     init: Plugin
     shape: tuple[int, ...] = ()  # of a dense array, as its caller sees it; its rows are shape[0]
+    staleness: Staleness = "loop"
 
 
 class RangeView(msgspec.Struct, frozen=True):

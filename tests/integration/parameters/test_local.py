@@ -237,6 +237,94 @@ def test_taken_name_is_told_as_evicted(monkeypatch):
             group.connect("w0", timeout_s=1.0)
 
 
+def test_asynchronous_table_beside_a_bulk_synchronous_loop_counts_pushes_at_once():
+    with LocalGroup(2) as group, group.connect() as server:
+        w = server.dense("w", (4,))
+        counts = server.table("counts", 1, staleness=None)
+        for clock in server.clocks(staleness=0, stop=5):
+            w.push(np.ones(4, np.float32))
+            counts.push([1, 2], np.ones(2, np.float32))
+            assert (w.pull() == clock).all()
+            assert (counts.pull([1, 2]) == clock + 1).all()
+        assert (w.pull() == 5).all()
+
+
+@pytest.mark.parametrize("staleness", [1, None])
+def test_bulk_synchronous_table_beside_a_staler_loop_shows_exactly_the_clocks_before(staleness):
+    num_workers, num_clocks = 3, 12
+
+    def work(number: int) -> None:
+        with group.connect(f"w{number}") as server:
+            w = server.dense("w", (4,), staleness=0)
+            rows = server.table("rows", 2)
+            clocks = server.clocks(staleness, workers=num_workers, stop=num_clocks)
+            for clock in clocks:
+                assert (w.pull() == num_workers * clock).all()
+                w.push(np.ones(4, np.float32))
+                rows.push([7], np.ones((1, 2), np.float32))
+                assert (rows.pull([7]) >= clock + 1).all()
+
+    with LocalGroup(2) as group:
+        with ThreadPoolExecutor(num_workers) as threads:
+            list(threads.map(work, range(num_workers)))
+        with group.connect("reader") as reader:
+            assert (reader.find("w").pull() == num_workers * num_clocks).all()
+
+
+def test_table_of_staleness_one_beside_an_asynchronous_loop_shows_all_but_the_last_clock():
+    def work(number: int) -> None:
+        with group.connect(f"w{number}") as server:
+            w = server.dense("w", (4,), staleness=1)
+            for clock in server.clocks(None, workers=2, stop=12):
+                assert (w.pull() >= clock + max(0, clock - 1)).all()
+                w.push(np.ones(4, np.float32))
+
+    with LocalGroup(2) as group, ThreadPoolExecutor(2) as threads:
+        list(threads.map(work, range(2)))
+
+
+async def test_pull_that_waits_for_a_table_ends_with_the_loop_that_is_waited_for():
+    """One worker is ahead of the other by two clocks when the other leaves."""
+    with LocalGroup(1) as group, group.connect("slow") as slow:
+        async with parameters.connect(group.target, worker="fast") as fast:
+            behind = slow.clocks(None, workers=2)
+            begin = asyncio.create_task(asyncio.to_thread(next, behind))
+            w = await fast.dense("w", (4,), staleness=0)
+            async for clock in fast.clocks(None, workers=2):
+                await w.push(np.ones(4, np.float32))
+                if clock == 2:
+                    await begin
+                    waiting = asyncio.create_task(w.pull())
+                    await asyncio.to_thread(behind.close)
+                    assert (await waiting == 2).all()
+                    break
+
+
+async def test_pull_that_waits_for_a_table_ends_when_the_client_is_closed():
+    with LocalGroup(1) as group, group.connect("slow") as slow:
+        behind = slow.clocks(None, workers=2)
+        begin = asyncio.create_task(asyncio.to_thread(next, behind))
+        async with parameters.connect(group.target, worker="fast") as fast:
+            w = await fast.dense("w", (4,), staleness=0)
+            clocks = fast.clocks(None, workers=2)
+            assert [await anext(clocks) for _ in range(2)] == [0, 1]
+            waiting = asyncio.create_task(w.pull())
+            await asyncio.sleep(0)  # the pull begins, at clock 1
+        with pytest.raises(parameters.Closed):
+            await waiting
+        await begin
+        behind.close()
+
+
+def test_table_has_one_staleness_which_is_not_negative():
+    with LocalGroup(1) as group, group.connect() as server:
+        server.dense("w", (4,), staleness=0)
+        with pytest.raises(parameters.TableConflict, match="staleness 0"):
+            server.dense("w", (4,))
+        with pytest.raises(parameters.Invalid, match="must not be negative"):
+            server.table("rows", 2, staleness=-1)
+
+
 def test_connection_outside_of_the_loop_is_asynchronous_beside_a_bulk_synchronous_loop():
     """Its pushes are seen at once, between two clocks, and no clock waits for it. Those of the loop
     are held until their clock is complete."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from msgspec.structs import replace
 
 from support.logs import capture_logs
 from xain_parameters.errors import Closed, Evicted, Invalid, TableConflict, Unavailable
@@ -195,7 +196,26 @@ def test_double_ticks_count_once_and_the_barrier_opens_for_all(
         twice = [pool.submit(w1.tick, 0, generation) for _ in range(2)]
         assert w2.tick(0, generation).clock == 1
         assert [each.result(LONG_S).clock for each in twice] == [1, 1]
-        assert w2.wait(1, LONG_S) == (1, generation)
+        assert w2.wait_opened(1, generation, lambda: False) == (generation, 1)
+
+
+def test_answer_about_opened_clocks_comes_with_the_view_to_act_on(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    """It has the workers that ended before the clock opened."""
+    group = Group(tmp_path, stack)
+    reader, other = group.worker("reader"), group.worker("other")
+    may_hear = threading.Event()
+    stack.callback(may_hear.set)
+    reader._on_view = lambda view: may_hear.wait(LONG_S) and None
+    other.declare(TABLE, LONG_S)  # the reader hears of it, and of nothing more
+    view_when(reader, lambda view: len(view.tables) == 1)
+    other.declare(replace(TABLE, name="later"), LONG_S)
+    with pytest.raises(Unavailable, match="does not tell its view"):
+        reader.opened_now(0.5)
+    may_hear.set()
+    reader.opened_now(LONG_S)
+    assert reader.view.version >= other.view.version
 
 
 def test_worker_waits_after_a_rollback_for_those_behind_it(

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from support.s3_servers import free_ports
 from xain_parameters.client.core import Core
 from xain_parameters.client.sync import Server
-from xain_parameters.errors import Invalid, RolledBack, Unavailable
+from xain_parameters.errors import Closed, Invalid, RolledBack, Unavailable
 from xain_parameters.export import export, read_table
 from xain_parameters.messages import Command, Pull, Refused, Rows, Said
 from xain_parameters.node import server as server_module
@@ -59,6 +59,15 @@ class Group:
 
     def view(self):
         return next(iter(self.servers.values()))._scheduler.view
+
+    def wait_for_servers(self, number: int) -> None:
+        """Wait until each range has this number of servers; a new server's view has no ranges."""
+
+        def are_there() -> bool:
+            ranges = self.view().ranges
+            return bool(ranges) and all(len(each.servers) == number for each in ranges)
+
+        wait_until(are_there)
 
 
 @pytest.fixture
@@ -197,7 +206,7 @@ def test_death_of_a_primary_loses_nothing_with_replicas(group):
 
     def fail(clock: int) -> None:
         if clock in (3, 6):
-            wait_until(lambda: all(len(each.servers) == 2 for each in made.view().ranges))
+            made.wait_for_servers(2)
             victim = made.view().ranges[0].servers[0]
             made.servers.pop(victim).close()
 
@@ -241,6 +250,85 @@ def test_checkpoint_whose_part_cannot_be_written_fails_and_the_next_is_made(grou
     made.servers["s0"].close()
     made.start("s1")
     assert (w.pull() == 2).all()
+
+
+def test_parts_of_a_checkpoint_that_a_lost_server_broke_are_removed_after_the_next(group, tmp_path):
+    cuts = tmp_path / "cuts"
+    made = group(checkpoints=str(cuts), num_replicas=1)
+    made.start("s0")
+    made.start("s1")
+    worker, other = made.worker("w0"), made.worker("w1")
+    w = worker.dense("w", SHAPE)
+    made.wait_for_servers(2)
+    foreign = cuts / "cut-7-1"  # of another group that has the same folder
+    foreign.mkdir(parents=True)
+    clocks, waited_for = worker.clocks(staleness=0, workers=2), other.clocks(staleness=0, workers=2)
+    begin = threading.Thread(target=next, args=(clocks,))
+    begin.start()
+    next(waited_for)
+    begin.join()
+    failed: list[Exception] = []
+
+    def checkpoint() -> None:
+        try:
+            made.worker("operator").checkpoint()
+        except Unavailable as error:
+            failed.append(error)
+
+    # The ranges wait for the marks of both workers, which they send with their next clock.
+    making = threading.Thread(target=checkpoint)
+    making.start()
+    wait_until(lambda: worker._core.scheduler.view.cut is not None)
+    folder = cuts / made.view().cut_folder
+    folder.mkdir(exist_ok=True)
+    (folder / "range-1.cut").touch()
+    made.servers.pop("s0").close()
+    making.join()
+    assert "a server was lost" in str(failed[0])
+    assert folder.exists()
+    clocks.close()
+    waited_for.close()
+    w.push(np.ones(SHAPE, np.float32))
+    assert worker.checkpoint() == 2
+    wait_until(lambda: not folder.exists())
+    assert foreign.exists()
+
+
+def test_server_writes_a_checkpoint_at_full_speed_while_no_worker_asks(
+    group, tmp_path, monkeypatch
+):
+    """With this share a pause would last for years."""
+    monkeypatch.setattr(server_module, "SAVE_SHARE", 1e-12)
+    monkeypatch.setattr(server_module, "IDLE_S", 0.0)
+    made = group(checkpoints=str(tmp_path / "cuts"))
+    made.start("s0")
+    worker = made.worker("w0")
+    worker.dense("w", SHAPE).push(np.ones(SHAPE, np.float32))
+    assert worker.checkpoint() == 1
+
+
+def test_server_that_pauses_a_checkpoint_serves_and_closes(group, tmp_path, monkeypatch):
+    monkeypatch.setattr(server_module, "SAVE_SHARE", 1e-12)
+    monkeypatch.setattr(server_module, "IDLE_S", 3600.0)
+    made = group(checkpoints=str(tmp_path / "cuts"))
+    server = made.start("s0")
+    worker = made.worker("w0")
+    w = worker.dense("w", SHAPE)
+    w.push(np.ones(SHAPE, np.float32))
+
+    def checkpoint() -> None:
+        with suppress(Closed, Unavailable):
+            worker.checkpoint()
+
+    making = threading.Thread(target=checkpoint)
+    making.start()
+    wait_until(lambda: server._num_saving > 0)
+    w.push(np.ones(SHAPE, np.float32))
+    assert (w.pull() == 2).all()
+    server.close()
+    assert server._num_saving == 0
+    worker.close()
+    making.join()
 
 
 def test_loss_of_a_server_rolls_back_to_the_last_checkpoint(group, tmp_path):
@@ -290,7 +378,7 @@ def test_server_that_cannot_take_a_view_gives_its_ranges_up(group, monkeypatch):
 
     def fail(clock: int) -> None:
         if clock == 2:
-            wait_until(lambda: all(len(each.servers) == 2 for each in made.view().ranges))
+            made.wait_for_servers(2)
             monkeypatch.setattr(broken._node, "take_view", take_view)
             made.worker("w1").table("another", 1)
 
@@ -325,7 +413,7 @@ def test_entries_are_kept_only_where_another_server_may_lack_them(
     servers = [made.start(f"s{index}") for index in range(1 + num_replicas)]
     worker = made.worker("w")
     w = worker.dense("w", SHAPE)
-    wait_until(lambda: all(len(each.servers) == 1 + num_replicas for each in made.view().ranges))
+    made.wait_for_servers(1 + num_replicas)
     for _ in range(3):
         w.push(np.ones(SHAPE, np.float32))
     for each in made.view().ranges:
@@ -372,7 +460,7 @@ def test_push_that_cannot_be_applied_ends_the_server_and_counts_once(group, sett
     rows.push(keys, one)
     if "num_replicas" in settings:
         made.start("s1")
-        wait_until(lambda: all(len(each.servers) == 2 for each in made.view().ranges))
+        made.wait_for_servers(2)
 
     def push(*arguments: object) -> None:
         raise MemoryError("no memory to grow")
@@ -418,12 +506,15 @@ def test_connection_to_a_server_that_has_another_address_is_closed(group):
     for name in ("s0", "s1"):
         made.start(name)
     w = made.worker("w0").dense("w", SHAPE)
-    wait_until(lambda: all(len(each.servers) == 2 for each in made.view().ranges))
+    made.wait_for_servers(2)
     w.push(np.ones(SHAPE, np.float32))
-    server = made.servers["s0"]
-    _, channel = server._channels["s1"]
+    # Connections go from the first server of a range to its replica.
+    first, other = made.view().ranges[0].servers
+    server = made.servers[first]
+    wait_until(lambda: other in server._channels)
+    _, channel = server._channels[other]
     view = server._scheduler.view
-    server._close_moved(replace(view, addresses=view.addresses | {"s1": "127.0.0.1:1"}))
+    server._close_moved(replace(view, addresses=view.addresses | {other: "127.0.0.1:1"}))
     wait_until(lambda: channel.is_closed)
     w.push(np.ones(SHAPE, np.float32))
     assert (w.pull() == 2).all()

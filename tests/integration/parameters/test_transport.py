@@ -2,11 +2,16 @@
 
 import contextlib
 import gc
+import os
+import shutil
 import socket
+import ssl
 import struct
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
@@ -14,7 +19,7 @@ import numpy as np
 import pytest
 
 from support.fault_proxy import FaultProxy
-from xain_parameters.errors import Evicted, Unavailable
+from xain_parameters.errors import Unavailable
 from xain_parameters.messages import (
     Command,
     Done,
@@ -23,33 +28,31 @@ from xain_parameters.messages import (
     Message,
     Pull,
     Push,
-    Refused,
     Rows,
     Said,
     encode_head,
 )
 from xain_parameters.transport.channel import Channel, connect, hello
 from xain_parameters.transport.connection import Broken, Connection
-from xain_parameters.transport.frames import Buffers, pieces_of
+from xain_parameters.transport.frames import Buffers, Receiver, Unsent, pieces_of
 from xain_parameters.transport.listener import Listener
+from xain_parameters.transport.poller import Answer, Poller
 
 PATIENCE_S = 30.0
+OPENSSL = shutil.which("openssl")
 N = 300_000
 
 
 class Store:
     """A table of N float32 behind a listener; a Command is echoed."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.rows = np.zeros(N, np.float32)
         self.lock = threading.Lock()
         self.ended: list[Exception | None] = []
         self.held: list[Message] | None = None  # requests are kept here, unanswered
-        self.listener = Listener("127.0.0.1:0", self.hear, self.end, on_hello=self.greet)
+        self.listener = Listener("127.0.0.1:0", self.hear, self.end, tls=tls)
         self.address = f"127.0.0.1:{self.listener.port}"
-
-    def greet(self, hello: Hello) -> Refused | None:
-        return Refused(0, "evicted", "unknown") if hello.name == "stranger" else None
 
     def end(self, channel: Channel, why: Exception | None) -> None:
         self.ended.append(why)
@@ -86,8 +89,10 @@ def store() -> Iterator[Store]:
 
 
 @contextlib.contextmanager
-def connected(address: str, name: str = "w") -> Iterator[Connection]:
-    connection = Connection(address, hello(name, "worker", 1))
+def connected(
+    address: str, name: str = "w", tls: ssl.SSLContext | None = None
+) -> Iterator[Connection]:
+    connection = Connection(address, hello(name, "worker", 1), tls=tls)
     try:
         yield connection
     finally:
@@ -107,6 +112,17 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)  # a poll: it ends when the condition holds
+
+
+def wait_asking(answer: Answer, condition: Callable[[], bool]) -> None:
+    """Requests are sent while a thread waits for an answer."""
+
+    def has_come() -> bool:
+        with contextlib.suppress(TimeoutError):
+            answer.result(0.005)
+        return condition()
+
+    wait_until(has_come)
 
 
 def threads() -> int:
@@ -145,9 +161,8 @@ def test_received_arrays_stay_as_they_are_while_they_are_in_use(store):
     """A buffer of a connection takes another message only after the arrays in it are dropped."""
     store.held = []
     with connected(store.address) as server:
-        for i in range(12):
-            server.ask(push(0, N), values=np.full(N, i, np.float32))
-        wait_until(lambda: len(store.held) == 12)
+        answers = [server.ask(push(0, N), values=np.full(N, i, np.float32)) for i in range(12)]
+        wait_asking(answers[-1], lambda: len(store.held) == 12)
         for i, message in enumerate(store.held):
             assert (message.values.view(np.float32) == i).all()
 
@@ -178,9 +193,7 @@ def test_buffer_that_was_used_last_is_used_first():
         assert buffers.take(1 << 20).ctypes.data == address
 
 
-def test_stranger_is_refused_with_the_reason(store):
-    with pytest.raises(Evicted, match="unknown"):
-        Connection(store.address, hello("stranger", "worker", 1))
+def test_other_version_of_the_protocol_is_refused_with_the_reason(store):
     with pytest.raises(Unavailable, match="version 99"):
         Connection(store.address, Hello(99, "worker", "w", 1))
 
@@ -197,7 +210,7 @@ def test_broken_connection_fails_its_open_requests(store):
     store.held = []
     with FaultProxy(store.listener.port) as proxy, connected(f"127.0.0.1:{proxy.port}") as server:
         answers = [server.ask(Command(0, 1, "x")) for _ in range(10)]
-        wait_until(lambda: len(store.held) == 10)
+        wait_asking(answers[0], lambda: len(store.held) == 10)
         proxy.cut()
         for answer in answers:
             with pytest.raises(Broken, match="has ended"):
@@ -213,13 +226,176 @@ def test_abandoned_request_leaves_its_array_alone(store):
     with connected(store.address) as server:
         out = np.full(N, 7, np.float32)
         answer = server.ask(pull(0, N), num_bytes=out.nbytes, out=out)
-        wait_until(lambda: len(store.held) == 1)
+        wait_asking(answer, lambda: len(store.held) == 1)
         server.abandon(answer)
         message, store.held = store.held[0], None
         channel = next(iter(store.listener._channels))
         channel.send(Message(Rows(message.head.request), values=np.zeros(N, np.float32)))
         answer.result(PATIENCE_S)
         assert (out == 7).all()
+
+
+def test_abandoned_request_that_is_not_sent_whole_ends_its_connection(store):
+    """Its array may change from then on, and half of the old values are at the server."""
+    with store.lock, connected(store.address) as server:
+        answers = [server.ask(push(0, N), values=np.ones(N, np.float32)) for _ in range(100)]
+        with pytest.raises(TimeoutError):  # the kernel does not take 120 MB
+            answers[0].result(0.05)
+        server.abandon(answers[-1])
+        with pytest.raises(Broken):
+            answers[0].result(PATIENCE_S)
+
+
+def test_threads_that_wait_at_one_connection_get_their_answers_in_any_order(store):
+    """One of them receives for all, and another goes on when its own answer has come."""
+    store.held = []
+    with connected(store.address) as server:
+        answers = [server.ask(Command(0, i, str(i))) for i in range(8)]
+        said: dict[int, str] = {}
+
+        def wait(number: int) -> None:
+            said[number] = answers[number].result(PATIENCE_S).head.text
+
+        waiting = [threading.Thread(target=wait, args=(number,)) for number in range(8)]
+        for thread in waiting:
+            thread.start()
+        wait_until(lambda: len(store.held) == 8)
+        [channel] = store.listener._channels
+        for number in (3, 0, 7, 1, 6, 2, 5, 4):
+            head = store.held[number].head
+            channel.send(Message(Said(head.request, head.text)))
+            waiting[number].join(PATIENCE_S)
+            assert said[number] == str(number)
+
+
+def test_thread_that_waits_is_woken_when_another_closes_the_connection(store):
+    store.held = []
+    server = Connection(store.address, hello("w", "worker", 1))
+    answers = [server.ask(Command(0, i, "x")) for i in range(2)]
+    broken = []
+
+    def wait(answer: Answer) -> None:
+        with pytest.raises(Broken):
+            answer.result(PATIENCE_S)
+        broken.append(answer)
+
+    waiting = [threading.Thread(target=wait, args=(answer,)) for answer in answers]
+    for thread in waiting:
+        thread.start()
+    wait_until(lambda: len(store.held) == 2)
+    server.close()
+    for thread in waiting:
+        thread.join(PATIENCE_S)
+    assert len(broken) == 2
+
+
+def test_connection_that_is_made_while_the_client_closes_is_closed(store):
+    poller = Poller()
+    poller.close()
+    with pytest.raises(Unavailable, match="the client was closed"):
+        Connection(store.address, hello("w", "worker", 1), poller=poller)
+    wait_until(lambda: store.listener.num_connections == 0)
+
+
+def test_answers_to_many_threads_come_without_a_timeout(store):
+    """A thread that falls asleep while its answer is handed out is woken as well."""
+    with connected(store.address) as server:
+
+        def work(_: int) -> float:
+            slowest = 0.0
+            for i in range(300):
+                begin = time.monotonic()
+                server.ask(Command(0, i, "x")).result(PATIENCE_S)
+                slowest = max(slowest, time.monotonic() - begin)
+            return slowest
+
+        with ThreadPoolExecutor(6) as threads:
+            assert max(threads.map(work, range(6))) < PATIENCE_S
+
+
+def test_interrupt_while_an_answer_is_received_breaks_the_connection(store, monkeypatch):
+    """A part of the message may be lost, so nothing more is read from it; others go on."""
+    real = Receiver.receive
+    interrupts = iter([True])
+
+    def receive(self: Receiver) -> Message:
+        message = real(self)
+        if isinstance(message.head, Said) and next(interrupts, False):
+            raise KeyboardInterrupt
+        return message
+
+    monkeypatch.setattr(Receiver, "receive", receive)
+    with connected(store.address) as server:
+        answers = [server.ask(Command(0, i, "x")) for i in range(2)]
+        with pytest.raises(KeyboardInterrupt):
+            answers[0].result(PATIENCE_S)
+        for answer in answers:
+            with pytest.raises(Broken):
+                answer.result(PATIENCE_S)
+    with connected(store.address) as server:
+        assert server.ask(Command(0, 1, "again")).result(PATIENCE_S).head.text == "again"
+
+
+def test_small_answers_to_requests_that_came_together_go_together(store, monkeypatch):
+    """One call of the system for each would cost most of their time."""
+    num_sent = []
+    real = Unsent.send
+
+    def send(self: Unsent, *arguments: object) -> None:
+        num_sent.append(len(self._pieces))
+        real(self, *arguments)
+
+    with connected(store.address) as server:
+        server.ask(Command(0, 0, "x")).result(PATIENCE_S)
+        monkeypatch.setattr(Unsent, "send", send)
+        answers = [server.ask(Command(0, i, "x")) for i in range(20)]
+        for answer in answers:
+            answer.result(PATIENCE_S)
+    # The requests in one call, and the answers, but for a head that the server read before.
+    assert num_sent[0] == 20
+    assert len(num_sent) <= 4
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1 that signs itself, and its key."""
+    assert OPENSSL is not None, "openssl is not installed, and CI is set"
+    folder = tmp_path_factory.mktemp("tls")
+    own, key = folder / "own.pem", folder / "own.key"
+    command = [OPENSSL, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command += ["-nodes", "-days", "2", "-subj", "/CN=server", "-out", str(own)]
+    command += ["-keyout", str(key), "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(command, check=True, capture_output=True)
+    return own, key
+
+
+@pytest.mark.skipif(
+    OPENSSL is None and not os.environ.get("CI"), reason="needs openssl, which is not there"
+)
+def test_connections_with_tls_carry_the_same_in_both_directions(certificate):
+    """A client that does not trust the certificate, or speaks without TLS, is not connected."""
+    there = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    there.load_cert_chain(*certificate)
+    here = ssl.create_default_context(cafile=str(certificate[0]))
+    store = Store(there)
+    values = np.arange(N, dtype=np.float32)
+    keys = np.arange(0, N, 7, dtype=np.uint64)
+    with connected(store.address, tls=here) as server:
+        answers = [server.ask(push(0, N), values=values) for _ in range(5)]
+        out = np.empty((3, N), np.float32)
+        for answer in answers:
+            assert isinstance(answer.result(PATIENCE_S).head, Done)
+        pulls = [server.ask(pull(0, N), num_bytes=4 * N, out=row) for row in out]
+        few = server.ask(pull(), keys, num_bytes=4 * len(keys))
+        for answer in pulls:
+            answer.result(PATIENCE_S)
+        np.testing.assert_array_equal(out, np.stack([5 * values] * 3))
+        rows = few.result(PATIENCE_S).values
+        np.testing.assert_array_equal(rows.view(np.float32), 5 * values[keys])
+    for other in (ssl.create_default_context(), None):
+        with pytest.raises(Unavailable):
+            Connection(store.address, hello("w", "worker", 1), tls=other)
+    store.listener.close()
 
 
 def test_two_nodes_that_flood_each_other_do_not_block():
@@ -293,7 +469,8 @@ def test_close_ends_all_connections_and_threads():
     store.listener.close()
     assert store.listener.num_connections == 0
     for server in servers:
-        wait_until(lambda server=server: server.is_broken)
+        with pytest.raises(Broken):
+            server.ask(Command(0, 1, "x")).result(PATIENCE_S)
         server.close()
     assert silent.recv(1) == b""
     silent.close()

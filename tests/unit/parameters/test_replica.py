@@ -124,6 +124,17 @@ def test_invalid_push_names_table_and_range_and_changes_nothing(replica, head, k
     assert (everything(replica), replica.sequence) == before
 
 
+@pytest.mark.parametrize("value", [3e38, -3e38])
+def test_finite_values_are_valid_however_large_and_others_beside_them_are_not(replica, value):
+    values = np.full((50, 1), value, np.float32)
+    keys = keys_of(range(50))
+    assert replica.prepare("w", push(OPEN), keys, values) is not None
+    for bad in (np.nan, np.inf, -np.inf):
+        values[7] = bad
+        with pytest.raises(Invalid, match="not finite"):
+            replica.prepare("w", push(OPEN), keys, values)
+
+
 def test_values_of_another_dtype_are_invalid(replica):
     with pytest.raises(Invalid, match=r"table .table3., range 1: 1 rows of 1 float32 .* 1 float64"):
         replica.prepare("w", push(OPEN), keys_of([1]), np.ones((1, 1)))
@@ -258,6 +269,39 @@ def test_cut_has_no_row_that_is_changed_between_two_pieces(bound):
     restored = Replica(range_view(1), [spec], generation=2)
     restored.load([read])
     assert (restored.pull(pull(spec), keys) == 1).all()
+
+
+def test_cut_has_rows_of_a_bounded_table_that_are_far_apart():
+    """It looks through more and more rows at once, where there are none."""
+    spec = table(1, bound=5_000_000, dim=4)
+    replica = Replica(range_view(1), [spec], generation=1)
+    keys = keys_of([0, 1, 70_000, 140_000, 2_500_000, 4_999_999])
+    send(replica, "w", push(spec), keys, ones(len(keys), spec))
+    replica.keeps_cuts = True
+    replica.apply(replica.cut(1))
+    read = list(replica.cuts[1].pieces())
+    restored = Replica(range_view(1), [spec], generation=2)
+    restored.load([read])
+    found = np.concatenate([some for some, _ in restored.rows(spec.number)])
+    assert found.tolist() == keys.tolist()
+    assert (restored.pull(pull(spec), keys) == 1).all()
+
+
+@pytest.mark.parametrize("dim", [1, 64])
+def test_open_rows_are_found_wherever_their_keys_collide(dim):
+    """Searches of small and of large rows, whose tables have slots of different numbers."""
+    spec = table(1, bound=None, dim=dim)
+    replica = Replica(range_view(1), [spec], generation=1)
+    chance = np.random.default_rng(3)
+    keys = np.unique(chance.integers(0, 1 << 63, 30_000, dtype=np.uint64))
+    expected = np.arange(1, len(keys) + 1, dtype=np.float32)
+    for part, some in enumerate(np.array_split(chance.permutation(len(keys)), 7)):
+        some = np.sort(some)
+        values = np.repeat(expected[some, None], dim, axis=1)
+        send(replica, "w", push(spec, part=part), keys[some], values)
+    order = chance.permutation(len(keys))
+    assert (replica.pull(pull(spec), keys[order]) == expected[order, None]).all()
+    assert not replica.pull(pull(spec), keys + np.uint64(1 << 63)).any()
 
 
 def test_table_that_cannot_be_kept_is_left_out_and_its_requests_are_invalid():

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from xain_parameters.client import sync
 from xain_parameters.client.core import Core, Ticket
-from xain_parameters.specs import TableSpec
+from xain_parameters.specs import Staleness, TableSpec
 from xain_parameters.tables.initialisers import Initialiser, Zeros
 from xain_parameters.tables.rules import Add, Rule
 
@@ -73,10 +73,17 @@ class Server:
         update: Rule = Add(),  # noqa: B008  a value
         init: Initialiser = Zeros(),  # noqa: B008  a value
         dtype: DTypeLike = np.float32,
+        staleness: Staleness = "loop",
     ) -> "Dense":
         """See sync.Server.dense."""
         made = await self._run(
-            self._server.dense, name, shape, update=update, init=init, dtype=dtype
+            self._server.dense,
+            name,
+            shape,
+            update=update,
+            init=init,
+            dtype=dtype,
+            staleness=staleness,
         )
         return Dense(self, made)
 
@@ -89,10 +96,18 @@ class Server:
         init: Initialiser = Zeros(),  # noqa: B008
         bound: int | None = None,
         dtype: DTypeLike = np.float32,
+        staleness: Staleness = "loop",
     ) -> "Table":
         """See sync.Server.table."""
         made = await self._run(
-            self._server.table, name, dim, update=update, init=init, bound=bound, dtype=dtype
+            self._server.table,
+            name,
+            dim,
+            update=update,
+            init=init,
+            bound=bound,
+            dtype=dtype,
+            staleness=staleness,
         )
         return Table(self, made)
 

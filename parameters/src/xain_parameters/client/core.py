@@ -1,5 +1,6 @@
 """What all faces of the client do: numbered pushes, clocks, checks, pulls in the caller's order."""
 
+import functools
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from xain_parameters.client.requests import Piece, Requests
 from xain_parameters.errors import Closed, Invalid, ParameterError, RolledBack
 from xain_parameters.keys import Keys
 from xain_parameters.messages import Mark, Pull, Push
-from xain_parameters.specs import Plugin, RangeView, TableSpec, View
+from xain_parameters.specs import Plugin, RangeView, Staleness, TableSpec, View
 from xain_parameters.tables.part import is_finite
 from xain_parameters.transport.connection import Request
 
@@ -26,6 +27,11 @@ PIECE_BYTES: Final = 2 << 20
 # Parts of a push: its number among the pushes of a clock to a table, and that of the piece.
 PIECES: Final = 1 << 20
 KEY_BYTES: Final = 8
+# A piece of open keys is cut again, by range, and a group has at least 8 of them by default: so
+# many times as large, it makes messages of PIECE_BYTES. Not of more keys than these: servers
+# begin while the client still cuts.
+OPEN_PIECES: Final = 8
+MAX_OPEN_KEYS: Final = 1 << 17
 # How long the end of a loop over clocks may wait for servers.
 END_S: Final = 5.0
 DTYPES: Final = ("float32", "float64")
@@ -96,13 +102,18 @@ class Core:
         update: Plugin,
         init: Plugin,
         shape: tuple[int, ...] | None,
+        staleness: Staleness,
     ) -> TableSpec:
         if dtype not in DTYPES:
             raise Invalid(f"table {name!r}: dtype {dtype}; there are {', '.join(DTYPES)}")
         if dim < 1 or (bound is not None and bound < 1):
             raise Invalid(f"table {name!r}: a table has at least one row of one value")
+        if isinstance(staleness, int) and staleness < 0:
+            raise Invalid(f"table {name!r}: staleness must not be negative: {staleness}")
         is_dense = shape is not None
-        table = TableSpec(0, name, bound, dim, is_dense, dtype, update, init, shape or ())
+        table = TableSpec(
+            0, name, bound, dim, is_dense, dtype, update, init, shape or (), staleness
+        )
         return self.scheduler.declare(table, self._timeout_s)
 
     def find(self, name: str) -> TableSpec:
@@ -179,7 +190,7 @@ class Core:
         try:
             with self._turn:  # a question that comes after the end would begin the loop again
                 self.scheduler.end()
-            if self._is_held and self._has_ticked:
+            if self._has_ticked and any(map(self._holds, self.scheduler.view.tables)):
                 self._open_last()
         except ParameterError as error:  # the scheduler notices by itself, when the lease is over
             log.info("loop_ended_unheard", worker=self.scheduler.worker, error=str(error))
@@ -232,6 +243,10 @@ class Core:
         except RolledBack:
             log.info("checkpoint_abandoned", cut=progress.cut)  # the next tick tells the clock
 
+    def _holds(self, table: TableSpec) -> bool:
+        """Whether pushes to a table count from the next clock on only."""
+        return self._is_held if table.staleness == "loop" else table.staleness == 0
+
     # --- pushes ---
 
     def push_ticket(self, table: TableSpec) -> Ticket:
@@ -250,7 +265,7 @@ class Core:
                 progress.generation,
                 progress.opened,
                 progress.clock,
-                self._is_held and progress.clock >= 0,
+                self._holds(table) and progress.clock >= 0,
                 progress.cut,
                 number,
                 self._loop,
@@ -303,7 +318,7 @@ class Core:
             _check_finite(table, checked)
             if table.update.name == "assign" and len(keys) < given:
                 raise Invalid(f"table {table.name!r}: a key is assigned twice in one push")
-            size = _rows_in(table.dim * checked.itemsize + KEY_BYTES)
+            size = _keys_in(table)
             pieces = [
                 Piece(
                     ticket.number * PIECES + index,
@@ -353,7 +368,8 @@ class Core:
 
     def pull_ticket(self) -> Ticket:
         with self._changed:
-            return Ticket(self._progress.generation, self._progress.opened)
+            progress = self._progress
+            return Ticket(progress.generation, progress.opened, progress.clock, loop=self._loop)
 
     def pull_rows(self, table: TableSpec, ticket: Ticket, out: Array | None) -> Array:
         """All rows of a dense array."""
@@ -376,7 +392,7 @@ class Core:
         """The rows of ids, (*ids.shape, dim)."""
         keys, inverse = unique(_keys_of(table, ids))
         rows = np.empty((len(keys), table.dim), table.dtype)
-        size = _rows_in(rows.itemsize * table.dim + KEY_BYTES)
+        size = _keys_in(table)
         pieces = [
             Piece(keys=keys[start : start + size], out=rows[start : start + size])
             for start in range(0, len(keys), size)
@@ -387,10 +403,22 @@ class Core:
         return rows.reshape(*np.shape(ids), table.dim)
 
     def _pull(self, table: TableSpec, ticket: Ticket, pieces: Sequence[Piece]) -> None:
+        generation, opened = ticket.generation, ticket.opened
+        if ticket.clock >= 0 and isinstance(table.staleness, int):
+            least = ticket.clock - table.staleness
+            if opened < least:  # the table is to be fresher than the loop is
+                is_over = functools.partial(self._is_over, ticket.loop)
+                generation, opened = self.scheduler.wait_opened(least, generation, is_over)
+
         def head(piece: Piece, range_: RangeView, view: View) -> Request:
-            opened = ticket.opened if view.generation == ticket.generation else 0
             return Pull(
-                0, view.version, range_.number, table.number, opened, piece.start, piece.stop
+                0,
+                view.version,
+                range_.number,
+                table.number,
+                opened if view.generation == generation else 0,
+                piece.start,
+                piece.stop,
             )
 
         self._requests.run(table, pieces, head)
@@ -404,6 +432,12 @@ class Core:
 
 def _rows_in(row_bytes: int) -> int:
     return max(1, PIECE_BYTES // row_bytes)
+
+
+def _keys_in(table: TableSpec) -> int:
+    """Keys in a piece."""
+    num = _rows_in(table.dim * np.dtype(table.dtype).itemsize + KEY_BYTES)
+    return num if table.bound is not None else max(num, min(OPEN_PIECES * num, MAX_OPEN_KEYS))
 
 
 def _checked(table: TableSpec, values: object, shape: tuple[int, ...]) -> Array:

@@ -25,8 +25,8 @@ class Scheduler(Protocol):
 
     worker: the name. incarnation: tells the processes of that name apart.
     opened: generation and clock; all pushes of clocks below counted when this worker connected.
-    view: the newest that has come. A call with a timeout_s raises Unavailable after it; begin and
-    tick have none, and log what they wait for. Any call raises Evicted.
+    view: the newest that has come. A call with a timeout_s raises Unavailable after it; begin,
+    tick and wait_opened have none, and log what they wait for. Any call raises Evicted.
     """
 
     @property
@@ -40,6 +40,13 @@ class Scheduler(Protocol):
 
     def opened_now(self, timeout_s: float) -> tuple[int, int]:
         """Generation and clock, asked for now."""
+        ...
+
+    def wait_opened(
+        self, clock: int, generation: int, is_over: Callable[[], bool]
+    ) -> tuple[int, int]:
+        """Generation and clock, once all pushes below `clock` count; at once if the generation is
+        another. is_over: asked while it waits; True: Closed is raised."""
         ...
 
     @property

@@ -6,9 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass
-from dataclasses import replace as with_
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -19,10 +17,11 @@ from xain_parameters.client.cuts import cut_keys, cut_rows
 from xain_parameters.client.ports import Scheduler
 from xain_parameters.errors import Closed, Evicted, Invalid, RolledBack, Unavailable
 from xain_parameters.keys import Keys, Range
-from xain_parameters.messages import MAX_TEXT_BYTES, Command, Message, Refused, Said
+from xain_parameters.messages import MAX_TEXT_BYTES, Command, Refused, Said
 from xain_parameters.specs import RangeView, TableSpec, View
 from xain_parameters.transport.channel import hello
 from xain_parameters.transport.connection import Broken, Connection, Request
+from xain_parameters.transport.poller import Answer, Poller
 
 CONNECT_TIMEOUT_S: Final = 2.0
 LOOK_S: Final = 0.25  # while an answer is awaited: whether the range has moved meanwhile
@@ -35,7 +34,7 @@ Array: TypeAlias = NDArray[Any]
 log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Piece:
     """A request, or what is left of it, before it is cut by range.
 
@@ -55,41 +54,37 @@ class Piece:
 
     def cut(self, table: TableSpec, ranges: list[Range]) -> "Iterator[tuple[int, Piece]]":
         """(index of a range, the piece of it)."""
+        values, out = self.values, self.out
         if self.keys is None:
             assert table.bound is not None
             for number, low, high in cut_rows(self.start, self.stop, ranges, table.bound):
                 part = slice(low - self.start, high - self.start)
                 yield (
                     number,
-                    with_(
-                        self,
-                        start=low,
-                        stop=high,
-                        values=None if self.values is None else self.values[part],
-                        out=None if self.out is None else self.out[part],
+                    Piece(
+                        self.part,
+                        low,
+                        high,
+                        values=None if values is None else values[part],
+                        out=None if out is None else out[part],
                     ),
                 )
             return
         for number, chosen in cut_keys(self.keys, ranges, table.bound):
-            piece = with_(
-                self,
+            piece = Piece(
+                self.part,
                 keys=self.keys[chosen],
-                values=None if self.values is None else self.values[chosen],
+                values=None if values is None else values[chosen],
+                target=self.target,
             )
             if isinstance(chosen, slice):
-                yield (
-                    number,
-                    with_(
-                        piece,
-                        out=None if self.out is None else self.out[chosen],
-                        index=None if self.index is None else self.index[chosen],
-                    ),
-                )
-            elif self.out is not None:
-                yield number, with_(piece, out=None, target=self.out, index=chosen)
+                piece.out = None if out is None else out[chosen]
+                piece.index = None if self.index is None else self.index[chosen]
+            elif out is not None:
+                piece.target, piece.index = out, chosen
             else:
-                index = chosen if self.index is None else self.index[chosen]
-                yield number, with_(piece, index=index)
+                piece.index = chosen if self.index is None else self.index[chosen]
+            yield number, piece
 
     @property
     def num_rows(self) -> int:
@@ -108,7 +103,7 @@ class _Asked:
     range: RangeView
     server: str
     connection: Connection
-    future: "Future[Message]"
+    answer: Answer
 
 
 class Requests:
@@ -125,6 +120,7 @@ class Requests:
         self._lock = threading.Lock()
         self._connecting: dict[str, threading.Lock] = {}
         self._connections: dict[str, Connection] = {}
+        self._poller = Poller()
         self._failed_at: dict[str, float] = {}  # the last time that a server was not reached
         self._is_closed = False
 
@@ -134,6 +130,7 @@ class Requests:
             connections, self._connections = self._connections, {}
         for connection in connections.values():
             connection.close()
+        self._poller.close()
 
     @property
     def is_closed(self) -> bool:
@@ -153,8 +150,9 @@ class Requests:
         """
         row_bytes = table.dim * np.dtype(table.dtype).itemsize
 
-        def ask(view: View, piece: Piece, reach: _Reach) -> Iterator[_Asked | Piece]:
-            ranges = [each.range for each in view.ranges]
+        def ask(
+            view: View, ranges: list[Range], piece: Piece, reach: _Reach
+        ) -> Iterator[_Asked | Piece]:
             if not ranges:
                 yield piece
                 return
@@ -170,7 +168,9 @@ class Requests:
     ) -> None:
         """Ask every range the same; a range that has moved is asked again with all others."""
 
-        def ask(view: View, piece: Piece, reach: _Reach) -> Iterator[_Asked | Piece]:
+        def ask(
+            view: View, ranges: list[Range], piece: Piece, reach: _Reach
+        ) -> Iterator[_Asked | Piece]:
             for each in view.ranges:
                 yield self._ask(view, each, piece, head, 0, reach)
 
@@ -223,14 +223,14 @@ class Requests:
         if values is not None and not values.flags.c_contiguous:
             values = np.ascontiguousarray(values)
         request = head(piece, range_, view)
-        future = connection.ask(request, piece.keys, values, num_bytes=num_bytes, out=piece.out)
-        return _Asked(piece, range_, server, connection, future)
+        answer = connection.ask(request, piece.keys, values, num_bytes=num_bytes, out=piece.out)
+        return _Asked(piece, range_, server, connection, answer)
 
     def _until_done(
         self,
         what: str,
         todo: list[Piece],
-        ask: "Callable[[View, Piece, _Reach], Iterator[_Asked | Piece]]",
+        ask: "Callable[[View, list[Range], Piece, _Reach], Iterator[_Asked | Piece]]",
         generation: int | None,
         timeout_s: float | None = None,
     ) -> None:
@@ -247,17 +247,18 @@ class Requests:
             again: dict[int, Piece] = {}  # by identity: what several ranges need is asked once
             asked: list[_Asked] = []
             reach = functools.partial(self.connection, since=time.monotonic(), deadline=deadline)
-            for piece in todo:
-                for each in ask(view, piece, reach):
-                    if isinstance(each, _Asked):
-                        asked.append(each)
-                    else:
-                        again[id(each)] = each
-            # The last answer first: most others are there by then, so this thread wakes up once.
-            # But rows that are still to be copied are copied while the next ones come.
-            if not any(each.piece.target is not None for each in asked):
-                asked.reverse()
+            ranges = [each.range for each in view.ranges]
             try:
+                for piece in todo:
+                    for each in ask(view, ranges, piece, reach):
+                        if isinstance(each, _Asked):
+                            asked.append(each)
+                        else:
+                            again[id(each)] = each
+                # The last answer first: most others are there by then. But rows that are still to
+                # be copied are copied while the next ones come.
+                if not any(each.piece.target is not None for each in asked):
+                    asked.reverse()
                 for each in asked:
                     refused = self._answer(each, view, deadline)
                     if refused is not None:
@@ -267,7 +268,7 @@ class Requests:
                         place = f", range {each.range.number} at {each.server!r}"
             except BaseException:
                 for each in asked:
-                    each.connection.abandon(each.future)
+                    each.connection.abandon(each.answer)
                 raise
             todo = list(again.values())
             if todo:
@@ -282,14 +283,14 @@ class Requests:
         while True:
             left = deadline - time.monotonic()
             try:
-                message = asked.future.result(max(0.0, min(left, LOOK_S)))
+                message = asked.answer.result(max(0.0, min(left, LOOK_S)))
                 break
             except Broken as error:
                 return str(error)
             except TimeoutError:
                 # A server that is cut off answers nobody; its ranges get other servers.
                 if left <= 0 or self._is_closed or not _has(self.scheduler.view, asked, view):
-                    asked.connection.abandon(asked.future)
+                    asked.connection.abandon(asked.answer)
                     return NO_ANSWER
         head = message.head
         if not isinstance(head, Refused):
@@ -318,13 +319,13 @@ class Requests:
         address = view.addresses.get(server)
         if address is None:
             return None
+        known = self._connections.get(server)
+        if known is not None and not known.is_broken and known.address == address:
+            return known
         with self._lock:
             if self._is_closed:
                 raise Closed("the client was closed")
-            known = self._connections.get(server)
             connecting = self._connecting.setdefault(server, threading.Lock())
-        if known is not None and not known.is_broken and known.address == address:
-            return known
         with connecting:
             with self._lock:
                 known = self._connections.get(server)
@@ -338,7 +339,7 @@ class Requests:
             timeout_s = max(0.01, min(CONNECT_TIMEOUT_S, deadline - time.monotonic()))
             greeting = hello(scheduler.worker, "worker", scheduler.incarnation)
             try:
-                made = Connection(address, greeting, timeout_s=timeout_s)
+                made = Connection(address, greeting, timeout_s=timeout_s, poller=self._poller)
             except Unavailable as error:
                 self._failed_at[server] = time.monotonic()
                 log.debug("server_unreachable", server=server, error=str(error))

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from xain_parameters.client.core import Core
-from xain_parameters.specs import TableSpec
+from xain_parameters.specs import Staleness, TableSpec
 from xain_parameters.tables import initialisers, rules
 from xain_parameters.tables.initialisers import Initialiser, Zeros
 from xain_parameters.tables.rules import Add, Rule
@@ -47,9 +47,15 @@ class Server:
         update: Rule = Add(),  # noqa: B008  a value
         init: Initialiser = Zeros(),  # noqa: B008  a value
         dtype: DTypeLike = np.float32,
+        staleness: Staleness = "loop",
     ) -> "Dense":
         """Declare a dense array, or find it where it was declared the same. It is spread over the
-        servers by its first axis. Raises TableConflict where it was declared otherwise."""
+        servers by its first axis. Raises TableConflict where it was declared otherwise.
+
+        staleness: of this array in a loop over clocks; "loop": that of the loop. 0: a pull sees
+            exactly the clocks before. s: all but the last s of them, and other pushes that have
+            come; None: what has come. A pull waits for clocks that the loop has not waited for.
+        """
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         num_rows, dim = rows_of(shape)
         spec = self._core.declare(
@@ -60,6 +66,7 @@ class Server:
             rules.plugin(update),
             initialisers.plugin(init),
             shape,
+            staleness,
         )
         return Dense(self._core, spec)
 
@@ -72,10 +79,12 @@ class Server:
         init: Initialiser = Zeros(),  # noqa: B008
         bound: int | None = None,
         dtype: DTypeLike = np.float32,
+        staleness: Staleness = "loop",
     ) -> "Table":
         """Declare a table whose rows are made when their keys are first pulled or pushed.
 
         bound: keys are 0 to bound - 1, and are found faster; None: any 64-bit key.
+        staleness: see dense().
         """
         spec = self._core.declare(
             name,
@@ -85,6 +94,7 @@ class Server:
             rules.plugin(update),
             initialisers.plugin(init),
             None,
+            staleness,
         )
         return Table(self._core, spec)
 

@@ -1,10 +1,11 @@
 """The process of a server: ServerNode between sockets, disk and scheduler."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeAlias
@@ -30,6 +31,11 @@ TICK_S: Final = 0.05
 CONNECT_S: Final = 1.0
 RETRY_S: Final = 0.5
 JOIN_S: Final = 30.0
+# The threads that write a checkpoint together take at most this share of one core while workers are
+# served: training goes on at nearly its speed, and the checkpoint takes longer. A server that no
+# worker has asked for anything within IDLE_S writes as fast as it can.
+SAVE_SHARE: Final = 0.1
+IDLE_S: Final = 1.0
 
 # Answers a user's own request: the sender, an integer and a text, to a text of 60 KiB at most.
 OnCommand: TypeAlias = Callable[[Source, int, str], str]
@@ -40,6 +46,29 @@ log = get_logger(__name__)
 def echo(source: Source, head: int, text: str) -> str:
     """Answer a user's own request with its text."""
     return text
+
+
+class _OrFail:
+    """End the server if the block raises. Its threads do not go on with half a state, and the group
+    takes other servers when the lease is over."""
+
+    def __init__(self, server: "ParameterServer") -> None:
+        self._server = server
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        log.error("server_broken", server=self._server.name, exc_info=error)
+        self._server._fail(error)
+        return True
 
 
 class ParameterServer:
@@ -74,6 +103,7 @@ class ParameterServer:
         self._lock = threading.Lock()
         self._channels: dict[str, tuple[str, Channel]] = {}  # to other servers, with the address
         self._connecting: set[str] = set()
+        self._or_fail = _OrFail(self)
         self._node: ServerNode | None = None
         self._has_begun = threading.Event()
         self._log: DiskLog | None = None
@@ -81,6 +111,8 @@ class ParameterServer:
         self.why: Exception | None = None
         self._pulled = self._pushed = 0
         self._counted_at = time.monotonic()
+        self._served_at = -math.inf  # the last request of a worker
+        self._num_saving = 0  # threads that write parts of a checkpoint
         self._pool = ThreadPoolExecutor(4, f"server {name}")
         self._listener = Listener(address, self._hear, self._accepted_closed)
         host = advertised or address.rpartition(":")[0]
@@ -174,23 +206,13 @@ class ParameterServer:
         # Workers and servers notice at once; by a thread, since this one may be waited for.
         threading.Thread(target=self.close, name=f"close {self.name}", daemon=True).start()
 
-    @contextmanager
-    def _or_fail(self) -> Iterator[None]:
-        """End the server if the block raises. Its threads do not go on with half a state, and the
-        group takes other servers when the lease is over."""
-        try:
-            yield
-        except Exception as error:
-            log.exception("server_broken", server=self.name)
-            self._fail(error)
-
     # --- the scheduler ---
 
     def _take_view(self, view: View) -> None:
         node = self._node
         if node is not None and not self._ended.is_set():
             self._close_moved(view)
-            with self._or_fail():
+            with self._or_fail:
                 node.take_view(view, time.monotonic())
 
     def _renew(self, until: float) -> None:
@@ -200,7 +222,7 @@ class ParameterServer:
     def _tick(self) -> None:
         assert self._node is not None
         while not self._ended.wait(TICK_S):
-            with self._or_fail():
+            with self._or_fail:
                 self._node.tick(time.monotonic())
             if self._scheduler.is_lost:
                 self._fail(Evicted(f"the scheduler has taken the server {self.name!r} for dead"))
@@ -293,6 +315,8 @@ class ParameterServer:
 
     def _hear(self, channel: Channel, message: Message) -> None:
         head = message.head
+        if isinstance(head, Pull | Push):
+            self._served_at = time.monotonic()
         if isinstance(head, Pull):
             self._pulled += head.stop - head.start if message.keys is None else len(message.keys)
         elif isinstance(head, Push):
@@ -301,11 +325,12 @@ class ParameterServer:
 
     def _hear_from(self, name: str, channel: Channel, message: Message) -> None:
         # Primaries that hear of this server first probe it once for each connection.
-        self._has_begun.wait()
+        if not self._has_begun.is_set():
+            self._has_begun.wait()
         node = self._node
         if node is not None and not self._ended.is_set():
             source = Source(name, channel, channel.peer.incarnation)
-            with self._or_fail():
+            with self._or_fail:
                 node.handle(source, message, time.monotonic())
 
     def command(self, source: Source, head: int, text: str) -> str:
@@ -323,7 +348,7 @@ class ParameterServer:
 
     def _synced(self, range_: int, segment: int, sequence: int) -> None:
         if self._node is not None:
-            with self._or_fail():
+            with self._or_fail:
                 self._node.synced(range_, segment, sequence, time.monotonic())
 
     def load(self, range_: RangeView, view: View) -> None:
@@ -339,7 +364,7 @@ class ParameterServer:
                 log.error("checkpoint_not_read", range=range_.number, error=str(error))
                 self._ended.wait(RETRY_S)
                 continue
-            with self._or_fail():
+            with self._or_fail:
                 self._node.loaded(range_.number, view.generation, replica, time.monotonic())
             return
 
@@ -354,9 +379,11 @@ class ParameterServer:
 
         def pieces() -> Iterator[Piece]:
             while not self._ended.is_set():
+                began_s = time.thread_time()
                 found = node.read_cut(range_, cut)
                 if isinstance(found, Piece):
-                    yield found
+                    yield found  # and go on when it is written
+                    self._yield_to_workers(time.thread_time() - began_s)
                 elif isinstance(found, str):
                     self._ended.wait(TICK_S)
                 else:
@@ -365,6 +392,8 @@ class ParameterServer:
             raise Abandoned(cut)
 
         name = part_name(range_)
+        with self._lock:
+            self._num_saving += 1
         try:
             write_part(view.checkpoints, view.cut_folder, name, pieces())
         except Abandoned:
@@ -373,4 +402,12 @@ class ParameterServer:
             log.error("checkpoint_not_written", range=range_, cut=cut, error=str(error))
             self._scheduler.report_save_failed(view.generation, cut, range_, str(error))
             return
+        finally:
+            with self._lock:
+                self._num_saving -= 1
         self._scheduler.report_saved(view.generation, cut, range_, name, clocks)
+
+    def _yield_to_workers(self, used_s: float) -> None:
+        """Pause a thread that has used so much time of the processor for a checkpoint."""
+        if time.monotonic() - self._served_at < IDLE_S:
+            self._ended.wait(used_s * (self._num_saving / SAVE_SHARE - 1))

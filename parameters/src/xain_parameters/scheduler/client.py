@@ -116,14 +116,6 @@ class SchedulerCalls:
         """Wait no longer for servers that have ranges in their logs."""
         self._ask(self._stub.RollBack, pb.RollBackRequest(), timeout_s)
 
-    def wait(self, clock: int, timeout_s: float, generation: int = 0) -> tuple[int, int]:
-        """Wait until all pushes below a clock count. Returns opened and generation, which is
-        another than asked for after a rollback."""
-        answer = self._ask(
-            self._stub.Wait, pb.WaitRequest(clock=clock, generation=generation), timeout_s
-        )
-        return answer.opened, answer.generation
-
     def _ask(
         self,
         call: Any,
@@ -347,8 +339,23 @@ class WorkerScheduler(SchedulerMember):
         return self._opened
 
     def opened_now(self, timeout_s: float) -> tuple[int, int]:
-        opened, generation = self.wait(0, timeout_s)
-        return generation, opened
+        return self._opened_at(pb.WaitRequest(), timeout_s)
+
+    def wait_opened(
+        self, clock: int, generation: int, is_over: Callable[[], bool]
+    ) -> tuple[int, int]:
+        return self._opened_at(pb.WaitRequest(clock=clock, generation=generation), None, is_over)
+
+    def _opened_at(
+        self,
+        request: pb.WaitRequest,
+        timeout_s: float | None,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> tuple[int, int]:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        answer = self._ask(self._stub.Wait, request, timeout_s, is_over, self._say_waiting)
+        self._see(answer, is_over, deadline)
+        return answer.generation, answer.opened
 
     @property
     def worker(self) -> str:
@@ -389,26 +396,41 @@ class WorkerScheduler(SchedulerMember):
         self._ask(self._stub.End, request, CALL_S)
 
     def _turn(self, request: pb.TickRequest, is_over: Callable[[], bool]) -> Progress:
-        """The view is as new as the answer, which ended workers that no longer count are in."""
         answer = self._ask(
-            self._stub.Tick, request, None, is_over, lambda: self._say_waiting(request)
+            self._stub.Tick,
+            request,
+            None,
+            is_over,
+            lambda: self._say_waiting(request.num_workers if request.begins else 0),
         )
+        self._see(answer, is_over)
+        return Progress(answer.clock, answer.opened, answer.cut, answer.generation)
+
+    def _see(
+        self,
+        answer: pb.TickResponse | pb.WaitResponse,
+        is_over: Callable[[], bool],
+        deadline: float | None = None,
+    ) -> None:
+        """Wait for a view as new as an answer: servers that hear of a clock from this worker must
+        know which workers had ended before it opened."""
         version = (answer.generation, answer.number)
         while self.view.version < version:
             self._check(is_over)
+            if deadline is not None and time.monotonic() > deadline:
+                raise Unavailable(f"the scheduler at {self.target} does not tell its view")
             self.newer_view(self.view.version, RETRY_S)
-        return Progress(answer.clock, answer.opened, answer.cut, answer.generation)
 
-    def _say_waiting(self, request: pb.TickRequest) -> None:
-        """Log the workers that this one waits for."""
+    def _say_waiting(self, num_workers: int = 0) -> None:
+        """Log the workers that this one waits for. num_workers: that are to begin with it."""
         try:
             answer = self._stub.Status(pb.StatusRequest(), timeout=CALL_S)
         except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
             log.warning("scheduler_away", scheduler=self.target, error=str(error))
             return
         clocks = decode_status(answer.status).clocks
-        if request.begins and len(clocks) < request.num_workers:
-            there = f"{len(clocks)} of {request.num_workers}"
+        if len(clocks) < num_workers:
+            there = f"{len(clocks)} of {num_workers}"
             log.info("waiting_for_workers", worker=self.name, there=there)
         elif clocks:
             slowest = min(clocks, key=clocks.__getitem__)

@@ -148,7 +148,7 @@ def _text(table: TableSpec) -> str:
     size = f"shape {table.shape}" if table.is_dense else f"dim {table.dim}, bound {table.bound}"
     return (
         f"{size}, {table.dtype}, update {table.update.name} {table.update.options}, "
-        f"init {table.init.name} {table.init.options}"
+        f"init {table.init.name} {table.init.options}, staleness {table.staleness}"
     )
 
 

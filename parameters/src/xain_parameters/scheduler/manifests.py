@@ -5,6 +5,7 @@ without one is no checkpoint.
 """
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import msgspec
 from fsspec.implementations.local import LocalFileSystem
 
 from xain_messaging.process.durable import make_directory, sync_directory
-from xain_parameters.scheduler.state import Cut
+from xain_parameters.scheduler.state import Cut, State
 
 MANIFEST = "manifest.json"
 
@@ -50,6 +51,24 @@ def delete_cut(url: str, folder: str) -> None:
         if files.exists(f"{path}/{MANIFEST}"):
             files.rm_file(f"{path}/{MANIFEST}")
         files.rm(path, recursive=True)
+
+
+def delete_unfinished(url: str, state: State) -> None:
+    """Remove the parts of checkpoints that were given up: folders of this group without a manifest,
+    older than its last whole checkpoint. Raises OSError."""
+    files, root = _open(url, "")
+    first_generation = state.generation - state.num_rollbacks
+    last = state.cuts[-1].number if state.cuts else 0
+    files.invalidate_cache()  # servers write beside this process
+    for path in files.ls(root, detail=False):
+        folder = path.rstrip("/").rpartition("/")[2]
+        made = re.fullmatch(r"cut-(\d+)-(\d+)", folder)  # see specs.cut_folder
+        if made is None:
+            continue
+        generation, number = map(int, made.groups())
+        is_ours = first_generation <= generation <= state.generation and number < last
+        if is_ours and not files.exists(f"{path}/{MANIFEST}"):
+            delete_cut(url, folder)
 
 
 def _open(url: str, folder: str) -> tuple[Any, str]:

@@ -30,7 +30,7 @@ from xain_parameters.scheduler import commands as c
 from xain_parameters.scheduler import reports
 from xain_parameters.scheduler.decider import decide, is_saved
 from xain_parameters.scheduler.journal import Journal
-from xain_parameters.scheduler.manifests import delete_cut, write_manifest
+from xain_parameters.scheduler.manifests import delete_cut, delete_unfinished, write_manifest
 from xain_parameters.scheduler.state import Cut, Settings, State, closed, view_of
 from xain_parameters.specs import View, cut_folder, decode_table, encoded
 from xain_proto.messaging.membership_pb2_grpc import add_MembershipServicer_to_server
@@ -96,7 +96,6 @@ class SchedulerService(SchedulerServicer):
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing = 0  # the checkpoint whose manifest is being written
         self._why_given_up = (0, "")  # the last checkpoint that failed
-        self._given_up: list[str] = []  # folders of failed checkpoints
         self._has_ended = False
         self._run(c.Start(settings))
         loop = asyncio.get_running_loop()
@@ -177,9 +176,12 @@ class SchedulerService(SchedulerServicer):
             for old in before:
                 if old not in self._state.cuts:
                     await self._delete(url, old.folder)
-            # Servers may have written parts after the folder was removed.
-            while self._given_up:
-                await self._delete(url, self._given_up.pop())
+            # Given up for a part that could not be written, or for a server that was lost: servers
+            # may have written parts since.
+            try:
+                await asyncio.to_thread(delete_unfinished, url, self._state)
+            except Exception as error:  # of any file system
+                log.warning("given_up_checkpoints_not_deleted", error=str(error))
 
     def _give_up_cut(self, server: str, failed: reports.SaveFailed) -> None:
         """End the open checkpoint, a part of which cannot be written, and remove its folder."""
@@ -196,7 +198,6 @@ class SchedulerService(SchedulerServicer):
         )
         self._why_given_up = (failed.cut, f"range {failed.range} at {server!r}: {failed.why}")
         folder = cut_folder(failed.generation, failed.cut)
-        self._given_up.append(folder)
         self._start(self._delete(state.settings.checkpoints, folder))
 
     async def _delete(self, url: str, folder: str) -> None:
@@ -350,7 +351,10 @@ class SchedulerService(SchedulerServicer):
         await self._when(is_over)
         if self._has_ended:
             await _refuse(context, grpc.StatusCode.UNAVAILABLE, "the scheduler is being stopped")
-        return pb.WaitResponse(opened=self._state.opened, generation=self._state.generation)
+        state = self._state
+        return pb.WaitResponse(
+            opened=state.opened, generation=state.generation, number=state.number
+        )
 
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:
         await self._check_member(context, SERVER, request)

@@ -18,7 +18,7 @@ from xain_parameters.tables.part import (
     put,
 )
 
-SCAN_ROWS = 1 << 20  # looked through at once for rows that have been seen
+SCAN_ROWS = 1 << 20  # looked through at most at once for rows that have been seen
 
 
 class BoundedPart(Part):
@@ -149,8 +149,12 @@ class BoundedPart(Part):
         if self._seen is None:
             stop = min(at + size, num_rows)
             return slice(at, stop), stop
+        num_scanned = size
         while at < num_rows:
-            stop = min(at + SCAN_ROWS, num_rows)
+            # A few pieces far at first: what is looked through beyond the piece is looked through
+            # again for the next one. Further, where there are no rows.
+            num_scanned = min(2 * num_scanned, max(SCAN_ROWS, 2 * size))
+            stop = min(at + num_scanned, num_rows)
             is_there = self._seen[at:stop]
             if snapshot is not None:
                 is_there = is_there & (snapshot.state[at:stop] != MADE_LATER)

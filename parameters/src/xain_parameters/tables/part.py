@@ -4,6 +4,7 @@ A row has a number, and the fields of a part are arrays with that row number fir
 the state of the update rule. One thread changes a part; others may pull at the same time.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,10 @@ from xain_parameters.tables import initialisers, rules
 MAX_ROW_BYTES = 1 << 30  # a row goes in one message
 MAX_TABLE_BYTES = 1 << 50  # of the values of a table with a bound
 
-BLOCK_VALUES = 1 << 14  # changed at once, so that temporary arrays stay in the processor's cache
+# Changed at once, so that temporary arrays stay in the processor's cache. A rule without state has
+# one at most.
+BLOCK_VALUES = 1 << 14
+STATELESS_BLOCK_VALUES = 1 << 17
 PIECE_BYTES = 1 << 20
 
 Array = NDArray[Any]
@@ -90,7 +94,8 @@ class Part(ABC):
         self.row_bytes = self.dtype.itemsize * spec.dim
         self.names = ("values", *sorted(self.rule.state))
         self.snapshots: list[Snapshot] = []
-        self._block = max(1, BLOCK_VALUES // spec.dim)
+        block_values = BLOCK_VALUES if self.rule.state else STATELESS_BLOCK_VALUES
+        self._block = max(1, block_values // spec.dim)
 
     # --- requests ---
 
@@ -204,7 +209,7 @@ class Part(ABC):
         at = 0
         for name in self.names:
             field = self.fields[name]
-            size = meta.num_rows * field.itemsize * (field.size // max(1, len(field)))
+            size = meta.num_rows * row_bytes(field)
             flat = piece.body[at : at + size].view(field.dtype)
             fields[name] = flat.reshape(meta.num_rows, *field.shape[1:])
             at += size
@@ -227,24 +232,40 @@ class Part(ABC):
     ) -> Piece:
         """rows: all of them in the snapshot."""
         fields = self.fields
-        chosen = [taken(fields[name], rows) for name in self.names]
+        num_rows = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+        saved = NO_ROWS
         if snapshot is not None:
             saved = np.flatnonzero(snapshot.state[rows] == SAVED)
-            if len(saved):
-                those = rows.start + saved if isinstance(rows, slice) else rows[saved]
-                for name, array in zip(self.names, chosen, strict=True):
-                    put(array, saved, taken(snapshot.saved[name], those))
-        body = np.concatenate([array.reshape(-1).view(np.uint8) for array in chosen])
-        meta = RowsMeta(self.spec.number, len(chosen[0]), first)
+        those = rows.start + saved if isinstance(rows, slice) else rows[saved]
+        body = np.empty(num_rows * self._state_bytes, np.uint8)
+        at = 0
+        for name in self.names:
+            field = fields[name]
+            size = num_rows * row_bytes(field)
+            # Rows are copied once, to where the piece has them.
+            array = body[at : at + size].view(field.dtype).reshape(num_rows, *field.shape[1:])
+            if isinstance(rows, slice):
+                array[...] = field[rows]
+            else:
+                field.take(rows, axis=0, mode="clip", out=array)
+            if snapshot is not None and len(saved):
+                put(array, saved, taken(snapshot.saved[name], those))
+            at += size
+        meta = RowsMeta(self.spec.number, num_rows, first)
         return Piece("rows", msgspec.msgpack.encode(meta), keys, body)
 
     @property
+    def _state_bytes(self) -> int:
+        """Bytes of a row in all fields."""
+        return sum(row_bytes(field) for field in self.fields.values())
+
+    @property
     def _piece_rows(self) -> int:
-        bytes_ = sum(f.itemsize * (f.size // max(1, len(f))) for f in self.fields.values())
-        return max(1, PIECE_BYTES // (bytes_ + 8))
+        return max(1, PIECE_BYTES // (self._state_bytes + 8))
 
 
 UNTOUCHED, SAVED, MADE_LATER = 0, 1, 2
+NO_ROWS: NDArray[np.intp] = np.empty(0, np.intp)
 
 
 class Snapshot:
@@ -300,6 +321,11 @@ class Snapshot:
         self.saved = {}
 
 
+def row_bytes(field: Array) -> int:
+    """Bytes of one row of a field."""
+    return field.itemsize * (field.size // max(1, len(field)))
+
+
 def taken(field: Array, rows: Rows) -> Array:
     """A copy of rows."""
     if isinstance(rows, slice):
@@ -330,5 +356,14 @@ def is_block(rows: NDArray[Any]) -> bool:
 
 def is_finite(values: Array) -> bool:
     """Whether no value is NaN or infinite. No values are finite."""
+    if not values.size:
+        return True
+    # The sum of squares reads the values once, and is finite only if all of them are. It may also
+    # overflow: then look at the values.
+    flat = values.reshape(-1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        square = flat.dot(flat)
+    if math.isfinite(square):
+        return True
     # A minimum is NaN where one value is.
-    return not values.size or bool(np.isfinite(values.min()) and np.isfinite(values.max()))
+    return bool(np.isfinite(values.min()) and np.isfinite(values.max()))

@@ -27,6 +27,7 @@ from xain_parameters.tables.part import (
 
 CHUNK_KEYS = 1 << 14  # looked up at once, so that temporary arrays stay in the processor's cache
 FIRST_ROWS = 1 << 10
+LARGE_ROW_BYTES = 64
 Numbers = NDArray[np.intp]
 
 
@@ -60,7 +61,7 @@ class _Live:
             slots = self.homes(some)
             found = self.slots.take(slots, mode="clip").astype(np.intp)
             rows[begin : begin + CHUNK_KEYS] = found
-            left = np.flatnonzero(self.keys.take(found, mode="clip") != some)
+            (left,) = (self.keys.take(found, mode="clip") != some).nonzero()
             left = left[found[left] != 0]
             if len(left):
                 unfinished.append((left + begin, some[left], slots[left]))
@@ -70,7 +71,7 @@ class _Live:
                 slots = self._next(slots)
                 found = self.slots.take(slots, mode="clip").astype(np.intp)
                 rows[left] = found
-                go = np.flatnonzero((self.keys.take(found, mode="clip") != some) & (found != 0))
+                (go,) = ((self.keys.take(found, mode="clip") != some) & (found != 0)).nonzero()
                 left, some, slots = left[go], some[go], slots[go]
         return rows
 
@@ -79,10 +80,10 @@ class _Live:
         slots = self.homes(self.keys.take(rows, mode="clip"))
         numbers = rows.astype(np.uint32)
         while len(numbers):
-            free = np.flatnonzero(self.slots.take(slots, mode="clip") == 0)
+            (free,) = (self.slots.take(slots, mode="clip") == 0).nonzero()
             # Of several that want the same slot, one gets it.
             self.slots[slots[free]] = numbers[free]
-            go = np.flatnonzero(self.slots.take(slots, mode="clip") != numbers)
+            (go,) = (self.slots.take(slots, mode="clip") != numbers).nonzero()
             slots, numbers = self._next(slots[go]), numbers[go]
 
     def _next(self, slots: Numbers) -> Numbers:
@@ -157,9 +158,12 @@ class OpenPart(Part):
         return rows
 
     def _made(self, capacity: int) -> _Live:
+        # Few keys collide where a row is much larger than a slot. Each further probe of a batch is
+        # a round of numpy calls, which small batches feel.
+        num_slots = capacity * (4 if self.row_bytes >= LARGE_ROW_BYTES else 2)
         positions = self.span.stop - self.span.start
         shift = 0
-        while (positions - 1) >> (shift + 1) >= 2 * capacity - 1:
+        while (positions - 1) >> (shift + 1) >= num_slots - 1:
             shift += 1
         return _Live(
             np.zeros(((positions - 1) >> shift) + 1, np.uint32),

@@ -1,36 +1,37 @@
 """A connection between two nodes: messages out without waiting, messages in by a thread of its own.
 
 A thread that sends never waits for the other side: what the kernel does not take at once goes to a
-queue, that a second thread empties. So two servers that send much to each other cannot block each
+queue that a second thread empties. So two servers that send much to each other cannot block each
 other, and a slow worker cannot hold up a range. While more than QUEUE_BYTES wait in the queue,
 nothing more is read from that connection; more than MAX_QUEUE_BYTES end it.
 """
 
 import contextlib
+import selectors
 import socket
+import ssl
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from xain_messaging.logger import get_logger
-from xain_parameters.errors import Evicted, ParameterError, Unavailable
+from xain_parameters.errors import Unavailable
 from xain_parameters.messages import VERSION, AnyHead, Done, Hello, Message, Refused
 from xain_parameters.transport.frames import (
     HungUp,
     Malformed,
-    Piece,
-    Place,
     Receiver,
-    after,
+    Socket,
+    Unsent,
     pieces_of,
 )
+from xain_parameters.transport.tls import TlsSocket, wait_readable
 
 QUEUE_BYTES: Final = 64 << 20
 MAX_QUEUE_BYTES: Final = 4 << 30
 HELLO_TIMEOUT_S: Final = 10.0
 CLOSE_TIMEOUT_S: Final = 5.0
-MAX_PIECES: Final = 64  # in one system call
+SMALL_BYTES: Final = 32 << 10  # messages that go together
 
 log = get_logger(__name__)
 
@@ -46,7 +47,7 @@ class Channel:
 
     def __init__(
         self,
-        connection: socket.socket,
+        connection: Socket,
         peer: Hello,
         receiver: Receiver,
         on_message: "OnMessage",
@@ -56,11 +57,12 @@ class Channel:
         self.address = _name_of(connection)
         self._socket = connection
         self._receiver = receiver
+        receiver.before_wait = self._flush
         self._on_message = on_message
         self._on_closed = on_closed
         self._changed = threading.Condition(threading.Lock())
-        self._queue: deque[list[Piece]] = deque()
-        self._queued_bytes = 0
+        self._unsent = Unsent()
+        self._is_full = False  # the socket takes no more; the writer waits for it
         self._is_closed = False
         self._reader = threading.Thread(target=self._read, name=f"read {peer.name}", daemon=True)
         self._writer: threading.Thread | None = None
@@ -75,12 +77,13 @@ class Channel:
     @property
     def queued_bytes(self) -> int:
         """What waits until the other side takes it."""
-        return self._queued_bytes
+        return self._unsent.num_bytes
 
     def send(self, message: Message) -> bool:
         """Send a message, or queue it; never waits. Its arrays must not change until it has gone:
         rows of a table, say, that are changed in place meanwhile may go in either state.
 
+        Small messages that on_message sends go together, before the channel waits for another one.
         Returns False if the connection has ended. A message that was accepted may be lost with the
         connection.
         """
@@ -88,28 +91,15 @@ class Channel:
         with self._changed:
             if self._is_closed:
                 return False
-            if not self._queue:
-                try:
-                    sent = self._socket.sendmsg(pieces, (), socket.MSG_DONTWAIT)
-                except BlockingIOError:
-                    sent = 0
-                except OSError as error:
-                    self._end(error)
-                    return False
-                pieces = after(pieces, sent)
-                if not pieces:
-                    return True
-            self._queue.append(pieces)
-            self._queued_bytes += sum(map(len, pieces))
-            if self._queued_bytes > MAX_QUEUE_BYTES:
-                self._end(OSError(f"{self._queued_bytes} bytes wait to be sent"))
-                return False
-            if self._writer is None:
-                name = f"write {self.peer.name}"
-                self._writer = threading.Thread(target=self._write, name=name, daemon=True)
-                self._writer.start()
-            self._changed.notify_all()
-            return True
+            self._unsent.add(pieces)
+            if self._is_full:
+                if self._unsent.num_bytes > MAX_QUEUE_BYTES:
+                    self._end(OSError(f"{self._unsent.num_bytes} bytes wait to be sent"))
+                return not self._is_closed
+            is_last = self._unsent.num_bytes > SMALL_BYTES
+            if is_last or threading.get_ident() != self._reader.ident:
+                self._send()
+            return not self._is_closed
 
     def close(self) -> None:
         """End the connection. What is queued is dropped. Does not wait; see join."""
@@ -122,11 +112,30 @@ class Channel:
             self._reader.join(timeout_s)
         return not self._reader.is_alive()
 
+    # --- under the lock ---
+
+    def _send(self) -> None:
+        """Send what the socket takes; the writer sends the rest."""
+        was_full = self._is_full
+        try:
+            self._unsent.send(self._socket, socket.MSG_DONTWAIT)
+            self._is_full = False
+        except BlockingIOError:
+            self._is_full = True
+        except OSError as error:
+            self._end(error)
+        if self._is_full and self._writer is None:
+            name = f"write {self.peer.name}"
+            self._writer = threading.Thread(target=self._write, name=name, daemon=True)
+            self._writer.start()
+        if was_full or self._is_full:
+            self._changed.notify_all()
+
     def _end(self, error: OSError | None) -> None:
-        """Under the lock."""
         if self._is_closed:
             return
         self._is_closed = True
+        self._unsent.clear()
         if error is not None:
             log.info("connection_broken", peer=self.peer.name, error=str(error))
         # Both threads wake up; the descriptor is closed when the reader has ended.
@@ -139,13 +148,17 @@ class Channel:
         why: Exception | None = None
         try:
             while True:
-                message = self._receiver.receive()
+                try:
+                    message = self._receiver.receive()
+                except BlockingIOError:
+                    wait_readable(self._socket)
+                    continue
                 self._on_message(self, message)
                 del message  # its buffer can take the next one
-                if self._queued_bytes > QUEUE_BYTES:
+                if self._unsent.num_bytes > QUEUE_BYTES:
                     with self._changed:
                         self._changed.wait_for(
-                            lambda: self._queued_bytes <= QUEUE_BYTES or self._is_closed
+                            lambda: self._unsent.num_bytes <= QUEUE_BYTES or self._is_closed
                         )
         except HungUp:
             pass
@@ -166,29 +179,25 @@ class Channel:
         self._socket.close()
         self._on_closed(self, why)
 
+    def _flush(self) -> None:
+        """Send the small messages that on_message has sent."""
+        if self._unsent and not self._is_full:
+            with self._changed:
+                if not self._is_full and not self._is_closed:
+                    self._send()
+
     def _write(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._is_closed)
-                if self._is_closed:
-                    self._queue.clear()
-                    self._queued_bytes = 0
-                    return
-                pieces = self._queue[0]
-            size = sum(map(len, pieces))
-            try:
-                left = pieces
-                while left:
-                    left = after(left, self._socket.sendmsg(left[:MAX_PIECES]))
-            except OSError as error:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._socket, selectors.EVENT_WRITE)
+            while True:
                 with self._changed:
-                    self._end(error)
-                continue
-            del pieces, left  # the arrays of a message that has gone belong to their owners again
-            with self._changed:
-                self._queue.popleft()
-                self._queued_bytes -= size
-                self._changed.notify_all()
+                    self._changed.wait_for(lambda: self._is_full or self._is_closed)
+                    if self._is_closed:
+                        return
+                selector.select()
+                with self._changed:
+                    if not self._is_closed:
+                        self._send()
 
 
 OnMessage: TypeAlias = Callable[[Channel, Message], None]
@@ -202,20 +211,31 @@ def connect(
     on_closed: OnClosed,
     *,
     timeout_s: float = HELLO_TIMEOUT_S,
-    place: Place | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> Channel:
-    """Connect to "HOST:PORT" and say Hello. The channel must be started.
+    """Connect to "HOST:PORT" and say Hello; see greeted(). The channel must be started."""
+    connection, receiver = greeted(address, hello, timeout_s, tls)
+    return Channel(connection, hello, receiver, on_message, on_closed)
 
-    Raises Unavailable if nobody answers in time, Evicted if the other side refuses `hello`.
+
+def greeted(
+    address: str, hello: Hello, timeout_s: float, tls: ssl.SSLContext | None
+) -> tuple[Socket, Receiver]:
+    """A connection to "HOST:PORT" that has answered Hello, and its receiver.
+
+    tls: what the server's certificate is checked by, for the host of `address`; None: no TLS.
+    Raises Unavailable if the other side does not answer in time, or refuses.
     """
     host, _, port = address.rpartition(":")
     try:
-        connection = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
+        plain = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
     except (OSError, ValueError) as error:
         raise Unavailable(f"{address} cannot be reached: {error}") from None
+    connection: Socket = plain
     try:
-        connection.settimeout(timeout_s)
-        tune(connection)
+        tune(plain)
+        if tls is not None:
+            connection = TlsSocket(tls.wrap_socket(plain, server_hostname=host.strip("[]")))
         for piece in pieces_of(Message(hello)):
             connection.sendall(piece)
         receiver = Receiver(connection, _no_body)
@@ -228,23 +248,17 @@ def connect(
         connection.close()
         raise
     if isinstance(answer, Done):
-        receiver.place = place
-        return Channel(connection, hello, receiver, on_message, on_closed)
+        receiver.place = None
+        return connection, receiver
     connection.close()
-    raise _refusal(address, answer)
+    text = answer.text if isinstance(answer, Refused) else f"its answer is {type(answer).__name__}"
+    raise Unavailable(f"{address} refuses the connection: {text}")
 
 
 def _no_body(head: AnyHead, num_keys: int, num_bytes: int) -> None:
     """A place for greetings."""
     if num_keys or num_bytes:
         raise Malformed(f"{type(head).__name__} came before a Hello was answered")
-
-
-def _refusal(address: str, answer: object) -> ParameterError:
-    if isinstance(answer, Refused):
-        text = f"{address} refuses the connection: {answer.text}"
-        return Evicted(text) if answer.why == "evicted" else Unavailable(text)
-    return Unavailable(f"{address} answers a Hello with {type(answer).__name__}")
 
 
 def hello(name: str, role: str, incarnation: int) -> Hello:
@@ -269,13 +283,13 @@ def tune(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def shut(connection: socket.socket) -> None:
+def shut(connection: Socket) -> None:
     """Wake all threads that wait for a socket. Its descriptor stays until it is closed."""
     with contextlib.suppress(OSError):  # the other side was first
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def _name_of(connection: socket.socket) -> str:
+def _name_of(connection: Socket) -> str:
     try:
         host, port = connection.getpeername()[:2]
     except OSError:

@@ -1,15 +1,16 @@
-"""The client's side: numbered requests to one server, each answered by a future, pipelined."""
+"""The client's side: numbered requests to one server, pipelined."""
 
 import itertools
+import selectors
+import ssl
 import threading
-from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from xain_parameters.errors import Unavailable
 from xain_parameters.keys import Keys
 from xain_parameters.messages import (
     AnyHead,
@@ -25,49 +26,58 @@ from xain_parameters.messages import (
     Said,
     Values,
 )
-from xain_parameters.transport.channel import HELLO_TIMEOUT_S, Channel, connect
-from xain_parameters.transport.frames import Malformed
+from xain_parameters.transport.channel import HELLO_TIMEOUT_S, SMALL_BYTES, greeted, shut
+from xain_parameters.transport.frames import HungUp, Malformed, Unsent, pieces_of
+from xain_parameters.transport.poller import Answer, Poller
 
 Request: TypeAlias = Pull | Push | Mark | Command
-Answer: TypeAlias = Rows | Done | Said | Refused
+_ANSWERS: Final = (Rows, Done, Said, Refused)
 
 
 class Broken(Exception):
     """The connection ended before the answer came. The server may have done what was asked."""
 
 
-@dataclass(slots=True, eq=False)
-class _Asked:
-    future: "Future[Message]"
-    num_bytes: int  # of the values of the answer
-    out: memoryview | None
-
-
 class Connection:
     """A connection to one server, for any number of threads.
 
-    Raises Unavailable or Evicted, see channel.connect.
+    poller: that of the client's connections; None: one of its own. tls: see channel.greeted.
+    Raises Unavailable, see channel.greeted, also if the poller is closed.
     """
 
-    def __init__(self, address: str, hello: Hello, *, timeout_s: float = HELLO_TIMEOUT_S) -> None:
-        self._lock = threading.Lock()
-        self._numbers = itertools.count(1)
-        self._asked: dict[int, _Asked] = {}
-        self._why: Exception | None = None
-        self._channel = connect(
-            address,
-            hello,
-            self._hear,
-            self._end,
-            timeout_s=timeout_s,
-            place=self._place,
-        )
+    def __init__(
+        self,
+        address: str,
+        hello: Hello,
+        *,
+        timeout_s: float = HELLO_TIMEOUT_S,
+        poller: Poller | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.address = address
-        self._channel.start()
+        self._socket, self._receiver = greeted(address, hello, timeout_s, tls)
+        self._socket.settimeout(0.0)
+        self._receiver.place = self._place
+        self._lock = threading.Lock()  # of the requests and their sending; one thread receives
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, Answer] = {}
+        self._unsent = Unsent()
+        self._is_full = False  # the socket takes no more; the poller waits for it
+        self._why: Broken | None = None
+        self._has_own_poller = poller is None
+        self._poller = Poller() if poller is None else poller
+        try:
+            self._poller.add(self)
+        except Unavailable:
+            self._socket.close()
+            raise
 
     @property
     def is_broken(self) -> bool:
-        return self._channel.is_closed
+        return self._why is not None
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
 
     def ask(
         self,
@@ -77,67 +87,126 @@ class Connection:
         *,
         num_bytes: int = 0,
         out: NDArray[np.generic] | None = None,
-    ) -> "Future[Message]":
-        """Send a request; never waits. `head.request` is set here.
+    ) -> Answer:
+        """Make a request; never waits. `head.request` is set here.
 
+        It is sent and answered while a thread waits for an answer, this one or another.
         num_bytes: of the rows in the answer; any other size breaks the connection.
         out: C-contiguous array of as many bytes that the rows are received into; by default they
-            come with the message. It may be written to until the future is done.
-        The future's result is the answer, which may be Refused; it raises Broken if the connection
-        ends before.
+            come with the message. It may be written to until the answer has come.
         """
-        number = next(self._numbers)
-        future: Future[Message] = Future()
         place = None if out is None else out.reshape(-1).view(np.uint8).data
-        asked = _Asked(future, num_bytes, place)
+        answer = Answer(self._poller, num_bytes, place)
         with self._lock:
             if self._why is not None:
-                future.set_exception(self._why)
-                return future
-            self._asked[number] = asked
-        message = Message(msgspec.structs.replace(head, request=number), keys, values)
-        self._channel.send(message)  # if it cannot, _end tells the future
-        return future
+                answer.error = self._why
+                return answer
+            number = next(self._numbers)
+            self._asked[number] = answer
+            head = msgspec.structs.replace(head, request=number)
+            self._unsent.add(pieces_of(Message(head, keys, values)))
+            if not self._is_full:
+                # Small requests go together. But a server that has nothing to do begins with a
+                # large answer while the next requests are made.
+                is_first = num_bytes > SMALL_BYTES and len(self._asked) == 1
+                if is_first or self._unsent.num_bytes > SMALL_BYTES:
+                    self._send()
+                else:
+                    self._poller.unsent.add(self)
+        return answer
 
-    def abandon(self, future: "Future[Message]") -> None:
+    def abandon(self, answer: Answer) -> None:
         """Nobody waits for it any more: its `out` is written to no longer, but by an answer that is
         being received at this moment."""
+        answer.out = None
         with self._lock:
-            for asked in self._asked.values():
-                if asked.future is future:
-                    asked.out = None
+            # Arrays of the request may change from now on.
+            if not answer.is_done and self._unsent:
+                self._give_up()
 
     def close(self) -> None:
-        self._channel.close()
-        self._channel.join()
-
-    # --- in the thread of the channel ---
-
-    def _place(self, head: AnyHead, num_keys: int, num_bytes: int) -> memoryview | None:
-        if not isinstance(head, Answer):
-            raise Malformed(f"{type(head).__name__} is no answer")
         with self._lock:
-            asked = self._asked.get(head.request)
-            if asked is None:
-                raise Malformed(f"an answer to request {head.request}, which is not open")
-            if isinstance(head, Rows):
-                if num_keys or num_bytes != asked.num_bytes:
-                    raise Malformed(f"{num_bytes} bytes of rows, asked for {asked.num_bytes}")
-                if num_bytes:
-                    return asked.out
-        return None
+            if self._why is None:
+                shut(self._socket)
+        self._poller.end(self)
+        if self._has_own_poller:
+            self._poller.close()
 
-    def _hear(self, channel: Channel, message: Message) -> None:
-        head = message.head
-        assert isinstance(head, Answer)
+    def flush(self) -> None:
+        """Send the requests that were kept to go together."""
         with self._lock:
-            asked = self._asked.pop(head.request)
-        asked.future.set_result(message)
+            if self._why is None and not self._is_full:
+                self._send()
 
-    def _end(self, channel: Channel, why: Exception | None) -> None:
+    def _send(self) -> None:
+        """Under the lock: send what the socket takes."""
+        was_full = self._is_full
+        try:
+            self._unsent.send(self._socket)
+            self._is_full = False
+        except BlockingIOError:
+            self._is_full = True
+        except OSError:
+            self._give_up()
+            return
+        except BaseException:  # an interrupt, say: what has gone is not known
+            self._give_up()
+            raise
+        if self._is_full != was_full:
+            self._poller.await_writable(self, self._is_full)
+
+    def _give_up(self) -> None:
+        """Under the lock: the poller finds the connection at its end."""
+        self._unsent.clear()
+        shut(self._socket)
+
+    # --- in the thread that polls ---
+
+    def on_ready(self, events: int) -> None:
+        if self._why is not None:
+            return
+        try:
+            if events & selectors.EVENT_WRITE:
+                with self._lock:
+                    self._send()
+            if events & selectors.EVENT_READ:
+                while True:
+                    message = self._receiver.receive()
+                    head = message.head
+                    assert isinstance(head, _ANSWERS)
+                    with self._lock:
+                        answer = self._asked.pop(head.request)
+                    self._poller.finish(answer, message)
+        except BlockingIOError:
+            pass
+        except (HungUp, Malformed, OSError) as error:
+            self.ended(None if isinstance(error, HungUp) else error)
+        except BaseException:  # an interrupt, say: a part of a message may be lost
+            self.ended(None)
+            raise
+
+    def ended(self, why: Exception | None) -> None:
         with self._lock:
+            if self._why is not None:
+                return
             reason = f": {why}" if why is not None else ""
             self._why = Broken(f"the connection to {self.address} has ended{reason}")
             asked, self._asked = self._asked, {}
+            self._unsent.clear()
+            self._poller.remove(self)
+            self._socket.close()
         for each in asked.values():
-            each.future.set_exception(self._why)
+            self._poller.finish(each, None, self._why)
+
+    def _place(self, head: AnyHead, num_keys: int, num_bytes: int) -> memoryview | None:
+        if not isinstance(head, _ANSWERS):
+            raise Malformed(f"{type(head).__name__} is no answer")
+        asked = self._asked.get(head.request)
+        if asked is None:
+            raise Malformed(f"an answer to request {head.request}, which is not open")
+        if isinstance(head, Rows):
+            if num_keys or num_bytes != asked.num_bytes:
+                raise Malformed(f"{num_bytes} bytes of rows, asked for {asked.num_bytes}")
+            if num_bytes:
+                return asked.out
+        return None

@@ -8,8 +8,10 @@ large body goes from the socket to where it is needed.
 import socket
 import struct
 import sys
-from collections.abc import Callable
-from typing import Final, TypeAlias
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -34,11 +36,38 @@ Piece: TypeAlias = bytes | memoryview
 # memory, or None for a buffer of the connection. Raises Malformed if the sender may not send it.
 Place: TypeAlias = Callable[[AnyHead, int, int], memoryview | None]
 
+_NOTHING: Final = memoryview(b"")
 _SIZES: Final = struct.Struct("<IIQ")
 _READ_BYTES: Final = 64 << 10  # as large as the largest head, and many small messages
 _KEY_BYTES: Final = 8
+MAX_PIECES: Final = 64  # in one system call
 _MAY_HAVE_KEYS: Final = (Pull, Push, Entry, Tile)
 _MAY_HAVE_VALUES: Final = (Push, Rows, Entry, Tile)
+
+
+class Socket(Protocol):
+    """A connected socket, or one with TLS around it; see tls.py.
+
+    Where it is not to wait, or TLS has to wait for the other side, methods raise BlockingIOError.
+    """
+
+    def recv_into(self, buffer: memoryview, nbytes: int, flags: int, /) -> int: ...
+
+    def sendmsg(
+        self, pieces: Sequence[Piece], ancillary: tuple[()] = ..., flags: int = ..., /
+    ) -> int: ...
+
+    def sendall(self, piece: Piece, /) -> None: ...
+
+    def settimeout(self, timeout_s: float | None, /) -> None: ...
+
+    def shutdown(self, how: int, /) -> None: ...
+
+    def fileno(self) -> int: ...
+
+    def getpeername(self) -> Any: ...
+
+    def close(self) -> None: ...
 
 
 class Malformed(Exception):
@@ -68,13 +97,39 @@ def _bytes_of(array: NDArray[np.generic]) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def after(pieces: list[Piece], num_bytes: int) -> list[Piece]:
-    """What remains of the pieces when so many bytes have been sent."""
-    for index, piece in enumerate(pieces):
-        if num_bytes < len(piece):
-            return [memoryview(piece)[num_bytes:], *pieces[index + 1 :]]
-        num_bytes -= len(piece)
-    return []
+class Unsent:
+    """Pieces that are sent in their order as the socket takes them."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._pieces: deque[Piece] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
+
+    def add(self, pieces: Iterable[Piece]) -> None:
+        """The arrays of pieces must not change until they have gone."""
+        for piece in pieces:
+            self._pieces.append(piece)
+            self.num_bytes += len(piece)
+
+    def send(self, connection: Socket, flags: int = 0) -> None:
+        """Send all. Raises BlockingIOError when the socket takes no more, and OSError."""
+        while self._pieces:
+            sent = connection.sendmsg(list(islice(self._pieces, MAX_PIECES)), (), flags)
+            self._drop(sent)
+
+    def clear(self) -> None:
+        self._pieces.clear()
+        self.num_bytes = 0
+
+    def _drop(self, num_bytes: int) -> None:
+        pieces = self._pieces
+        self.num_bytes -= num_bytes
+        while pieces and num_bytes >= len(pieces[0]):
+            num_bytes -= len(pieces.popleft())
+        if num_bytes:
+            pieces[0] = memoryview(pieces[0])[num_bytes:]
 
 
 class Buffers:
@@ -110,27 +165,45 @@ class Buffers:
 
 
 class Receiver:
-    """Receives the messages of one socket, in one thread.
+    """Receives the messages of one socket, in one thread at a time.
 
+    before_wait: called before the socket is asked for more.
     Arrays of a message that no `place` was given for are its owner's until they are dropped.
     """
 
     def __init__(
         self,
-        connection: socket.socket,
+        connection: Socket,
         place: Place | None = None,
         max_body_bytes: int = MAX_BODY_BYTES,
     ) -> None:
         self._socket = connection
         self.place = place
+        self.before_wait: Callable[[], None] | None = None
         self._max_body_bytes = max_body_bytes
         self._buffers = Buffers()
         self._read = memoryview(bytearray(_SIZES.size + max(MAX_HEAD_BYTES, _READ_BYTES)))
         self._start = self._stop = 0  # of what is read and not yet used
+        self._message: Message | None = None  # whose body is being received
+        self._missing = _NOTHING  # of the body
 
     def receive(self) -> Message:
-        """Raises HungUp, Malformed, or OSError; all of them end the connection."""
-        self._fill(_SIZES.size, at_begin=True)
+        """The next message. Raises HungUp, Malformed, or OSError; all of them end the connection,
+        but for BlockingIOError of a socket that does not wait: then call it again later."""
+        message = self._message
+        if message is None:
+            message = self._message = self._begin()
+        while self._missing:
+            count = self._receive_into(self._missing, socket.MSG_WAITALL)
+            if not count:
+                raise Malformed("the connection ended within a message")
+            self._missing = self._missing[count:]
+        self._message, self._missing = None, _NOTHING
+        return message
+
+    def _begin(self) -> Message:
+        """The next message, of whose body only that part is there which came with its head."""
+        self._fill(_SIZES.size)
         head_bytes, num_keys, num_bytes = _SIZES.unpack_from(self._read, self._start)
         if head_bytes > MAX_HEAD_BYTES:
             raise Malformed(f"a head of {head_bytes} bytes; at most {MAX_HEAD_BYTES} are allowed")
@@ -139,20 +212,17 @@ class Receiver:
                 f"a body of {num_keys} keys and {num_bytes} bytes of values; at most "
                 f"{self._max_body_bytes} bytes are allowed"
             )
-        self._start += _SIZES.size
-        self._fill(head_bytes)
+        self._fill(_SIZES.size + head_bytes)
+        begin = self._start + _SIZES.size
         try:
-            head = decode_head(self._read[self._start : self._start + head_bytes])
+            head = decode_head(self._read[begin : begin + head_bytes])
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise Malformed(f"a head that is none: {error}") from None
-        self._start += head_bytes
+        self._start = begin + head_bytes
         if num_keys and not isinstance(head, _MAY_HAVE_KEYS):
             raise Malformed(f"{type(head).__name__} has no keys, and these came with {num_keys}")
         if num_bytes and not isinstance(head, _MAY_HAVE_VALUES):
             raise Malformed(f"{type(head).__name__} has no values, and {num_bytes} bytes came")
-        return self._with_body(head, num_keys, num_bytes)
-
-    def _with_body(self, head: AnyHead, num_keys: int, num_bytes: int) -> Message:
         place = None if self.place is None else self.place(head, num_keys, num_bytes)
         if not num_keys and not num_bytes:
             return Message(head)
@@ -167,15 +237,19 @@ class Receiver:
                 raise Malformed(
                     f"no memory for a body of {num_key_bytes + num_bytes} bytes"
                 ) from None
-        self._fill_body(body.data)
+        have = min(len(body), self._stop - self._start)
+        missing = body.data
+        missing[:have] = self._read[self._start : self._start + have]
+        self._start += have
+        self._missing = missing[have:]
         return Message(
             head,
             body[:num_key_bytes].view(np.uint64) if num_keys else None,
             body[num_key_bytes:] if num_bytes else None,
         )
 
-    def _fill(self, num_bytes: int, *, at_begin: bool = False) -> None:
-        """Have num_bytes more of a head in the buffer."""
+    def _fill(self, num_bytes: int) -> None:
+        """Have num_bytes of the next message in the buffer."""
         while self._stop - self._start < num_bytes:
             if self._start == self._stop:
                 self._start = self._stop = 0
@@ -183,19 +257,14 @@ class Receiver:
                 left = self._stop - self._start
                 self._read[:left] = bytes(self._read[self._start : self._stop])
                 self._start, self._stop = 0, left
-            count = self._socket.recv_into(self._read[self._stop :])
+            count = self._receive_into(self._read[self._stop :])
             if not count:
-                if at_begin and self._start == self._stop:
+                if self._start == self._stop:
                     raise HungUp
                 raise Malformed("the connection ended within a message")
             self._stop += count
 
-    def _fill_body(self, body: memoryview) -> None:
-        have = min(len(body), self._stop - self._start)
-        body[:have] = self._read[self._start : self._start + have]
-        self._start += have
-        while have < len(body):
-            count = self._socket.recv_into(body[have:], 0, socket.MSG_WAITALL)
-            if not count:
-                raise Malformed("the connection ended within a message")
-            have += count
+    def _receive_into(self, memory: memoryview, flags: int = 0) -> int:
+        if self.before_wait is not None:
+            self.before_wait()
+        return self._socket.recv_into(memory, 0, flags)

@@ -1,9 +1,9 @@
 """The server's side: connections of workers and of other servers."""
 
 import socket
+import ssl
 import threading
-from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Final
 
 from xain_messaging.logger import get_logger
 from xain_parameters.messages import VERSION, AnyHead, Done, Hello, Message, Refused
@@ -16,13 +16,11 @@ from xain_parameters.transport.channel import (
     shut,
     tune,
 )
-from xain_parameters.transport.frames import HungUp, Malformed, Place, Receiver, pieces_of
+from xain_parameters.transport.frames import HungUp, Malformed, Receiver, Socket, pieces_of
+from xain_parameters.transport.tls import TlsSocket
 
 MAX_CONNECTIONS: Final = 1024
 HELLO_BYTES: Final = 4096
-
-# Whether a node may connect; None: it may.
-OnHello: TypeAlias = Callable[[Hello], Refused | None]
 
 log = get_logger(__name__)
 
@@ -32,18 +30,13 @@ def _only_hello(head: AnyHead, num_keys: int, num_bytes: int) -> None:
         raise Malformed(f"{type(head).__name__} came before a Hello")
 
 
-def _all_may(hello: Hello) -> Refused | None:
-    return None
-
-
 class Listener:
     """Accepts connections, each with a reading thread of its own.
 
     address: "HOST:PORT"; port 0 takes a free one, see `port`.
     on_message, on_closed: see Channel; called in the thread of the connection. While on_message
         runs, nothing more is read from that connection.
-    on_hello: called before; a connection that it refuses is told why, and ends.
-    place: see frames.Place; it also refuses bodies of a size that their request cannot have.
+    tls: with the certificate of this server; None: no TLS.
     """
 
     def __init__(
@@ -52,14 +45,12 @@ class Listener:
         on_message: OnMessage,
         on_closed: OnClosed,
         *,
-        on_hello: OnHello = _all_may,
-        place: Place | None = None,
+        tls: ssl.SSLContext | None = None,
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self._on_message = on_message
         self._on_closed = on_closed
-        self._on_hello = on_hello
-        self._place = place
+        self._tls = tls
         self._max_connections = max_connections
         self._lock = threading.Lock()
         self._is_closed = False
@@ -124,16 +115,22 @@ class Listener:
                     target=self._greet, args=(connection,), name=name, daemon=True
                 ).start()
 
-    def _greet(self, connection: socket.socket) -> None:
+    def _greet(self, accepted: socket.socket) -> None:
+        connection: Socket = accepted
         channel = None
         try:
-            connection.settimeout(HELLO_TIMEOUT_S)
-            tune(connection)
+            accepted.settimeout(HELLO_TIMEOUT_S)
+            tune(accepted)
+            if self._tls is not None:
+                connection = TlsSocket(self._tls.wrap_socket(accepted, server_side=True))
             receiver = Receiver(connection, _only_hello)
             hello = receiver.receive().head
             assert isinstance(hello, Hello)
-            receiver.place = self._place
-            refused = self._refusal_of(hello)
+            receiver.place = None
+            refused = None
+            if hello.version != VERSION:
+                text = f"version {hello.version} of the protocol; this server speaks {VERSION}"
+                refused = Refused(0, "invalid", text)
             for piece in pieces_of(Message(refused or Done(0))):
                 connection.sendall(piece)
             connection.settimeout(None)
@@ -148,18 +145,12 @@ class Listener:
         except Exception:
             log.exception("hello_failed")
         with self._lock:
-            self._greeting.discard(connection)
+            self._greeting.discard(accepted)
             if channel is not None and not self._is_closed:
                 self._channels.add(channel)
                 channel.start()
                 return
         connection.close()
-
-    def _refusal_of(self, hello: Hello) -> Refused | None:
-        if hello.version != VERSION:
-            text = f"version {hello.version} of the protocol; this server speaks {VERSION}"
-            return Refused(0, "invalid", text)
-        return self._on_hello(hello)
 
     def _forget(self, channel: Channel, why: Exception | None) -> None:
         with self._lock:
