@@ -11,6 +11,7 @@ What a rule must know of the updates as a whole it asks for in a survey, which t
 blocks that are the same however the work is spread.
 """
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol, TypeGuard
 
 import numpy as np
@@ -20,11 +21,13 @@ Tile = NDArray[np.floating[Any]]
 Float64 = NDArray[np.float64]
 Weights = NDArray[np.int64] | Float64
 
-PIECE_COLUMNS = 16384  # two float64 vectors of these stay in a processor's own cache
-
 
 class RuleFailed(ValueError):
     """A rule cannot make a model of these updates, however often it is tried."""
+
+
+class Stopped(Exception):
+    """The process is to end; nothing was written."""
 
 
 class Aggregator(Protocol):
@@ -61,7 +64,7 @@ class Surveyor(Aggregator, Protocol):
     needs_base: ClassVar[bool]
 
     def survey(self, differences: Float64) -> Float64:
-        """What a block of columns adds to what the rule must know. Runs in several threads at once.
+        """Measure a block of columns. Runs in several threads at once.
 
         differences: (k, b), of each update to the global model, or to zero if there is none; b is
             the same for all blocks but the last.
@@ -85,34 +88,31 @@ def is_surveyor(rule: Aggregator) -> TypeGuard[Surveyor]:
 
 
 def shares(weights: Weights) -> Float64:
-    """Of sum 1; all zero means equal ones."""
+    """Weights of sum 1, in proportion to the given ones; all zero means equal weights."""
     total = weights.sum(dtype=np.float64)  # of n_k exact below 2^53, and never too large
     k = len(weights)
     return weights / total if total else np.full(k, 1 / k)
 
 
-def average(tile: Tile, weights: Float64) -> Float64:
-    """weights: (k,), non-negative, of sum 1."""
-    total = weighted_sum(tile, weights)
+def average(rows: Tile | Sequence[Tile], weights: Float64) -> Float64:
+    """rows: k of (t,) each. weights: (k,), non-negative, of sum 1."""
+    total = weighted_sum(rows, weights)
     # An average lies between the values it is made of. Where they are the largest there are, the
     # rounding of weights and sums can lead out of the dtype all the same.
-    largest = np.finfo(tile.dtype).max
+    largest = np.finfo(rows[0].dtype).max
     return np.clip(total, -largest, largest, out=total, dtype=np.float64)
 
 
-def weighted_sum(tile: Tile, weights: Float64) -> Float64:
-    """Σ weights_k · tile_k in float64, added in the order of the rows."""
+def weighted_sum(rows: Tile | Sequence[Tile], weights: Float64) -> Float64:
+    """Σ weights_k · rows_k in float64, added in the order of the rows."""
     # Row by row: a matrix product would sum in an order that depends on the shape of the tile, and
     # the result must be the same to the bit wherever tiles begin.
-    num_columns = tile.shape[1]
-    total = np.zeros(num_columns, np.float64)
-    scaled = np.empty(min(num_columns, PIECE_COLUMNS), np.float64)
+    total = np.zeros(len(rows[0]), np.float64)
+    term = np.empty_like(total)
     with np.errstate(over="ignore", invalid="ignore"):  # the engine looks at what comes out
-        for start in range(0, num_columns, PIECE_COLUMNS):
-            piece = total[start : start + PIECE_COLUMNS]
-            term = scaled[: len(piece)]
-            for row, weight in zip(tile, weights, strict=True):
-                np.copyto(term, row[start : start + PIECE_COLUMNS])
-                term *= weight
-                piece += term
+        for row, weight in zip(rows, weights, strict=True):
+            # Two steps are faster here than one product that converts its operands.
+            np.copyto(term, row)
+            term *= weight
+            total += term
     return total

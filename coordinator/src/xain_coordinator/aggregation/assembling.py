@@ -12,8 +12,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from xain_coordinator.aggregation.aggregator import Float64, RuleFailed, Tile, Weights
-from xain_coordinator.aggregation.crew import Stopped
+from xain_coordinator.aggregation.aggregator import Float64, RuleFailed, Stopped, Tile, Weights
 from xain_coordinator.aggregation.publishing import publication
 from xain_coordinator.aggregation.sources import Source
 from xain_coordinator.core.attempts import slice_of
@@ -72,7 +71,8 @@ def assemble_slices(
         )
     dtype = np.dtype(base.dtype).newbyteorder("<")
     piece = np.empty(_PIECE_BYTES // dtype.itemsize, dtype)
-    with publication(store, model_key(work.round + 1)) as begun:
+    size_bytes = base.shape[0] * dtype.itemsize
+    with publication(store, model_key(work.round + 1), size_bytes) as begun:
         begun.write(npy_header(dtype, base.shape))
         for start, end, weights in slices:
             source = Source(
@@ -83,8 +83,9 @@ def assemble_slices(
                     if stop is not None and stop.is_set():
                         raise Stopped
                     values = piece[: min(len(piece), end - at)]
-                    source.read_into(values)
-                    begun.write(values.tobytes())
+                    source.read_into(at - start, values)
+                    source.add_to_digest(values)
+                    begun.write(values.view(np.uint8).data)
                 source.check()
             finally:
                 source.close()

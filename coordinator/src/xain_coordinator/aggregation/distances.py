@@ -147,7 +147,7 @@ class GeometricMedian:
         return _spread(len(surveyed), usable, weights, of_base=0.0)
 
     def _descend(self, products: Float64, weights: Float64) -> Float64:
-        """From the point with these weights to where the iterations end."""
+        """The weights at which the iterations end that begin with these weights."""
         for _ in range(self.max_iterations):
             inverse = 1 / np.maximum(self.smoothing, _distances_to(products, weights))
             before, weights = weights, inverse / inverse.sum()
@@ -285,7 +285,7 @@ def gram(differences: Float64) -> Float64:
 
 
 def _usable(products: Float64) -> tuple[NDArray[np.intp], Float64]:
-    """Which updates have a norm that is a number, and the products of those.
+    """The indices of the updates whose norm is a finite number, and the products of these updates.
 
     A single update could otherwise make all the rest of the calculation meaningless. Whoever hands
     in one of 1e200 is as far away as can be, and nothing more need be known of it.
@@ -299,7 +299,7 @@ def _usable(products: Float64) -> tuple[NDArray[np.intp], Float64]:
 
 
 def _distances_to(products: Float64, weights: Float64) -> Float64:
-    """Of each update to the point Σ weights_i · difference_i: (k,)."""
+    """Distances from each update to the point Σ weights_i · difference_i: (k,)."""
     to_each = np.einsum("ij,j->i", products, weights)
     of_point = (to_each * weights).sum()
     # Rounding can leave less than nothing of a distance of zero.
@@ -314,7 +314,7 @@ def _lower_median(distances: Float64, n: int) -> float:
 
 
 def _clipping(norms: Float64, radius: float) -> Float64:
-    """By how much what is as long as this must be multiplied to fit into the radius."""
+    """The factors by which vectors of these norms are multiplied to fit into the radius."""
     clipped: Float64 = radius / np.maximum(norms, radius) if radius else 1.0 * (norms == 0)
     return clipped
 

@@ -1,18 +1,17 @@
-"""The tile engine: reads the updates of a round side by side, by tiles, and writes the next model.
+"""The tile engine: combines the updates of a round by tiles and writes the next model.
 
-One pass, two where the rule surveys the updates first. All updates are read in the order of their
-names; with them the global model, where the rule or the optimiser needs it, and the optimiser's
-state.
+One pass, or two where the rule surveys the updates first. All updates are read side by side, in the
+order of their names; with them the global model, where the rule or the optimiser needs it, and the
+optimiser's state.
 
-Memory is two tiles of TILE_BYTES, however many participants there are and however large the model
-is: all that is read and made of some columns, and the same of those that are read meanwhile. Beside
-them each thread has its scratch of a few pieces that fit into a processor's cache, and the rules
-that compare any two updates have a table of 8 k² bytes for their sum, and one more for each thread:
-no thread surveys a block before all but the last few before it are added.
+Memory is a tile for each thread, TILES_BYTES together, however many participants there are and
+however large the model is. Beside it each thread has what the rule allocates for some columns. The
+rules that compare any two updates have a table of 8 k² bytes for their sum, and each thread has as
+many more as fit into _EARLY_BYTES, one at least.
 
-The result depends on the updates, the state and their order alone, so making it again after a crash
-gives the same bytes: columns are worked on each by itself, and what is summed over columns is
-summed over blocks that depend on the number of updates only, added in order.
+The result depends on the updates, the state and their order alone, so a second run after a crash
+gives the same bytes: each column is computed by itself, and sums over columns are sums over blocks
+whose size depends on the number of updates only, added in order.
 
 Weights are little-endian, whatever the machine.
 """
@@ -20,10 +19,10 @@ Weights are little-endian, whatever the machine.
 import os
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -41,12 +40,11 @@ from xain_coordinator.aggregation.aggregator import (
 )
 from xain_coordinator.aggregation.assembling import assemble_slices
 from xain_coordinator.aggregation.averages import WeightedAverage
-from xain_coordinator.aggregation.crew import Crew, Job
 from xain_coordinator.aggregation.optimizers import MAX_DIFFERENCE, Optimizer
-from xain_coordinator.aggregation.publishing import Publication, publication
+from xain_coordinator.aggregation.publishing import publication
 from xain_coordinator.aggregation.rules import RULES, optimizer_of_session, rule_of_session
 from xain_coordinator.aggregation.staleness import mixing_weights
-from xain_coordinator.aggregation.tiles import DType, Slot, Tiles, Vector, spans
+from xain_coordinator.aggregation.tiles import MAX_COLUMNS, DType, TileBuffer, Tiles, Vector
 from xain_coordinator.aggregation.trees import join_updates
 from xain_coordinator.core.attempts import RULE as ASSEMBLE
 from xain_coordinator.core.effects import Aggregate
@@ -58,9 +56,9 @@ from xain_proto.np import npy_header
 
 log = structlog.get_logger(__name__)
 
-# Large enough that a file is read in pieces of some 100 KB with 64 updates, and small beside what a
-# coordinator holds anyway.
-TILE_BYTES = 8 << 20
+# All tiles together. Large enough that a file is read in pieces of 128 KiB with 64 updates and two
+# threads, and small beside what a coordinator holds anyway.
+TILES_BYTES = 16 << 20
 
 # A process may have 1024 files open by default, and the others are for connections. With more
 # updates than this, each is opened again for every tile.
@@ -72,7 +70,7 @@ MAX_THREADS = 8  # more would wait for memory
 _SMALL_BYTES = 1 << 20
 
 _BLOCK_BYTES = 1 << 20  # of the differences that are surveyed at a time
-_WRITE_BYTES = 1 << 20
+_EARLY_BYTES = 4 << 20  # of what blocks have given before it can be added
 
 
 def aggregate(
@@ -80,15 +78,15 @@ def aggregate(
     work: Aggregate,
     stop: threading.Event | None = None,
     *,
-    tile_bytes: int = TILE_BYTES,
+    tile_bytes: int | None = None,
     max_readers: int = MAX_READERS,
     num_threads: int | None = None,
 ) -> GlobalModel:
-    """Make and store the model of the round after `work.round`, and before it what the optimiser is
-    to go on from.
+    """Make and store the optimiser's state and the model of the round after `work.round`.
 
-    Blocks; runs in a thread. Doing it again gives the same model.
-    stop: once set, the work ends after the reads and the pieces at hand.
+    Blocks; runs in a thread. A second call makes the same model.
+    stop: once set, the work ends after the reads and the tiles at hand.
+    tile_bytes: of the tile of one thread; None for its share of TILES_BYTES.
     num_threads: None for one for each processor.
     Raises UpdateChanged, Fenced, RuleFailed, PluginFailed, Stopped, and the store's errors.
     """
@@ -107,17 +105,26 @@ def aggregate(
     if num_threads is None:
         is_small = length * dtype.itemsize * num_rows < _SMALL_BYTES
         num_threads = 1 if is_small else min(_num_processors(), MAX_THREADS)
-    num_readers = max(1, min(max(store.num_parallel, num_threads), max_readers, num_rows))
-    with Crew(num_threads, num_readers, stop or threading.Event()) as crew:
-        tiles = Tiles(store, crew, length, rows=(), tile_bytes=tile_bytes, max_readers=max_readers)
-        making = _Making(work, rule, optimizer, dtype, tiles, num_threads)
-        try:
-            return making.make()
-        except (RuleFailed, PluginFailed):
-            # If what lies in the store is not what was accepted, that is why, and a person can put
-            # it right. Otherwise a rule would fail for ever.
-            making.verify()
-            raise
+        if store.num_parallel > 1:
+            num_threads = 2  # one tile is read while another is computed
+    if tile_bytes is None:
+        tile_bytes = TILES_BYTES // max(num_threads, 2)
+    tiles = Tiles(
+        store,
+        length,
+        stop or threading.Event(),
+        num_threads=num_threads,
+        tile_bytes=tile_bytes,
+        max_readers=max_readers,
+    )
+    making = _Making(work, rule, optimizer, dtype, tiles)
+    try:
+        return making.make()
+    except (RuleFailed, PluginFailed):
+        # If an object in the store is not what was accepted, that is the reason, and a person can
+        # put it right. Otherwise the rule would fail for ever.
+        making.verify()
+        raise
 
 
 def _rule(work: Aggregate) -> Aggregator:
@@ -139,14 +146,14 @@ def _rule(work: Aggregate) -> Aggregator:
 
 @contextmanager
 def _calling(work: Aggregate, part: str) -> Iterator[None]:
-    """Part of a rule. What it raises of a plug-in's own is told as the plug-in's failure."""
+    """Run a part of a rule. Raises PluginFailed in place of an error from a plug-in's code."""
     try:
         yield
     except (RuleFailed, MemoryError):
         raise
     except Exception as error:
-        # It is another's code that runs here, and may raise anything; whose it is must be told. Put
-        # right, it can do its work: the session goes on.
+        # A plug-in may raise anything, and the message must name it. Once the plug-in is mended,
+        # the session goes on.
         if work.rule in RULES:
             raise
         raise PluginFailed(
@@ -157,14 +164,13 @@ def _calling(work: Aggregate, part: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Making:
-    """One model in the making. tiles: how to read, without what."""
+    """The work on one model. tiles: how to read; each pass adds its vectors."""
 
     work: Aggregate
     rule: Aggregator
     optimizer: Optimizer | None
     dtype: DType
     tiles: Tiles
-    num_threads: int
 
     def make(self) -> GlobalModel:
         rows = [self._update(i) for i in range(len(self.work.updates))]
@@ -182,14 +188,16 @@ class _Making:
         return self._publish(rows, weights)
 
     def verify(self) -> None:
-        """Raises UpdateChanged if anything that was read is not what it was."""
+        """Read everything again. Raises UpdateChanged if an object is not what was accepted."""
         rows = [self._update(i) for i in range(len(self.work.updates))]
         is_compared = is_surveyor(self.rule) and not self.work.base.is_empty
         extras = []
         is_stepped = self.optimizer is not None or self.work.learning_rate is not None
         if is_compared or any(self.work.staleness) or is_stepped:
             extras = [self._base, *self._state().values()]
-        replace(self.tiles, rows=rows, extras=extras).work_through(lambda slot, start: ())
+        replace(self.tiles, rows=rows, extras=extras).work_through(
+            lambda tile, start: None, lambda nothing: None
+        )
 
     def _update(self, index: int) -> Vector:
         weights = self.work.updates[index].weights
@@ -203,7 +211,7 @@ class _Making:
         return Vector(base.ref, "global model", self.dtype)
 
     def _state(self) -> Mapping[str, Vector]:
-        """What the optimiser remembers, by name; none before its first step."""
+        """The optimiser's state by name; empty before its first step."""
         if self.optimizer is None:
             return {}
         kept = self.work.base.state
@@ -230,30 +238,37 @@ class _Making:
             extras=bases,
             block=block,
         )
-        total = _OrderedSum(self.num_threads)
         statistics = _Statistics(self.work.base.layout)
+        num_early = max(1, _EARLY_BYTES // (8 * k**2))
+        total: Float64 | None = None
 
-        def survey(slot: Slot, index: int) -> None:
-            base = slot.extras[0] if bases else np.zeros(1, self.dtype)
-            with total.turn_of(index) as turn:
-                if turn is None:
-                    return
-                # The rule looks at what comes out.
-                with np.errstate(over="ignore", invalid="ignore"), _calling(self.work, "survey"):
-                    differences = np.subtract(slot.rows, base, dtype=np.float64)
-                    for columns in statistics.among(index * block, differences.shape[1]):
-                        differences[:, columns] = 0
-                    turn(rule.survey(differences))
+        def survey(tile: TileBuffer, start: int) -> Float64:
+            base = tile.extras[0] if bases else np.zeros(1, self.dtype)
+            # The rule looks at what comes out.
+            with np.errstate(over="ignore", invalid="ignore"), _calling(self.work, "survey"):
+                differences = np.subtract(tile.rows, base, dtype=np.float64)
+                for columns in statistics.among(start, tile.num_columns):
+                    differences[:, columns] = 0
+                return rule.survey(differences)
 
-        def compute(slot: Slot, start: int) -> Iterator[Job]:
-            num_columns = slot.rows.shape[1]
-            for first in range(0, num_columns, block):
-                piece = slot.cut(first, min(first + block, num_columns))
-                yield partial(survey, piece, (start + first) // block)
+        def compute(tile: TileBuffer, start: int) -> Iterator[Float64]:
+            parts = (
+                survey(tile.cut(at, min(at + block, tile.num_columns)), start + at)
+                for at in range(0, tile.num_columns, block)
+            )
+            # Large tables are made when they can be added, since they would take much memory.
+            return chain(list(islice(parts, num_early)), parts)
 
-        tiles.work_through(compute)
+        def add(parts: Iterator[Float64]) -> None:
+            nonlocal total
+            for part in parts:
+                with _calling(self.work, "survey"):
+                    total = part.copy() if total is None else np.add(total, part, out=total)
+
+        tiles.work_through(compute, add)
+        assert total is not None, "there was nothing to add"
         with _calling(self.work, "weigh"):
-            weights = rule.weigh(total.result, num_samples)
+            weights = rule.weigh(total, num_samples)
             if weights.shape != (k + 1,) or not np.isfinite(weights).all() or not weights.any():
                 raise RuleFailed(
                     f"rule {self.work.rule!r} gives {k} updates and the global model no usable "
@@ -280,26 +295,29 @@ class _Making:
         num_skipped: list[int] = []  # for each piece, appended by any thread
         keys = [model_key(work.round + 1), *(state_key(work.round + 1, name) for name in names)]
         with ExitStack() as stack:
-            begun = [stack.enter_context(publication(tiles.store, key)) for key in keys]
+            begun = [
+                stack.enter_context(publication(tiles.store, key, tiles.length * dtype.itemsize))
+                for key, dtype in zip(keys, made, strict=True)
+            ]
             for one, dtype in zip(begun, made, strict=True):
                 one.write(npy_header(dtype, (tiles.length,)))
 
-            def combine(slot: Slot, start: int) -> None:
+            def combine(tile: TileBuffer, start: int) -> None:
                 with np.errstate(over="ignore", invalid="ignore"):  # looked at below
-                    combined = self._combine(slot.rows, weights)
+                    combined = self._combine(tile.rows, weights)
                     after: Iterable[Float64] = ()
                     # A sum, say, that no step makes meaningful.
                     is_usable = not is_stepped or bool(np.isfinite(combined).all())
                     columns = statistics.among(start, len(combined))
                     if work.learning_rate is not None:
-                        combined = _descended(slot.extras[0], combined, work.learning_rate, columns)
+                        combined = _descended(tile.extras[0], combined, work.learning_rate, columns)
                     if optimizer is not None:
                         combined, after, skipped = _step(
-                            optimizer, combined, slot, names, list(state), columns
+                            optimizer, combined, tile, names, list(state), columns
                         )
                         num_skipped.append(skipped)
                         combined = _within(self.dtype, combined)
-                    model, *memory = slot.made
+                    model, *memory = tile.made
                     np.copyto(model, combined, casting="same_kind")
                     for place, values in zip(memory, after, strict=True):
                         np.copyto(place, _within(place.dtype, values), casting="same_kind")
@@ -308,13 +326,14 @@ class _Making:
                         f"{self._maker} leaves the range of {self.dtype.name} in round {work.round}"
                     )
 
-            def compute(slot: Slot, start: int) -> Iterator[Job]:
-                for first, end in spans(slot.rows.shape[1], self.num_threads):
-                    yield partial(combine, slot.cut(first, end), start + first)
+            def compute(tile: TileBuffer, start: int) -> tuple[NDArray[Any], ...]:
+                for at in range(0, tile.num_columns, MAX_COLUMNS):
+                    combine(tile.cut(at, min(at + MAX_COLUMNS, tile.num_columns)), start + at)
+                return tile.made
 
-            def write(slot: Slot) -> Iterator[Job]:
-                for one, values in zip(begun, slot.made, strict=True):
-                    yield partial(_write, one, values)
+            def write(made: tuple[NDArray[Any], ...]) -> None:
+                for one, values in zip(begun, made, strict=True):
+                    one.write(values.view(np.uint8).data)
 
             tiles.work_through(compute, write)
             # The state first: where the model is, what it goes on from is too.
@@ -394,18 +413,18 @@ def _descended(
 def _step(
     optimizer: Optimizer,
     result: Float64,
-    slot: Slot,
+    tile: TileBuffer,
     names: Sequence[str],
     kept: Sequence[str],
     statistics: Sequence[slice],
 ) -> tuple[Float64, list[Float64], int]:
     """The optimiser's step on some columns.
 
-    kept: the names of the state that the slot has. statistics: columns that become the result.
+    kept: the names of the state that the tile has. statistics: columns that become the result.
     Returns the columns of the model, the state in the order of `names`, and in how many columns no
     step was taken because the result is too far from the model: there model and state stay.
     """
-    base, *before = (extra.astype(np.float64) for extra in slot.extras)
+    base, *before = (extra.astype(np.float64) for extra in tile.extras)
     state = {name: np.full(len(base), value) for name, value in optimizer.begin().items()}
     state |= zip(kept, before, strict=True)
     stepped, after = optimizer.step(base, result, state)
@@ -427,72 +446,16 @@ def _step(
 
 
 def _within(dtype: DType, values: Float64) -> Float64:
-    """What leaves the range stays at its end, so that one huge update does not end the session:
-    what an optimiser remembers of it would lead out of the range for many rounds."""
+    """Clip values to the range of a dtype, so that one huge update does not end the session: the
+    optimiser's memory of it would lead out of the range for many rounds."""
     largest = np.finfo(dtype).max
     clipped: Float64 = np.clip(values, -largest, largest, dtype=np.float64)
     return clipped
 
 
-def _write(begun: Publication, values: NDArray[Any]) -> None:
-    per_piece = max(1, _WRITE_BYTES // values.itemsize)
-    for start in range(0, len(values), per_piece):
-        begun.write(values[start : start + per_piece].tobytes())
-
-
-class _OrderedSum:
-    """Adds parts in the order of their numbers, from 0, in whatever order they come.
-
-    max_parts: so many exist at a time. Who would make a later one waits; whoever takes numbers in
-    order, as the jobs of a crew do, never waits for ever, because the first one does not wait.
-    """
-
-    def __init__(self, max_parts: int) -> None:
-        self._max_parts = max_parts
-        self._changed = threading.Condition()
-        self._early: dict[int, Float64] = {}
-        self._num_added = 0
-        self._total: Float64 | None = None
-        self._has_failed = False
-
-    @contextmanager
-    def turn_of(self, index: int) -> Iterator[Callable[[Float64], None] | None]:
-        """Waits until the part may be made, and gives what takes it; None if another part could
-        not be made, and this one would be for nothing."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._has_failed or index < self._num_added + self._max_parts
-            )
-            has_failed = self._has_failed
-        try:
-            yield None if has_failed else partial(self._add, index)
-        except BaseException:  # whatever it is, nobody may wait for this part
-            with self._changed:
-                self._has_failed = True
-                self._changed.notify_all()
-            raise
-
-    def _add(self, index: int, part: Float64) -> None:
-        with self._changed:
-            self._early[index] = part
-            while self._num_added in self._early:
-                next_ = self._early.pop(self._num_added)
-                if self._total is None:
-                    self._total = next_.copy()
-                else:
-                    self._total += next_
-                self._num_added += 1
-            self._changed.notify_all()
-
-    @property
-    def result(self) -> Float64:
-        assert self._total is not None, "there was nothing to add"
-        assert not self._early, "a part is missing"
-        return self._total
-
-
 def _block_columns(num_updates: int) -> int:
-    """By the number of updates alone, so that sums over blocks do not depend on anything else."""
+    """Columns of a block. They depend on the number of updates alone, so that sums over blocks do
+    not depend on anything else."""
     fitting = max(1, _BLOCK_BYTES // (8 * num_updates))
     return min(max(1 << (fitting.bit_length() - 1), 64), 8192)
 

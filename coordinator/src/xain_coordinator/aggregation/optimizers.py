@@ -33,20 +33,21 @@ State = Mapping[str, Float64]
 
 
 class Optimizer(Protocol):
-    """One step on the server. As a rule does, it looks at each column by itself.
+    """A step on the server. Like a rule, an optimiser computes each column by itself.
 
     The engine takes no step where the result is further than MAX_DIFFERENCE from the model: one
     hostile update must not determine the steps of many rounds. Statistics take no step either.
     """
 
     def begin(self) -> Mapping[str, float]:
-        """The vectors it keeps by name, and the value that all of each begin with."""
+        """The vectors of the state by name, and the value with which each begins."""
 
     def step(self, base: Float64, result: Float64, state: State) -> tuple[Float64, State]:
-        """From a slice of the global model, of the rule's result and of the state, those after it.
+        """Make the next model and state of some columns.
 
-        All (t,) float64; none of those that are given is changed. The state has the names of
-        begin(). What leaves the range of the dtype it is kept in stays at the end of the range.
+        base: of the global model. result: of the rule. state: with the names of begin(), as the
+        returned one. All are (t,) float64 and stay as they are; values that leave the range of the
+        dtype in which they are kept stay at the end of the range.
         Runs in several threads at once.
         """
 

@@ -1,10 +1,11 @@
-"""Rules that sort each column: what a few participants claim does not move what lies in the middle.
+"""Rules that sort each column: what a few participants claim does not move the middle.
 
-Few rows are sorted by a network, whose every step is one operation on two whole rows; many are
-turned round and sorted column by column. Both give the same bits. They may differ in which of 0.0
-and -0.0 comes first, but a sum that begins with 0.0, as all do here, is the same with either.
+Few rows are sorted by a network, whose every step is one operation on two whole rows. Many rows are
+transposed and sorted column by column. Both give the same bits. They may differ in which of 0.0 and
+-0.0 comes first, but a sum that begins with 0.0, as all do here, is the same with either.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, ClassVar
@@ -12,12 +13,21 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from xain_coordinator.aggregation.aggregator import Float64, RuleFailed, Tile, Weights, average
+from xain_coordinator.aggregation.aggregator import (
+    Float64,
+    RuleFailed,
+    Tile,
+    Weights,
+    average,
+)
 
 # Beyond this, O(k log² k) operations on rows take longer than sorting each column.
 MAX_NETWORK_ROWS = 40
 
-_PIECE_BYTES = 256 << 10  # of rows that are sorted at a time, in a processor's own cache
+# Columns that are sorted at a time. In longer rows an operation leaves the processor's cache; in
+# shorter ones the call takes longer than the work.
+_PIECE_COLUMNS = 1 << 15
+_PIECE_BYTES = 2 << 20
 
 
 @dataclass(frozen=True)
@@ -76,7 +86,7 @@ def _average_of_ranks(tile: Tile, first: int, end: int) -> Float64:
     dtype = np.float32 if tile.dtype == np.float16 else tile.dtype.newbyteorder("=")
     weights = np.full(end - first, 1 / (end - first))
     averaged = np.empty(num_columns, np.float64)
-    width = max(64, _PIECE_BYTES // (k * np.dtype(dtype).itemsize))
+    width = min(max(64, _PIECE_BYTES // (k * np.dtype(dtype).itemsize)), _PIECE_COLUMNS)
     rows = np.empty((k + 1, min(width, num_columns)), dtype)
     for start in range(0, num_columns, width):
         piece = tile[:, start : start + width]
@@ -90,15 +100,18 @@ def _average_of_ranks(tile: Tile, first: int, end: int) -> Float64:
     return averaged
 
 
-def sort_by_column(rows: Tile, first: int, end: int) -> Tile:
-    """The rows that `first` to `end` would be, were each column sorted: (end - first, t)."""
+def sort_by_column(rows: Tile, first: int, end: int) -> Sequence[Tile]:
+    """The rows from `first` to before `end` of the tile with each column sorted: (t,) each."""
     columns = np.sort(np.ascontiguousarray(rows.T), axis=-1)
-    return np.ascontiguousarray(columns[:, first:end].T)
+    return list(np.ascontiguousarray(columns[:, first:end].T))
 
 
-def sort_by_network(rows: Tile, first: int, end: int) -> Tile:
-    """As sort_by_column. rows: (k + 1, t), of which the last is room to work in; all are
-    overwritten."""
+def sort_by_network(rows: Tile, first: int, end: int) -> Sequence[Tile]:
+    """The same as sort_by_column, by whole rows.
+
+    rows: (k + 1, t), of which the last is room to work in. All are overwritten, and the result
+    shares their memory.
+    """
     k = len(rows) - 1
     places = list(rows[:k])
     free = rows[k]
@@ -107,7 +120,7 @@ def sort_by_network(rows: Tile, first: int, end: int) -> Tile:
         np.minimum(a, b, out=free)
         np.maximum(a, b, out=b)
         places[low], free = free, a
-    return np.stack(places[first:end])
+    return places[first:end]
 
 
 @cache

@@ -15,16 +15,19 @@ class AnotherModel(Fenced):
 
 
 class Publication:
-    """An object that is being written, and seen by nobody before commit."""
+    """An object that is being written. No reader sees it before commit.
 
-    def __init__(self, store: WeightsStore, key: str) -> None:
+    size_bytes: about what the object will have; 0 if that is not known.
+    """
+
+    def __init__(self, store: WeightsStore, key: str, size_bytes: int = 0) -> None:
         self._store = store
         self._key = key
         self._digest = xxhash.xxh3_128()
         self._size = 0
-        self._upload = store.upload(key)
+        self._upload = store.upload(key, size_bytes=size_bytes)
 
-    def write(self, piece: bytes) -> None:
+    def write(self, piece: bytes | memoryview) -> None:
         """Append. Raises the store's errors."""
         self._digest.update(piece)
         self._size += len(piece)
@@ -54,9 +57,10 @@ class Publication:
 
 
 @contextmanager
-def publication(store: WeightsStore, key: str) -> Iterator[Publication]:
-    """One that is aborted at the end, unless it was committed. Raises the store's errors."""
-    begun = Publication(store, key)
+def publication(store: WeightsStore, key: str, size_bytes: int = 0) -> Iterator[Publication]:
+    """A Publication that is aborted at the end, unless it was committed. Raises the store's
+    errors."""
+    begun = Publication(store, key, size_bytes)
     try:
         yield begun
     finally:

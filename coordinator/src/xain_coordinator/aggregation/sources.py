@@ -1,5 +1,6 @@
-"""The vectors an aggregation reads: slice after slice into given memory, and checked on the way."""
+"""The vectors that an aggregation reads: piece by piece into given memory, with their digests."""
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,12 @@ class UpdateChanged(StoreError):
 
 
 class Source:
-    """A stored vector, read front to back and held against its digest.
+    """A stored vector, read piece by piece and compared with its digest.
 
-    kind: what it is, for messages. keep_open: one reader serves for all; otherwise each read opens
-    the object anew. The digest goes on over all that is read, whichever reader it came from.
+    Threads may read several pieces at the same time. add_to_digest takes the pieces in their order.
+
+    kind: what it is, for messages. keep_open: one reader serves all reads; otherwise each read
+    opens the object anew. The digest covers all that is read, whichever reader it came from.
     """
 
     def __init__(
@@ -32,45 +35,40 @@ class Source:
         *,
         keep_open: bool,
     ) -> None:
-        self.dtype = dtype
         self._store = store
         self._ref = ref
         self._name = f"the {kind} {ref.key!r}"
+        self._itemsize = dtype.itemsize
         self._keep_open = keep_open
         self._reader: Reader | None = None
+        self._opening = threading.Lock()
         self._digest = xxhash.xxh3_128()
         self._header_bytes = ref.size_bytes - length * dtype.itemsize
-        self._offset = 0
+        self._header = bytearray(self._header_bytes)
 
-    def read_into(self, row: NDArray[Any]) -> None:
-        """The next len(row) elements. Raises UpdateChanged and the store's errors."""
-        header_bytes = self._header_bytes if self._offset == 0 else 0
-        if self._reader is None:
-            self._reader = self._open(header_bytes + row.nbytes)
-        if header_bytes:
-            self._next(self._reader, memoryview(bytearray(header_bytes)))
-        self._next(self._reader, row.view(np.uint8).data)
+    def read_into(self, start: int, row: NDArray[Any]) -> None:
+        """Read len(row) elements from the one with the index `start`, with the first of them the
+        header. Raises UpdateChanged and the store's errors."""
+        first = self._header_bytes + start * self._itemsize if start else 0
+        length = row.nbytes if start else self._header_bytes + row.nbytes
         if not self._keep_open:
-            self.close()
+            with self._open(first, length) as reader:
+                self._read(reader, start, row)
+            return
+        with self._opening:
+            if self._reader is None:
+                self._reader = self._open(first, length)
+        self._read(self._reader, start, row)
 
-    def _open(self, length: int) -> Reader:
-        """length: of what will be read next."""
-        reader = open_weights(self._store, self._ref.key, self._offset, length)
-        if reader.size != self._ref.size_bytes:
-            reader.close()
-            raise UpdateChanged(
-                f"{self._name} has {reader.size} bytes in the store, it had {self._ref.size_bytes}"
-            )
-        return reader
-
-    def _next(self, reader: Reader, buffer: memoryview) -> None:
-        if reader.read_into(self._offset, buffer) != len(buffer):
-            raise UpdateChanged(f"{self._name} has become shorter")
-        self._offset += len(buffer)
-        self._digest.update(buffer)
+    def add_to_digest(self, row: NDArray[Any]) -> None:
+        """Take the next piece into the digest."""
+        if self._header:
+            self._digest.update(self._header)
+            self._header.clear()
+        self._digest.update(row.view(np.uint8).data)
 
     def check(self) -> None:
-        """After the last element. Raises UpdateChanged."""
+        """Compare, after the last piece. Raises UpdateChanged."""
         if self._digest.hexdigest() != self._ref.digest:
             raise UpdateChanged(f"{self._name} has changed in the store")
 
@@ -78,3 +76,23 @@ class Source:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+
+    def _open(self, start: int, length: int) -> Reader:
+        """start, length: the bytes that will be read first."""
+        reader = open_weights(self._store, self._ref.key, start, length)
+        if reader.size != self._ref.size_bytes:
+            reader.close()
+            raise UpdateChanged(
+                f"{self._name} has {reader.size} bytes in the store, it had {self._ref.size_bytes}"
+            )
+        return reader
+
+    def _read(self, reader: Reader, start: int, row: NDArray[Any]) -> None:
+        if start == 0:
+            self._fill(reader, 0, memoryview(self._header))
+        offset = self._header_bytes + start * self._itemsize
+        self._fill(reader, offset, row.view(np.uint8).data)
+
+    def _fill(self, reader: Reader, offset: int, buffer: memoryview) -> None:
+        if reader.read_into(offset, buffer) != len(buffer):
+            raise UpdateChanged(f"{self._name} has become shorter")

@@ -1,28 +1,44 @@
-"""Vectors read side by side, tile after tile: while one is worked on, the next is read and what
-came of the one before is written, in memory that is used over and over."""
+"""Vectors of the same length, read side by side: some columns of all of them, a tile, at a time.
 
-from collections.abc import Callable, Iterable, Sequence
+Each thread reads a tile, computes and hands on what it has made, then takes the next tile that no
+thread has taken. Threads meet in two places only. Digests go on, and results are handed on, in the
+order of the tiles; both take a small part of the time that a tile takes.
+
+The objects of a store on this machine are read by the thread that computes: the bytes are still in
+that processor's cache when it computes. Reads from a store far away are mostly waiting, so a pool
+of threads reads the vectors of one tile at the same time, while another tile is computed.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xain_coordinator.aggregation.crew import Crew, Job
+from xain_coordinator.aggregation.aggregator import Stopped
+from xain_coordinator.aggregation.ordering import Cancelled, OrderedLock
 from xain_coordinator.aggregation.sources import Source
 from xain_coordinator.core.values import WeightsRef
 from xain_coordinator.ports import WeightsStore
 
-SPAN_COLUMNS = 32768  # at most; a job that takes a moment, so that all threads end at one time
-MIN_SPAN_COLUMNS = 256  # in fewer, the calls would take longer than the work
+# Columns of a tile at most, where the store is on this machine, and of what is computed at a time.
+# More would leave the processor's cache between reading and computing. With fewer the calls into
+# numpy are so short that threads spend their time waiting for the interpreter's lock.
+MAX_COLUMNS = 1 << 16
+MIN_COLUMNS = 1 << 12
 
 DType = np.dtype[Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """What is to be read. kind: for messages."""
+    """A stored vector. kind: for messages."""
 
     ref: WeightsRef
     kind: str
@@ -30,20 +46,24 @@ class Vector:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """Room for one tile of w columns.
+class TileBuffer:
+    """Memory for w columns.
 
-    rows: (k, w), what is combined. extras: (w,) each, what else is read. made: (w,) each, what
-    comes of it.
+    rows: (k, w), what is combined. extras: (w,) each, what else is read. made: (w,) each, what is
+    made of them.
     """
 
     rows: NDArray[Any]
     extras: tuple[NDArray[Any], ...]
     made: tuple[NDArray[Any], ...]
 
-    def cut(self, start: int, end: int) -> "Slot":
-        """Some of its columns."""
-        return Slot(
+    @property
+    def num_columns(self) -> int:
+        return int(self.rows.shape[1])
+
+    def cut(self, start: int, end: int) -> "TileBuffer":
+        """Some of the columns; the memory is shared."""
+        return TileBuffer(
             self.rows[:, start:end],
             tuple(extra[start:end] for extra in self.extras),
             tuple(one[start:end] for one in self.made),
@@ -52,102 +72,141 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How vectors of the same length are read.
+    """A way to read vectors.
 
     rows: of one dtype. made: the dtypes of what is made.
-    tile_bytes: of a slot; there are two. At least a block is read all the same.
-    block: a tile has a multiple of so many columns, the last one aside.
+    num_threads: threads that compute; each has a tile of its own.
+    tile_bytes: of a tile at most; a block is read at least.
+    block: a tile has a multiple of so many columns, the last tile aside.
     max_readers: with more vectors than this, each is opened again for every tile.
+    stop: once set, no read is begun any more.
     """
 
     store: WeightsStore
-    crew: Crew
     length: int
-    rows: Sequence[Vector]
+    stop: threading.Event
+    rows: Sequence[Vector] = ()
     extras: Sequence[Vector] = ()
     made: Sequence[DType] = ()
+    num_threads: int = 1
     tile_bytes: int = 1
     block: int = 1
     max_readers: int = 1
 
-    @property
-    def width(self) -> int:
-        """Columns of a tile."""
-        dtypes = [*(one.dtype for one in (*self.rows, *self.extras)), *self.made]
-        fitting = self.tile_bytes // sum(dtype.itemsize for dtype in dtypes)
-        return min(max(fitting // self.block, 1) * self.block, max(self.length, 1))
-
     def work_through(
-        self,
-        compute: Callable[[Slot, int], Iterable[Job]],
-        write: Callable[[Slot], Iterable[Job]] = lambda slot: (),
+        self, compute: Callable[[TileBuffer, int], T], hand_on: Callable[[T], object]
     ) -> None:
-        """Read all of it once, front to back.
+        """Read all vectors once, front to back, and compare them with their digests.
 
-        compute: the jobs for a tile that begins at this column. write: those for what was made of
-        one; they see the tiles in order, and each job runs before the next tile's.
+        compute: called with a tile and its first column, in several threads at once.
+        hand_on: called with what compute returned, for one tile after the other, in their order.
+            The tile is reused afterwards.
         Raises what they raise, UpdateChanged, Stopped, and the store's errors.
         """
-        width = self.width
-        starts = range(0, self.length, width)
-        slots = [self._slot(width) for _ in starts[:2]]
         vectors = [*self.rows, *self.extras]
-        keep_open = len(vectors) <= self.max_readers
-        sources = [
-            Source(
-                self.store,
-                one.ref,
-                one.kind,
-                one.dtype,
-                self.length,
-                keep_open=keep_open,
-            )
-            for one in vectors
-        ]
+        width = self._width
+        tiles = deque(enumerate(range(0, self.length, width)))
+        num_threads = min(self.num_threads, len(tiles))
+        digests, results = OrderedLock(), OrderedLock()
 
-        def tile(i: int) -> Slot:
-            return slots[i % 2].cut(0, min(width, self.length - starts[i]))
-
-        def reading(i: int) -> list[Job]:
-            if i >= len(starts):
-                return []
-            slot = tile(i)
-            rows = (*slot.rows, *slot.extras)
-            return [_Reading(*pair) for pair in zip(sources, rows, strict=True)]
+        def cancel() -> None:
+            digests.cancel()
+            results.cancel()
 
         with ExitStack() as stack:
+            sources = [
+                Source(
+                    self.store,
+                    one.ref,
+                    one.kind,
+                    one.dtype,
+                    self.length,
+                    keep_open=self._keep_open,
+                )
+                for one in vectors
+            ]
             for source in sources:
                 stack.callback(source.close)
-            self.crew.do([], reading(0))
-            for i, start in enumerate(starts):
-                writing = write(tile(i - 1)) if i else ()
-                self.crew.do([*writing, *compute(tile(i), start)], reading(i + 1))
-            if starts:
-                self.crew.do(write(tile(len(starts) - 1)))
+            num_readers = min(self.store.num_parallel, self.max_readers, len(vectors))
+            readers = None
+            if num_readers > 1:
+                readers = stack.enter_context(ThreadPoolExecutor(num_readers, "aggregate-read"))
+
+            def work() -> None:
+                whole = self._tile(width)
+                while True:
+                    try:
+                        number, start = tiles.popleft()  # safe among threads
+                    except IndexError:
+                        return
+                    tile = whole.cut(0, min(width, self.length - start))
+                    into = (*tile.rows, *tile.extras)
+
+                    def read(source: Source, row: NDArray[Any], start: int = start) -> None:
+                        if self.stop.is_set():
+                            raise Stopped
+                        source.read_into(start, row)
+
+                    for _ in (map if readers is None else readers.map)(read, sources, into):
+                        pass
+                    with digests.turn(number):
+                        for source, row in zip(sources, into, strict=True):
+                            source.add_to_digest(row)
+                    made = compute(tile, start)
+                    with results.turn(number):
+                        hand_on(made)
+
+            _run(work, num_threads, cancel)
             for source in sources:
                 source.check()
 
-    def _slot(self, width: int) -> Slot:
+    @property
+    def _keep_open(self) -> bool:
+        return len(self.rows) + len(self.extras) <= self.max_readers
+
+    @property
+    def _width(self) -> int:
+        """Columns of a tile."""
+        dtypes = [*(one.dtype for one in (*self.rows, *self.extras)), *self.made]
+        columns = self.tile_bytes // sum(dtype.itemsize for dtype in dtypes)
+        if self.store.num_parallel == 1 and self._keep_open:
+            # Several tiles for each thread, so that all threads end at one time.
+            fair = -(-self.length // (4 * self.num_threads))
+            columns = min(columns, MAX_COLUMNS, max(fair, MIN_COLUMNS))
+        return min(max(columns // self.block, 1) * self.block, max(self.length, 1))
+
+    def _tile(self, width: int) -> TileBuffer:
         dtype = self.rows[0].dtype if self.rows else np.dtype(np.float32)
-        return Slot(
+        return TileBuffer(
             np.empty((len(self.rows), width), dtype),
             tuple(np.empty(width, extra.dtype) for extra in self.extras),
             tuple(np.empty(width, dtype) for dtype in self.made),
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    source: Source
-    row: NDArray[Any]
+def _run(work: Callable[[], None], num_threads: int, cancel: Callable[[], None]) -> None:
+    """Call `work` in so many threads, this one among them, and wait for all. Raises what the first
+    that failed has raised; cancel: called then, ends the others."""
+    if num_threads <= 1:
+        return work()
+    errors: list[BaseException] = []
 
-    def __call__(self) -> None:
-        self.source.read_into(self.row)
+    def guarded() -> None:
+        try:
+            work()
+        except Cancelled:
+            pass
+        except BaseException as error:  # whatever it is, the others must not wait for this thread
+            errors.append(error)
+            cancel()
 
-
-def spans(num_columns: int, num_threads: int) -> Iterable[tuple[int, int]]:
-    """(start, end) of pieces of a tile, some for each thread."""
-    fair = -(-num_columns // (2 * num_threads))
-    width = min(max(fair, MIN_SPAN_COLUMNS), SPAN_COLUMNS)
-    for start in range(0, num_columns, width):
-        yield start, min(start + width, num_columns)
+    with ThreadPoolExecutor(num_threads - 1, "aggregate") as pool:
+        for _ in range(num_threads - 1):
+            pool.submit(guarded)
+        guarded()
+    try:
+        if errors:
+            raise errors[0]
+    finally:
+        # An error holds the frames that it came through, and what they hold are tiles.
+        errors.clear()

@@ -15,8 +15,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from xain_coordinator.aggregation.aggregator import Float64, RuleFailed, Tile, Weights
-from xain_coordinator.aggregation.crew import Stopped
+from xain_coordinator.aggregation.aggregator import Float64, RuleFailed, Stopped, Tile, Weights
 from xain_coordinator.aggregation.publishing import publish
 from xain_coordinator.aggregation.sources import Source
 from xain_coordinator.core.effects import Aggregate
@@ -144,7 +143,8 @@ def _read(store: WeightsStore, ref: WeightsRef, kind: str, length: int) -> bytes
     source = Source(store, ref, kind, _DTYPE, length, keep_open=True)
     try:
         data = np.empty(length, _DTYPE)
-        source.read_into(data)
+        source.read_into(0, data)
+        source.add_to_digest(data)
         source.check()
         return data.tobytes()
     finally:
