@@ -13,7 +13,8 @@ coordinator_user_s, coordinator_system_s: processor time of the coordinator for 
 Three tables: by number of participants, with the peak memory (VmHWM) of every process; durable
 against in memory (the data directory in /dev/shm, where fsync costs nothing); and the coordinator's
 peak memory by aggregation rule. Beside each, in the same run, the raw limits: the same bytes over
-loopback TCP and over bare gRPC streams between as many processes, and the disk.
+loopback TCP and over bare gRPC streams between as many processes, the disk, and a whole round of
+the same work without protocol, journal and recovery (bulk_round.py).
 
 With --peers also Flower and NVFLARE, installed into .bench-peers/ when they are not there.
 Prints the tables; writes bench-results/large_model.json.
@@ -29,6 +30,7 @@ import baselines
 import flags
 import processes
 import results
+from bulk_round import bulk_round
 
 # The first round brings the first weights, and the second is the first with a download.
 WARM_UP_ROUNDS = 2
@@ -86,9 +88,20 @@ def by_participants(given: argparse.Namespace, num_bytes: int) -> list[dict[str,
         with results.scratch() as folder:
             found = row(measure(folder, participants, given.size, given.rounds), num_bytes)
             written = baselines.disk_seconds(folder, participants + 1, num_bytes)
+        with results.scratch() as folder:
+            bulk = statistics.median(bulk_round(folder, participants, num_bytes, given.rounds))
         limits = baselines.transport(participants, num_bytes)
-        ratio = found["round_s_median"] / limits["bare_grpc_s"]
-        rows.append({**found, **limits, "disk_s": written, "ratio_to_bare_grpc": ratio})
+        seconds = found["round_s_median"]
+        rows.append(
+            {
+                **found,
+                **limits,
+                "disk_s": written,
+                "bulk_round_s": bulk,
+                "ratio_to_bare_grpc": seconds / limits["bare_grpc_s"],
+                "ratio_to_bulk_round": seconds / bulk,
+            }
+        )
     return rows
 
 

@@ -230,6 +230,7 @@ def in_processes(
     rules: dict[str, object] = {
         "rounds.min_participants": len(sites),
         "rounds.start_participants": len(sites),
+        "server.weights_port": "off",  # all bytes pass the proxy
         **case.settings,
     }
     is_bagging = case.kind == "bagging"

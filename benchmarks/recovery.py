@@ -7,8 +7,8 @@ the same data and port. Measured from the start of the new process: the seconds 
 and until the model of the round is published. Every other round is left in peace.
 
 The bytes that were sent twice are those that went through a proxy between the participants and the
-coordinator, less those of the same session without a kill. The participants are real agents whose
-updates are there before they are asked.
+coordinator, less those of the same session without a kill; weights travel by gRPC for that. The
+participants are real agents whose updates are there before they are asked.
 
 How long it takes to read a long journal is measured by restart.py. Prints medians; writes
 bench-results/recovery.json.
@@ -50,6 +50,7 @@ def session(participants: int, size: int, rounds: int, kills: int) -> Found:
             "rounds.rounds": WARM_UP_ROUNDS + rounds,
             "rounds.initial_weights": "average",
             "rounds.min_participants": participants,
+            "server.weights_port": "off",  # all bytes pass the proxy
         }
         coordinator = processes.CoordinatorProcess(folder, rules)
         stack.callback(coordinator.stop)

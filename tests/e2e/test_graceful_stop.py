@@ -11,8 +11,10 @@ from support.training import Scenario, close_gates, training, undisturbed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-# Of two chunks, so that an upload is a stream.
-SCENARIO = Scenario(("a", "b", "c", "d"), rounds=3, size=300_000)
+# An upload is a stream of several messages through the proxy.
+SCENARIO = Scenario(
+    ("a", "b", "c", "d"), rounds=3, size=300_000, settings={"server.weights_port": "off"}
+)
 SLOW_BYTES_PER_S = 20_000  # a minute for an upload
 
 

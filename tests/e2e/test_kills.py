@@ -24,18 +24,19 @@ import pytest
 from support.fault_proxy import FaultProxy
 from support.influx_servers import VictoriaMetrics
 from support.process import Lines, ParticipantProcess
-from support.s3_servers import SeaweedFS
+from support.s3_servers import SeaweedFS, free_ports
 from support.training import Scenario, Training, close_gates, digests, training, undisturbed
 
 # The number of kills is what counts, so there is no hurry: this much only if all stands still.
-KILLS = int(os.environ.get("KILLS") or 8)
+KILLS = int(os.environ.get("KILLS") or 10)
 SEED = int(os.environ.get("SEED") or 0)
 KILLS_A_SESSION = 5
 ENCODINGS = ("int8", "float16", "plain")
-# inline: inside the call that hands it in. stream: through the coordinator. resumed: the same, but
-# large, and over lines that are cut in the middle of it. url: put into S3 by a signed URL, where no
-# encoding is asked for; else streamed to it.
-WAYS = ("stream", "url", "resumed", "inline")
+# inline: inside the call that hands it in. stream: through gRPC. resumed: the same, but large, and
+# over lines that are cut in the middle of it. port: as resumed, through the weights port. url: put
+# into S3 by a signed URL. Encoded updates take no URL: then the last two are streams, too.
+WAYS = ("stream", "port", "url", "resumed", "inline")
+LARGE_WAYS = ("resumed", "port")
 PLANS = 2 * len(ENCODINGS) * len(WAYS)
 ROUNDS = 8
 PACE_S = 0.3  # how long a training takes at most
@@ -59,12 +60,21 @@ class Killer:
     """Kills the processes of a training, and starts them again. Now and then it only stops the
     coordinator.
 
+    line: the way to the weights port, if it has one of its own.
     cuts_uploads: before each kill it ends all connections when a part of an upload has arrived.
     num_kills: those that have happened.
     """
 
-    def __init__(self, training: Training, chance: Random, *, cuts_uploads: bool = False) -> None:
+    def __init__(
+        self,
+        training: Training,
+        chance: Random,
+        line: FaultProxy | None = None,
+        *,
+        cuts_uploads: bool = False,
+    ) -> None:
         self.num_kills = 0
+        self._lines = [training.proxy] if line is None else [training.proxy, line]
         self._cuts_uploads = cuts_uploads
         self._training = training
         self._chance = chance
@@ -101,7 +111,8 @@ class Killer:
         if coordinator.dies_at is None and await self._training.until(
             is_under_way, look_every_s=AIMING_S
         ):
-            await asyncio.to_thread(self._training.proxy.cut)
+            for line in self._lines:
+                await asyncio.to_thread(line.cut)
 
     def _alive(self) -> list[ParticipantProcess]:
         return [p for p in self._training.participants.values() if p.status is None]
@@ -213,11 +224,13 @@ class Plan:
     def of(seed: int) -> "Plan":
         """The first seeds differ in all of it, and PLANS of them are every combination."""
         chance = Random(seed)
-        way = WAYS[seed % len(WAYS)]
-        encoding = ENCODINGS[seed // len(WAYS) % len(ENCODINGS)]
-        is_kept = (seed // len(WAYS) // len(ENCODINGS) + seed) % 2 == 0
+        number = seed % len(WAYS)
+        way = WAYS[number]
+        # The first session of the port has no encoding, so that the port is used.
+        encoding = ENCODINGS[(seed // len(WAYS) + 2 * (way == "port")) % len(ENCODINGS)]
+        is_kept = (seed // len(WAYS) // len(ENCODINGS) + number) % 2 == 0
         names = tuple(f"site-{number}" for number in range(chance.randint(2, 4)))
-        sizes = {"inline": [1_000], "resumed": [2_000_000]}
+        sizes = {"inline": [1_000], "resumed": [2_000_000], "port": [2_000_000]}
         size = chance.choice(sizes.get(way, [300_000, 600_000]))
         return Plan(Scenario(names, ROUNDS, size, PACE_S, encoding), way, is_kept)
 
@@ -237,11 +250,25 @@ async def session(seed: int, kills: int, folder: Path) -> int:
         one = plan.scenario
         if plan.way == "url" and SeaweedFS.missing() is None:  # else files take its place
             one = one.having(s3_settings(stack.enter_context(SeaweedFS())))
+        line: FaultProxy | None = None  # to the weights port
+        if plan.way == "port":
+            line = stack.enter_context(FaultProxy(free_ports(1)[0]))
+            one = one.having(
+                {
+                    "server.weights_port": line.upstream,
+                    "server.weights_address": f"127.0.0.1:{line.port}",
+                }
+            )
+            line.storm(seed + 1)
+        else:
+            one = one.having({"server.weights_port": "off"})
         async with training(one, folder / "killed", flags=flags, about=about) as under_way:
-            killer = Killer(under_way, chance, cuts_uploads=plan.way == "resumed")
+            killer = Killer(under_way, chance, line, cuts_uploads=plan.way in LARGE_WAYS)
             under_way.proxy.storm(seed)
             await killer.kill(kills)
             under_way.proxy.calm()
+            if line is not None:
+                line.calm()
             assert await under_way.finish() == expected
             under_way.check_journal()
             under_way.check_books(kept=plan.is_kept)

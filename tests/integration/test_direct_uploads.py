@@ -450,7 +450,7 @@ async def test_lost_store_request_that_arrives_late_changes_no_accepted_update(
             late.append((self._key, bytes(self._data)))
             raise StoreUnavailable("no answer")
 
-    monkeypatch.setattr(store, "upload", lambda key, label="": LostUpload(store, key))
+    monkeypatch.setattr(store, "upload", lambda key, label="", size_bytes=0: LostUpload(store, key))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await member.upload(np.full(SIZE, 1, np.float32))
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE

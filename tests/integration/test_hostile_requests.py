@@ -190,7 +190,7 @@ FIRST = pb.PutWeightsRequest(
 
 async def half_open(member: Member, number: int) -> grpc.aio.StreamUnaryCall[Any, Any]:
     """An upload whose sender says nothing more after its first message."""
-    metadata = (("xain-participant-id", f"p{number}"), ("xain-small-messages", "1"))
+    metadata = (("xain-participant-id", f"p{number}"),)
     call = member.stub.PutWeights(metadata=metadata)
     with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # it is refused already
         await call.write(FIRST)

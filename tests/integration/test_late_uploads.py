@@ -8,7 +8,7 @@ import pytest
 
 from support.transfers import PATIENCE_S, VECTOR, put, refused, until
 from xain_coordinator.core.values import StoredWeights
-from xain_coordinator.server.reception import Reception
+from xain_coordinator.updates.reception import Reception
 from xain_proto.fl import coordinator_pb2 as pb
 
 

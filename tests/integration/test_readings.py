@@ -27,8 +27,8 @@ from xain_coordinator.app import Coordinator
 from xain_coordinator.core.values import Phase
 from xain_coordinator.server import readings, uploads
 from xain_coordinator.server.readings import NUM_READINGS
-from xain_coordinator.server.reception import Reception
 from xain_coordinator.stores.files import FileReader
+from xain_coordinator.updates.reception import Reception
 from xain_proto.fl import coordinator_pb2 as pb
 
 PATIENT = {"heartbeat_timeout_s": 2 * PATIENCE_S}  # members send none here

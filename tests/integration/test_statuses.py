@@ -304,7 +304,7 @@ async def test_a_store_that_is_away_is_unavailable(start, join, monkeypatch):
     await a.rendezvous()
     await a.until(pb.ROUND, 0)
 
-    def away(self: object, key: str, label: str = "") -> None:
+    def away(self: object, key: str, *_: object, **__: object) -> None:
         raise StoreUnavailable(f"/secret/path/{key}: disk full")
 
     with monkeypatch.context() as patch:

@@ -34,6 +34,7 @@ from xain_coordinator.core import replies as r
 from xain_coordinator.core.decider import Decision, decide, next_deadline, resume
 from xain_coordinator.core.effects import Aggregate, InitialiseModel
 from xain_coordinator.core.keys import update_key
+from xain_coordinator.core.questions import AssignmentFor, advertise, ask
 from xain_coordinator.core.session import Session, evolve, fold, open_session
 from xain_coordinator.core.values import ParticipantState, Phase, Round, Rules
 
@@ -388,8 +389,8 @@ class PacingMachine(RuleBasedStateMachine):
             assert type(outcome) is errors.NotAMember
             assert name not in self.session.members
             return
-        seen = outcome.reply
-        assert isinstance(seen, r.Advertisement)
+        assert outcome.reply == r.Heard()
+        seen = advertise(self.session, name)
         word = self.book.get((seen.round, name))
         if seen.phase not in (Phase.COLLECTING, Phase.AGGREGATING):
             return
@@ -398,8 +399,7 @@ class PacingMachine(RuleBasedStateMachine):
         assert self.session.open_round.number - seen.round <= self._limit()
         if seen.phase is not Phase.COLLECTING or seen.update_accepted:
             return
-        outcome = self.send(c.StartTrainingRound(name))
-        assignment = outcome.reply
+        assignment = ask(self.session, AssignmentFor(name))
         assert isinstance(assignment, r.Assignment)
         # What was advertised is assigned: that round, with its own model.
         assert assignment.round == assignment.model.round == seen.round

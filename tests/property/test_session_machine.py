@@ -40,6 +40,7 @@ from xain_coordinator.core.decider import Decision, decide, next_deadline, resum
 from xain_coordinator.core.effects import Aggregate, InitialiseModel
 from xain_coordinator.core.keys import update_key
 from xain_coordinator.core.membership import check_name
+from xain_coordinator.core.questions import AssignmentFor, MayUpload, Question, advertise, ask
 from xain_coordinator.core.session import Session, evolve, fold, open_session
 from xain_coordinator.core.values import DataProfile, ParticipantState, Phase, Rules
 
@@ -247,6 +248,16 @@ class SessionMachine(RuleBasedStateMachine):
         except errors.Refusal as refusal:
             return refusal
 
+    def ask(self, question: Question) -> r.Reply | errors.Refusal:
+        """Ask something that may be refused."""
+        shown = repr(self.session)
+        try:
+            return ask(self.session, question)
+        except errors.Refusal as refusal:
+            return refusal
+        finally:
+            assert repr(self.session) == shown, "a question changed something"
+
     def _is_eligible(self, name: str) -> bool:
         """Written down anew."""
         return not self.rules.tags or TAGS.get(name, NORTH).get("site") in (
@@ -319,8 +330,8 @@ class SessionMachine(RuleBasedStateMachine):
         if decision is None:
             return
         assert durable(decision.events) == []
-        reply = decision.reply
-        assert isinstance(reply, r.Advertisement)
+        assert decision.reply == r.Heard()
+        reply = advertise(self.session, name)
         assert reply.round == self.session.round
         if self.session.phase is Phase.FINISHED:
             assert reply.phase is Phase.FINISHED
@@ -356,16 +367,13 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(i=INDEX)
     def start(self, i: int) -> None:
         session, name = self.session, NAMES[i]
-        decision = self.maybe(c.StartTrainingRound(name))
+        reply = self.ask(AssignmentFor(name))
         round_ = session.open_round
         may = session.phase is Phase.COLLECTING and round_ is not None and name in round_.selected
         if name not in session.members:
             may = False
-        assert (decision is not None) == may
-        if decision is not None and round_ is not None:
-            reply = decision.reply
-            assert isinstance(reply, r.Assignment)
-            assert decision.events == ()
+        assert isinstance(reply, r.Assignment) == may
+        if isinstance(reply, r.Assignment):
             assert (reply.round, reply.epoch_base) == (session.round, session.epoch_base)
             assert reply.model == session.model
             assert reply.epochs == (0 if reply.model.is_empty else self.rules.epochs)
@@ -582,7 +590,7 @@ class SessionMachine(RuleBasedStateMachine):
         """Nothing may be written over what was acknowledged."""
         name, number = NAMES[i], self.session.round + min(off, 0)
         word = self._word(name, number)
-        outcome = self.attempt(c.BeginUpload(name, number, digest))
+        outcome = self.ask(MayUpload(name, number, digest))
         if isinstance(outcome, errors.Refusal):
             assert word is None or word.digest != digest
             expected = self._barred(name, number) or (
@@ -590,11 +598,10 @@ class SessionMachine(RuleBasedStateMachine):
             )
             assert type(outcome) is expected, f"{outcome!r}, expected {expected}"
             return
-        assert outcome.events == ()
         if word is not None:
-            assert outcome.reply == r.AlreadyUploaded(stored(word.key, digest).ref)
+            assert outcome == r.AlreadyUploaded(stored(word.key, digest).ref)
         else:
-            assert outcome.reply == r.UploadTo(update_key(number, name))
+            assert outcome == r.UploadTo(update_key(number, name))
             assert self._barred(name, number) is None
             assert self._key_is_free(number, name)
 
@@ -762,10 +769,9 @@ class SessionMachine(RuleBasedStateMachine):
         if self.session.phase is Phase.COLLECTING:
             number = self.session.round
             for name in self._outstanding():
-                outcome = self.attempt(c.BeginUpload(name, number, "new"))
+                outcome = self.ask(MayUpload(name, number, "new"))
                 if self._key_is_free(number, name):
-                    assert isinstance(outcome, Decision)
-                    assert outcome.reply == r.UploadTo(update_key(number, name))
+                    assert outcome == r.UploadTo(update_key(number, name))
                 else:
                     assert type(outcome) is errors.UploadNameTaken
 

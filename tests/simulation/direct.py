@@ -103,11 +103,11 @@ class SimulatedDirect(DirectTransfer):
     def _send(
         self,
         connection: Any,
-        target: Any,
+        put: Any,
         parts: Sequence[memoryview],
         on_sent: Callable[[int], None],
-    ) -> int:
-        data, key = b"".join(parts), target.path[1:]
+    ) -> direct.Stored:
+        data, key = b"".join(parts), put.target.path[1:]
         self._hub.note(self._link.name, f"PUT {key}")
         self._process.touch()
 
@@ -125,4 +125,4 @@ class SimulatedDirect(DirectTransfer):
             if thread.now() > deadline:
                 raise direct._Failed("timed out")
             sleep(1.0)
-        return 200
+        return direct.Stored("")

@@ -235,7 +235,7 @@ class SimulatedStore:
             raise KeyNotFound(key)
         return MemoryReader(self.disk.visible[key])
 
-    def upload(self, key: str, label: str = "") -> Upload:
+    def upload(self, key: str, label: str = "", size_bytes: int = 0) -> Upload:
         self._ask("upload", key)
         part = Part(label, self._process)
         if self._keeps_parts and label:

@@ -20,7 +20,7 @@ from xain_coordinator import fencing, retention
 from xain_coordinator import restore as restore_module
 from xain_coordinator.admission import Inspector
 from xain_coordinator.aggregation import distances, engine
-from xain_coordinator.core import answers, decider, pacing, steps
+from xain_coordinator.core import answers, decider, pacing, questions, steps
 from xain_coordinator.core import events as e
 from xain_coordinator.core import session as session_module
 from xain_coordinator.core.commands import Command
@@ -32,7 +32,7 @@ from xain_coordinator.fencing import Fence
 from xain_coordinator.ports import Journal, Record, Snapshot
 from xain_coordinator.retention import Needed, Retention
 from xain_coordinator.server.downloads import Downloads
-from xain_coordinator.server.reception import Reception
+from xain_coordinator.updates.reception import Reception
 from xain_coordinator.work import StoreWorker
 from xain_messaging.clock_table import ClockTable
 from xain_participant import events, protocol
@@ -80,7 +80,7 @@ def _take_again() -> Iterator[None]:
     """Nothing is known of the first one."""
     with (
         mock.patch.object(Session, "accepted", return_value=None),
-        mock.patch.object(answers, "require_free_key"),
+        mock.patch.object(questions, "require_free_key"),
     ):
         yield
 
@@ -391,6 +391,7 @@ TRAVELS: Mapping[str, Mapping[str, bool]] = {
 FIRST_SEED: Mapping[str, int] = {
     "drop updates that are behind": 1400,
     "overwrite a published model": 430,
+    "select those who are left out": 3000,
 }
 
 # What is seen of each: a pattern of Failed.what.

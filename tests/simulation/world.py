@@ -25,7 +25,7 @@ from xain_messaging import logger
 
 # Of weights that do not travel inside calls.
 CHUNK_BYTES = 64
-SLOW_CHUNK_BYTES = 16
+MESSAGE_BYTES = 16
 RESUMED_AT_BYTES = 16  # behind the header: where a part can be gone on with
 
 
@@ -325,19 +325,13 @@ def _surroundings(world: _World, scenario: Scenario) -> Iterator[None]:
             "xain_participant.encoded.TILE_ELEMENTS": TILE_ELEMENTS,
             "xain_participant.upload.TILE_ELEMENTS": TILE_ELEMENTS,
             "xain_proto.np.delta.TILE_ELEMENTS": TILE_ELEMENTS,
-            "xain_coordinator.server.reception.TILE_ELEMENTS": TILE_ELEMENTS,
-            "xain_participant.message_sizes.CHUNK_BYTES": 16,
-            "xain_participant.message_sizes.SMALL_BYTES": 8,
+            "xain_coordinator.updates.reception.TILE_ELEMENTS": TILE_ELEMENTS,
+            "xain_participant.client.MESSAGE_BYTES": 16,
             "xain_coordinator.server.downloads.INLINE_BYTES": 0,
-            "xain_coordinator.server.downloads.SMALL_MODEL_BYTES": 0,
-            "xain_coordinator.server.downloads.CHUNK_BYTES": CHUNK_BYTES,
-            "xain_coordinator.server.downloads.SLOW_CHUNK_BYTES": SLOW_CHUNK_BYTES,
+            "xain_coordinator.server.downloads.MESSAGE_BYTES": MESSAGE_BYTES,
             "xain_coordinator.server.downloads.BLOCK_BYTES": 2 * CHUNK_BYTES,
-            "xain_coordinator.server.streams.SMALL_BYTES": 8,
-            "xain_coordinator.server.places.CHUNK_BYTES": CHUNK_BYTES,
-            "xain_coordinator.server.places.LEAST_BYTES": SLOW_CHUNK_BYTES,
-            "xain_coordinator.server.reception.CHUNK_BYTES": RESUMED_AT_BYTES,
-            "xain_coordinator.server.streams.CHUNK_BYTES": 2 * RESUMED_AT_BYTES,
+            "xain_coordinator.server.streams.LEAST_BYTES": MESSAGE_BYTES,
+            "xain_coordinator.updates.reception.CHUNK_BYTES": RESUMED_AT_BYTES,
         }
     collects = gc.isenabled()
     with ExitStack() as stack:

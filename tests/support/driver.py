@@ -13,6 +13,7 @@ from xain_coordinator.core import commands as c
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.effects import Aggregate, Effect, InitialiseModel
 from xain_coordinator.core.errors import Unavailable
+from xain_coordinator.core.questions import Question
 from xain_coordinator.core.values import GlobalModel, Rules, StoredWeights, WeightsRef
 from xain_coordinator.driver import Driver
 from xain_coordinator.ports import JournalError, Record, Snapshot
@@ -120,9 +121,11 @@ class Bench:
         self.driver = Driver.open(self.journal, lambda _: self.clock, rules, lambda: "s")
         self.driver.start(self.worker)
 
-    async def submit(self, command: c.Command) -> asyncio.Task[r.Reply]:
-        """A caller, on its way: the command is decided."""
-        task = asyncio.create_task(self.driver.submit(command))
+    async def submit(self, sent: c.Command | Question) -> asyncio.Task[r.Reply]:
+        """A caller, on its way: the command is decided, or the question is answered."""
+        driver = self.driver
+        call = driver.ask(sent) if isinstance(sent, Question) else driver.submit(sent)
+        task = asyncio.create_task(call)
         await settled()
         return task
 

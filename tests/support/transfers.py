@@ -95,7 +95,3 @@ async def with_model(start: Any, join: Any, vector: np.ndarray[Any, Any]) -> tup
     await a.hand_in(vector)
     await a.until(pb.ROUND, 1)
     return coordinator, a
-
-
-async def at_once(_: int) -> None:
-    """A turn that need not be waited for."""

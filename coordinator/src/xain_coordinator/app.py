@@ -62,13 +62,16 @@ from xain_coordinator.ports import (
     WeightsStore,
 )
 from xain_coordinator.retention import Retention
+from xain_coordinator.server.capabilities import Capabilities, PortFile
 from xain_coordinator.server.inspection_service import InspectionService
 from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.server.rare_lines import RareLine
-from xain_coordinator.server.serve import GrpcServer, PortTaken
+from xain_coordinator.server.serve import GrpcServer
+from xain_coordinator.server.weights_port import PortTaken, WeightsPort
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.stores.memory import MemoryStore
+from xain_coordinator.stores.paths import folder_to_path
 from xain_coordinator.stores.prefixed import PrefixedAccess, PrefixedStore
 from xain_coordinator.threads import run_to_end
 from xain_coordinator.warm_start import CannotStartFrom, FirstModel, first_model
@@ -104,6 +107,9 @@ PATIENCE_S = 60.0
 
 # Threads that wait for a store; the default would be a few more than processors.
 NUM_THREADS = 32
+
+# Of the weights port's URLs. A training that takes longer hands in through gRPC.
+URL_LIFETIME_S = 24 * 3600
 
 # For what comes after the drain: the last commit, and metrics, which take up to 5 s to give up.
 LAST_STEPS_S = 8.0
@@ -224,6 +230,7 @@ class Coordinator:
         self._models: ModelFolder | None = None
         if config.storage.kind == "files":
             self._models = ModelFolder(config.storage.path, session.session_id, self._copies)
+        self._weights_port: WeightsPort | None = None
         self._server: GrpcServer | None = None
         self._watches: list[asyncio.Task[None]] = []
 
@@ -232,6 +239,11 @@ class Coordinator:
         """The port it listens on, once started."""
         assert self._server is not None, "start() comes first"
         return self._server.port
+
+    @property
+    def weights_port(self) -> int | None:
+        """The port for weights over HTTP, once started; None without one."""
+        return None if self._weights_port is None else self._weights_port.port
 
     @property
     def inspection(self) -> InspectionService:
@@ -263,6 +275,7 @@ class Coordinator:
         and the journal's sessions are as they were.
         """
         server = self._config.server
+        self._weights_port = self._open_weights_port()
         # This takes the port. Only then may the driver write the beginning of a new session, which
         # hides the one before for good.
         self._server = GrpcServer(
@@ -287,6 +300,7 @@ class Coordinator:
             predict_max_retries=self._config.predict.max_retries,
             made_model=self._worker.made_model,
             parameters=self._parameters,
+            weights_port=self._weights_port,
         )
         if self._fence is not None:
             # A start that fails must not end the coordinator that runs, and nothing may be
@@ -309,6 +323,33 @@ class Coordinator:
         if self._models is not None:
             self._watches.append(asyncio.create_task(self._models.watch(self.driver)))
         await self._server.start()
+
+    def _open_weights_port(self) -> WeightsPort | None:
+        """Raises PortTaken and StoreError."""
+        server, store = self._config.server, self.weights
+        if server.weights_port == "off" or not isinstance(store, FileStore):
+            return None
+        session_id = self.driver.session.session_id
+        folder = self._config.storage.path / folder_to_path(session_id)
+        kept = PortFile.of(folder)
+        capabilities = Capabilities(kept.secret, session_id, URL_LIFETIME_S)
+        try:
+            port = WeightsPort(
+                (server.host, server.weights_port),
+                capabilities,
+                lambda key: store.open(f"{session_id}/{key}"),
+                preferred=kept.port,
+                advertised=server.weights_address,
+            )
+        except PortTaken as error:
+            if server.weights_port:
+                raise
+            log.warning("no_weights_port", round=self.driver.session.round, reason=str(error))
+            return None  # nobody has asked for it, and gRPC carries the weights
+        if kept.port != port.port:
+            kept.port = port.port
+            kept.save()
+        return port
 
     def _take_over(self, fence: Fence) -> None:
         # A copy that is behind must not end the coordinator that is ahead of it. Afterwards the
@@ -341,6 +382,8 @@ class Coordinator:
             steps.push_async_callback(self._worker.close)
             if self._server is not None:
                 steps.push_async_callback(self._server.stop, self._config.server.drain_s)
+            elif self._weights_port is not None:
+                steps.push_async_callback(self._weights_port.stop, 0.0)
 
     async def _end_watches(self) -> None:
         for watch in self._watches:
@@ -472,7 +515,8 @@ def open_store(config: CoordinatorConfig) -> OpenStore:
         case "memory":
             return OpenStore(MemoryStore())
         case "files":
-            return OpenStore(FileStore(config.storage.path))
+            files = FileStore(config.storage.path)
+            return OpenStore(files, close=files.close)
         case "s3":
             from xain_coordinator.stores.s3 import open_s3  # boto3 takes half a second to import
 
@@ -813,6 +857,7 @@ def _greet(config: CoordinatorConfig, coordinator: Coordinator) -> None:
     log.info(
         "serving",
         address=config.server.address_at(coordinator.port),
+        weights_port=coordinator.weights_port,
         session=session.session_id,
         phase=session.phase.value,
         round=session.round,

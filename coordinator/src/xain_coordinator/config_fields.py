@@ -12,7 +12,7 @@ from xain_coordinator.core import pacing
 from xain_coordinator.core.values import Expression
 from xain_coordinator.stores.s3_names import MAX_PREFIX_BYTES, key_to_name
 from xain_messaging import tags as tag_rules
-from xain_messaging.process.fields import Allowed
+from xain_messaging.process.fields import Allowed, join_host_port, parse_host
 from xain_messaging.process.schema import nests_deeply
 
 MAX_INT32 = 2**31 - 1  # rounds, epochs and participants are int32 on the wire
@@ -150,3 +150,19 @@ KeyPrefix = Annotated[
 # A participant answers predictions within this time, and is asked so often after the first time.
 MAX_PREDICT_TIMEOUT_S = 3600.0
 MAX_PREDICT_RETRIES = 100
+
+
+def _weights_address(value: object) -> str:
+    if value == "":
+        return ""
+    if not isinstance(value, str):
+        raise ValueError("no text")
+    host, separator, port = value.rpartition(":")
+    if not separator or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise ValueError("no HOST:PORT")
+    return join_host_port(parse_host(host), int(port))
+
+
+WeightsAddress = Annotated[
+    str, BeforeValidator(_weights_address), Allowed('HOST:PORT, or "" for none')
+]

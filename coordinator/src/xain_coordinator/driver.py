@@ -23,17 +23,14 @@ from typing import Any, Protocol
 import structlog
 
 from xain_coordinator.core import events as e
-from xain_coordinator.core.answers import advertise, answer
 from xain_coordinator.core.commands import (
     AggregationDone,
-    BeginUpload,
     Command,
     EndTrainingRound,
     Heartbeat,
-    StartTrainingRound,
     Tick,
 )
-from xain_coordinator.core.decider import decide, next_expiry, next_wait, resume
+from xain_coordinator.core.decider import Decision, decide, next_expiry, next_wait, resume
 from xain_coordinator.core.effects import Aggregate, Effect, Notify, RecordMetrics
 from xain_coordinator.core.errors import (
     LateUpdate,
@@ -44,7 +41,8 @@ from xain_coordinator.core.errors import (
 )
 from xain_coordinator.core.keys import is_journalled
 from xain_coordinator.core.points import late_point
-from xain_coordinator.core.replies import Advertisement, Assignment, Reply, UploadTo
+from xain_coordinator.core.questions import MayUpload, Question, advertise, ask, is_late
+from xain_coordinator.core.replies import Advertisement, Heard, Reply
 from xain_coordinator.core.selection import Controller, ControllerFailed, builtin_controller
 from xain_coordinator.core.session import Session, evolve, open_session
 from xain_coordinator.core.values import Lineage, Option, ParticipantState, Phase, Rules
@@ -253,29 +251,54 @@ class Driver:
     async def submit(self, command: Command, update: bytes = b"") -> Reply:
         """Decide a command; the answer comes when all that led to it is durable.
 
+        An update that the core keeps for the next round waits for that round, for NEXT_ROUND_S at
+        most: its sender would wait for longer, and a participant that cannot come again would give
+        up.
+
         update: of an EndTrainingRound whose update is to lie in the journal.
         Raises the core's Refusals, and Unavailable while closing or after a failure, such as of the
         controller.
         """
-        outcome = await self._outcome(command, update)
-        if not isinstance(outcome, Refusal):
-            return outcome
-        try:
-            raise outcome
-        finally:
-            # The refusal holds this frame, which must not hold the refusal: only the garbage
-            # collector would free them, and with them whatever the callers hold.
-            del outcome
+        gives_up_at = asyncio.get_running_loop().time() + NEXT_ROUND_S
+        while True:
+            decided = self._decided
+            try:
+                # However slow the journal is: what was decided counts, and its sender hears so.
+                return _returned(await self._outcome(command, update))
+            except NotInRound as refusal:
+                if not refusal.is_for_next:
+                    raise
+                # While the refusal waited for the disk, the next round may have been decided.
+                if self._decided is decided and not await self._changed_until(gives_up_at):
+                    raise
 
-    async def _outcome(self, command: Command, update: bytes = b"") -> Reply | Refusal:
-        """Decide a command as `submit` does, but return a refusal, without its traceback, instead
-        of raising it. Raises Unavailable, before `start` too."""
-        if self._worker is None or self._closing or self.failure is not None:
-            raise Unavailable(_STOPPING)
-        now = self.clock.now()
-        self._note_stall(now)
-        self._active_at = now
-        records: list[Record] = []
+    async def ask(self, question: Question) -> Reply:
+        """Answer a question by all that was decided. The answer comes at once where the session on
+        disk gives the same one: a fleet asks for the work of a round while the first updates of
+        that round are being written. Any other answer, and every refusal, waits until all that led
+        to it is durable.
+
+        Raises the core's Refusals, and Unavailable as `submit` does.
+        """
+        return _returned(await self._answer(question))
+
+    async def _answer(self, question: Question) -> Reply | Refusal:
+        self._begin()
+        outcome = _asked(self._decided, question)
+        effects: Sequence[Effect] = ()
+        if isinstance(outcome, LateUpdate) and isinstance(question, MayUpload):
+            effects = self._note_late(question)
+        if self._is_durable:
+            self._take_effect((), self._decided, effects)
+            return outcome
+        if outcome == _asked(self.session, question):  # two refusals are never equal
+            return outcome
+        return await self._when_durable((), effects, outcome, {}).answer
+
+    async def _outcome(self, command: Command, update: bytes) -> Reply | Refusal:
+        """The reply to a command, or its refusal without the traceback. Raises Unavailable."""
+        now = self._begin()
+        records: Sequence[Record] = ()
         effects: Sequence[Effect] = ()
         outcome: Reply | Refusal
         try:
@@ -286,49 +309,59 @@ class Driver:
             raise Unavailable("the coordinator's controller has failed; its log says why") from None
         except Refusal as refusal:
             outcome = refusal.with_traceback(None)
-            if isinstance(refusal, LateUpdate) and isinstance(
-                command, BeginUpload | EndTrainingRound
-            ):
+            if isinstance(refusal, LateUpdate) and isinstance(command, EndTrainingRound):
                 effects = self._note_late(command)
         else:
             outcome, effects = decision.reply, decision.effects
             self._decided = decision.session
-            records = [
-                Record(now, event)
-                for event in decision.events
-                if not isinstance(event, e.SoftEvent)
-            ]
+            records = _records(decision, now)
             if isinstance(command, Tick):
                 # Before it is on the disk: that we stand still until then is to be seen, too.
                 self._arm()
-        if isinstance(outcome, UploadTo):
-            return outcome  # an instruction to ourselves: nobody hears of it, so it need not wait
-        if not records and not self._waiting and not self._committing:
-            self._take_effect((), self._decided, effects)
+        if not records and (self._is_durable or isinstance(outcome, Heard)):
+            # A sign of life does not wait for a disk that is busy, and costs nobody its lease.
+            self._take_effect((), self._decided if self._is_durable else self.session, effects)
             return outcome
-        if isinstance(command, Heartbeat) and isinstance(outcome, Advertisement) and not records:
-            # A sign of life changes nothing durable, and what it is answered is durable already: so
-            # it need not wait for a disk that is busy, and costs nobody its lease.
-            self._take_effect((), self.session, effects)
-            return advertise(self.session, command.participant_id)
-        if isinstance(outcome, Assignment) and outcome == self._durable_assignment(command, now):
-            # Nor does the question what to train: a fleet that is told of a round asks it while the
-            # first updates of that round are on their way to the disk.
-            return outcome
-        answered: asyncio.Future[Reply | Refusal] = asyncio.get_running_loop().create_future()
         objects = _objects(records, update)
         self._unwritten |= objects
         # The decision waits for the disk before a model is made of it: an error then must not lose
         # the records of what `_decided` and the next replies take as given.
-        decided = _Decided(records, self._decided, effects, outcome, answered, objects)
+        decided = self._when_durable(records, effects, outcome, objects)
+        made, decided.effects = self._made_at_once(effects)
+        if made is not None:
+            self._decide_made(made, now)
+        return await decided.answer
+
+    def _begin(self) -> float:
+        """The time at which a command or a question is taken up. Raises Unavailable."""
+        if self._worker is None or self._closing or self.failure is not None:
+            raise Unavailable(_STOPPING)
+        now = self.clock.now()
+        self._note_stall(now)
+        self._active_at = now
+        return now
+
+    @property
+    def _is_durable(self) -> bool:
+        """Whether all that was decided is on disk."""
+        return not self._waiting and not self._committing
+
+    def _when_durable(
+        self,
+        records: Sequence[Record],
+        effects: Sequence[Effect],
+        outcome: Reply | Refusal,
+        objects: Mapping[str, bytes],
+    ) -> _Decided:
+        """Write these after all that was decided before. The answer is told, and the effects run,
+        when they are on disk."""
+        answer: asyncio.Future[Reply | Refusal] = asyncio.get_running_loop().create_future()
+        decided = _Decided(records, self._decided, effects, outcome, answer, objects)
         self._waiting.append(decided)
         if not self._committing:
             self._committing = True
             self._spawn(self._commit())
-        made, decided.effects = self._made_at_once(effects)
-        if made is not None:
-            self._decide_made(made, now)
-        return await answered
+        return decided
 
     def _made_at_once(self, effects: Sequence[Effect]) -> tuple[Made | None, Sequence[Effect]]:
         """A small model that is to be made, and the effects that are left.
@@ -351,21 +384,7 @@ class Driver:
             self.fail(error)  # the round is closed; the next start makes the model again
             return
         self._decided = decision.session
-        records = [
-            Record(now, event) for event in decision.events if not isinstance(event, e.SoftEvent)
-        ]
-        answer: asyncio.Future[Reply | Refusal] = asyncio.get_running_loop().create_future()
-        self._waiting.append(
-            _Decided(records, self._decided, decision.effects, decision.reply, answer, made.objects)
-        )
-
-    def _durable_assignment(self, command: Command, now: float) -> Reply | None:
-        """What this is answered by what is on the disk; None if that refuses it."""
-        assert isinstance(command, StartTrainingRound), "only it is answered by an assignment"
-        try:
-            return answer(self.session, command, now)[1]
-        except Refusal:
-            return None
+        self._when_durable(_records(decision, now), decision.effects, decision.reply, made.objects)
 
     async def _commit(self) -> None:
         loop = asyncio.get_running_loop()
@@ -422,14 +441,10 @@ class Driver:
             else:
                 self._worker.perform(effect)
 
-    def _note_late(self, command: BeginUpload | EndTrainingRound) -> Sequence[Effect]:
+    def _note_late(self, sent: MayUpload | EndTrainingRound) -> Sequence[Effect]:
         """Count a late update, unless it was counted before."""
-        session = self._decided
-        participant_id, round_ = late = command.participant_id, command.round
-        # After the end anybody hears that it is late; a stranger was not awaited. A round that is
-        # still to come is wrong, not late.
-        is_awaited = participant_id in session.members
-        if not is_awaited or round_ > session.trained_by(participant_id) or late in self._late:
+        participant_id, round_ = late = sent.participant_id, sent.round
+        if late in self._late or not is_late(self._decided, participant_id, round_):
             return ()
         self.num_late += 1
         self._late[late] = None
@@ -564,26 +579,6 @@ class Driver:
         if not self._watchable or self.failure is not None:
             raise Unavailable(_STOPPING)
 
-    async def submit_update(self, command: EndTrainingRound, update: bytes = b"") -> Reply:
-        """Submit an update as `submit` does. An update that comes too late for the model that is
-        being made waits for the next round, where that takes it, for NEXT_ROUND_S at most: its
-        sender would wait for longer, and a participant that cannot come again would give up.
-
-        update: what is to lie in the journal under its key; empty if it lies in the store.
-        """
-        gives_up_at = asyncio.get_running_loop().time() + NEXT_ROUND_S
-        while True:
-            try:
-                # However slow the journal is: what was decided counts, and its sender hears so.
-                return await self.submit(command, update)
-            except NotInRound:
-                if not self._decided.is_carried_over(command.participant_id):
-                    if self._decided.phase is not Phase.COLLECTING:
-                        raise
-                    continue
-                if not await self._changed_until(gives_up_at):
-                    raise
-
     async def _changed_until(self, gives_up_at: float) -> bool:
         """Whether there was a change before this time of the event loop. Raises Unavailable."""
         try:
@@ -638,11 +633,36 @@ def _note_latency(
     latencies.update(event.update.participant_id, round_, at - base.opened_at)
 
 
+def _records(decision: Decision, now: float) -> Sequence[Record]:
+    events = (event for event in decision.events if not isinstance(event, e.SoftEvent))
+    return [Record(now, event) for event in events]
+
+
 def _objects(records: Sequence[Record], update: bytes) -> Mapping[str, bytes]:
     """The bytes in the journal of the updates that these records accept."""
     accepted = (r.event.update for r in records if isinstance(r.event, e.UpdateAccepted))
     keys = (one.weights.ref.key for one in accepted)
     return {key: update for key in keys if is_journalled(key)} if update else {}
+
+
+def _asked(session: Session, question: Question) -> Reply | Refusal:
+    """The answer, or the refusal without its traceback."""
+    try:
+        return ask(session, question)
+    except Refusal as refusal:
+        return refusal.with_traceback(None)
+
+
+def _returned(outcome: Reply | Refusal) -> Reply:
+    """Return a reply, and raise a refusal."""
+    if not isinstance(outcome, Refusal):
+        return outcome
+    try:
+        raise outcome
+    finally:
+        # The refusal holds this frame, which must not hold the refusal: only the garbage collector
+        # would free them, and with them whatever the callers hold.
+        del outcome
 
 
 def _resolve(answer: asyncio.Future[Reply | Refusal], outcome: Reply | Refusal) -> None:

@@ -189,8 +189,8 @@ class FencedStore:
     def open(self, key: str, start: int = 0, length: int | None = None) -> Reader:
         return self._store.open(key, start, length)
 
-    def upload(self, key: str, label: str = "") -> Upload:
-        return _FencedUpload(self._store.upload(key, label), self._check)
+    def upload(self, key: str, label: str = "", size_bytes: int = 0) -> Upload:
+        return _FencedUpload(self._store.upload(key, label, size_bytes), self._check)
 
     def find_unfinished(self, key: str, label: str) -> Unfinished | None:
         found = self._store.find_unfinished(key, label)

@@ -1,18 +1,21 @@
 """Copies of small models, from the journal to the store.
 
 A small model is committed to the journal together with the updates that it was made of, so that a
-round needs no object of the store (see Driver). Its participants have it from memory. The store has
-it about a second later, and the journal keeps it until then.
+round needs no object of the store (see Driver). Its participants have it from memory. The journal
+keeps it until the store has it. The newest model is copied every second. While rounds are faster
+than that, the models between wait for a second without a round, so that copies do not slow rounds.
 """
 
 import asyncio
 import contextlib
 import threading
+from collections.abc import Callable
 
 import structlog
 
 from xain_coordinator.aggregation.publishing import publish
 from xain_coordinator.core.errors import Unavailable
+from xain_coordinator.core.keys import round_of
 from xain_coordinator.driver import Driver
 from xain_coordinator.fencing import Fence, FencedStore
 from xain_coordinator.journal.sqlite import SqliteJournal
@@ -26,6 +29,9 @@ log = structlog.get_logger(__name__)
 
 EVERY_S = 1.0
 
+# Models that wait at most, however fast the rounds are.
+MAX_WAITING = 500
+
 # Models that are removed from the journal together.
 GROUP_MODELS = 64
 
@@ -37,21 +43,26 @@ class ModelCopies:
         self._store = store
         self._outage = outage if outage is not None else Outage()
         self._lock = threading.Lock()  # one copies at a time
+        self._newest = -1  # round of the newest model at the last look
 
     async def watch(self, driver: Driver) -> None:
         """Copy at the start and whenever there are models, until the driver stops."""
         with contextlib.suppress(Unavailable):
+            await self.copied(driver)
             while True:
-                await self.copied(driver)
                 await asyncio.sleep(EVERY_S)
                 while not self._store.models:
                     await driver.changed()
+                await self._copied(driver, self.copy_due)
 
     async def copied(self, driver: Driver) -> None:
-        """Copy now. If the store is away, the next call tries again."""
+        """Copy all models now. If the store is away, the next call tries again."""
+        await self._copied(driver, self.copy)
+
+    async def _copied(self, driver: Driver, copy: Callable[[], None]) -> None:
         work = "copy models"
         try:
-            await run_to_end(self.copy)
+            await run_to_end(copy)
             self._outage.worked(work)
         except StoreUnavailable as error:
             self._outage.failed(work, error, work=work, round=driver.session.round)
@@ -70,6 +81,23 @@ class ModelCopies:
             waiting = self._store.models
             for start in range(0, len(waiting), GROUP_MODELS):
                 self._copy(waiting[start : start + GROUP_MODELS])
+
+    def copy_due(self) -> None:
+        """Copy the newest model, and the others if no model was made since the last call or
+        MAX_WAITING wait. Blocks. Raises as `copy` does."""
+        models = self._store.models
+        if not models:
+            return
+        before, self._newest = self._newest, round_of(models[-1])
+        if self._newest > before and len(models) < MAX_WAITING:
+            with self._lock:
+                self._copy(models[-1:])
+        else:
+            self.copy()
+
+    def is_copied(self, key: str) -> bool:
+        """Whether no model of this key waits."""
+        return not self._store.has_model(key)
 
     def _copy(self, keys: list[str]) -> None:
         copied: list[str] = []

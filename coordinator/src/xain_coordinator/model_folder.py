@@ -6,9 +6,9 @@
     models/index.json      the numbers of the last and the best model, layout, metadata and profile
 
 Only people and `--from-model` read the folder, so it is written beside the rounds, at most once a
-second, and not synced to the disk. Small models come to the store from the journal first (see
-model_copies.py). A start repairs links that are missing or wrong. On a file
-system without links, index.json alone names the files.
+second, and not synced to the disk. Small models come to the store from the journal (see
+model_copies.py), and have their links then. A start repairs links that are missing or wrong. On a
+file system without links, index.json alone names the files.
 """
 
 import asyncio
@@ -46,7 +46,9 @@ class ModelFolder:
     def __init__(self, root: Path, session_id: str, copies: ModelCopies) -> None:
         self._copies = copies
         self._folder = root / folder_to_path(session_id) / FOLDER
-        self._next = 0  # the models before this one have their links
+        self._next = 0  # the models before this one have their links, but for those that wait
+        self._waiting: list[int] = []
+        self._last = -1  # number of the newest model that the folder shows
         self._shown: tuple[int, int | None] | None = None
         self._has_failed = False
 
@@ -54,17 +56,15 @@ class ModelFolder:
         """Update the folder at the start and after each new model, until the driver stops."""
         with contextlib.suppress(Unavailable):
             while True:
-                session = driver.session
-                await self._copies.copied(driver)
-                await run_to_end(self.show, session)
+                await run_to_end(self.show, driver.session)
                 await asyncio.sleep(EVERY_S)
-                while _numbers(driver.session) == self._shown:
+                while _numbers(driver.session) == self._shown and not self._waiting:
                     await driver.changed()
 
     def show(self, session: Session) -> None:
         """Update the folder. Blocks. The first failure is logged; none harms a round."""
         model, numbers = session.model, _numbers(session)
-        if numbers == self._shown:
+        if numbers == self._shown and not self._waiting:
             return
         try:
             if model is not None and not model.is_empty:
@@ -76,18 +76,26 @@ class ModelFolder:
         self._shown = numbers
 
     def _show(self, session: Session, model: GlobalModel) -> None:
+        numbers = [*self._waiting, *range(self._next, model.round + 1)]
+        self._next = model.round + 1
+        self._waiting = [n for n in numbers if not self._copies.is_copied(model_key(n))]
+        there = sorted({*numbers} - {*self._waiting})
+        self._last = max([self._last, *there])
+        if self._last < 0:
+            return
         self._folder.mkdir(parents=True, exist_ok=True)
         best = session.evaluation.best
+        if best is not None and best.round in self._waiting:
+            best = None
         with contextlib.suppress(OSError, NotImplementedError):  # a file system without links
-            for number in range(self._next, model.round + 1):
+            for number in there:
                 self._link(_name(number), f"../{_file_of(number)}")
-                self._next = number + 1
-            self._link("last.npy", _name(model.round))
+            self._link("last.npy", _name(self._last))
             if best is not None:
                 self._link("best.npy", _name(best.round))
         about = {
             "session": session.session_id,
-            "last": _entry(model.round),
+            "last": _entry(self._last),
             "best": None if best is None else _entry(best.round) | {best.metric: best.value},
             "dtype": model.dtype,
             "layout": [asdict(tensor) for tensor in model.layout],

@@ -173,9 +173,10 @@ class WeightsStore(Protocol):
         changes what can be read.
         """
 
-    def upload(self, key: str, label: str = "") -> Upload:
+    def upload(self, key: str, label: str = "", size_bytes: int = 0) -> Upload:
         """Begin to write an object. Raises StoreUnavailable.
 
+        size_bytes: about what the object will have; 0 if that is not known.
         label: of letters and digits; `find_unfinished` finds the upload by it, should this process
         end before the upload does, where the store can do such a thing.
         """

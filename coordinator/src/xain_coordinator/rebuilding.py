@@ -111,7 +111,7 @@ class _RebuildStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)  # other methods are those of the store
 
-    def upload(self, key: str, label: str = "") -> Upload:
+    def upload(self, key: str, label: str = "", size_bytes: int = 0) -> Upload:
         is_damaged = key in self._damaged
         return _RebuildUpload(self._store, key, self._digests.get(key, ""), is_damaged=is_damaged)
 

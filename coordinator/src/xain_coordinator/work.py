@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import structlog
 
-from xain_coordinator.aggregation.aggregator import RuleFailed
-from xain_coordinator.aggregation.crew import Stopped
+from xain_coordinator.aggregation.aggregator import RuleFailed, Stopped
 from xain_coordinator.aggregation.engine import aggregate
 from xain_coordinator.aggregation.publishing import publish
 from xain_coordinator.aggregation.rules import RULES

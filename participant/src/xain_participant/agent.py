@@ -245,9 +245,10 @@ class Agent:
         self._protocol = Protocol(chance, held, serve=serve)
         self._timers: dict[Timer, float] = {}  # the runtime's time at which each is due
         self._answers: deque[e.Event] = deque()  # to calls that the loop itself has made
-        # The mailbox holds five events at most: the worker has one piece of work, and posts once
-        # that it saves the result; the watch thread waits until its last event was handled (and may
-        # then report its end), and stop() posts once.
+        # The mailbox holds six events at most: the worker has one piece of work, and posts once
+        # that it saves the result, or what an answer tells of the next round; the watch thread
+        # waits until its last event was handled (and may then report its end), and stop() posts
+        # once.
         self._mailbox: Queue[_Posted] = runtime.queue()
         self._jobs: Queue[tuple[Call, int] | None] = runtime.queue()  # one, then the end
         self._watch_credit: Queue[None] = runtime.queue()  # one: to post what the stream says
@@ -441,6 +442,9 @@ class Agent:
     def _run_jobs(self) -> None:
         while (job := self._jobs.get()) is not None:
             self._mailbox.put(_Posted(self._work.do(*job)))
+            news, self._work.next_round = self._work.next_round, None
+            if news is not None:
+                self._mailbox.put(_posted(news))
 
     def _watch(self) -> None:
         failures = 0
@@ -455,9 +459,7 @@ class Agent:
                     lost = not has_finished
                     failures = 0
                     self._watch_credit.get()
-                    event = _advertised(message)
-                    work = message.work if message.HasField("work") else None
-                    self._mailbox.put(_Posted(event, lambda: self._watch_credit.put(None), work))
+                    self._mailbox.put(_posted(message, lambda: self._watch_credit.put(None)))
                 if watch.is_cancelled:
                     lost = False  # it is we who take another way, which was just found
                 elif has_finished:
@@ -621,6 +623,11 @@ class Agent:
             number = self._protocol.round if round_ is None else round_
             progress = Progress(what, self.participant_id, number, message, metrics or {})
             self._observer(progress)
+
+
+def _posted(message: pb.WatchResponse, handled: Callable[[], None] = lambda: None) -> _Posted:
+    work = message.work if message.HasField("work") else None
+    return _Posted(_advertised(message), handled, work)
 
 
 def _advertised(message: pb.HeartbeatResponse | pb.WatchResponse) -> e.Advertised:

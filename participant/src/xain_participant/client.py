@@ -22,12 +22,11 @@ from xain_messaging.process.fields import proxy_options
 from xain_messaging.spare import Spare
 from xain_participant import connection
 from xain_participant.connection import Connection, Connections, Question
-from xain_participant.direct import DirectTransfer, OfferFailed
+from xain_participant.direct import DirectTransfer, OfferFailed, with_host
 from xain_participant.download import Damaged, Download
 from xain_participant.encoded import Encoded
 from xain_participant.events import RefusedBy
 from xain_participant.failures import Failure
-from xain_participant.message_sizes import MessageSizes
 from xain_participant.participant import Evaluation
 from xain_participant.runtime import Queue, Runtime, Threads
 from xain_participant.upload import Upload
@@ -41,8 +40,8 @@ from xain_workloads.profile import DataProfile
 # Up to here an update travels inside the call that hands it in: the bytes cost less than the stream
 # that would carry them.
 INLINE_BYTES = 64 << 10
-# Before an upload, whether its messages are the small ones of xain_participant.message_sizes.
-SMALL_MESSAGES_KEY = "xain-small-messages"
+# Of weights in a message of an upload: the coordinator holds one of each upload in memory.
+MESSAGE_BYTES = 256 << 10
 TIMEOUT_KEY = "xain-timeout-ms"
 ERROR_DOMAIN = "xain.coordinator"
 
@@ -91,11 +90,12 @@ def open_channel(target: str) -> grpc.Channel:
 
 _Request = TypeVar("_Request")
 _Answer = TypeVar("_Answer")
+_Used = TypeVar("_Used")
 _Method = Callable[[CoordinatorStub], "grpc.UnaryUnaryMultiCallable[_Request, _Answer]"]
 
 # Statuses of a stream that can be resumed: the coordinator, or the connection, went away.
 _BROKEN_OFF = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-_BROKEN_OFF_BECAUSE = ("", "UNAVAILABLE", "LINE_SLOW")
+_BROKEN_OFF_BECAUSE = ("", "UNAVAILABLE", "LINE_SLOW")  # the last one of earlier coordinators
 
 
 class Refused(Exception):
@@ -130,17 +130,15 @@ class Watch:
     cancels it, too, when its connection is replaced: the next one is to be had at once.
     """
 
-    def __init__(self, call: Any, metadata: "KeptMetadata") -> None:
+    def __init__(self, call: Any, complete: Callable[[pb.WatchResponse], pb.WatchResponse]) -> None:
         self._call = call
-        self._metadata = metadata
+        self._complete = complete
         self.is_cancelled = False
 
     def __iter__(self) -> Iterator[pb.WatchResponse]:
         try:
             for message in self._call:
-                if message.HasField("work") and not self._metadata.complete(message.work):
-                    message.ClearField("work")  # to be asked for
-                yield message
+                yield self._complete(message)
         except grpc.RpcError as error:
             if not self.is_cancelled:
                 raise _refused(error) from None
@@ -228,6 +226,7 @@ class CoordinatorClient:
     ) -> None:
         self._runtime = runtime or Threads()
         self._connections = Connections(lambda: channel(target), self._runtime)
+        self._target = target
         self._participant_id = participant_id
         self._metadata: tuple[tuple[str, str], ...] = ((PARTICIPANT_ID_KEY, participant_id),)
         if instance_id:
@@ -237,7 +236,6 @@ class CoordinatorClient:
         self._on_offer_failed = on_offer_failed
         # Digest of the upload that broke off: the coordinator may have a part of it.
         self._broken_digest = b""
-        self._sizes = MessageSizes()
         self._model_metadata = KeptMetadata()
         self._spare = Spare(max_arrays=1)  # of downloads
         # The model or update that is on its way, for another thread to show.
@@ -309,7 +307,7 @@ class CoordinatorClient:
         with _guarded(current):
             request = pb.WatchRequest(keeps_metadata=True)
             call = current.stub.Watch(request, metadata=self._metadata)
-        watch = Watch(call, self._model_metadata)
+        watch = Watch(call, self._complete)
         current.add_stream(watch)
         return watch
 
@@ -347,8 +345,9 @@ class CoordinatorClient:
         layout: Layout = (),
         evaluation: Evaluation | None = None,
         attempt: int = 0,
-    ) -> None:
-        """Hand in what put_weights() has returned.
+    ) -> pb.WatchResponse | None:
+        """Hand in what put_weights() has returned. Returns the news of the next round if the
+        coordinator tells it with the answer.
 
         update: None in an evaluation round. metrics: JSON list of points. layout: of initial
         weights, or of the slice that a process group has trained. attempt: of that group.
@@ -361,6 +360,8 @@ class CoordinatorClient:
             round=round_,
             update=update,
             attempt=attempt,
+            takes_next_round=True,
+            known_metadata=self._model_metadata.digest,
             layout=[
                 pb.Tensor(name=s.name, shape=s.shape, dtype=s.dtype, kind=s.kind) for s in layout
             ],
@@ -371,7 +372,14 @@ class CoordinatorClient:
             )
         size_bytes = update.size_bytes if update is not None else 0
         timeout_s = HAND_IN_TIMEOUT_S + size_bytes / SLOWEST_STORE_BYTES_PER_S
-        self._unary(lambda stub: stub.EndTrainingRound, request, timeout_s)
+        answer = self._unary(lambda stub: stub.EndTrainingRound, request, timeout_s)
+        return self._complete(answer.next_round) if answer.HasField("next_round") else None
+
+    def _complete(self, news: pb.WatchResponse) -> pb.WatchResponse:
+        """Add the metadata that the coordinator leaves out of the work that comes with news."""
+        if news.HasField("work") and not self._model_metadata.complete(news.work):
+            news.ClearField("work")  # to be asked for
+        return news
 
     def report_failure(self, round_: int, failure: Failure, timeout_s: float) -> None:
         """Say that the participant's own code failed in this round."""
@@ -427,8 +435,8 @@ class CoordinatorClient:
             return ref
         self.transfer = upload
         try:
-            if offer is not None and offer.url and self._put_directly(offer, upload):
-                ref.key = offer.key
+            if offer is not None and offer.url and (key := self._put_directly(offer, upload)):
+                ref.key = key
                 return ref
             return self._put_in_chunks(round_, upload)
         finally:
@@ -436,28 +444,23 @@ class CoordinatorClient:
 
     def _put_in_chunks(self, round_: int, upload: Upload) -> pb.WeightsRef:
         offset = self._find_upload(round_, upload) if upload.digest == self._broken_digest else 0
-        first_offset = offset
         while True:
             self._broken_digest = upload.digest
             try:
-                ref, is_sent = self._put_stream(round_, upload, offset)
+                ref = self._put_stream(round_, upload, offset)
             except Refused as refused:
                 if refused.reason == "UPLOAD_MISSING" and offset:
-                    offset = first_offset = 0  # it was dropped since we asked
+                    offset = 0  # it was dropped since we asked
                     continue
                 if refused.status not in _BROKEN_OFF or refused.reason not in _BROKEN_OFF_BECAUSE:
                     raise
-                is_another = refused.reason == "LINE_SLOW" and self._sizes.ended_for_slowness()
                 resumed_at = offset
                 offset = self._find_upload(round_, upload)
-                first_offset = min(first_offset, offset)
-                # Each attempt must send bytes or be another upload, so their number is bounded.
-                if offset <= resumed_at and not is_another:
+                # Each attempt must send bytes, so their number is bounded.
+                if offset <= resumed_at:
                     raise
                 continue
             self._broken_digest = b""
-            if is_sent and 2 * first_offset < upload.size_bytes:
-                self._sizes.came_through()
             return ref
 
     def _find_upload(self, round_: int, upload: Upload) -> int:
@@ -479,12 +482,8 @@ class CoordinatorClient:
             return 0  # an earlier version does not know the question
         return found.offset if upload.can_begin_at(found.offset) else 0
 
-    def _put_stream(self, round_: int, upload: Upload, offset: int) -> tuple[pb.WeightsRef, bool]:
-        """Send an upload. Returns the answer, which may come early, and whether all was sent."""
-        is_sent = False
-        message_bytes, metadata = self._sizes.num_bytes, self._metadata
-        if self._sizes.is_small:
-            metadata = (*metadata, (SMALL_MESSAGES_KEY, "1"))
+    def _put_stream(self, round_: int, upload: Upload, offset: int) -> pb.WeightsRef:
+        """Send an upload. Returns the answer, which may come before all is sent."""
         header = pb.PutWeightsRequest.Header(
             round=round_,
             size_bytes=upload.size_bytes,
@@ -495,9 +494,8 @@ class CoordinatorClient:
         with self._connections.transfer(connection.STALL_S) as transfer:
 
             def messages() -> Iterator[pb.PutWeightsRequest]:
-                nonlocal is_sent
                 request = pb.PutWeightsRequest(header=header)
-                for chunk in upload.chunks(offset, message_bytes):
+                for chunk in upload.chunks(offset, MESSAGE_BYTES):
                     request.data = chunk
                     yield request
                     transfer.allow(connection.STALL_S)
@@ -505,46 +503,58 @@ class CoordinatorClient:
                 # gRPC does not tell how the rest of the transfer gets on.
                 buffered_bytes = min(upload.size_bytes, MAX_BUFFERED_BYTES)
                 transfer.allow(HAND_IN_TIMEOUT_S + buffered_bytes / SLOWEST_BYTES_PER_S)
-                is_sent = True
 
             with _guarded(transfer.connection):
                 response = transfer.connection.stub.PutWeights(
                     messages(),
-                    metadata=metadata,
+                    metadata=self._metadata,
                     timeout=_stream_timeout_s(upload.size_bytes),
                 )
-            return response.ref, is_sent
+            return response.ref
 
     def reject_offer(self, offer: pb.WeightsRef) -> None:
         """The coordinator did not take what was put there, so the next upload goes through it."""
         if self._direct is not None:
             reason = "the coordinator does not take what was put there"
-            self._on_offer_failed(self._direct.failed("PUT", offer.url, reason))
+            url = with_host(offer.url, self._target)
+            self._on_offer_failed(self._direct.failed("PUT", url, reason))
 
     def _fetch_directly(self, download: Download) -> bool:
         """Whether all is here now; if not, a part of it may be."""
         url = download.ref.url
-        return bool(url) and self._use_offer(lambda direct: direct.fetch(url, download))
+        if not url:
+            return False
+        url = with_host(url, self._target)
+        return bool(self._use_offer(lambda direct: direct.fetch(url, download)))
 
-    def _put_directly(self, offer: pb.WeightsRef, upload: Upload) -> bool:
+    def _put_directly(self, offer: pb.WeightsRef, upload: Upload) -> str:
+        """The key of the stored update; empty if it is not stored."""
         if upload.encoding != pb.PLAIN:
-            return False  # a store does not decode
+            return ""  # a store does not decode
+        url = with_host(offer.url, self._target)
         pieces = (memoryview(upload.start), upload.data)
 
         def on_sent(num_bytes: int) -> None:
             upload.share = num_bytes / upload.size_bytes
 
-        return self._use_offer(lambda direct: direct.put(offer.url, pieces, on_sent))
+        stored = self._use_offer(
+            lambda direct: direct.put(url, pieces, on_sent, digest=upload.digest)
+        )
+        if stored is None:
+            if upload.share:  # the coordinator may have a part of it
+                self._broken_digest = upload.digest
+            return ""
+        return stored.key or offer.key
 
-    def _use_offer(self, transfer: Callable[[DirectTransfer], bool]) -> bool:
+    def _use_offer(self, transfer: Callable[[DirectTransfer], _Used]) -> _Used | None:
         if self._direct is None:
-            return False
+            return None
         try:
             return transfer(self._direct)
         except OfferFailed as failed:
             if not self._direct.is_closed:  # else it is we who have ended it
                 self._on_offer_failed(failed)
-            return False
+            return None
 
     def _fetch_in_chunks(self, download: Download) -> None:
         """Go on where the download stands."""

@@ -1,4 +1,4 @@
-"""Weights straight from and to the object store, by the URLs that the coordinator offers.
+"""Weights by the URLs that the coordinator offers: of its own weights port, or of the object store.
 
 Any failure of an offer is an OfferFailed, and the weights travel through the coordinator at once.
 
@@ -29,29 +29,39 @@ from typing import Literal, Self
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from xain_messaging.process.fields import proxy_options
 from xain_participant.download import Damaged, Download
+from xain_proto.weights_port import DIGEST_HEADER, KEY_HEADER, OFFSET_HEADER, PATH
 
-CHUNK_BYTES = 64 << 10
+CHUNK_BYTES = 1 << 20
+# The slowest transfer that goes on: so many bytes in CHUNK_TIMEOUT_S, which is 2 KiB a second.
+LEAST_BYTES = 64 << 10
 CONNECT_TIMEOUT_S = 5.0
-# Time limit of each chunk, so that a slow transfer may go on while bytes flow. A transfer of less
-# than 2 KiB a second is stuck.
+# Time limit of LEAST_BYTES, so that a slow transfer may go on while bytes flow.
 CHUNK_TIMEOUT_S = 30.0
 # Time that the store has to make a whole upload durable.
 ANSWER_TIMEOUT_S = 60.0
 # When the last chunk is handed to the kernel, much may still wait there to be sent.
 SLOWEST_BYTES_PER_S = 128 * 1024
-# An upload cannot go on where it stopped, so one that breaks off twice takes the other way.
+# An upload that breaks off twice takes the other way.
 NUM_PUTS = 2
+# Time that the weights port has to say whether it wants an upload.
+CONTINUE_TIMEOUT_S = 5.0
+PEEK_S = 0.01  # between two looks at a word that has come in part
 
 # A host that has failed is not tried again for this time, GET and PUT apart: they fail for
 # different reasons, such as a URL to put to that expired during a long training. Behind a firewall
 # that drops what it forbids an attempt costs CONNECT_TIMEOUT_S, and this keeps it below 2 % of the
 # time; a firewall that is opened is noticed without a restart.
 PAUSE_S = 300.0
+# A weights port that refuses or breaks costs hardly any time, and is back with its coordinator.
+PORT_PAUSE_S = 5.0
 MAX_FAILURES_KEPT = 16
 
 Method = Literal["GET", "PUT"]
 
+_TIMED_OUT = "timed out"
+_CONTINUE = b"HTTP/1.1 100"
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-[0-9]{1,19}/([0-9]{1,19}|\*)")
 
 
@@ -117,14 +127,22 @@ class DirectTransfer:
         url: str,
         parts: Sequence[memoryview],
         on_sent: Callable[[int], None] = lambda num_bytes: None,
-    ) -> bool:
-        """PUT an object, the parts one after another. Returns False, having done nothing, if the
-        host has failed lately; True if the store has it.
+        *,
+        digest: bytes = b"",
+    ) -> "Stored | None":
+        """PUT an object, the parts one after another. Returns None, having done nothing, if the
+        host has failed lately.
 
         on_sent: told, after each chunk, how many bytes of the object were sent.
+        digest: of the object; a weights port asks for it.
         Raises OfferFailed.
         """
-        return self._try("PUT", url, lambda target: self._put(target, parts, on_sent))
+        stored: list[Stored] = []
+        if self._try(
+            "PUT", url, lambda target: stored.append(self._put(target, parts, digest, on_sent))
+        ):
+            return stored[0]
+        return None
 
     def failed(self, method: Method, url: str, reason: str) -> OfferFailed:
         """Remember a failure that showed only later, as those of fetch() and put() are."""
@@ -137,7 +155,7 @@ class DirectTransfer:
     # --- which offers are taken ---
 
     def _try(self, method: Method, url: str, transfer: "Callable[[_Target], None]") -> bool:
-        host = ""
+        host, pause_s, target = "", PAUSE_S, None
         try:
             target = _Target.of(url)
             host = target.host
@@ -146,22 +164,26 @@ class DirectTransfer:
             transfer(target)
         except _Failed as failed:
             reason = str(failed)
+            if target is not None and target.is_port and reason != _TIMED_OUT:
+                pause_s = PORT_PAUSE_S
         else:
             with self._lock:
                 self._failures.pop((method, host), None)
             return True
         # Outside of the handler, so that no context is attached.
-        raise self._remember(method, host, reason)
+        raise self._remember(method, host, reason, pause_s)
 
     def _is_paused(self, method: Method, host: str) -> bool:
         with self._lock:
             failure = self._failures.get((method, host))
             return failure is not None and self._clock() < failure.until
 
-    def _remember(self, method: Method, host: str, reason: str) -> OfferFailed:
+    def _remember(
+        self, method: Method, host: str, reason: str, pause_s: float = PAUSE_S
+    ) -> OfferFailed:
         with self._lock:
             last = self._failures.pop((method, host), None)
-            self._failures[method, host] = _Failure(reason, self._clock() + PAUSE_S)
+            self._failures[method, host] = _Failure(reason, self._clock() + pause_s)
             if len(self._failures) > MAX_FAILURES_KEPT:
                 del self._failures[next(iter(self._failures))]
         return OfferFailed(method, host, reason, again=last is not None and last.reason == reason)
@@ -176,7 +198,7 @@ class DirectTransfer:
                     self._receive(connection, target, download)
             except _Broken:
                 # Each attempt must receive a chunk, so the number of attempts is bounded.
-                if download.received - resumed_at < CHUNK_BYTES:
+                if download.received - resumed_at < LEAST_BYTES:
                     raise
         try:
             download.check()
@@ -193,72 +215,138 @@ class DirectTransfer:
             surplus = start - _first_byte(response, start, download.size_bytes)
             pace = _Pace(self._chunk_timeout_s)
             while not download.is_whole:
-                data = memoryview(response.read1(CHUNK_BYTES))
-                if not data:
-                    raise _Broken("the connection was closed early")
-                pace.moved(len(data))
-                skipped = min(surplus, len(data))
-                surplus -= skipped
-                try:
-                    download.add(data[skipped:])
-                except Damaged as damaged:
-                    raise _Failed(str(damaged)) from None
+                if surplus or response.length is None:
+                    data = memoryview(response.read1(CHUNK_BYTES))
+                    if not data:
+                        raise _Broken("the connection was closed early")
+                    pace.moved(len(data))
+                    skipped = min(surplus, len(data))
+                    surplus -= skipped
+                    try:
+                        download.add(data[skipped:])
+                    except Damaged as damaged:
+                        raise _Failed(str(damaged)) from None
+                else:
+                    # At most one read of the socket, into the model's own memory.
+                    count = response.fp.readinto1(download.room(CHUNK_BYTES))
+                    if not count:
+                        raise _Broken("the connection was closed early")
+                    pace.moved(count)
+                    download.take(count)
 
     # --- up ---
 
     def _put(
-        self, target: "_Target", parts: Sequence[memoryview], on_sent: Callable[[int], None]
-    ) -> None:
+        self,
+        target: "_Target",
+        parts: Sequence[memoryview],
+        digest: bytes,
+        on_sent: Callable[[int], None],
+    ) -> "Stored":
+        size_bytes = sum(len(part) for part in parts)
+        offset = 0
         for attempts_left in reversed(range(NUM_PUTS)):
+            put = _Put(target, size_bytes, digest, offset)
             try:
                 with self._connected(target) as connection:
-                    status = self._send(connection, target, parts, on_sent)
+                    stored = self._send(connection, put, parts, on_sent)
             except _Broken:
                 if attempts_left == 0:
                     raise
+                offset = self._find(put) if target.is_port else 0
             else:
-                break
-        if not 200 <= status < 300:
-            raise _Failed(f"status {status}")
+                return stored
+        raise AssertionError("the last attempt returns or raises")
+
+    def _find(self, put: "_Put") -> int:
+        """Bytes of an upload that broke off that the weights port has."""
+        with self._connected(put.target) as connection:
+            headers = {**put.headers, "Content-Range": f"bytes */{put.size_bytes}"}
+            connection.request("HEAD", put.target.path, headers=headers)
+            self._allow_answer(connection, put.size_bytes)
+            with connection.getresponse() as response:
+                offset = response.headers.get(OFFSET_HEADER, "")
+                if response.status != 200 or not offset.isdecimal():
+                    raise _Failed(f"status {response.status} when asked what is there")
+                return min(int(offset), put.size_bytes)
 
     def _send(
         self,
         connection: HTTPConnection,
-        target: "_Target",
+        put: "_Put",
         parts: Sequence[memoryview],
         on_sent: Callable[[int], None],
-    ) -> int:
-        """The status that the store answers with."""
-        size_bytes = sum(len(part) for part in parts)
+    ) -> "Stored":
+        target, offset = put.target, put.offset
         connection.putrequest("PUT", target.path)
-        connection.putheader("Content-Length", str(size_bytes))
-        for name, value in target.proxy_headers.items():
+        connection.putheader("Content-Length", str(put.size_bytes - offset))
+        for name, value in put.headers.items():
             connection.putheader(name, value)
+        if offset:
+            last = put.size_bytes - 1
+            connection.putheader("Content-Range", f"bytes {offset}-{last}/{put.size_bytes}")
+        if target.is_port:
+            connection.putheader("Expect", "100-continue")
         try:
             connection.endheaders()
-            sent = 0
+            if target.is_port and not self._may_continue(connection):
+                return self._stored(target, connection, 0)
+            connection.sock.settimeout(self._chunk_timeout_s)
+            sent, pace = 0, _Pace(self._chunk_timeout_s)
             for part in parts:
-                for offset in range(0, len(part), CHUNK_BYTES):
-                    chunk = part[offset : offset + CHUNK_BYTES]
-                    connection.send(chunk)
-                    sent += len(chunk)
+                skipped = min(max(0, offset - sent), len(part))
+                sent += skipped
+                part = part[skipped:]
+                while part:
+                    count = connection.sock.send(part[:CHUNK_BYTES])
+                    pace.moved(count)
+                    part = part[count:]
+                    sent += count
                     on_sent(sent)
         except TimeoutError:
             raise
         except OSError:
-            # A store that refuses may answer and hang up without having read it all.
+            # A server that refuses may answer and hang up without having read it all.
             with suppress(OSError, HTTPException):
-                status = self._answer(connection, size_bytes)
-                if status >= 300:
-                    return status
+                return self._stored(target, connection, put.size_bytes)
             raise
-        return self._answer(connection, size_bytes)
+        return self._stored(target, connection, put.size_bytes - offset)
 
-    def _answer(self, connection: HTTPConnection, sent: int) -> int:
+    def _may_continue(self, connection: HTTPConnection) -> bool:
+        """Wait for the port's word on an upload: False if an answer has come, which is still to be
+        read."""
+        sock = connection.sock
+        end = time.monotonic() + CONTINUE_TIMEOUT_S
+        while not self.is_closed:
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("timed out")
+            sock.settimeout(left_s)
+            start = sock.recv(len(_CONTINUE), socket.MSG_PEEK)
+            if not start:
+                raise ConnectionError("closed early")
+            if not _CONTINUE.startswith(start):
+                return False
+            if len(start) == len(_CONTINUE):
+                return True
+            time.sleep(PEEK_S)
+        raise ConnectionError("the client is closed")
+
+    def _stored(self, target: "_Target", connection: HTTPConnection, sent: int) -> "Stored":
+        """The answer to a PUT of so many bytes. Raises _Failed if it is a refusal."""
+        self._allow_answer(connection, sent)
+        with connection.getresponse() as response:
+            if not 200 <= response.status < 300:
+                raise _Failed(f"status {response.status}")
+            key = response.headers.get(KEY_HEADER, "")
+            if target.is_port and not key:
+                raise _Failed("an answer without the key of the update")
+            return Stored(key)
+
+    def _allow_answer(self, connection: HTTPConnection, sent: int) -> None:
+        """Set the time limit of the answer."""
         waiting = min(sent, connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
         connection.sock.settimeout(self._answer_timeout_s + waiting / SLOWEST_BYTES_PER_S)
-        with connection.getresponse() as response:
-            return response.status
 
     # --- the connection ---
 
@@ -307,6 +395,13 @@ class DirectTransfer:
         sock.settimeout(self._chunk_timeout_s)
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The answer to a PUT. key: of the stored object; empty if the server names none."""
+
+    key: str
+
+
 class _Failed(Exception):
     """A transfer has failed. The text is the reason for the log."""
 
@@ -324,7 +419,7 @@ class _Failure:
 
 
 class _Pace:
-    """Ends a transfer that brings less than a chunk in the time for one, byte by byte."""
+    """Ends a transfer that moves less than LEAST_BYTES in `timeout_s`, byte by byte."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -336,10 +431,27 @@ class _Pace:
 
     def moved(self, num_bytes: int) -> None:
         self._bytes += num_bytes
-        if self._bytes >= CHUNK_BYTES:
+        if self._bytes >= LEAST_BYTES:
             self._begin()
         elif time.monotonic() > self._deadline:
-            raise _Failed("timed out")
+            raise _Failed(_TIMED_OUT)
+
+
+@dataclass(frozen=True, slots=True)
+class _Put:
+    """An upload of an object from byte `offset` on."""
+
+    target: "_Target"
+    size_bytes: int
+    digest: bytes
+    offset: int
+
+    @property
+    def headers(self) -> dict[str, str]:
+        headers = dict(self.target.proxy_headers)
+        if self.target.is_port:
+            headers[DIGEST_HEADER] = self.digest.hex()
+        return headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,6 +476,11 @@ class _Target:
         """HOST:PORT, for the log and as a key."""
         return _join(self.name, self.port)
 
+    @property
+    def is_port(self) -> bool:
+        """Whether this is a weights port, and no object store."""
+        return urlsplit(self.path).path.startswith(PATH)
+
     @classmethod
     def of(cls, url: str) -> Self:
         """Raises _Failed if it is not the URL of an object, or the proxy for it is no URL."""
@@ -375,8 +492,11 @@ class _Target:
             raise _Failed("not the http(s) URL of an object")
         port = port or (443 if scheme == "https" else 80)
         proxy_url = getproxies().get(scheme)
-        if not proxy_url or proxy_bypass(_join(name, port)):
-            return cls(scheme, name, port, path)
+        direct = cls(scheme, name, port, path)
+        # A coordinator on this machine is spoken to without a proxy over gRPC, too.
+        is_here = direct.is_port and bool(proxy_options(_join(name, port)))
+        if not proxy_url or is_here or proxy_bypass(_join(name, port)):
+            return direct
         if "://" not in proxy_url:
             proxy_url = f"http://{proxy_url}"
         proxy_scheme, proxy_name, proxy_port, _, userinfo = _split(proxy_url)
@@ -402,6 +522,16 @@ def _split(url: str) -> tuple[str, str, int | None, str, str]:
         return parts.scheme, parts.hostname or "", parts.port, path, userinfo
     except ValueError:
         raise _Failed("not a URL") from None
+
+
+def with_host(url: str, grpc_target: str) -> str:
+    """The URL, with the host of a gRPC target if it has none of its own."""
+    start, separator, rest = url.partition("://:")
+    if not separator:
+        return url
+    # HOST:PORT, or SCHEME:[//AUTHORITY/]HOST:PORT of a name or an address.
+    host = re.sub(r"^(dns|ipv4|ipv6):(//[^/]*/)?", "", grpc_target).rpartition(":")[0]
+    return f"{start}://{host}:{rest}"
 
 
 def _join(name: str, port: int) -> str:
@@ -431,7 +561,7 @@ def _why(error: Exception) -> str:
         case socket.gaierror() | UnicodeError():
             return "its name is not known"
         case TimeoutError():
-            return "timed out"
+            return _TIMED_OUT
         case ConnectionRefusedError():
             return "connection refused"
         case ssl.SSLError() | ConnectionError() | HTTPException():

@@ -50,6 +50,16 @@ class Download:
         self._digest.update(chunk)
         self.received = end
 
+    def room(self, most: int) -> memoryview:
+        """Memory for the next bytes, at most `most`; take() counts what was written there."""
+        return self._target[self.received : min(self.received + most, self.size_bytes)]
+
+    def take(self, num_bytes: int) -> None:
+        """Take so many bytes, which are in room() already."""
+        end = self.received + num_bytes
+        self._digest.update(self._target[self.received : end])
+        self.received = end
+
     def restart(self) -> None:
         """Forget all bytes received."""
         self.received = 0

@@ -79,6 +79,8 @@ class Work:
         self.result = keeper.load() if keeper is not None else None
         # Session of the next result. Set by the owner before TRAIN.
         self.session_id = ""
+        # News of the round after the one that was handed in last, until the owner has taken it.
+        self.next_round: pb.WatchResponse | None = None
         # Whether the participant's own code runs, which nobody can interrupt.
         self.in_participant = False
 
@@ -276,7 +278,7 @@ class Work:
         is_put = offer is not None and update is not None and update.key == offer.key
         self._put = update if is_put else None
         try:
-            self._client.end_round(
+            self.next_round = self._client.end_round(
                 round_,
                 update,
                 result.num_samples,

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import grpc
 import numpy as np
@@ -19,14 +18,12 @@ from integration.participant.scripted import (
     refuse,
 )
 from integration.participant.store import ScriptedStore, break_off, object_of, status
-from xain_participant import message_sizes
-from xain_participant.client import SMALL_MESSAGES_KEY, CoordinatorClient, Refused
+from xain_participant.client import MESSAGE_BYTES, CoordinatorClient, Refused
 from xain_participant.direct import DirectTransfer, OfferFailed
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_workloads.profile import DataProfile
 
 BIG = np.arange(1_000_000, dtype=np.float32)  # four chunks
-LINE_SLOW = refusal("LINE_SLOW", grpc.StatusCode.UNAVAILABLE)
 
 
 @pytest.fixture
@@ -115,67 +112,24 @@ def test_an_upload_goes_in_chunks_and_arrives_whole(
     ref = client.put_weights(0, BIG)
     assert ref == pb.WeightsRef(key="0/ward-7", size_bytes=len(npy(BIG)), digest=digest(npy(BIG)))
     assert server.uploads["0/ward-7"] == npy(BIG)
-    assert set(server.upload_chunks[:-1]) == {message_sizes.CHUNK_BYTES}
+    assert set(server.upload_chunks[:-1]) == {MESSAGE_BYTES}
     client.end_round(0, ref, 5, '[{"a": 1}]')
     num_samples, vector, metrics = server.ledger.accepted[0]
     assert (num_samples, metrics) == (5, '[{"a": 1}]')
     assert vector.tobytes() == BIG.tobytes()
 
 
-def test_an_upload_that_the_coordinator_ends_goes_on_in_small_chunks(
+def test_upload_that_is_ended_without_progress_is_refused(
     client: CoordinatorClient, server: ScriptedCoordinator
 ) -> None:
-    """At once, and the next one begins so; others are large again. It says so before."""
-    said: list[bool] = []
-
-    def note(context: Any) -> None:
-        said.append((SMALL_MESSAGES_KEY, "1") in [tuple(m) for m in context.invocation_metadata()])
-
-    def refuse_slow(context: Any) -> None:
-        note(context)
-        LINE_SLOW(context)
-
-    server.before["PutWeights"].extend([refuse_slow, note, note, note])
-    for _ in range(2):
-        client.put_weights(0, BIG)
-        assert server.uploads["0/ward-7"] == npy(BIG)
-        assert set(server.upload_chunks[:-1]) == {message_sizes.SMALL_BYTES}
-    client.put_weights(0, BIG)
-    assert server.upload_chunks[0] == message_sizes.CHUNK_BYTES
-    assert said == [False, True, True, False]
-
-
-def test_an_upload_that_is_ended_again_is_refused(
-    client: CoordinatorClient, server: ScriptedCoordinator
-) -> None:
-    """Smaller than small there is nothing to try."""
-    server.before["PutWeights"].extend([LINE_SLOW, LINE_SLOW])
-    assert _refused(lambda: client.put_weights(0, BIG)).reason == "LINE_SLOW"
-    assert server.calls["PutWeights"] == 2
-
-
-def test_a_coordinator_that_is_away_says_nothing_of_the_line(
-    client: CoordinatorClient, server: ScriptedCoordinator
-) -> None:
-    """It is tried again later, in messages as large as ever."""
-    server.before["PutWeights"].append(refusal("UNAVAILABLE", grpc.StatusCode.UNAVAILABLE))
+    """It is tried again later. Earlier coordinators end slow uploads with LINE_SLOW."""
+    server.before["PutWeights"].extend(
+        [refusal(reason, grpc.StatusCode.UNAVAILABLE) for reason in ("UNAVAILABLE", "LINE_SLOW")]
+    )
     assert _refused(lambda: client.put_weights(0, BIG)).reason == "UNAVAILABLE"
+    assert _refused(lambda: client.put_weights(0, BIG)).reason == "LINE_SLOW"
     client.put_weights(0, BIG)
-    assert server.upload_chunks[0] == message_sizes.CHUNK_BYTES
-
-
-def test_an_answer_without_bytes_says_nothing_of_the_line(
-    client: CoordinatorClient, server: ScriptedCoordinator
-) -> None:
-    """Large messages are not tried again because an update was there already."""
-    server.before["PutWeights"].append(LINE_SLOW)
-    client.put_weights(0, BIG)
-    server.answer_uploads_with = pb.WeightsRef(key="0/earlier")
-    for _ in range(3):
-        client.put_weights(0, np.zeros(20_000_000, np.float32))
-    server.answer_uploads_with = None
-    client.put_weights(0, BIG)
-    assert server.upload_chunks[0] == message_sizes.SMALL_BYTES
+    assert server.uploads["0/ward-7"] == npy(BIG)
 
 
 def test_an_upload_may_be_answered_before_it_is_read(
@@ -280,9 +234,9 @@ def test_what_the_store_has_begun_the_coordinator_ends(
     failed_offers: list[OfferFailed],
 ) -> None:
     """Nothing is fetched twice."""
-    offers.faults.extend([break_off(message_sizes.CHUNK_BYTES), status(500)])
+    offers.faults.extend([break_off(MESSAGE_BYTES), status(500)])
     assert client.get_weights(client.start_round().model).tobytes() == BIG.tobytes()
-    assert server.download_offsets == [message_sizes.CHUNK_BYTES]
+    assert server.download_offsets == [MESSAGE_BYTES]
     assert [(failed.host, failed.reason) for failed in failed_offers] == [
         (offers.host, "status 500")
     ]

@@ -24,7 +24,7 @@ from integration.participant.store import (
     status,
 )
 from xain_participant.direct import (
-    CHUNK_BYTES,
+    LEAST_BYTES,
     MAX_FAILURES_KEPT,
     PAUSE_S,
     DirectTransfer,
@@ -35,7 +35,7 @@ from xain_proto.fl import coordinator_pb2 as pb
 
 MODEL = npy(np.arange(100_000, dtype=np.float32))
 PART = len(MODEL) // 3
-assert PART > CHUNK_BYTES
+assert PART > LEAST_BYTES
 
 MIB = 1 << 20
 
@@ -128,12 +128,12 @@ def test_a_fetch_that_brings_nothing_more_ends(
 ) -> None:
     """Also when no single attempt is empty: a few bytes each would be attempts without end."""
     store.objects["/m"] = MODEL
-    store.faults.extend([break_off(PART), break_off(CHUNK_BYTES // 2)])
+    store.faults.extend([break_off(PART), break_off(LEAST_BYTES // 2)])
     download = download_of()
     failed = failure(lambda: direct.fetch(store.url("/m"), download))
     assert failed.reason == "the connection was closed early"
     assert len(store.calls) == 2
-    assert download.received == PART + CHUNK_BYTES // 2, "another way can go on from here"
+    assert download.received == PART + LEAST_BYTES // 2, "another way can go on from here"
 
 
 def test_without_a_length_it_ends_where_the_model_does(

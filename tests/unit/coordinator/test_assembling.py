@@ -9,8 +9,7 @@ from tests.support.aggregation import load, model_of, npy, put
 
 from xain_coordinator.admission import measure
 from xain_coordinator.aggregation import assembling
-from xain_coordinator.aggregation.aggregator import RuleFailed
-from xain_coordinator.aggregation.crew import Stopped
+from xain_coordinator.aggregation.aggregator import RuleFailed, Stopped
 from xain_coordinator.aggregation.engine import aggregate
 from xain_coordinator.aggregation.sources import UpdateChanged
 from xain_coordinator.core.effects import Aggregate

@@ -13,6 +13,7 @@ from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.errors import NotAMember, Refusal, UploadMissing
+from xain_coordinator.core.questions import AssignmentFor, MayUpload, Question
 from xain_coordinator.core.selection import ControllerFailed
 from xain_coordinator.core.values import Phase, Task
 from xain_coordinator.driver import Driver
@@ -42,7 +43,7 @@ async def test_what_follows_from_the_uncommitted_waits_too(bench):
     leaving = await bench.submit(c.Heartbeat("a", c.ParticipantState.FINISHED))
     await bench.journal.writing()
     refused = await bench.submit(c.Heartbeat("a"))
-    stranger = await bench.submit(c.StartTrainingRound("b"))
+    stranger = await bench.submit(AssignmentFor("b"))
     await settled()
     assert not any(task.done() for task in (leaving, refused, stranger))
     bench.journal.let_go()
@@ -56,22 +57,22 @@ async def test_without_anything_on_its_way_nothing_waits(bench):
     """A heartbeat is not journalled, and is answered at once."""
     await bench.driver.submit(c.Rendezvous("a"))
     bench.journal.hold()
-    assert await bench.driver.submit(c.Heartbeat("a")) == r.Advertisement(Phase.STANDBY, 0, False)
+    assert await bench.driver.submit(c.Heartbeat("a")) == r.Heard()
     with pytest.raises(NotAMember):
         await bench.driver.submit(c.Heartbeat("b"))
 
 
 async def test_a_sign_of_life_does_not_wait_for_the_disk(bench):
-    """It is told what is durable, which the round that is being opened is not; and the lease that
-    it renews counts at once."""
+    """The round that is being opened is not durable, so nobody is told of it; and the lease that
+    the sign of life renews counts at once."""
     await bench.driver.submit(c.Rendezvous("a"))
     await bench.driver.submit(c.Rendezvous("b"))
     bench.journal.hold()
     opening = await bench.submit(c.InitialisationDone(MODEL))
     await bench.journal.writing()
     bench.clock.time_s = RULES.lease_s - 1
-    standby = r.Advertisement(Phase.STANDBY, 0, False)
-    assert await bench.driver.submit(c.Heartbeat("a")) == standby
+    assert await bench.driver.submit(c.Heartbeat("a")) == r.Heard()
+    assert bench.driver.session.phase is Phase.STANDBY
     leaving = await bench.submit(c.Heartbeat("b", c.ParticipantState.FINISHED))
     assert not leaving.done()
     bench.clock.time_s = RULES.lease_s + 1
@@ -91,7 +92,7 @@ async def test_what_to_train_does_not_wait_for_the_disk(bench):
     bench.journal.hold()
     opening = await bench.submit(c.InitialisationDone(MODEL))
     await bench.journal.writing()
-    early = await bench.submit(c.StartTrainingRound("a"))
+    early = await bench.submit(AssignmentFor("a"))
     await settled()
     assert not early.done()
     bench.journal.let_go()
@@ -99,16 +100,41 @@ async def test_what_to_train_does_not_wait_for_the_disk(bench):
     assert isinstance(await early, r.Assignment)
     handing_in = await bench.submit(update("a", 0))
     await bench.journal.writing()
-    asking = await bench.submit(c.StartTrainingRound("b"))
+    asking = await bench.submit(AssignmentFor("b"))
     assert asking.done()
     initialise = r.Assignment(0, 0, 0, MODEL, update_accepted=False, task=Task.INITIALISE)
     assert await asking == initialise
-    told_of_it = await bench.submit(c.StartTrainingRound("a"))
+    told_of_it = await bench.submit(AssignmentFor("a"))
     assert not handing_in.done()
     assert not told_of_it.done(), "that its update is accepted is not durable yet"
     bench.journal.let_go()
     await handing_in
     assert (await told_of_it).update_accepted
+
+
+async def test_permission_to_upload_waits_only_for_what_it_tells(bench):
+    """A round that is durable takes uploads while its first update is being written. That this
+    update was accepted, or that a round has opened, is not told before it is durable."""
+    for name in ("a", "b"):
+        await bench.driver.submit(c.Rendezvous(name))
+    bench.journal.hold()
+    opening = await bench.submit(c.InitialisationDone(MODEL))
+    await bench.journal.writing()
+    early = await bench.submit(MayUpload("a", 0, "digest 0"))
+    assert not early.done()
+    bench.journal.let_go()
+    await opening
+    assert await early == r.UploadTo("0/a")
+    handing_in = await bench.submit(update("a", 0))
+    await bench.journal.writing()
+    other = await bench.submit(MayUpload("b", 0, "digest 0"))
+    assert other.done()
+    assert await other == r.UploadTo("0/b")
+    again = await bench.submit(MayUpload("a", 0, "digest 0"))
+    assert not again.done()
+    bench.journal.let_go()
+    await handing_in
+    assert isinstance(await again, r.AlreadyUploaded)
 
 
 async def test_commands_share_an_append(bench):
@@ -318,13 +344,13 @@ class Request:
     """An object that a caller holds while its command is decided."""
 
 
-async def refused(driver: Driver, command: c.Command) -> "weakref.ref[Request]":
+async def refused(driver: Driver, sent: c.Command | Question) -> "weakref.ref[Request]":
     request = Request()
     with suppress(Refusal):
-        if isinstance(command, c.EndTrainingRound):
-            await driver.submit_update(command)
+        if isinstance(sent, Question):
+            await driver.ask(sent)
         else:
-            await driver.submit(command)
+            await driver.submit(sent)
     return weakref.ref(request)
 
 
@@ -337,7 +363,7 @@ async def test_refused_commands_hold_nothing_of_their_callers(bench, waits):
         bench.journal.hold()
         joining = await bench.submit(c.Heartbeat("a", c.ParticipantState.FINISHED))
         await bench.journal.writing()
-    commands = (c.Heartbeat("b"), c.BeginUpload("b", 0, ""), update("b", 0))
+    commands = (c.Heartbeat("b"), MayUpload("b", 0, ""), update("b", 0))
     gc.disable()
     try:
         tasks = [asyncio.create_task(refused(bench.driver, command)) for command in commands]

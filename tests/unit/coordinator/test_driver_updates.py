@@ -18,15 +18,16 @@ from xain_coordinator.core.errors import (
     StaleRound,
     UploadMissing,
 )
+from xain_coordinator.core.questions import AssignmentFor, MayUpload, Question
 from xain_coordinator.core.values import ParticipantState, Phase, Point
 from xain_coordinator.log_lines import MAX_UPDATE_LINES
 
 # --- late updates ---
 
 
-async def late(bench: Bench, command: c.Command) -> LateUpdate:
+async def late(bench: Bench, sent: c.Command | Question) -> LateUpdate:
     with pytest.raises(LateUpdate) as caught:
-        await bench.driver.submit(command)
+        await (await bench.submit(sent))
     return caught.value
 
 
@@ -46,9 +47,9 @@ async def test_late_updates_are_counted(bench):
     await play(bench.driver, range(1))
     assert isinstance(await late(bench, update("a", 0, 1)), StaleRound)
     await late(bench, update("a", 0, 1))
-    await late(bench, c.BeginUpload("a", 0, "digest 2"))
+    await late(bench, MayUpload("a", 0, "digest 2"))
     assert bench.driver.num_late == 1
-    await late(bench, c.BeginUpload("b", 0, "digest 2"))
+    await late(bench, MayUpload("b", 0, "digest 2"))
     for participant_id in ("a", "b"):
         await bench.driver.submit(update(participant_id, 1))
     assert isinstance(await late(bench, update("b", 1, 3)), RoundAlreadyClosed)
@@ -69,7 +70,7 @@ async def test_what_is_not_late(bench):
     with pytest.raises(UploadMissing):
         await bench.driver.submit(c.EndTrainingRound("a", "a", 1, 1, None))
     await bench.driver.submit(c.EffectFailed("over"))
-    await late(bench, c.StartTrainingRound("a"))
+    await late(bench, AssignmentFor("a"))
     await late(bench, update("stranger", 0))
     assert bench.driver.num_late == 0
     assert late_points(bench) == []
@@ -118,7 +119,7 @@ async def asynchronous_bench() -> Bench:
 async def test_what_comes_while_a_model_is_made_goes_into_the_next():
     """Its sender does not hear a refusal, on which some give up."""
     bench = await asynchronous_bench()
-    late = asyncio.create_task(bench.driver.submit_update(update("b", 1)))
+    late = asyncio.create_task(bench.driver.submit(update("b", 1)))
     await settled()
     assert not late.done()
     await bench.driver.submit(c.AggregationDone(model(2)))
@@ -134,7 +135,7 @@ async def test_it_waits_also_while_the_end_of_the_round_is_being_written():
     bench.journal.hold()
     published = await bench.submit(c.AggregationDone(model(2)))
     await bench.journal.writing()
-    late = asyncio.create_task(bench.driver.submit_update(update("b", 1)))
+    late = asyncio.create_task(bench.driver.submit(update("b", 1)))
     await settled()
     for _ in range(4):
         bench.journal.let_go()
@@ -149,7 +150,7 @@ async def test_update_is_taken_by_the_round_that_opens_while_its_refusal_is_writ
     bench.journal.hold()
     leaving = await bench.submit(c.Heartbeat("a", ParticipantState.FINISHED))
     await bench.journal.writing()
-    late = asyncio.create_task(bench.driver.submit_update(update("b", 1)))
+    late = asyncio.create_task(bench.driver.submit(update("b", 1)))
     await settled()
     published = await bench.submit(c.AggregationDone(model(2)))
     for _ in range(4):
@@ -163,14 +164,14 @@ async def test_what_nobody_waits_for_is_refused_at_once():
     """Another round than it trains, or one who has its answer already."""
     bench = await asynchronous_bench()
     with pytest.raises(StaleRound):
-        await bench.driver.submit_update(update("b", 0 + 7))
-    assert await bench.driver.submit_update(update("a", 1)) == r.Done()
+        await bench.driver.submit(update("b", 0 + 7))
+    assert await bench.driver.submit(update("a", 1)) == r.Done()
     await bench.driver.close()
 
 
 async def test_a_stop_ends_the_wait():
     bench = await asynchronous_bench()
-    late = asyncio.create_task(bench.driver.submit_update(update("b", 1)))
+    late = asyncio.create_task(bench.driver.submit(update("b", 1)))
     await settled()
     bench.driver.end_watches()
     await fails(late)
@@ -184,7 +185,7 @@ async def test_a_slow_journal_does_not_end_the_wait(monkeypatch):
     bench = Bench()
     await begin(bench.driver)
     bench.journal.hold()
-    handed_in = asyncio.create_task(bench.driver.submit_update(update("a", 0)))
+    handed_in = asyncio.create_task(bench.driver.submit(update("a", 0)))
     await bench.journal.writing()
     await settled()
     bench.journal.let_go()
@@ -197,7 +198,7 @@ async def test_the_wait_ends(monkeypatch):
     monkeypatch.setattr(module, "NEXT_ROUND_S", 0.01)
     bench = await asynchronous_bench()
     with pytest.raises(NotInRound):
-        await bench.driver.submit_update(update("b", 1))
+        await bench.driver.submit(update("b", 1))
     await bench.driver.close()
 
 

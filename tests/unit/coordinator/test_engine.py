@@ -2,7 +2,9 @@
 cannot."""
 
 import io
+import itertools
 import os
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,8 +19,7 @@ from numpy.typing import NDArray
 from support.aggregation import hand_in, model_of, npy, put, read
 from xain_coordinator.admission import measure
 from xain_coordinator.aggregation import engine
-from xain_coordinator.aggregation.aggregator import RuleFailed
-from xain_coordinator.aggregation.crew import Crew, Stopped
+from xain_coordinator.aggregation.aggregator import RuleFailed, Stopped
 from xain_coordinator.aggregation.engine import aggregate
 from xain_coordinator.aggregation.publishing import publish
 from xain_coordinator.aggregation.rules import RULES
@@ -28,6 +29,7 @@ from xain_coordinator.core.values import GlobalModel, Update, WeightsRef
 from xain_coordinator.ports import Fenced, KeyNotFound, Reader, StoreUnavailable, WeightsStore
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.memory import MemoryStore, MemoryUpload
+from xain_coordinator.stores.paths import key_to_path
 
 Array = NDArray[Any]
 
@@ -208,7 +210,8 @@ def test_rows_are_read_at_the_same_time() -> None:
     near = MemoryStore()
     assert hand_in(near, random_vectors()) == updates
     store.begin()
-    assert aggregate(store, work_on(updates), tile_bytes=64) == aggregate(near, work_on(updates))
+    # One tile: of two, one could wait here for rows that the other reads later.
+    assert aggregate(store, work_on(updates)) == aggregate(near, work_on(updates))
 
 
 def test_the_failure_of_one_row_ends_all() -> None:
@@ -237,21 +240,49 @@ def test_the_failure_of_one_row_ends_all() -> None:
     assert list(store.keys("4/")) == []
 
 
-def test_a_failure_in_the_calling_thread_waits_for_the_other_threads() -> None:
-    """They use the memory and the files that the caller is about to let go of."""
-    both, never, ended = threading.Barrier(2, timeout=60), threading.Event(), threading.Event()
+@pytest.mark.parametrize("where", ["combine", "write"])
+def test_failure_in_one_thread_ends_the_other_threads(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that waits for its turn to hand on a tile ends when the tile before it fails, and
+    the call returns when all threads have ended."""
 
-    def job() -> None:
-        both.wait()
-        if threading.current_thread() is threading.main_thread():
-            raise StoreUnavailable("gone")
-        never.wait(0.2)  # the caller has ended meanwhile, or waits
-        ended.set()
+    class Broken(Exception):
+        pass
 
-    with Crew(2, 2, threading.Event()) as crew:
-        with pytest.raises(StoreUnavailable):
-            crew.do([job, job])
-        assert ended.is_set()
+    both, num_combining = threading.Barrier(2, timeout=60), itertools.count()
+    names: set[str] = set()
+
+    def combine(rule: object, tile: Array, weights: object) -> Array:
+        names.add(threading.current_thread().name)
+        if next(num_combining) < 2:
+            both.wait()
+            if where == "combine" and threading.current_thread() is threading.main_thread():
+                raise Broken
+        return np.zeros(tile.shape[1])
+
+    class Upload(MemoryUpload):
+        num_written = 0
+
+        def write(self, chunk: bytes | memoryview) -> None:
+            self.num_written += 1
+            if where == "write" and self.num_written == 2:  # after the header
+                raise Broken
+            super().write(chunk)
+
+    class Store(CountingStore):
+        def upload(self, key: str, label: str = "", size_bytes: int = 0) -> MemoryUpload:
+            return Upload(self, key) if key == "4/global" else super().upload(key)
+
+    monkeypatch.setattr(RULES["mean"], "combine", combine)
+    store = Store()
+    updates = hand_in(store, random_vectors())
+    before = set(threading.enumerate())
+    with pytest.raises(Broken):
+        aggregate(store, work_on(updates, "mean"), tile_bytes=64, num_threads=2)
+    assert len(names) == 2
+    assert set(threading.enumerate()) == before
+    assert store.num_open == 0
 
 
 def test_stop_ends_between_two_rows() -> None:
@@ -452,6 +483,21 @@ def test_publish_meets_another_object(store: WeightsStore) -> None:
     assert read(store, "4/global") == b"another"
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no file is kept there")
+def test_model_is_written_over_the_file_of_a_removed_object(tmp_path: Path) -> None:
+    """The store is told the size, so it can take a file whose pages are in the page cache."""
+    store = FileStore(tmp_path)
+    vectors = [np.full(300_000, i, np.float32) for i in range(2)]  # worth keeping a file of
+    work = work_on(hand_in(store, vectors), "mean")
+    aggregate(store, work)
+    file = tmp_path / key_to_path("4/global")
+    inode = file.stat().st_ino
+    store.delete("4/global")
+    aggregate(store, work)
+    assert file.stat().st_ino == inode
+    assert read(store, "4/global") == npy(np.full(300_000, 0.5, np.float32))
+
+
 # --- nothing left behind --------------------------------------------------------------------------
 
 
@@ -481,7 +527,7 @@ def test_readers_close_when_the_store_fails() -> None:
     """At once, and not when somebody collects garbage."""
 
     class Full(CountingStore):
-        def upload(self, key: str) -> MemoryUpload:
+        def upload(self, key: str, label: str = "", size_bytes: int = 0) -> MemoryUpload:
             if key != "4/global":
                 return super().upload(key)
 
@@ -516,7 +562,7 @@ def test_stop_ends_after_the_tile_at_hand() -> None:
             super().write(chunk)
 
     class Stopping(MemoryStore):
-        def upload(self, key: str) -> MemoryUpload:
+        def upload(self, key: str, label: str = "", size_bytes: int = 0) -> MemoryUpload:
             return StoppingUpload(self, key) if key == "4/global" else super().upload(key)
 
     store = Stopping()

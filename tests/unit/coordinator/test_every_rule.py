@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from support.aggregation import OPTIONS, hand_in, load, model_of, npy, put, work_on
@@ -198,43 +196,90 @@ def test_a_rule_that_gives_no_usable_weights(
         aggregate(store, work_on(store, "krum", vectors, base))
 
 
-@settings(deadline=None)
-@given(st.permutations(range(8)))
-def test_blocks_are_added_in_order(arrival: list[int]) -> None:
-    """Whichever thread is done first: a sum of floats depends on its order."""
-    parts = [np.array([10.0**i, 1 / 3, -(7.0**i)]) for i in (0, 16, 3, 1, 15, 2, 8, 5)]
-    expected = np.zeros(3)
-    for part in parts:
-        expected += part
-    total = engine._OrderedSum(len(parts))
-    for index in arrival:
-        with total.turn_of(index) as turn:
-            assert turn is not None
-            turn(parts[index])
-    assert total.result.tobytes() == expected.tobytes()
-    assert parts[0].tolist() == [1.0, 1 / 3, -1.0], "a part belongs to the rule that made it"
+@pytest.mark.parametrize("rule", SURVEYORS)
+def test_survey_adds_blocks_in_order(rule: str) -> None:
+    """A sum of floats depends on its order: the survey is the sum of what the blocks give, from the
+    first to the last, and the parts that a rule has made stay as they are."""
+    vectors, base = random_round(rule)
+    made = make_rule(rule, OPTIONS.get(rule, {}))
+    assert is_surveyor(made)
+    block = engine._block_columns(NUM_UPDATES)
+    differences = np.stack(vectors).astype(np.float64) - base
+    blocks = [differences[:, at : at + block] for at in range(0, LENGTH, block)]
+    expected = made.survey(blocks[0])
+    for one in blocks[1:]:
+        expected = expected + made.survey(one)
+    weights = made.weigh(expected, np.arange(1, NUM_UPDATES + 1))
+    chosen = np.flatnonzero(weights)
+    rows = np.stack([*vectors, base])[chosen]
+    model = made.combine(rows, weights[chosen]).astype(np.float32)
+    for num_threads in (1, 2, 3):
+        store = MemoryStore()
+        work = work_on(store, rule, vectors, base)
+        ref = aggregate(store, work, tile_bytes=1 << 17, num_threads=num_threads).ref
+        assert load(store, ref).tobytes() == model.tobytes()
 
 
-def test_a_block_waits_until_those_before_it_are_added() -> None:
-    """So that the parts that are held have a bound."""
-    total = engine._OrderedSum(2)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("num_updates", [1, 4, 70])
+def test_weighted_average_has_the_bits_of_a_loop_over_elements(
+    num_updates: int, dtype: str, tmp_path: Path
+) -> None:
+    """Each element is 0.0, then plus share times value for one update after the other, in float64,
+    rounded to the dtype at the end."""
+    length = 1000
+    chance = np.random.default_rng(num_updates)
+    vectors = [chance.normal(size=length).astype(dtype) for _ in range(num_updates)]
+    for vector in vectors:
+        vector[::7] = -0.0
+        vector[1::7] = np.finfo(dtype).max
+        vector[2::7] = np.finfo(dtype).smallest_subnormal
+    shares = [(i + 1) / sum(range(num_updates + 1)) for i in range(num_updates)]
+    largest = float(np.finfo(dtype).max)
+    expected = []
+    for values in zip(*(vector.tolist() for vector in vectors), strict=True):
+        total = 0.0
+        for share, value in zip(shares, values, strict=True):
+            total += share * value
+        expected.append(min(max(total, -largest), largest))
+    store = FileStore(tmp_path)
+    for num_threads in (1, 2, 5):
+        work = work_on(store, "weighted_average", vectors, None)
+        model = aggregate(store, work, tile_bytes=1 << 14, num_threads=num_threads)
+        assert load(store, model.ref).tobytes() == np.array(expected).astype(dtype).tobytes()
+        store.delete("4/global")
 
-    def survey(index: int) -> None:
-        with total.turn_of(index) as turn:
-            assert turn is not None
-            turn(np.ones(1))
 
-    survey(1)
-    ahead = threading.Thread(target=survey, args=[2])
-    ahead.start()
-    ahead.join(0.1)
-    assert ahead.is_alive()
-    survey(0)
-    ahead.join()
-    assert total.result.tolist() == [3.0]
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("num_updates", [3, 4, 16, 17, 41])
+@pytest.mark.parametrize("rule", ["median", "trimmed_mean"])
+def test_order_statistics_have_the_bits_of_a_loop_over_columns(
+    rule: str, num_updates: int, dtype: str, tmp_path: Path
+) -> None:
+    """Each column is sorted; the kept values, each divided by their number, are added from the
+    least to the greatest onto 0.0, so that no model has a -0.0."""
+    length = 1500
+    chance = np.random.default_rng(num_updates)
+    vectors = [chance.integers(-4, 5, length).astype(dtype) / 3 for _ in range(num_updates)]
+    for i, vector in enumerate(vectors):
+        vector[i :: num_updates + 3] = -0.0
+    first = (num_updates - 1) // 2 if rule == "median" else 1
+    end = num_updates // 2 + 1 if rule == "median" else num_updates - 1
+    expected = []
+    for values in zip(*(vector.tolist() for vector in vectors), strict=True):
+        total = 0.0
+        for value in sorted(values)[first:end]:
+            total += 1 / (end - first) * value
+        expected.append(total)
+    store = FileStore(tmp_path)
+    for num_threads in (1, 2, 5):
+        work = work_on(store, rule, vectors, None)
+        model = aggregate(store, work, tile_bytes=1 << 14, num_threads=num_threads)
+        assert load(store, model.ref).tobytes() == np.array(expected).astype(dtype).tobytes()
+        store.delete("4/global")
 
 
-def test_nobody_waits_for_a_block_that_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_block_ends_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error ends the work, on any number of threads."""
 
     class Broken(Exception):
@@ -299,8 +344,9 @@ def test_a_survey_that_is_held_up_takes_no_memory(
     store = FileStore(tmp_path)
     work, _ = large_round(store, "krum", k, 8192)
     peak = traced_peak(store, work)
-    # Two tiles, three tables, and for each of two threads the differences and what checks them.
-    assert peak < 2 * engine.TILE_BYTES + 3 * 8 * k**2 + (6 << 20), peak
+    # Two tiles, the sum, for each of two threads early tables and one more, and the differences.
+    num_tables = 1 + 2 * (engine._EARLY_BYTES // (8 * k**2) + 1)
+    assert peak < engine.TILES_BYTES + num_tables * 8 * k**2 + (6 << 20), peak
 
 
 def large_round(
@@ -328,7 +374,7 @@ def test_memory_does_not_grow(rule: str, tmp_path: Path) -> None:
         store.delete("4/global")
         work, _ = large_round(store, rule, num_updates, length)
         peaks.append(traced_peak(store, work))
-    assert max(peaks) < 2 * engine.TILE_BYTES + (12 << 20), peaks
+    assert max(peaks) < engine.TILES_BYTES + (12 << 20), peaks
 
 
 @pytest.mark.parametrize("rule", SURVEYORS)

@@ -275,7 +275,7 @@ def dying_before(key: str) -> type[MemoryStore]:
     class Dying(MemoryStore):
         is_to_die = True
 
-        def upload(self, wanted: str) -> MemoryUpload:
+        def upload(self, wanted: str, label: str = "", size_bytes: int = 0) -> MemoryUpload:
             upload = super().upload(wanted)
             commit: Callable[..., None] = upload.commit
 
@@ -344,7 +344,7 @@ def test_a_store_that_fails_leaves_nothing(tmp_path: Path) -> None:
     work = work_on(store, "mean", [np.ones(3, np.float32)], np.zeros(3, np.float32))
 
     class Full(FileStore):
-        def upload(self, key: str) -> Any:
+        def upload(self, key: str, label: str = "", size_bytes: int = 0) -> Any:
             if key.startswith("optimizer/"):
                 raise StoreUnavailable("the disk is full")
             return super().upload(key)

@@ -9,8 +9,8 @@ import xxhash
 from xain_coordinator.admission import BaseModel, Distance, Inspector
 from xain_coordinator.core.values import GlobalModel, WeightsRef
 from xain_coordinator.ports import Reader
-from xain_coordinator.server.reception import Announced, Reception
 from xain_coordinator.stores.files import FileStore
+from xain_coordinator.updates.reception import Announced, Reception
 from xain_proto.np import npy_header
 
 MIB = 1 << 20

@@ -18,6 +18,7 @@ from xain_coordinator.core.effects import Aggregate, Effect, InitialiseModel, No
 from xain_coordinator.core.errors import Refusal, UnusableUpdate
 from xain_coordinator.core.keys import model_key, update_key
 from xain_coordinator.core.pacing import exact_fraction, num_required
+from xain_coordinator.core.questions import AssignmentFor, MayUpload, Question, advertise, ask
 from xain_coordinator.core.selection import Controller
 from xain_coordinator.core.session import Session, begin, fold, open_session
 from xain_coordinator.core.values import (
@@ -195,6 +196,13 @@ class Bench:
             self.effects = (*decision.effects, *self.effects)
         return decision
 
+    def ask(self, question: Question) -> r.Reply:
+        before = repr(self.session)
+        try:
+            return ask(self.session, question)
+        finally:
+            assert repr(self.session) == before, "a question changed the session"
+
     def _require_who_is_left_out(self) -> None:
         """The session keeps them apart, so that nobody looks at all refusals to find them."""
         eligible = (p for p, member in self.session.members.items() if member.is_eligible)
@@ -225,16 +233,18 @@ class Bench:
         """A heartbeat of each; what the last one is told."""
         assert names
         for name in names:
-            reply = self.send(c.Heartbeat(name), at=at).reply
-        assert isinstance(reply, r.Advertisement)
-        return reply
+            seen = advertise(
+                self.session, name
+            )  # before this heartbeat counts, as the service asks
+            assert self.send(c.Heartbeat(name), at=at).reply == r.Heard()
+        return seen
 
     def leave(self, *names: str) -> None:
         for name in names:
             self.send(c.Heartbeat(name, ParticipantState.FINISHED))
 
     def start(self, name: str) -> r.Assignment:
-        reply = self.send(c.StartTrainingRound(name)).reply
+        reply = self.ask(AssignmentFor(name))
         assert isinstance(reply, r.Assignment)
         return reply
 
@@ -242,7 +252,7 @@ class Bench:
         self, name: str, digest: str = "good", *, round_: int | None = None
     ) -> r.Reply:
         number = self.session.trained_by(name) if round_ is None else round_
-        return self.send(c.BeginUpload(name, number, digest)).reply
+        return self.ask(MayUpload(name, number, digest))
 
     def end(
         self,
@@ -307,10 +317,10 @@ class Bench:
                 self.heartbeat(name)
         self.tick()
 
-    def refuses(self, command: c.Command, why: type[Refusal]) -> Refusal:
-        """The command is refused for this reason, and for exactly this one."""
+    def refuses(self, sent: c.Command | Question, why: type[Refusal]) -> Refusal:
+        """The command or question is refused for this reason, and for exactly this one."""
         with pytest.raises(Refusal) as caught:
-            self.send(command)
+            self.ask(sent) if isinstance(sent, Question) else self.send(sent)
         assert type(caught.value) is why, f"refused with {caught.value!r}"
         return caught.value
 

@@ -11,6 +11,7 @@ from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.effects import Aggregate
+from xain_coordinator.core.questions import AssignmentFor, MayUpload
 from xain_coordinator.core.values import Phase
 
 DEADLINE_S = 100.0
@@ -79,7 +80,7 @@ def test_who_is_carried_over_is_told_of_its_own_round() -> None:
     assert (old.round, old.epochs, old.epoch_base, old.model.round) == (0, 5, 0, 0)
     assert (new.round, new.epochs, new.epoch_base, new.model.round) == (2, 5, 10, 2)
     assert bench.begin_upload("b", round_=0) == r.UploadTo("0/b")
-    bench.refuses(c.BeginUpload("b", 2, "x"), errors.StaleRound)
+    bench.refuses(MayUpload("b", 2, "x"), errors.StaleRound)
     bench.refuses_end(errors.StaleRound, "b", round_=2)
     bench.refuses_end(errors.StaleRound, "b", round_=1)
     bench.answers = False
@@ -210,9 +211,9 @@ def test_while_a_model_is_made_the_slow_keep_their_results() -> None:
         refused = bench.refuses(c.EndTrainingRound("b", "b", round_, 1, None), errors.NotInRound)
         assert "keep the result of round 0" in str(refused)
     assert bench.begin_upload("b", round_=0) == r.UploadTo("0/b"), "it need not wait with that"
-    bench.refuses(c.BeginUpload("b", 1, "x"), errors.StaleRound)
-    bench.refuses(c.BeginUpload("a", 0, "x"), errors.RoundAlreadyClosed)
-    bench.refuses(c.StartTrainingRound("a"), errors.RoundAlreadyClosed)
+    bench.refuses(MayUpload("b", 1, "x"), errors.StaleRound)
+    bench.refuses(MayUpload("a", 0, "x"), errors.RoundAlreadyClosed)
+    bench.refuses(AssignmentFor("a"), errors.RoundAlreadyClosed)
     bench.refuses_end(errors.StaleRound, "b", round_=1)
     bench.refuses_end(errors.RoundAlreadyClosed, "a", "other", round_=0)
     bench.answer()
@@ -250,7 +251,7 @@ def test_participants_do_not_go_on_while_the_last_model_is_made() -> None:
     bench.answers = False
     bench.end("a")
     assert bench.phase is Phase.AGGREGATING
-    bench.refuses(c.StartTrainingRound("b"), errors.RoundAlreadyClosed)
+    bench.refuses(AssignmentFor("b"), errors.RoundAlreadyClosed)
     bench.refuses_end(errors.RoundAlreadyClosed, "b")
 
 
@@ -526,7 +527,7 @@ def test_another_update_for_the_same_round_is_refused() -> None:
     bench.end("c", "c@0")
     bench.end("b", "b@0", round_=0)
     bench.refuses_end(errors.DuplicateUpdate, "b", "other", round_=0)
-    bench.refuses(c.BeginUpload("b", 0, "other"), errors.DuplicateUpdate)
+    bench.refuses(MayUpload("b", 0, "other"), errors.DuplicateUpdate)
     bench.refuses_end(errors.StaleRound, "b", "other", round_=1)
     bench.end("b", "b@0", round_=0)
     assert len(bench.happened(e.UpdateAccepted)) == 3

@@ -23,6 +23,7 @@ from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
 from xain_coordinator.core.decider import next_deadline
 from xain_coordinator.core.pacing import noted_every_s
+from xain_coordinator.core.questions import MayUpload
 from xain_coordinator.core.values import DataProfile, Phase
 
 JUST = 1 / 1024  # exact in binary
@@ -83,7 +84,7 @@ def test_a_straggler_is_late() -> None:
     bench.pass_time(DEADLINE_S)
     assert bench.phase is Phase.AGGREGATING
     bench.refuses_end(errors.RoundAlreadyClosed, "b", round_=0)
-    bench.refuses(c.BeginUpload("b", 0, "x"), errors.RoundAlreadyClosed)
+    bench.refuses(MayUpload("b", 0, "x"), errors.RoundAlreadyClosed)
     bench.answer()
     assert bench.session.round == 1
     bench.refuses_end(errors.StaleRound, "b", round_=0)

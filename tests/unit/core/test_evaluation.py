@@ -20,6 +20,7 @@ from xain_coordinator.core.evaluation import (
     spreads,
 )
 from xain_coordinator.core.keys import update_key
+from xain_coordinator.core.questions import AssignmentFor, MayUpload
 from xain_coordinator.core.values import Evaluation, Phase, Task
 
 SCORES = {"accuracy": 0.5, "loss": 1.0}
@@ -222,7 +223,7 @@ def test_last_model_is_evaluated_by_all_who_can() -> None:
     assert (work.task, work.evaluate, work.epochs) == (Task.EVALUATE, True, 0)
     assert work.model.round == 2
     assert bench.heartbeat("c").phase is Phase.STANDBY
-    bench.refuses(c.StartTrainingRound("c"), errors.NotSelected)
+    bench.refuses(AssignmentFor("c"), errors.NotSelected)
     evaluate(bench, "a", 0.9)
     assert bench.heartbeat("a").update_accepted
     assert bench.phase is Phase.COLLECTING
@@ -289,7 +290,7 @@ def test_updates_of_the_last_round_are_still_recognised_while_it_is_evaluated() 
 def test_weights_are_not_taken_while_the_last_model_is_evaluated() -> None:
     bench = bench_of("a")
     train(bench, 0.1, 0.2)
-    bench.refuses(c.BeginUpload("a", 2, "good"), errors.RoundAlreadyClosed)
+    bench.refuses(MayUpload("a", 2, "good"), errors.RoundAlreadyClosed)
 
 
 def test_evaluation_goes_on_without_those_who_leave() -> None:

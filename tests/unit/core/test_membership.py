@@ -17,6 +17,7 @@ from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.decider import next_deadline
 from xain_coordinator.core.effects import InitialiseModel
+from xain_coordinator.core.questions import AssignmentFor, MayUpload, Question
 from xain_coordinator.core.values import DataProfile, ParticipantState, Phase
 
 
@@ -133,11 +134,11 @@ def test_the_initial_model_is_asked_for_once_from_the_profiles_of_those_gathered
     [
         c.Heartbeat("stranger"),
         c.Heartbeat("stranger", ParticipantState.FINISHED),
-        c.StartTrainingRound("stranger"),
-        c.BeginUpload("stranger", 0, "good"),
+        AssignmentFor("stranger"),
+        MayUpload("stranger", 0, "good"),
     ],
 )
-def test_strangers_must_rendezvous_first(command: c.Command) -> None:
+def test_strangers_must_rendezvous_first(command: c.Command | Question) -> None:
     """In a round and outside of one."""
     waiting("a").refuses(command, errors.NotAMember)
     opened_round("a").refuses(command, errors.NotAMember)

@@ -7,6 +7,7 @@ from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
+from xain_coordinator.core.questions import MayUpload
 from xain_messaging.names import MAX_BYTES
 
 BAD_NAMES = [
@@ -160,7 +161,7 @@ def test_a_name_chosen_before_its_namesake_came_does_not_let_it_be_overwritten()
     bench.join("z")
     bench.join("y")
     assert bench.selected == ("a", "z")
-    bench.refuses(c.BeginUpload("z", 0, "other"), errors.UploadNameTaken)
+    bench.refuses(MayUpload("z", 0, "other"), errors.UploadNameTaken)
     bench.refuses_end(errors.UploadNameTaken, "z", "other")
     bench.end("z", "other", upload_name="uuid-9")
     keys = [update.weights.ref.key for update in bench.aggregates[0].updates]

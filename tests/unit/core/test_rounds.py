@@ -21,6 +21,7 @@ from xain_coordinator.core import replies as r
 from xain_coordinator.core.decider import effect_that_made, resume
 from xain_coordinator.core.effects import Aggregate, InitialiseModel
 from xain_coordinator.core.keys import model_key
+from xain_coordinator.core.questions import AssignmentFor, MayUpload
 from xain_coordinator.core.session import TRANSITIONS
 from xain_coordinator.core.values import ParticipantState, Phase
 
@@ -114,7 +115,7 @@ def test_no_round_opens_before_the_initial_model_is_there() -> None:
     bench = Bench(make_rules(), answers=False)
     bench.join("a")
     assert bench.phase is Phase.STANDBY
-    bench.refuses(c.StartTrainingRound("a"), errors.NotInRound)
+    bench.refuses(AssignmentFor("a"), errors.NotInRound)
     bench.answer()
     assert bench.phase is Phase.COLLECTING
 
@@ -149,8 +150,8 @@ def test_a_closed_round_takes_nothing_more() -> None:
     bench = opened_round("a", "b", answers=False)
     bench.join("c")
     bench.end_all()
-    bench.refuses(c.StartTrainingRound("a"), errors.RoundAlreadyClosed)
-    bench.refuses(c.BeginUpload("c", 0, "new"), errors.RoundAlreadyClosed)
+    bench.refuses(AssignmentFor("a"), errors.RoundAlreadyClosed)
+    bench.refuses(MayUpload("c", 0, "new"), errors.RoundAlreadyClosed)
     bench.refuses_end(errors.RoundAlreadyClosed, "c")
 
 
@@ -222,7 +223,7 @@ def test_too_few_connected_pause_the_round_and_keep_it() -> None:
     assert bench.notified
     assert bench.selected == ("a", "b", "c")
     assert bench.heartbeat("b") == r.Advertisement(Phase.STANDBY, 0, False)
-    bench.refuses(c.StartTrainingRound("b"), errors.NotInRound)
+    bench.refuses(AssignmentFor("b"), errors.NotInRound)
     bench.refuses_end(errors.NotInRound, "b")
     bench.join("d")
     assert bench.phase is Phase.COLLECTING
@@ -263,7 +264,7 @@ def test_too_few_after_a_round_wait_for_the_next() -> None:
     bench.answer()
     assert bench.phase is Phase.STANDBY
     assert bench.heartbeat("a") == r.Advertisement(Phase.STANDBY, 1, False)
-    bench.refuses(c.StartTrainingRound("a"), errors.NotInRound)
+    bench.refuses(AssignmentFor("a"), errors.NotInRound)
     bench.join("c")
     assert bench.phase is Phase.COLLECTING
     assert bench.selected == ("a", "c")
@@ -328,8 +329,8 @@ def test_finished_is_served_to_anybody(name: str) -> None:
 @pytest.mark.parametrize("name", ["a", "stranger"])
 def test_after_the_end_nothing_is_trained(name: str) -> None:
     bench = finished()
-    bench.refuses(c.StartTrainingRound(name), errors.RoundAlreadyClosed)
-    bench.refuses(c.BeginUpload(name, 0, "new"), errors.RoundAlreadyClosed)
+    bench.refuses(AssignmentFor(name), errors.RoundAlreadyClosed)
+    bench.refuses(MayUpload(name, 0, "new"), errors.RoundAlreadyClosed)
     bench.refuses_end(errors.RoundAlreadyClosed, name, "new")
 
 

@@ -11,6 +11,7 @@ from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.decider import next_deadline
 from xain_coordinator.core.effects import InitialiseModel
+from xain_coordinator.core.questions import AssignmentFor
 from xain_coordinator.core.values import DataProfile, Phase
 
 NORTH = {"site": "north", "ward": "7"}
@@ -56,7 +57,7 @@ def test_only_those_with_the_tags_are_counted_and_selected() -> None:
     bench.join("b", tags=NORTH)
     assert bench.selected == ("a", "b")
     assert bench.heartbeat("s").phase is Phase.STANDBY
-    bench.refuses(c.StartTrainingRound("s"), errors.NotSelected)
+    bench.refuses(AssignmentFor("s"), errors.NotSelected)
     bench.end("a")
     bench.leave("b")
     assert bench.phase is Phase.STANDBY, "nobody from the south takes its place"

@@ -7,6 +7,7 @@ from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
+from xain_coordinator.core.questions import AssignmentFor, MayUpload
 from xain_coordinator.core.updates import check_update
 from xain_coordinator.core.values import (
     GlobalModel,
@@ -38,8 +39,8 @@ def test_an_update_is_taken_with_all_that_belongs_to_it() -> None:
 def test_outside_a_round_nothing_is_taken() -> None:
     bench = Bench(make_rules(min_participants=2))
     bench.join("a")
-    bench.refuses(c.StartTrainingRound("a"), errors.NotInRound)
-    bench.refuses(c.BeginUpload("a", 0, "good"), errors.NotInRound)
+    bench.refuses(AssignmentFor("a"), errors.NotInRound)
+    bench.refuses(MayUpload("a", 0, "good"), errors.NotInRound)
     bench.refuses_end(errors.NotInRound, "a")
     bench.refuses_end(errors.NotInRound, "a", round_=0)
 
@@ -47,8 +48,8 @@ def test_outside_a_round_nothing_is_taken() -> None:
 def test_the_unselected_hand_in_nothing() -> None:
     bench = opened_round("a", "b")
     bench.join("c")
-    bench.refuses(c.StartTrainingRound("c"), errors.NotSelected)
-    bench.refuses(c.BeginUpload("c", 0, "good"), errors.NotSelected)
+    bench.refuses(AssignmentFor("c"), errors.NotSelected)
+    bench.refuses(MayUpload("c", 0, "good"), errors.NotSelected)
     bench.refuses_end(errors.NotSelected, "c")
     bench.refuses_end(errors.NotSelected, "c", round_=0)
 
@@ -60,7 +61,7 @@ def test_an_update_for_another_round_is_refused(sent: int) -> None:
     bench.end_all()
     assert bench.session.round == 1
     bench.refuses_end(errors.StaleRound, "a", "new", round_=sent)
-    refusal = bench.refuses(c.BeginUpload("a", sent, "new"), errors.StaleRound)
+    refusal = bench.refuses(MayUpload("a", sent, "new"), errors.StaleRound)
     assert f"round {sent}" in str(refusal)
     assert "round 1" in str(refusal)
     bench.end("a", "new", round_=1)
@@ -270,7 +271,7 @@ def test_a_different_second_update_is_refused() -> None:
     bench.refuses_end(errors.DuplicateUpdate, "a", "other", num_samples=3)
     bench.refuses_end(errors.DuplicateUpdate, "a", "of a", num_samples=4)
     resend_changes_nothing(bench, round_=0)
-    bench.refuses(c.BeginUpload("a", 0, "other"), errors.DuplicateUpdate)
+    bench.refuses(MayUpload("a", 0, "other"), errors.DuplicateUpdate)
     bench.refuses(c.EndTrainingRound("a", "a", 0, 3, None), errors.DuplicateUpdate)
     bench.end("b", "of b")
     assert [u.weights.ref.digest for u in bench.aggregates[0].updates] == ["of a", "of b"]

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from xain_participant.encoded import quantise
-from xain_participant.message_sizes import CHUNK_BYTES, SMALL_BYTES
 from xain_participant.upload import Upload
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.np import TILE_ELEMENTS
 
+LARGE, SMALL = 1 << 20, 64 << 10
 CHANCE = np.random.default_rng(0)
 BASE = CHANCE.standard_normal(10 * TILE_ELEMENTS + 1000, dtype=np.float32)
 VECTOR = BASE + np.float32(0.01) * CHANCE.standard_normal(len(BASE), dtype=np.float32)
@@ -32,9 +32,9 @@ def test_the_bytes_are_the_same_in_messages_of_any_size(
         offset = len(upload.start) + 4 * TILE_ELEMENTS * num_tiles
     offset = min(offset, upload.size_bytes)
     assert upload.can_begin_at(offset)
-    large, small = (list(upload.chunks(offset, size)) for size in (CHUNK_BYTES, SMALL_BYTES))
+    large, small = (list(upload.chunks(offset, size)) for size in (LARGE, SMALL))
     assert b"".join(large) == b"".join(small)
-    for chunks, size in ((large, CHUNK_BYTES), (small, SMALL_BYTES)):
+    for chunks, size in ((large, LARGE), (small, SMALL)):
         assert {len(chunk) for chunk in chunks[:-1]} <= {size}
         assert len(chunks[-1]) <= size
     assert len(small) > 1 or offset == upload.size_bytes

@@ -16,8 +16,13 @@ from xain_coordinator.core.membership import (
 )
 from xain_coordinator.core.points import departure_point, participant_point
 from xain_coordinator.core.profiles import check_profile
+from xain_coordinator.core.questions import (
+    bind_upload_name,
+    require_member,
+    require_selected,
+)
 from xain_coordinator.core.session import Session
-from xain_coordinator.core.updates import check_update, require_free_key
+from xain_coordinator.core.updates import check_update
 from xain_coordinator.core.values import (
     DataProfile,
     Evaluation,
@@ -25,9 +30,6 @@ from xain_coordinator.core.values import (
     ParticipantState,
     Phase,
     Point,
-    ProcessGroup,
-    Round,
-    Task,
     Update,
 )
 from xain_messaging.names import printable
@@ -51,10 +53,6 @@ def answer(session: Session, command: c.Command, now: float) -> Answer:
             return _heartbeat(session, command, now)
         case c.Rendezvous():
             return _rendezvous(session, command, now)
-        case c.StartTrainingRound(participant_id):
-            return (), _assignment(session, participant_id), ()
-        case c.BeginUpload():
-            return (), _begin_upload(session, command), ()
         case c.EndTrainingRound():
             return _end_training_round(session, command)
         case c.NoteRefusedUpdate():
@@ -262,7 +260,7 @@ def _heartbeat(session: Session, command: c.Heartbeat, now: float) -> Answer:
     participant_id = command.participant_id
     if session.phase is Phase.FINISHED:
         return _told_of_the_end(session, command, now)
-    _require_member(session, participant_id)
+    require_member(session, participant_id)
     if command.state is ParticipantState.FINISHED:
         left = e.ParticipantLeft(participant_id, "left")
         reply = r.Advertisement(Phase.STANDBY, session.round, False)
@@ -270,14 +268,14 @@ def _heartbeat(session: Session, command: c.Heartbeat, now: float) -> Answer:
     state, transfer = command.state, command.transfer
     heard = e.ParticipantHeard(participant_id, state, command.round, now, transfer)
     point = participant_point(participant_id, state, command.round)
-    return (heard,), advertise(session, participant_id), (point,)
+    return (heard,), r.Heard(), (point,)
 
 
 def _told_of_the_end(session: Session, command: c.Heartbeat, now: float) -> Answer:
-    """Answer members and others. A member has heard of the end with this answer, and leaves, unless
-    the next session follows on request."""
+    """Answer members and others. A member hears of the end with the answer, and leaves, unless the
+    next session follows on request."""
     participant_id, finished = command.participant_id, ParticipantState.FINISHED
-    reply = advertise(session, participant_id)
+    reply = r.Heard()
     known = session.heard.get(participant_id)
     if session.rules.start == "request":  # in serve mode it may stay for the next session
         is_counted = participant_id in session.members or known is not None
@@ -292,86 +290,6 @@ def _told_of_the_end(session: Session, command: c.Heartbeat, now: float) -> Answ
     return (heard,), reply, (participant_point(participant_id, finished, session.round),)
 
 
-def advertise(session: Session, participant_id: str) -> r.Advertisement:
-    """The state as this participant sees it. Anybody may ask; strangers see STANDBY."""
-    phase = session.phase
-    round_ = session.open_round
-    selected = round_ is not None and participant_id in round_.selected
-    if phase in (Phase.COLLECTING, Phase.AGGREGATING) and not selected:
-        phase = Phase.STANDBY
-    done = round_ is not None and participant_id in round_.answers
-    is_damaged = selected and not done and round_ is not None and participant_id in round_.damaged
-    attempt = round_.attempt if selected and round_ is not None else 0
-    # At the end it is the last round for everybody, whatever they have trained.
-    finished = phase is Phase.FINISHED
-    number = session.round if finished else session.trained_by(participant_id)
-    warning = _warning(session, participant_id)
-    # A damaged slice is not sent again: the round restarts without it.
-    return r.Advertisement(phase, number, done, is_damaged and not attempt, warning, attempt)
-
-
-def _warning(session: Session, participant_id: str) -> str:
-    if (second := session.conflict(participant_id)) is not None:
-        return (
-            f"a second process, at {second.origin}, wants to join as {participant_id}; give each "
-            "process a participant id of its own"
-        )
-    if session.lacks_initialisers:
-        return (
-            "the session waits for initial weights, which no script has declared: call "
-            "xain.rounds(model) in one of them"
-        )
-    return ""
-
-
-def _assignment(session: Session, participant_id: str) -> r.Assignment:
-    # A participant that goes on while a model is made does not wait for that model.
-    is_carried_over = session.is_carried_over(participant_id)
-    round_ = _require_selected(session, participant_id, may_be_closed=is_carried_over)
-    number = round_.trained_by(participant_id)
-    base = session.bases[number] if number != round_.number else session.base
-    rules = session.rules
-    return r.Assignment(
-        round=number,
-        epochs=base.epochs,
-        epoch_base=base.epoch_base,
-        model=base.model,
-        update_accepted=participant_id in round_.answers,
-        train_config=session.rules.train_config,
-        task=Task.INITIALISE if base.model.is_empty else round_.task,
-        evaluate=round_.is_evaluation or (rules.evaluates(number) and not base.model.is_empty),
-        process_group=_process_group(session, round_, participant_id) if round_.attempt else None,
-    )
-
-
-def _process_group(session: Session, round_: Round, participant_id: str) -> ProcessGroup:
-    """The participant's part in the attempt. Without an address it reports that the group broke, as
-    the other members of a broken attempt have done."""
-    first = session.members.get(round_.selected[0])
-    address = "" if round_.broken or first is None else first.group_address
-    rank = round_.selected.index(participant_id)
-    return ProcessGroup(round_.attempt, rank, len(round_.selected), address)
-
-
-def _begin_upload(session: Session, command: c.BeginUpload) -> r.Reply:
-    known = session.accepted(command.participant_id, command.round)
-    if known is not None and known.weights.ref.digest == command.digest:
-        return r.AlreadyUploaded(known.weights.ref)
-    # A model that is being made does not hold up what will go into the next one.
-    is_carried_over = session.is_carried_over(command.participant_id)
-    round_ = _require_selected(
-        session, command.participant_id, command.round, may_be_closed=is_carried_over
-    )
-    if round_.is_evaluation:
-        raise errors.RoundAlreadyClosed(f"round {round_.number} takes evaluations, and no weights")
-    if known is not None:
-        # The accepted object must not be overwritten: it is what will be aggregated.
-        raise errors.DuplicateUpdate(command.participant_id, command.round)
-    name = command.upload_name or command.participant_id
-    _bind_upload_name(session, round_, command.participant_id, name)
-    return r.UploadTo(update_key(command.round, name))
-
-
 def _end_training_round(session: Session, command: c.EndTrainingRound) -> Answer:
     participant_id = command.participant_id
     known = session.accepted(participant_id, command.round)
@@ -384,7 +302,7 @@ def _end_training_round(session: Session, command: c.EndTrainingRound) -> Answer
         if answer != evaluation:
             raise errors.DuplicateUpdate(participant_id, command.round)
         return (), r.Done(), ()
-    round_ = _require_selected(session, participant_id, command.round)
+    round_ = require_selected(session, participant_id, command.round)
     number = round_.trained_by(participant_id)
     if round_.is_evaluation:
         evaluated = e.EvaluationAccepted(number, participant_id, evaluation)
@@ -393,7 +311,7 @@ def _end_training_round(session: Session, command: c.EndTrainingRound) -> Answer
         raise errors.StaleAttempt(number, command.attempt, round_.attempt)
     if known is not None:
         raise errors.DuplicateUpdate(participant_id, number)
-    bound = _bind_upload_name(session, round_, participant_id, command.upload_name)
+    bound = bind_upload_name(session, round_, participant_id, command.upload_name)
     if command.weights is None:
         key = update_key(number, command.upload_name)
         raise errors.UploadMissing(f"there is no such upload under {key!r}; upload it first")
@@ -431,7 +349,7 @@ def _note_failure(session: Session, command: c.NoteFailure) -> tuple[e.Event, ..
     """Count a failure like a refused update. The participant is not selected again in this round
     unless it joins again, so that one that goes on has at most one failure a round."""
     participant_id = command.participant_id
-    _require_member(session, participant_id)
+    require_member(session, participant_id)
     if not _is_owed(session, participant_id, command.round):
         return ()
     failed = e.TrainingFailed(
@@ -446,7 +364,7 @@ def _note_failure(session: Session, command: c.NoteFailure) -> tuple[e.Event, ..
 
 def _note_group_broken(session: Session, command: c.NoteGroupBroken) -> tuple[e.Event, ...]:
     participant_id = command.participant_id
-    _require_member(session, participant_id)
+    require_member(session, participant_id)
     round_ = session.open_round
     is_owed = round_ is not None and _is_owed(session, participant_id, command.round)
     if not is_owed or round_ is None or round_.attempt != command.attempt:
@@ -499,64 +417,9 @@ def _is_same(known: Update, command: c.EndTrainingRound) -> bool:
     )
 
 
-def _bind_upload_name(
-    session: Session, round_: Round, sender: str, name: str
-) -> tuple[e.UploadNameBound, ...]:
-    """XAIN clients choose the name of their upload. It becomes theirs with the first use, so that
-    nobody hands in what another has uploaded. Raises InvalidName or UploadNameTaken."""
-    check_name(name)
-    require_free_key(round_, sender, name)
-    if name == sender:
-        return ()
-    owner = session.upload_names.get(name)
-    if owner == sender:
-        return ()
-    if owner is not None or name in session.members:
-        raise errors.UploadNameTaken(f"the upload name {name!r} belongs to another participant")
-    own = next((n for n, p in session.upload_names.items() if p == sender), None)
-    if own is not None:
-        raise errors.UploadNameTaken(f"{sender} uploads under the name {own!r}; it cannot change")
-    return (e.UploadNameBound(sender, name),)
-
-
 def _model(session: Session) -> GlobalModel:
     assert session.model is not None, "a round is open without a model"
     return session.model
-
-
-def _require_member(session: Session, participant_id: str) -> None:
-    if participant_id not in session.members:
-        raise errors.NotAMember(participant_id)
-
-
-def _require_selected(
-    session: Session, participant_id: str, sent: int | None = None, *, may_be_closed: bool = False
-) -> Round:
-    """The open round, if the participant is in it and it is the one that was sent.
-
-    may_be_closed: a model may be being made of it.
-
-    Raises NotAMember, StaleRound, NotInRound, RoundAlreadyClosed or NotSelected.
-    """
-    # After the end nobody is asked who they are: the answer is the same for all.
-    if session.phase is Phase.FINISHED:
-        raise errors.RoundAlreadyClosed(f"the session is finished: {session.cause}")
-    _require_member(session, participant_id)
-    trains = session.trained_by(participant_id)
-    if sent is not None and sent != trains:
-        raise errors.StaleRound(sent, trains)
-    if session.phase is Phase.AGGREGATING and not may_be_closed:
-        if session.is_carried_over(participant_id):
-            raise errors.NotInRound(f"a model is being made; keep the result of round {trains}")
-        raise errors.RoundAlreadyClosed(f"round {session.round} is closed and being aggregated")
-    if session.phase is Phase.STANDBY or session.open_round is None:
-        raise errors.NotInRound(
-            f"no round is open: {session.num_eligible} participants are connected, "
-            f"{session.rules.num_required} are needed; wait for a heartbeat that says ROUND"
-        )
-    if participant_id not in session.open_round.selected:
-        raise errors.NotSelected(participant_id, session.round)
-    return session.open_round
 
 
 def _expired(session: Session, now: float) -> Iterator[e.ParticipantLeft]:

@@ -48,26 +48,6 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class StartTrainingRound:
-    """A selected participant asks for its work."""
-
-    participant_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class BeginUpload:
-    """A participant's update of this digest is about to be written for this round.
-
-    upload_name: what XAIN's clients call it; "" is the participant's own id.
-    """
-
-    participant_id: str
-    round: int
-    digest: str
-    upload_name: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class EndTrainingRound:
     """A participant hands in an update that lies in the store.
 
@@ -202,8 +182,6 @@ class EffectFailed:
 Command = (
     Rendezvous
     | Heartbeat
-    | StartTrainingRound
-    | BeginUpload
     | EndTrainingRound
     | NoteRefusedUpdate
     | NoteFailure

@@ -2,6 +2,7 @@
 
     decide(session, command, now, controller)
                                    -> what happened, what to answer, what to do; or raises a Refusal
+    ask(session, question)         -> an answer that changes nothing (questions.py)
     resume(session)                -> the effects still owed after a restart
     next_deadline(session)         -> when to send the next Tick
 

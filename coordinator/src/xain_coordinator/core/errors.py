@@ -90,9 +90,16 @@ class NotAMember(Refusal):
 
 
 class NotInRound(Refusal):
-    """No round is open for training now. Keep a finished result: the round may go on."""
+    """No round is open for training now. Keep a finished result: the round may go on.
+
+    is_for_next: the next round takes the update, once the model that is being made is there.
+    """
 
     code = "NOT_IN_ROUND"
+
+    def __init__(self, message: str, *, is_for_next: bool = False) -> None:
+        super().__init__(message)
+        self.is_for_next = is_for_next
 
 
 class LateUpdate(Refusal):
@@ -215,12 +222,6 @@ class Unavailable(Refusal):
     """Not now: starting, shutting down, or the store is away. Ask again."""
 
     code = "UNAVAILABLE"
-
-
-class LineSlow(Unavailable):
-    """The sender's line is too slow for the size of its messages. Go on in smaller ones."""
-
-    code = "LINE_SLOW"
 
 
 class TooManyCalls(Refusal):

@@ -42,6 +42,11 @@ def attempt_key(place: str, attempt: str) -> str:
     return f"{place}.{attempt}"
 
 
+def is_attempt(key: str) -> bool:
+    """Whether an update lies under this key, with or without a prefix before it."""
+    return _ATTEMPT.search(key) is not None
+
+
 def place_of(key: str) -> str:
     """The place of an update, out of the key of one of its attempts."""
     return _ATTEMPT.sub("", key)

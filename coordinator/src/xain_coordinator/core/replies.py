@@ -1,4 +1,4 @@
-"""The replies to commands that were carried out."""
+"""The replies to commands that were carried out, and to questions."""
 
 from dataclasses import dataclass
 
@@ -30,6 +30,11 @@ class IdInUse:
     heard_s: float
     lease_s: float
     retry_after_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A sign of life was taken up. It tells nothing of the session, so it need not be durable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,4 +95,14 @@ class Done:
     """Carried out, nothing to tell. Also the answer to an identical second update."""
 
 
-Reply = Accepted | Later | IdInUse | Advertisement | Assignment | UploadTo | AlreadyUploaded | Done
+Reply = (
+    Accepted
+    | Later
+    | IdInUse
+    | Heard
+    | Advertisement
+    | Assignment
+    | UploadTo
+    | AlreadyUploaded
+    | Done
+)

@@ -273,12 +273,13 @@ class Session:
         carried = self.carried if self.open_round is None else self.open_round.carried
         return frozenset(carried.values())
 
-    def missed(self, participant_id: str) -> int | None:
-        """The round that was the last one if it closed without this participant's update."""
+    def round_meant(self, participant_id: str, *, has_upload: bool) -> int:
+        """The round that a XAIN client means, which names none: the one that it trains. Without an
+        upload for that round, it means the last one, if that closed without its update."""
         last = self.last_round
-        if last is None or not last.owes(participant_id):
-            return None
-        return last.trained_by(participant_id)
+        if not has_upload and last is not None and last.owes(participant_id):
+            return last.trained_by(participant_id)
+        return self.trained_by(participant_id)
 
     def evaluates_last(self, round_: int) -> bool:
         """The round of this number evaluates the last model, now or before the end."""

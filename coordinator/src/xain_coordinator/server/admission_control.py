@@ -34,12 +34,11 @@ import grpc
 
 from xain_coordinator.core.errors import Refusal, RequestMissing, TooManyCalls, Unavailable
 from xain_coordinator.server.identity import participant_of
-from xain_coordinator.server.places import Room
 from xain_coordinator.server.statuses import status_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-# A connection that brings less in this time is too slow for an upload, too; see places.STALLED_S.
+# A connection that brings less in this time is too slow for an upload, too; see streams.STALLED_S.
 FIRST_MESSAGE_S = 30.0
 STREAM_S = 3600.0
 READS_OF_STRANGERS = 8
@@ -133,7 +132,8 @@ class AdmissionControl:
         self._pools: dict[Hashable, Pool] = {}
         self._silent: Pool = {}  # without a first message
         self._timer: asyncio.TimerHandle | None = None
-        self._reading = Room(READS_OF_STRANGERS)
+        self._reading = asyncio.Semaphore(READS_OF_STRANGERS)
+        self._num_waiting = 0  # to be read
         self._reads: Pool = {}  # calls of strangers that are being read
         self._look_timer: asyncio.TimerHandle | None = None
         self._untaken: Counter[str] = Counter()  # answers that are being sent, by connection
@@ -260,7 +260,11 @@ class AdmissionControl:
         """The next message of a call, or grpc.aio.EOF."""
         if call.pool not in self._capacities:
             return await call.context.read()
-        await self._reading.enter()
+        self._num_waiting += 1
+        try:
+            await self._reading.acquire()
+        finally:
+            self._num_waiting -= 1
         call.looks = 0
         self._reads[call] = None
         self._look_later()
@@ -268,7 +272,7 @@ class AdmissionControl:
             return await call.context.read()
         finally:
             del self._reads[call]
-            self._reading.leave()
+            self._reading.release()
 
     def _look_later(self) -> None:
         if self._look_timer is None and self._reads:
@@ -280,7 +284,7 @@ class AdmissionControl:
         refusal = Unavailable("the request takes long to come, and others wait; send it again")
         for call in self._reads:
             call.looks += 1
-            if call.looks >= SLOW_LOOKS and self._reading.is_wanted:
+            if call.looks >= SLOW_LOOKS and self._num_waiting:
                 self._end(call, refusal)
         self._look_later()
 

@@ -24,6 +24,7 @@ from xain_coordinator.core.membership import (
     check_number_of_tags,
     reconnect_spread_s,
 )
+from xain_coordinator.core.questions import AssignmentFor, advertise
 from xain_coordinator.core.values import (
     DataProfile,
     Evaluation,
@@ -40,7 +41,6 @@ from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.server.identity import instance_of, participant_of, waited_s
 from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.server.rare_lines import RareLine
-from xain_coordinator.server.reception import Announced
 from xain_coordinator.server.refused import RefusedParticipants, WaitingParticipants
 from xain_coordinator.server.translate import (
     group_address,
@@ -54,6 +54,7 @@ from xain_coordinator.server.translate import (
 )
 from xain_coordinator.server.uploads import Uploads
 from xain_coordinator.turns import Turns
+from xain_coordinator.updates.reception import Announced
 from xain_messaging.names import shortened
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import coordinator_pb2_grpc as pb_grpc
@@ -66,10 +67,11 @@ Context = grpc.aio.ServicerContext[Any, Any]
 # The calls of so many hardly ever meet, so the chunks of their transfers need not take turns.
 FEW_PARTICIPANTS = 50
 
-# Said "1" of an upload whose messages have SMALL_BYTES at most; see streams.
-SMALL_MESSAGES_KEY = "xain-small-messages"
-
 NEWS_S = 1.0  # how long news waits for the work that it could bring along
+
+# How long the answer to an update waits for the next round. Rounds that last longer gain nothing
+# from it, and their participants hear soon that their updates count.
+NEXT_ROUND_S = 0.1
 
 # READY is what a XAIN client sends that waits; STANDBY and ROUND are the coordinator's words, but a
 # client that uses them is alive all the same.
@@ -113,6 +115,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._digested: tuple[Mapping[str, str], bytes] = ({}, b"")  # metadata and their digest
         self._news: tuple[r.Advertisement, pb.WatchResponse] | None = None
         self._news_with_work: _NewsWithWork | None = None
+        # By watching participant: what the answer to its latest update tells of the next round.
+        self._next_rounds: dict[str, asyncio.Future[pb.WatchResponse | None]] = {}
         self._chunks = Turns()  # of all transfers
         self.refused = RefusedParticipants()
         self.waiting = WaitingParticipants(driver.session.rules.lease_s)
@@ -200,7 +204,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         state = _PARTICIPANT_STATES.get(request.state, ParticipantState.READY)
         transfer = transfer_of(request)
         command = c.Heartbeat(participant_id, state, request.round, transfer)
+        seen = advertise(self._driver.session, participant_id)  # before this sign of life counts
         reply = await self._driver.submit(command)
+        if isinstance(reply, r.Heard):
+            reply = seen
         assert isinstance(reply, r.Advertisement)
         return pb.HeartbeatResponse(
             state=wire_state(reply.phase),
@@ -232,7 +239,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self, participant_id: str, known_metadata: bytes
     ) -> pb.StartTrainingRoundResponse:
         """known_metadata: digest of those that the participant has; empty if it has none."""
-        reply = await self._driver.submit(c.StartTrainingRound(participant_id))
+        reply = await self._driver.ask(AssignmentFor(participant_id))
         assert isinstance(reply, r.Assignment)
         metadata_digest = self._metadata_digest(reply.model.metadata)
         is_known = known_metadata == metadata_digest != b""
@@ -246,7 +253,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         offer = (
             None
             if data and not reply.model.is_empty
-            else await self._downloads.offer(participant_id, reply.round, ref)
+            else await self._downloads.offer(participant_id, reply.round, reply.model)
         )
         work = pb.StartTrainingRoundResponse(
             epochs=reply.epochs,
@@ -266,8 +273,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             train_config=reply.train_config,
             process_group=process_group_message(reply.process_group),
         )
-        if self._downloads.access is None or (data and not reply.model.is_empty):
-            self._work[is_known] = (reply, work)  # it offers nobody a place of its own in the store
+        if not self._downloads.has_offers or (data and not reply.model.is_empty):
+            self._work[is_known] = (reply, work)  # it offers nobody a URL of its own
         return work
 
     def _metadata_digest(self, metadata: Mapping[str, str]) -> bytes:
@@ -291,18 +298,18 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         trained = self._driver.session.trained_by(participant_id)
         try:
             async with self._uploads.exclusive(*names):
-                # A XAIN client does not say which round it means: its own, read under the lock.
-                session = self._driver.session
-                number = session.trained_by(participant_id) if round_ is None else round_
+                session = self._driver.session  # read under the lock
+                number = round_
+                if number is None:
+                    number = session.round_meant(participant_id, has_upload=True)
                 weights = await self._uploaded(participant_id, number, request)
                 inside = request.update.data  # a small update
                 await self._uploads.check_content(participant_id, number, weights, inside)
-                missed = session.missed(participant_id)
-                if round_ is None and weights is None and missed is not None:
-                    number = missed  # it uploaded to a round that has closed without it
+                if round_ is None and weights is None:
+                    number = session.round_meant(participant_id, has_upload=False)
                 points = self._parse_points(participant_id, number, request.metrics)
                 evaluation = self._evaluation(participant_id, number, request)
-                await self._driver.submit_update(
+                await self._driver.submit(
                     c.EndTrainingRound(
                         participant_id=participant_id,
                         upload_name=request.participant_id,
@@ -325,7 +332,36 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 c.NoteGroupBroken(participant_id, trained, request.attempt, str(refusal))
             )
             raise
+        if request.takes_next_round and inside:
+            return pb.EndTrainingRoundResponse(
+                next_round=await self._next_round(participant_id, number, request.known_metadata)
+            )
         return pb.EndTrainingRoundResponse()
+
+    async def _next_round(
+        self, participant_id: str, round_: int, known_metadata: bytes
+    ) -> pb.WatchResponse | None:
+        """Wait for the round after `round_`, and return what Watch would say of it. None if it does
+        not open within NEXT_ROUND_S, if the session ends, or if it has many participants, whose
+        waiting calls would take more than they save."""
+        if len(self._driver.session.members) > FEW_PARTICIPANTS:
+            return None
+        told = asyncio.get_running_loop().create_future()
+        if participant_id in self._next_rounds:
+            self._next_rounds[participant_id] = told
+        message = None
+        try:
+            async with asyncio.timeout(NEXT_ROUND_S):
+                while (seen := advertise(self._driver.session, participant_id)).round == round_:
+                    await self._driver.changed()
+            if seen.phase is Phase.COLLECTING:
+                message = self._news_of(seen)
+                return await self._with_work(message, participant_id, known_metadata)
+        except (TimeoutError, errors.Refusal):
+            pass
+        finally:
+            told.set_result(message)
+        return None
 
     async def _uploaded(
         self, participant_id: str, round_: int, request: pb.EndTrainingRoundRequest
@@ -361,6 +397,17 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self, request: pb.WatchRequest, context: Context
     ) -> AsyncIterator[pb.WatchResponse]:
         participant_id, instance_id = participant_of(context), instance_of(context)
+        self._next_rounds[participant_id] = asyncio.get_running_loop().create_future()
+        self._next_rounds[participant_id].set_result(None)
+        try:
+            async for message in self._messages(participant_id, instance_id, request):
+                yield message
+        finally:
+            self._next_rounds.pop(participant_id, None)
+
+    async def _messages(
+        self, participant_id: str, instance_id: str, request: pb.WatchRequest
+    ) -> AsyncIterator[pb.WatchResponse]:
         last: pb.WatchResponse | None = None
         known_metadata = b""  # sent by this stream
         async for seen in self._driver.watch(participant_id, instance_id):
@@ -368,8 +415,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             if message == last:
                 continue  # the core tells phases apart that are one state on the wire
             is_told = last is not None and _accepts_update(last, message)
+            is_next = last is not None and last.round != message.round
             last = message
-            if is_told:
+            if is_told or (is_next and await self._is_told(participant_id, message)):
                 continue
             if seen.phase is Phase.COLLECTING and not seen.update_accepted:
                 message = await self._with_work(message, participant_id, known_metadata)
@@ -378,6 +426,11 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 yield message
             else:
                 yield message
+
+    async def _is_told(self, participant_id: str, message: pb.WatchResponse) -> bool:
+        """Whether the answer to an update tells the participant this of the next round."""
+        told = self._next_rounds.get(participant_id)
+        return told is not None and await asyncio.shield(told) == message
 
     def _news_of(self, seen: r.Advertisement) -> pb.WatchResponse:
         if self._news is not None and self._news[0] == seen:
@@ -426,13 +479,13 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             nonlocal is_first
             message = ref_message(ref) if is_first else None
             is_first = False
+            await self._chunk_turn(len(data))
             await context.write(pb.GetWeightsResponse(data=data, ref=message))
 
         await self._downloads.send(
             request.key,
             request.offset,
             write,
-            self._chunk_turn,
             partial(self._is_stranger, self._caller(context)),
         )
         nothing: tuple[pb.GetWeightsResponse, ...] = ()
@@ -449,14 +502,17 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     ) -> pb.PutWeightsResponse:
         participant_id = self._caller(context)
         trained = self._driver.session.trained_by(participant_id)
+        num_bytes = 0  # of the last message: the next one is probably as large
+
+        async def read() -> Any:
+            nonlocal num_bytes
+            await self._chunk_turn(num_bytes)
+            message: Any = await anext(request_iterator, grpc.aio.EOF)
+            num_bytes = 0 if message is grpc.aio.EOF else len(message.data)
+            return message
 
         try:
-            received = await self._uploads.receive(
-                participant_id,
-                lambda: anext(request_iterator, grpc.aio.EOF),
-                self._chunk_turn,
-                is_small=_has_small_messages(context),
-            )
+            received = await self._uploads.receive(participant_id, read)
         except errors.UnusableUpdate as refusal:
             await self._note_refusal(participant_id, trained, refusal)
             raise
@@ -465,7 +521,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return pb.PutWeightsResponse(ref=ref)
 
     async def _chunk_turn(self, num_bytes: int) -> None:
-        """Before a chunk comes or goes: it must not keep a fleet's signs of life waiting."""
+        """Wait before a chunk comes or goes: it must not keep a fleet's heartbeats waiting."""
         if len(self._driver.session.members) > FEW_PARTICIPANTS:
             await self._chunks.next(num_bytes)
 
@@ -532,11 +588,6 @@ def _accepts_update(before: pb.WatchResponse, message: pb.WatchResponse) -> bool
     accepted = pb.WatchResponse(update_accepted=True)
     accepted.MergeFrom(before)
     return message.update_accepted and message == accepted
-
-
-def _has_small_messages(context: Context) -> bool:
-    metadata = context.invocation_metadata() or ()
-    return any(key == SMALL_MESSAGES_KEY and value == "1" for key, value in metadata)
 
 
 def _profile(message: pb.DataProfile) -> DataProfile:

@@ -1,7 +1,7 @@
-"""Global models on their way to participants: inside an answer, in a stream, or past us.
+"""Global models on their way to participants: inside an answer, in a stream, or past gRPC.
 
-Whoever is no member may have them, too, as operators' tools do that watch a session. But of what
-members share it takes nothing: all strangers together have one small chunk at a time.
+Operators' tools that are no members may have models, too. All of them together have one message at
+a time, so that they hold up no member.
 """
 
 import asyncio
@@ -11,31 +11,30 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from xain_coordinator.admission import CHUNK_BYTES
 from xain_coordinator.core.errors import Unavailable, UnknownModel
-from xain_coordinator.core.keys import incoming_key
-from xain_coordinator.core.values import WeightsRef
+from xain_coordinator.core.keys import incoming_key, update_key
+from xain_coordinator.core.values import BYTES, GlobalModel, WeightsRef
 from xain_coordinator.driver import Driver
 from xain_coordinator.ports import (
     DirectAccess,
-    Reader,
     StoreError,
     StoreUnavailable,
     WeightsStore,
 )
-from xain_coordinator.server.places import SMALL_BYTES, Line, Place, Places
+from xain_coordinator.server.weights_port import WeightsPort
 from xain_coordinator.threads import run_to_end
-from xain_coordinator.turns import Turn
 from xain_messaging.names import shortened
+from xain_proto.np.codec import MAX_HEADER_BYTES
 
 log = structlog.get_logger(__name__)
 
-SMALL_MODEL_BYTES = CHUNK_BYTES
-BLOCK_BYTES = 2 * CHUNK_BYTES  # of a larger model in a read
-MAX_BLOCKS = 8
-NUM_CHUNKS = 4  # being sent at a time; gRPC holds three copies of each until the line has taken it
-NUM_SLOW_CHUNKS = 8  # beside them, over lines that have become slow meanwhile
-SLOW_CHUNK_BYTES = SMALL_BYTES  # in a message over a line that is slow, or not known yet
+# Of weights in a message of a download. gRPC holds three copies of each until the connection has
+# taken it.
+MESSAGE_BYTES = 64 << 10
+# In a read of the store, which is kept for all downloads that are about as far.
+BLOCK_BYTES = 256 << 10
+MAX_BLOCKS = 64
+STALLED_S = 30.0  # for one message
 # Downloads of those who are no members. They wait for each other, and each is a call that is open.
 MAX_STRANGERS = 32
 # Up to here a model travels inside the answer to StartTrainingRound: the bytes cost less than the
@@ -44,12 +43,11 @@ INLINE_BYTES = 64 << 10
 
 Write = Callable[[WeightsRef, bytes], Awaitable[None]]
 
-_GO_ON = "go on with the next offset"
-
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """How a participant can reach the store itself."""
+    """URLs by which a participant moves weights past gRPC. upload_key: what it hands in, unless the
+    answer to its PUT names another key."""
 
     download_url: str
     upload_key: str
@@ -59,6 +57,8 @@ class Offer:
 @dataclass(slots=True)
 class Downloads:
     """access: how participants reach the store themselves; None if they cannot.
+    port: the weights port; None without one.
+    max_update_bytes: the most that an update may have.
 
     verify: begins to compare the model with its digest; False if that was done just now.
     made: the bytes of the model under this key if it is small and was made just now, else nothing.
@@ -69,13 +69,14 @@ class Downloads:
     access: DirectAccess | None = None
     verify: Callable[[], bool] = lambda: False
     made: Callable[[str], bytes] = lambda key: b""
+    port: WeightsPort | None = None
+    max_update_bytes: int = 0
     # The latest small model, or its reading: everybody asks for it at once.
     _small_model: tuple[str, asyncio.Future[bytes]] | None = field(default=None)
-    # Parts of larger ones, by key and offset, the one that was longest not asked for first. Those
-    # who have been told of a round at the same time read its model at about the same pace.
-    _blocks: dict[tuple[str, int], asyncio.Future[list[bytes]]] = field(default_factory=dict)
-    _places: Places = field(default_factory=lambda: Places(NUM_CHUNKS, NUM_SLOW_CHUNKS))
-    _strangers: Places = field(default_factory=lambda: Places(1, 0))
+    # Parts of models, by key and offset, the least recently used first. Participants that have been
+    # told of a round at the same time read its model at about the same speed.
+    _blocks: dict[tuple[str, int], asyncio.Future[bytes]] = field(default_factory=dict)
+    _stranger: asyncio.Lock = field(default_factory=asyncio.Lock)  # held for one message
     _num_strangers: int = 0
     _is_suspect: bool = False  # what is in memory of the model
 
@@ -84,72 +85,40 @@ class Downloads:
         key: str,
         offset: int,
         write: Write,
-        turn: Turn,
         is_stranger: Callable[[], bool] = lambda: False,
     ) -> None:
-        """A global model from an offset, in chunks.
+        """Send a global model from an offset on.
 
-        write: given each chunk, and the reference of the whole; returns when the line has taken it.
-        turn: to be waited for before each chunk.
-        is_stranger: whether it has no part in what members share. Asked before each chunk: a lease
-        may run out meanwhile, and whoever has lost it may come back.
-        Raises UnknownModel, and Unavailable if the line is stalled, or has become slow while many
-        others are, or if there are too many transfers: the rest is to be had from its offset on.
+        write: given the data of each message, and the reference of the whole; returns when the
+        connection has taken it.
+        is_stranger: whether the receiver is no member. Asked before each message: a lease may run
+        out meanwhile, and a participant that has lost it may come back.
+        Raises UnknownModel, and Unavailable if the receiver takes nothing or if there are too many
+        strangers: the rest can be had from its offset on.
         """
         model = self.driver.history.models.get(key)
         if model is None:
             raise UnknownModel(f"there is no global model under {shortened(key)!r}")
         ref = model.ref
-        is_small = ref.size_bytes <= SMALL_MODEL_BYTES
-        # Only one of them is kept, which a stranger could choose.
-        small = await self._small(ref) if is_small and not is_stranger() else b""
-        # In small chunks until it has shown that it is fast: there may be many that are not.
-        line = Line(self._places, _GO_ON, is_slow=True)
-        goes_on = offset > 0
-
-        async def send_chunk(place: Place | None, *, is_apart: bool = False) -> int:
-            """Returns how much it was. Nothing of it is held when this has returned.
-
-            is_apart: see _chunk.
-            """
-            length = SLOW_CHUNK_BYTES if place is None else CHUNK_BYTES
-            if small:
-                chunk = small[offset : offset + length]
+        while offset < ref.size_bytes:
+            length = min(MESSAGE_BYTES, ref.size_bytes - offset)
+            if is_stranger():
+                async with self._turn_of_a_stranger():
+                    # Not from the blocks, which members share.
+                    data = await run_to_end(_read, self.store, ref.key, offset, length)
+                    await _write_in_time(write, ref, data)
             else:
-                # A line that is slow keeps to itself, and so does one that goes on somewhere: it
-                # would push blocks out that others are about to read.
-                is_alone = is_apart or (line.is_slow and (line.is_known or goes_on))
-                chunk = await self._chunk(ref, offset, length, is_alone=is_alone, is_apart=is_apart)
-            await turn(len(chunk))
-            with line.passing(place):
-                await write(ref, chunk)
-                line.count(len(chunk))
-            return len(chunk)
-
-        place: Place | None = None  # a small chunk need not wait for one
-        try:
-            while offset < ref.size_bytes:
-                if is_stranger():
-                    if place is not None:
-                        place.give_back()
-                        place = None
-                    async with self._turn_of_a_stranger():
-                        offset += await send_chunk(None, is_apart=True)
-                    continue
-                if place is None and not line.is_slow:
-                    place = await line.take()
-                offset += await send_chunk(place)
-                # A block may be gone by the time that it is our turn again.
-                if place is not None and (line.is_slow or offset % BLOCK_BYTES == 0):
-                    place.give_back()
-                    place = None
-        finally:
-            if place is not None:
-                place.give_back()
+                start = offset - offset % BLOCK_BYTES
+                block = await asyncio.shield(self._block(ref, start))
+                data = block[offset - start : offset - start + length]
+                del block
+                await _write_in_time(write, ref, data)
+            offset += len(data)
 
     @asynccontextmanager
     async def _turn_of_a_stranger(self) -> AsyncIterator[None]:
-        """For one chunk. They come in the order in which they asked. Raises Unavailable."""
+        """Wait until a stranger may have one message, in the order of asking. Raises
+        Unavailable."""
         if self._num_strangers >= MAX_STRANGERS:
             raise Unavailable(
                 f"{MAX_STRANGERS} others who are no members download at the moment; come again "
@@ -157,55 +126,25 @@ class Downloads:
             )
         self._num_strangers += 1
         try:
-            place = await Line(self._strangers, _GO_ON).take()
-            try:
+            async with self._stranger:
                 yield
-            finally:
-                place.give_back()
         finally:
             self._num_strangers -= 1
 
-    async def _chunk(
-        self, ref: WeightsRef, offset: int, length: int, *, is_alone: bool, is_apart: bool
-    ) -> bytes:
-        """Up to `length` bytes from an offset, to the next border of chunks at most.
-
-        is_alone: not read for others, too.
-        is_apart: nor does a block stay longer because of it; alone as well.
-        """
-        length = min(length, CHUNK_BYTES - offset % CHUNK_BYTES, ref.size_bytes - offset)
-        start = offset - offset % BLOCK_BYTES
-        block = self._blocks.get((ref.key, start))
-        if is_alone and block is None:
-            return await run_to_end(_read, self.store, ref.key, offset, length)
-        if block is None or not is_apart:
-            block = self._block(ref, start)
-        is_last = offset - start >= BLOCK_BYTES - CHUNK_BYTES
-        # While others wait it would be gone again before its turn.
-        is_next_soon = not is_alone and not self._places.fast.is_wanted
-        if is_last and is_next_soon and start + BLOCK_BYTES < ref.size_bytes:
-            self._block(ref, start + BLOCK_BYTES)  # read while the rest of this one is sent
-        number, at = divmod(offset - start, CHUNK_BYTES)
-        chunk = (await asyncio.shield(block))[number]
-        return chunk if at == 0 and length == len(chunk) else chunk[at : at + length]
-
-    def _block(self, ref: WeightsRef, start: int) -> asyncio.Future[list[bytes]]:
-        """In chunks. Read once for all who are there at about the same time."""
+    def _block(self, ref: WeightsRef, start: int) -> asyncio.Future[bytes]:
+        """Read a block once for all downloads that are there at about the same time."""
         place = (ref.key, start)
         block = self._blocks.pop(place, None)
         if block is None:
             length = min(BLOCK_BYTES, ref.size_bytes - start)
-            work = run_to_end(_read_chunks, self.store, ref.key, start, length)
-            block = asyncio.ensure_future(work)
+            block = asyncio.ensure_future(run_to_end(_read, self.store, ref.key, start, length))
             block.add_done_callback(lambda read: self._forget_failed_block(place, read))
         self._blocks[place] = block  # at the end
         while len(self._blocks) > MAX_BLOCKS:
             del self._blocks[next(iter(self._blocks))]
         return block
 
-    def _forget_failed_block(
-        self, place: tuple[str, int], read: asyncio.Future[list[bytes]]
-    ) -> None:
+    def _forget_failed_block(self, place: tuple[str, int], read: asyncio.Future[bytes]) -> None:
         if (read.cancelled() or read.exception() is not None) and self._blocks.get(place) is read:
             del self._blocks[place]
 
@@ -227,9 +166,24 @@ class Downloads:
             self._blocks.clear()
         return is_suspect
 
-    async def offer(self, participant_id: str, round_: int, ref: WeightsRef) -> Offer | None:
+    @property
+    def has_offers(self) -> bool:
+        """Whether participants may move weights past gRPC."""
+        return self.access is not None or self.port is not None
+
+    async def offer(self, participant_id: str, round_: int, model: GlobalModel) -> Offer | None:
         """How to fetch this model and put the update of this round past us; None if it cannot be
         done. It is an offer only, so a store that cannot sign at the moment holds nobody up."""
+        ref = model.ref
+        if self.port is not None:
+            place = update_key(round_, participant_id)
+            is_known = model.dtype != BYTES and not model.is_empty
+            most = ref.size_bytes + MAX_HEADER_BYTES if is_known else self.max_update_bytes
+            return Offer(
+                self.port.url("GET", participant_id, round_, ref.key, ref.size_bytes),
+                place,
+                self.port.url("PUT", participant_id, round_, place, most),
+            )
         if self.access is None:
             return None
         key = incoming_key(round_, participant_id)
@@ -265,22 +219,22 @@ class Downloads:
             self._small_model = None
 
 
+async def _write_in_time(write: Write, ref: WeightsRef, data: bytes) -> None:
+    """Raises Unavailable if the connection does not take the data."""
+    try:
+        async with asyncio.timeout(STALLED_S):
+            await write(ref, data)
+    except TimeoutError:
+        raise Unavailable(
+            f"the receiver took less than {len(data)} bytes in {STALLED_S:g} s; go on with the "
+            "next offset"
+        ) from None
+
+
 def _read(store: WeightsStore, key: str, offset: int, length: int) -> bytes:
-    # Opened anew each time, so that nobody who goes away leaves a file open.
+    # Opened anew each time, so that a cancelled download leaves no file open.
     with store.open(key, offset, length) as reader:
-        return _piece(reader, key, offset, length)
-
-
-def _read_chunks(store: WeightsStore, key: str, offset: int, length: int) -> list[bytes]:
-    with store.open(key, offset, length) as reader:
-        return [
-            _piece(reader, key, start, min(CHUNK_BYTES, offset + length - start))
-            for start in range(offset, offset + length, CHUNK_BYTES)
-        ]
-
-
-def _piece(reader: Reader, key: str, offset: int, length: int) -> bytes:
-    data = reader.read(offset, length)
+        data = reader.read(offset, length)
     if len(data) < length:
         raise StoreUnavailable(f"{key!r} is shorter in the store than in the journal")
     return data

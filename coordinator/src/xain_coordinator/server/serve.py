@@ -1,5 +1,6 @@
 """Putting the services on a port."""
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -8,12 +9,13 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from xain_coordinator.core.values import Point
+from xain_coordinator.core.values import Point, WeightsRef
 from xain_coordinator.driver import Driver
 from xain_coordinator.log_files import LatencyFile
 from xain_coordinator.outage import Outage
 from xain_coordinator.ports import DirectAccess, MetricsStore, WeightsStore
 from xain_coordinator.server.admission_control import CALLS_OF_STRANGERS, AdmissionControl
+from xain_coordinator.server.capabilities import Capability
 from xain_coordinator.server.coordinator_service import is_known
 from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.server.entrance import Entrance
@@ -22,6 +24,8 @@ from xain_coordinator.server.inspection_service import InspectionService
 from xain_coordinator.server.interceptor import RefusalInterceptor
 from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.server.uploads import Bucket, Uploads
+from xain_coordinator.server.weights_port import Body, PortTaken, WeightsPort
+from xain_coordinator.updates.reception import Announced
 from xain_messaging.discovery.service import (
     KEEPALIVE,
     MAX_MEMBERS,
@@ -38,6 +42,8 @@ SERVICES = (COORDINATOR, INSPECTION, MEMBERSHIP)
 # A name for health checks that restart what hangs: it is serving for as long as anybody answers,
 # also while the others are not serving any more.
 LIVENESS = "liveness"
+# A name that is serving while the weights port is; unknown without one.
+WEIGHTS_PORT = "weights-port"
 
 MIN_PENDING = 1000  # 20 KB each
 # A participant has six calls open at most, a peer of Membership seven. A proxy that merges the
@@ -51,16 +57,12 @@ IDLE_MS = 300_000  # a participant has a Watch stream or a heartbeat every few s
 HANDSHAKE_MS = 20_000
 
 
-class PortTaken(Exception):
-    """The address cannot be listened on."""
-
-
 class GrpcServer:
     """The gRPC face of one driver.
 
     address: "host:port"; port 0 picks a free one, see `port`.
     options: further gRPC channel arguments; they win over ours.
-    access, bucket: other ways of weights, see Uploads and Downloads.
+    access, bucket, weights_port: other ways of weights, see Uploads and Downloads.
     outage: told when calls find the store away. latencies: told how long each call took.
     trouble: what holds up the work under way, for the operator; empty if nothing does.
     verify_model, made_model: see Downloads. predict_timeout_s, predict_max_retries: see
@@ -91,6 +93,7 @@ class GrpcServer:
         predict_max_retries: int = 0,
         made_model: Callable[[str], bytes] = lambda key: b"",
         parameters: Callable[[], str] = str,
+        weights_port: WeightsPort | None = None,
     ) -> None:
         logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_lost_answer)
         self._driver = driver
@@ -156,7 +159,9 @@ class GrpcServer:
         service = Entrance(
             driver,
             self.uploads,
-            Downloads(driver, store, access, verify_model, made_model),
+            Downloads(
+                driver, store, access, verify_model, made_model, weights_port, max_update_bytes
+            ),
             parse_points,
             counters,
             self.predictions,
@@ -179,6 +184,7 @@ class GrpcServer:
         reflection.enable_server_reflection(
             (*SERVICES, HEALTH, reflection.SERVICE_NAME), self._server
         )
+        self._weights_port = weights_port
         self._is_started = False
         try:
             self.port = self._server.add_insecure_port(address)
@@ -190,6 +196,8 @@ class GrpcServer:
 
     async def start(self) -> None:
         self._is_started = True
+        if self._weights_port is not None:
+            self._weights_port.start(self._receive, self._find)
         await self._server.start()
         self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         self._say_serving(True)
@@ -205,13 +213,27 @@ class GrpcServer:
             # comes in between is refused.
             await self._server.start()
             drain_s = 0.0
-        await self._server.stop(drain_s)
+        ports = [self._server.stop(drain_s)]
+        if self._weights_port is not None:
+            ports.append(self._weights_port.stop(drain_s))
+        await asyncio.gather(*ports)
         self.admission.close()
         await self.uploads.close()
 
+    async def _receive(
+        self, allowed: Capability, announced: Announced, offset: int, body: Body
+    ) -> WeightsRef:
+        """An update that comes by the weights port. A refusal is not counted here: its sender takes
+        PutWeights then, and hears of it there."""
+        return await self.uploads.receive_body(allowed.participant_id, announced, offset, body)
+
+    async def _find(self, allowed: Capability, announced: Announced) -> int:
+        return await self.uploads.find_unfinished(allowed.participant_id, announced)
+
     def _say_serving(self, serving: bool) -> None:
         response = health_pb2.HealthCheckResponse
-        for service in ("", *SERVICES):
+        services = ("", *SERVICES, *([WEIGHTS_PORT] if self._weights_port is not None else []))
+        for service in services:
             self._health.set(service, response.SERVING if serving else response.NOT_SERVING)
 
 

@@ -51,7 +51,6 @@ STATUSES: Mapping[type[errors.Refusal], grpc.StatusCode] = {
     errors.NobodyAnswered: grpc.StatusCode.UNAVAILABLE,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     # Go on where it stopped.
-    errors.LineSlow: grpc.StatusCode.UNAVAILABLE,
 }
 
 

@@ -11,11 +11,10 @@ one lock per participant, the same lock that EndTrainingRound holds.
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from xain_coordinator.admission import (
     BaseModel,
@@ -25,7 +24,6 @@ from xain_coordinator.admission import (
     measure_bytes,
 )
 from xain_coordinator.core.attempts import RULE as ASSEMBLE
-from xain_coordinator.core.commands import BeginUpload
 from xain_coordinator.core.errors import InvalidUpdate, NotAMember, TooLarge, Unavailable
 from xain_coordinator.core.keys import (
     incoming_key,
@@ -35,6 +33,7 @@ from xain_coordinator.core.keys import (
     place_of,
     update_key,
 )
+from xain_coordinator.core.questions import MayUpload
 from xain_coordinator.core.replies import AlreadyUploaded, UploadTo
 from xain_coordinator.core.values import BYTES, GlobalModel, Phase, StoredWeights, WeightsRef
 from xain_coordinator.driver import Driver
@@ -42,16 +41,13 @@ from xain_coordinator.ports import DirectAccess, KeyNotFound, WeightsStore
 from xain_coordinator.server.adoptions import Adoptions
 from xain_coordinator.server.background import Background
 from xain_coordinator.server.downloads import INLINE_BYTES
-from xain_coordinator.server.flushes import Flushes
 from xain_coordinator.server.open_rounds import OpenRounds, new_attempt_at
-from xain_coordinator.server.places import Places
 from xain_coordinator.server.readings import Readings
-from xain_coordinator.server.reception import Announced, Decoder, Reception
-from xain_coordinator.server.streams import NUM_BATCHES, NUM_SLOW_BATCHES, Intake, Read
+from xain_coordinator.server.streams import NUM_WRITES, Intake, Read
 from xain_coordinator.server.unfinished import UnfinishedUploads
 from xain_coordinator.threads import run_to_end, wait_to_end
-from xain_coordinator.turns import Turn
-from xain_proto.fl.coordinator_pb2 import Encoding, PutWeightsRequest
+from xain_coordinator.updates.reception import Announced, Decoder, Reception
+from xain_proto.fl.coordinator_pb2 import Encoding
 from xain_proto.np import ENCODING_BITS
 from xain_proto.np.codec import MAX_HEADER_BYTES
 
@@ -62,6 +58,17 @@ MAX_WAIT_S = 5.0
 
 # Of an update that comes inside its call: that of our participants, and its header.
 MAX_INLINE_BYTES = INLINE_BYTES + MAX_HEADER_BYTES
+
+
+T = TypeVar("T")
+
+
+class Source(Protocol):
+    """Where the bytes of an upload come from."""
+
+    async def into(self, reception: Reception) -> None:
+        """All that comes. Returns when it is written, though bytes may be missing. Raises
+        Unavailable, and what Reception.flush raises."""
 
 
 class Bucket(Protocol):
@@ -109,8 +116,7 @@ class Uploads:
     _parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _trees: TreesCheck = field(init=False)
     _intakes: dict[Intake, None] = field(default_factory=dict)
-    _places: Places = field(default_factory=lambda: Places(NUM_BATCHES, NUM_SLOW_BATCHES))
-    _flushes: Flushes = field(default_factory=Flushes)
+    _writes: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(NUM_WRITES))
     _readings: Readings = field(default_factory=Readings)
     _background: Background = field(init=False)
     _rounds: OpenRounds = field(init=False)
@@ -157,15 +163,32 @@ class Uploads:
             else:
                 self._locks[name] = (lock, users - 1)
 
-    async def receive(
-        self, participant_id: str, read: Read, turn: Turn, *, is_small: bool = False
-    ) -> Received:
+    async def receive(self, participant_id: str, read: Read) -> Received:
         """Take one upload. Returns when it is durable.
 
         A participant has one upload at a time: a new one ends the one before, whose sender has
-        lost its connection or its patience. read, turn, is_small: see Intake.
-        Raises TooLarge, InvalidUpdate, Unavailable, and whatever BeginUpload refuses.
+        lost its connection or its patience. read: see Intake.
+        Raises TooLarge, InvalidUpdate, Unavailable, and whatever MayUpload refuses.
         """
+        return await self._in_turn(participant_id, lambda: self._receive(participant_id, read))
+
+    async def receive_body(
+        self, participant_id: str, announced: Announced, offset: int, body: Source
+    ) -> WeightsRef:
+        """Take one upload whose announcement has come, and whose bytes from `offset` on come from
+        `body`; otherwise as `receive`."""
+        return await self._in_turn(
+            participant_id, lambda: self._receive_body(participant_id, announced, offset, body)
+        )
+
+    async def _receive_body(
+        self, participant_id: str, announced: Announced, offset: int, body: Source
+    ) -> WeightsRef:
+        await self._unfinished.until_picked_up(participant_id)
+        return await self._take_in(participant_id, announced, offset, Encoding.PLAIN, body)
+
+    async def _in_turn(self, participant_id: str, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run an upload in place of the participant's earlier one."""
         session = self.driver.session
         # A stranger takes no place in memory, not even until its header is there. After the end the
         # answer is the same for all, and nobody is held up any more.
@@ -173,8 +196,7 @@ class Uploads:
             raise NotAMember(participant_id)
         if participant_id not in self.receiving:
             self._make_room()
-        intake = partial(Intake, self._places, read, turn, self._flushes, is_small=is_small)
-        task = asyncio.ensure_future(self._receive(participant_id, intake))
+        task = asyncio.ensure_future(begin())
         earlier = self.receiving.get(participant_id)
         self.receiving[participant_id] = task
         if earlier is not None:
@@ -190,17 +212,20 @@ class Uploads:
             if self.receiving.get(participant_id) is task:
                 del self.receiving[participant_id]
 
-    async def _receive(self, participant_id: str, begin: Callable[[], Intake]) -> Received:
+    async def _receive(self, participant_id: str, read: Read) -> Received:
         # Before anything of this one is in memory: gigabytes may have to be read.
         await self._unfinished.until_picked_up(participant_id)
-        intake = begin()
+        intake = Intake(read, self._writes)
         self._intakes[intake] = None
         try:
             header = await intake.header()
-            return Received(await self._take_in(participant_id, header, intake), header.encoding)
+            announced = Announced(header.round, header.size_bytes, header.digest.hex())
+            ref = await self._take_in(
+                participant_id, announced, header.offset, header.encoding, intake
+            )
+            return Received(ref, header.encoding)
         finally:
             del self._intakes[intake]
-            intake.close()
 
     def _make_room(self) -> None:
         """Admit one more upload: end the one that has waited longest. Raises Unavailable."""
@@ -212,24 +237,26 @@ class Uploads:
         longest.end("the upload has waited for its sender, and others wait for its place")
 
     async def _take_in(
-        self, participant_id: str, header: PutWeightsRequest.Header, intake: Intake
+        self,
+        participant_id: str,
+        announced: Announced,
+        offset: int,
+        encoding: "Encoding.ValueType",
+        source: Source,
     ) -> WeightsRef:
-        announced = Announced(header.round, header.size_bytes, header.digest.hex())
         place = await self._begin(participant_id, announced)
         if isinstance(place, WeightsRef):
             return place
         if self._holds(place, announced.digest):
             return self._measured[place].ref
-        reception = await self._unfinished.reception(
-            participant_id, place, announced, header.offset
-        )
+        reception = await self._unfinished.reception(participant_id, place, announced, offset)
         is_broken = False  # what is wrong with the update is wrong the next time; a line is not
         try:
-            self._decode(reception, header.encoding)
-            await intake.into(reception)
+            self._decode(reception, encoding)
+            await source.into(reception)
             if not reception.is_whole:
                 raise Unavailable(
-                    f"the upload ended after {reception.offset} of {header.size_bytes} bytes; "
+                    f"the upload ended after {reception.offset} of {announced.size_bytes} bytes; "
                     "FindUpload says where it can go on"
                 )
             # Once it is whole, a line that breaks does not throw it away.
@@ -378,7 +405,7 @@ class Uploads:
         """What a participant has put under a name of its own without saying more, as XAIN's do;
         None if there is nothing. The caller holds `exclusive`.
 
-        Raises InvalidUpdate, TooLarge, StoreUnavailable, and what BeginUpload refuses: no stranger
+        Raises InvalidUpdate, TooLarge, StoreUnavailable, and what MayUpload refuses: no stranger
         makes us read a file.
         """
         place = update_key(round_, name)
@@ -389,9 +416,9 @@ class Uploads:
             return accepted.weights if is_meant else None
         if self.bucket is None and (known := self._known(place)) is not None:
             return known
-        begin = BeginUpload(participant_id, round_, digest="", upload_name=name)
+        upload = MayUpload(participant_id, round_, digest="", upload_name=name)
         try:
-            async with self._reading(begin):
+            async with self._reading(upload):
                 if self.bucket is None:
                     return await self._measure(place, round_)
                 measured = await self._fetched(self.bucket, round_, name)
@@ -417,17 +444,17 @@ class Uploads:
         if measured is None and is_object and not self._is_damaged(key):
             # The update was uploaded to an earlier process; a small one comes with every call.
             with contextlib.suppress(KeyNotFound):
-                async with self._reading(BeginUpload(participant_id, round_, digest)):
+                async with self._reading(MayUpload(participant_id, round_, digest)):
                     measured = await self._measure(key, round_)
         return measured if measured is not None and measured.ref.digest == digest else None
 
     @asynccontextmanager
-    async def _reading(self, begin: BeginUpload) -> AsyncIterator[None]:
-        """While an update is read that lies in the store. Raises Unavailable, and what BeginUpload
+    async def _reading(self, upload: MayUpload) -> AsyncIterator[None]:
+        """While an update is read that lies in the store. Raises Unavailable, and what MayUpload
         refuses."""
-        await self.driver.submit(begin)  # nobody waits for what is not wanted
+        await self.driver.ask(upload)  # nobody waits for what is not wanted
         async with self._readings.turn():
-            await self.driver.submit(begin)  # nor is it read when it is not wanted any more
+            await self.driver.ask(upload)  # nor is it read when it is not wanted any more
             yield
 
     async def _measure(self, key: str, round_: int) -> StoredWeights:
@@ -454,9 +481,7 @@ class Uploads:
             raise TooLarge(
                 f"an upload of {size_bytes} bytes; at most {self.max_update_bytes} are taken"
             )
-        begun = await self.driver.submit(
-            BeginUpload(participant_id, announced.round, announced.digest)
-        )
+        begun = await self.driver.ask(MayUpload(participant_id, announced.round, announced.digest))
         if isinstance(begun, AlreadyUploaded):
             return begun.ref
         model = self._rounds.model_of(announced.round)

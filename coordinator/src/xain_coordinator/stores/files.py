@@ -1,8 +1,9 @@
 """Weights as files in a folder: the embedded default.
 
 An upload is written to `root/.incoming/` and takes its name only when it is whole and on the disk,
-so neither a reader nor a crash ever meets half an object. Folders that become empty stay: removing
-one would race with whoever is about to write into it.
+so neither a reader nor a crash ever meets half an object. Files of removed updates may be
+written over by later uploads; see spares.py. Folders that become empty stay: removing one would
+race with an upload that is about to write into it.
 """
 
 import contextlib
@@ -15,10 +16,13 @@ import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from xain_coordinator.core.keys import is_attempt
 from xain_coordinator.ports import KeyExists, KeyNotFound, StoreUnavailable
 from xain_coordinator.stores.closing import ClosedAtEnd
 from xain_coordinator.stores.paths import folder_to_path, key_to_path, path_to_key
 from xain_coordinator.stores.shared_sync import SharedSync
+from xain_coordinator.stores.spares import MARK_BYTES, SpareFiles, read_mark, write_mark
+from xain_coordinator.stores.spares import SUFFIX as SPARE_SUFFIX
 from xain_messaging.process.durable import OPEN_FLAGS, make_directory, sync_directory
 
 if sys.platform != "win32":
@@ -37,6 +41,8 @@ MAX_UNFINISHED = 64
 UNFINISHED_S = 3600.0
 
 _WRITE_BEHIND_BYTES = 8 << 20  # a write that is worth a disk's while
+# For an upload that is being committed, or a file that is being removed, to let go of its lock.
+_LOCKED_S = 1.0
 _COPIED_BYTES = 1 << 20  # read at a time where the system cannot read into a buffer
 
 # What a file system without hard links answers, or one where policy forbids them.
@@ -67,10 +73,15 @@ class FileStore:
         # Folders whose own name is known to be on the disk.
         self._settled = {self._root}
         self._sync = SharedSync()
+        self.spares = SpareFiles(self._incoming)
         with _unavailable("use", self._root):
             make_directory(self._incoming)
             self._has_links = self._probe_links()
             self._sweep()
+
+    def close(self) -> None:
+        """Remove the spare files."""
+        self.spares.clear()
 
     def open(self, key: str, start: int = 0, length: int | None = None) -> "FileReader":
         path = self._path(key)
@@ -81,11 +92,17 @@ class FileStore:
                 self._incoming.stat()  # a root that is gone says nothing about the key
                 raise KeyNotFound(key) from None
 
-    def upload(self, key: str, label: str = "") -> "FileUpload":
+    def upload(self, key: str, label: str = "", size_bytes: int = 0) -> "FileUpload":
         path = self._path(key)
         with _unavailable("write", path):
-            fd, temp = self._open_temp(label)
-        return FileUpload(self, key, path, temp, fd)
+            temp = self._temp(label)
+            taken = self.spares.take(size_bytes, temp, marked=bool(label)) if size_bytes else None
+            if taken is not None:
+                fd, spare_bytes = taken
+                return FileUpload(
+                    self, key, path, temp, fd, spare_bytes=spare_bytes, is_marked=bool(label)
+                )
+            return FileUpload(self, key, path, temp, self._open_temp(temp))
 
     def find_unfinished(self, key: str, label: str) -> "FileUnfinished | None":
         path = self._path(key)
@@ -140,10 +157,26 @@ class FileStore:
 
     def delete(self, *keys: str) -> None:
         """Remove objects. After a power cut they may be back."""
-        for key in keys:
-            path = self._path(key)
-            with _unavailable("delete", path), contextlib.suppress(FileNotFoundError):
-                path.unlink()
+        kept: dict[Path, list[Path]] = {}  # by the folder that they come from
+        try:
+            for key in keys:
+                path = self._path(key)
+                with _unavailable("delete", path), contextlib.suppress(FileNotFoundError):
+                    # Other programs read and map models without a lock.
+                    spare = self.spares.keep(path) if is_attempt(key) else None
+                    if spare is None:
+                        path.unlink()
+                    else:
+                        kept.setdefault(path.parent, []).append(spare)
+            if kept:
+                # Else a power cut could bring an object back with what was written over it.
+                self.sync(self._incoming)
+            for folder in list(kept):
+                self.sync(folder)
+                self.spares.release(kept.pop(folder))
+        finally:
+            for spares in kept.values():
+                self.spares.drop(spares)
 
     def sync(self, folder: Path) -> None:
         """Make the names in a folder durable. Raises StoreUnavailable."""
@@ -208,19 +241,23 @@ class FileStore:
             sync_directory(folder.parent)
             self._settled.add(folder)
 
-    def _open_temp(self, label: str = "") -> tuple[int, Path]:
-        """A new file for an upload, locked so that no other store takes it for abandoned."""
+    def _temp(self, label: str = "") -> Path:
+        """A new name for an upload."""
         start = f"{label}." if label else ""
-        temp = self._incoming / f"{start}{uuid.uuid4().hex}{_UPLOAD_SUFFIX}"
+        return self._incoming / f"{start}{uuid.uuid4().hex}{_UPLOAD_SUFFIX}"
+
+    def _open_temp(self, temp: Path) -> int:
+        """A new file for an upload, locked so that no other store takes it for abandoned."""
         fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | OPEN_FLAGS, 0o666)
         if sys.platform != "win32":
             # Where locks are not supported, _sweep cannot take one either and removes nothing.
             with contextlib.suppress(OSError):
                 fcntl.flock(fd, fcntl.LOCK_EX)
-        return fd, temp
+        return fd
 
     def _probe_links(self) -> bool:
-        fd, temp = self._open_temp()
+        temp = self._temp()
+        fd = self._open_temp(temp)
         link = temp.with_suffix(".link")
         try:
             os.link(temp, link)
@@ -240,7 +277,7 @@ class FileStore:
         gone on with."""
         may_go_on = self._may_go_on()
         for entry in list(os.scandir(self._incoming)):
-            is_ours = entry.name.endswith((_UPLOAD_SUFFIX, ".link"))
+            is_ours = entry.name.endswith((_UPLOAD_SUFFIX, SPARE_SUFFIX, ".link"))
             if is_ours and Path(entry.path) not in may_go_on:
                 # Another store may sweep, or finish its upload, at the same time.
                 with contextlib.suppress(OSError):
@@ -277,9 +314,14 @@ class FileReader(ClosedAtEnd):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._fd: int | None = os.open(path, os.O_RDONLY | OPEN_FLAGS)
+        self._fd: int | None = _open_to_read(path)
         self._lock = threading.Lock()
         self.size = os.fstat(self._fd).st_size
+
+    def fileno(self) -> int:
+        """The descriptor, for sendfile; good until close()."""
+        assert self._fd is not None, "it is open"
+        return self._fd
 
     def read(self, offset: int, length: int) -> bytes:
         """Raises StoreUnavailable."""
@@ -337,6 +379,29 @@ class FileReader(ClosedAtEnd):
             os.close(fd)
 
 
+def _open_to_read(path: Path) -> int:
+    """Open an object's file so that it is not written over while it is open. Raises OSError."""
+    gives_up_at = time.monotonic() + _LOCKED_S
+    while True:
+        fd = os.open(path, os.O_RDONLY | OPEN_FLAGS)
+        if sys.platform == "win32":
+            return fd
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(fd), path.stat()):
+                return fd
+        except BlockingIOError:
+            if time.monotonic() > gives_up_at:
+                os.close(fd)
+                raise
+            time.sleep(0.001)
+        except FileNotFoundError:
+            pass  # the next look says so
+        except OSError:
+            return fd  # without locks no file is written over
+        os.close(fd)
+
+
 if sys.platform != "win32":
 
     def _open_locked(temp: Path) -> int:
@@ -360,7 +425,7 @@ class FileUnfinished:
         self._path = path
         self._temp = temp
         self._fd = fd
-        self.size = os.fstat(fd).st_size
+        self.size = read_mark(fd, os.fstat(fd).st_size)
 
     def read(self, offset: int, length: int) -> bytes:
         with _unavailable("read", self._path):
@@ -382,11 +447,21 @@ class FileUnfinished:
 class FileUpload:
     """A file in .incoming. A failed write or commit ends it: nothing of it stays.
 
-    size: of what is there already.
+    size: of what is there already. spare_bytes: size of the file if it is written over; is_marked:
+    a mark at its end says how far that has come.
     """
 
     def __init__(
-        self, store: FileStore, key: str, path: Path, temp: Path, fd: int, size: int = 0
+        self,
+        store: FileStore,
+        key: str,
+        path: Path,
+        temp: Path,
+        fd: int,
+        size: int = 0,
+        *,
+        spare_bytes: int = 0,
+        is_marked: bool = False,
     ) -> None:
         self._store = store
         self._key = key
@@ -395,16 +470,32 @@ class FileUpload:
         self._fd: int | None = fd
         self._size = size
         self._on_its_way = size  # bytes that the disk has been told of
+        self._spare_bytes = spare_bytes
+        self._is_marked = is_marked
 
     def write(self, chunk: bytes | memoryview) -> None:
         fd = self._open_fd()
         with self._ended_by_failure(), _unavailable("write", self._path):
             view = memoryview(chunk).cast("B")
+            if self._is_marked and self._size + len(view) > self._spare_bytes - MARK_BYTES:
+                self._cut(fd)  # the mark is in the way; from here on the size tells
             self._size += len(view)
             while view:
-                view = view[os.write(fd, view) :]
+                try:
+                    view = view[os.write(fd, view) :]
+                except OSError as error:
+                    if error.errno != errno.ENOSPC or not self._store.spares.clear():
+                        raise
+            if self._is_marked:
+                write_mark(fd, self._spare_bytes, self._size)
         if self._size - self._on_its_way >= _WRITE_BEHIND_BYTES:
             self._write_behind(fd)
+
+    def _cut(self, fd: int) -> None:
+        """Drop what an earlier object has left behind the bytes that are written."""
+        if self._spare_bytes > self._size:
+            os.ftruncate(fd, self._size)
+        self._spare_bytes, self._is_marked = 0, False
 
     def _write_behind(self, fd: int) -> None:
         """Let the disk begin with what came last, so that the sync at the end has little to do."""
@@ -432,6 +523,7 @@ class FileUpload:
         """The first half of a commit: all but syncing the folder, which is returned."""
         fd = self._open_fd()
         with self._ended_by_failure(), _unavailable("write", self._path):
+            self._cut(fd)
             os.fsync(fd)
             if sys.platform == "win32":
                 self._close()  # an open file cannot be renamed there
@@ -445,6 +537,9 @@ class FileUpload:
 
     def suspend(self) -> None:
         """What has no label is swept by the next run."""
+        if self._fd is not None:
+            with _unavailable("write", self._path):
+                self._cut(self._fd)
         self._close()
 
     def abort(self) -> None:

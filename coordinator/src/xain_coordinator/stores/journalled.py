@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterator, Mapping
 
-from xain_coordinator.core.keys import INCOMING, OPTIMIZER, is_journalled, is_model
+from xain_coordinator.core.keys import INCOMING, OPTIMIZER, is_journalled, is_model, round_of
 from xain_coordinator.ports import (
     Journal,
     JournalError,
@@ -39,7 +39,11 @@ class JournalledStore:
     def models(self) -> list[str]:
         """Keys of the models in the journal, the oldest first."""
         with self._lock:
-            return sorted(self._models, key=lambda key: int(key.partition("/")[0]))
+            return sorted(self._models, key=round_of)
+
+    def has_model(self, key: str) -> bool:
+        """Whether a model is in the journal."""
+        return key in self._models
 
     @property
     def num_models(self) -> int:
@@ -72,10 +76,10 @@ class JournalledStore:
             raise KeyNotFound(key)
         return self.store.open(key, start, length)
 
-    def upload(self, key: str, label: str = "") -> Upload:
+    def upload(self, key: str, label: str = "", size_bytes: int = 0) -> Upload:
         if key in self._models:  # it is damaged, and is being rebuilt
             self.forget_models([key])
-        return self.store.upload(key, label)
+        return self.store.upload(key, label, size_bytes)
 
     def find_unfinished(self, key: str, label: str) -> Unfinished | None:
         return self.store.find_unfinished(key, label)

@@ -25,7 +25,7 @@ class MemoryStore:
             raise KeyNotFound(key)
         return MemoryReader(data)
 
-    def upload(self, key: str, label: str = "") -> "MemoryUpload":
+    def upload(self, key: str, label: str = "", size_bytes: int = 0) -> "MemoryUpload":
         check_key(key)
         return MemoryUpload(self, key)
 

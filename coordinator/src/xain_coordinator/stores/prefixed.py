@@ -36,8 +36,8 @@ class PrefixedStore:
         except KeyNotFound as error:
             raise KeyNotFound(key) from error
 
-    def upload(self, key: str, label: str = "") -> Upload:
-        return PrefixedUpload(self._store.upload(self._whole(key), label), key)
+    def upload(self, key: str, label: str = "", size_bytes: int = 0) -> Upload:
+        return PrefixedUpload(self._store.upload(self._whole(key), label, size_bytes), key)
 
     def find_unfinished(self, key: str, label: str) -> Unfinished | None:
         found = self._store.find_unfinished(self._whole(key), label)

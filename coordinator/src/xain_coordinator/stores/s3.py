@@ -110,7 +110,7 @@ class S3Store:
             start, first = 0, self._head(key, name, HEAD_BYTES)
         return S3Reader(self._bucket, self._requests, key, name, start, first)
 
-    def upload(self, key: str, label: str = "") -> "S3Upload":
+    def upload(self, key: str, label: str = "", size_bytes: int = 0) -> "S3Upload":
         """Nothing is asked of the server until there is a part to send."""
         name = self._name(key)
         return S3Upload(self._bucket, self._requests, self._claims, self._spool, key, name)

@@ -736,6 +736,8 @@ class EndTrainingRoundRequest(_message.Message):
     LAYOUT_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    TAKES_NEXT_ROUND_FIELD_NUMBER: _builtins.int
+    KNOWN_METADATA_FIELD_NUMBER: _builtins.int
     participant_id: _builtins.str
     """the upload's name: last part of its key"""
     number_samples: _builtins.int
@@ -745,6 +747,12 @@ class EndTrainingRoundRequest(_message.Message):
     """the round this update belongs to"""
     attempt: _builtins.int
     """that the update was trained in, with a process group"""
+    takes_next_round: _builtins.bool
+    """The caller takes the next round with the answer. In a session with few participants the answer to
+    a small update then waits for that round, for 0.1 s at most, and saves a message of Watch.
+    """
+    known_metadata: _builtins.bytes
+    """as in StartTrainingRoundRequest"""
     @_builtins.property
     def update(self) -> Global___WeightsRef:
         """as PutWeights answered, with the object inside, or put at upload.url"""
@@ -770,10 +778,12 @@ class EndTrainingRoundRequest(_message.Message):
         layout: _abc.Iterable[Global___Tensor] | None = ...,
         evaluation: Global___Evaluation | None = ...,
         attempt: _builtins.int = ...,
+        takes_next_round: _builtins.bool = ...,
+        known_metadata: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_round", b"_round", "evaluation", b"evaluation", "round", b"round", "update", b"update"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_round", b"_round", "attempt", b"attempt", "evaluation", b"evaluation", "layout", b"layout", "metrics", b"metrics", "number_samples", b"number_samples", "participant_id", b"participant_id", "round", b"round", "update", b"update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_round", b"_round", "attempt", b"attempt", "evaluation", b"evaluation", "known_metadata", b"known_metadata", "layout", b"layout", "metrics", b"metrics", "number_samples", b"number_samples", "participant_id", b"participant_id", "round", b"round", "takes_next_round", b"takes_next_round", "update", b"update"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__round: _TypeAlias = _typing.Literal["round"]  # noqa: Y015
     _WhichOneofArgType__round: _TypeAlias = _typing.Literal["_round", b"_round"]  # noqa: Y015
@@ -785,12 +795,19 @@ Global___EndTrainingRoundRequest: _TypeAlias = EndTrainingRoundRequest  # noqa: 
 class EndTrainingRoundResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    NEXT_ROUND_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def next_round(self) -> Global___WatchResponse:
+        """absent unless the next round has opened meanwhile"""
+
     def __init__(
         self,
+        *,
+        next_round: Global___WatchResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["next_round", b"next_round"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_round", b"next_round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

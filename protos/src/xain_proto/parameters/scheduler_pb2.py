@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%xain_proto/parameters/scheduler.proto\x12\x15xain_proto.parameters\"\x0e\n\x0cViewsRequest\"\x1d\n\rViewsResponse\x12\x0c\n\x04view\x18\x01 \x01(\x0c\"\x1f\n\x0e\x44\x65\x63lareRequest\x12\r\n\x05table\x18\x01 \x01(\x0c\" \n\x0f\x44\x65\x63lareResponse\x12\r\n\x05table\x18\x01 \x01(\x0c\"\x9e\x01\n\x0bTickRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\r\n\x05\x63lock\x18\x04 \x01(\x03\x12\x0e\n\x06\x62\x65gins\x18\x05 \x01(\x08\x12\x16\n\tstaleness\x18\x06 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x0bnum_workers\x18\x07 \x01(\x05\x42\x0c\n\n_staleness\"^\n\x0cTickResponse\x12\r\n\x05\x63lock\x18\x01 \x01(\x03\x12\x0e\n\x06opened\x18\x02 \x01(\x03\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x0e\n\x06number\x18\x04 \x01(\x04\x12\x0b\n\x03\x63ut\x18\x05 \x01(\x03\"/\n\nEndRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"\r\n\x0b\x45ndResponse\"0\n\x0bWaitRequest\x12\r\n\x05\x63lock\x18\x01 \x01(\x03\x12\x12\n\ngeneration\x18\x02 \x01(\x04\"2\n\x0cWaitResponse\x12\x0e\n\x06opened\x18\x01 \x01(\x03\x12\x12\n\ngeneration\x18\x02 \x01(\x04\"B\n\rReportRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0e\n\x06report\x18\x03 \x01(\x0c\"2\n\x0eReportResponse\x12\x0e\n\x06may_go\x18\x03 \x01(\x08\x12\x10\n\x08lease_ms\x18\x04 \x01(\x05\"\x13\n\x11\x43heckpointRequest\"1\n\x12\x43heckpointResponse\x12\x0b\n\x03\x63ut\x18\x01 \x01(\x03\x12\x0e\n\x06\x66older\x18\x02 \x01(\t\"\x0f\n\rStatusRequest\" \n\x0eStatusResponse\x12\x0e\n\x06status\x18\x01 \x01(\x0c\"\x11\n\x0fRollBackRequest\"\x12\n\x10RollBackResponse2\xab\x06\n\tScheduler\x12V\n\x05Views\x12#.xain_proto.parameters.ViewsRequest\x1a$.xain_proto.parameters.ViewsResponse\"\x00\x30\x01\x12Z\n\x07\x44\x65\x63lare\x12%.xain_proto.parameters.DeclareRequest\x1a&.xain_proto.parameters.DeclareResponse\"\x00\x12Q\n\x04Tick\x12\".xain_proto.parameters.TickRequest\x1a#.xain_proto.parameters.TickResponse\"\x00\x12N\n\x03\x45nd\x12!.xain_proto.parameters.EndRequest\x1a\".xain_proto.parameters.EndResponse\"\x00\x12Q\n\x04Wait\x12\".xain_proto.parameters.WaitRequest\x1a#.xain_proto.parameters.WaitResponse\"\x00\x12W\n\x06Report\x12$.xain_proto.parameters.ReportRequest\x1a%.xain_proto.parameters.ReportResponse\"\x00\x12\x63\n\nCheckpoint\x12(.xain_proto.parameters.CheckpointRequest\x1a).xain_proto.parameters.CheckpointResponse\"\x00\x12W\n\x06Status\x12$.xain_proto.parameters.StatusRequest\x1a%.xain_proto.parameters.StatusResponse\"\x00\x12]\n\x08RollBack\x12&.xain_proto.parameters.RollBackRequest\x1a\'.xain_proto.parameters.RollBackResponse\"\x00\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%xain_proto/parameters/scheduler.proto\x12\x15xain_proto.parameters\"\x0e\n\x0cViewsRequest\"\x1d\n\rViewsResponse\x12\x0c\n\x04view\x18\x01 \x01(\x0c\"\x1f\n\x0e\x44\x65\x63lareRequest\x12\r\n\x05table\x18\x01 \x01(\x0c\" \n\x0f\x44\x65\x63lareResponse\x12\r\n\x05table\x18\x01 \x01(\x0c\"\x9e\x01\n\x0bTickRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\r\n\x05\x63lock\x18\x04 \x01(\x03\x12\x0e\n\x06\x62\x65gins\x18\x05 \x01(\x08\x12\x16\n\tstaleness\x18\x06 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x0bnum_workers\x18\x07 \x01(\x05\x42\x0c\n\n_staleness\"^\n\x0cTickResponse\x12\r\n\x05\x63lock\x18\x01 \x01(\x03\x12\x0e\n\x06opened\x18\x02 \x01(\x03\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x0e\n\x06number\x18\x04 \x01(\x04\x12\x0b\n\x03\x63ut\x18\x05 \x01(\x03\"/\n\nEndRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"\r\n\x0b\x45ndResponse\"0\n\x0bWaitRequest\x12\r\n\x05\x63lock\x18\x01 \x01(\x03\x12\x12\n\ngeneration\x18\x02 \x01(\x04\"B\n\x0cWaitResponse\x12\x0e\n\x06opened\x18\x01 \x01(\x03\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0e\n\x06number\x18\x03 \x01(\x04\"B\n\rReportRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0e\n\x06report\x18\x03 \x01(\x0c\"2\n\x0eReportResponse\x12\x0e\n\x06may_go\x18\x03 \x01(\x08\x12\x10\n\x08lease_ms\x18\x04 \x01(\x05\"\x13\n\x11\x43heckpointRequest\"1\n\x12\x43heckpointResponse\x12\x0b\n\x03\x63ut\x18\x01 \x01(\x03\x12\x0e\n\x06\x66older\x18\x02 \x01(\t\"\x0f\n\rStatusRequest\" \n\x0eStatusResponse\x12\x0e\n\x06status\x18\x01 \x01(\x0c\"\x11\n\x0fRollBackRequest\"\x12\n\x10RollBackResponse2\xab\x06\n\tScheduler\x12V\n\x05Views\x12#.xain_proto.parameters.ViewsRequest\x1a$.xain_proto.parameters.ViewsResponse\"\x00\x30\x01\x12Z\n\x07\x44\x65\x63lare\x12%.xain_proto.parameters.DeclareRequest\x1a&.xain_proto.parameters.DeclareResponse\"\x00\x12Q\n\x04Tick\x12\".xain_proto.parameters.TickRequest\x1a#.xain_proto.parameters.TickResponse\"\x00\x12N\n\x03\x45nd\x12!.xain_proto.parameters.EndRequest\x1a\".xain_proto.parameters.EndResponse\"\x00\x12Q\n\x04Wait\x12\".xain_proto.parameters.WaitRequest\x1a#.xain_proto.parameters.WaitResponse\"\x00\x12W\n\x06Report\x12$.xain_proto.parameters.ReportRequest\x1a%.xain_proto.parameters.ReportResponse\"\x00\x12\x63\n\nCheckpoint\x12(.xain_proto.parameters.CheckpointRequest\x1a).xain_proto.parameters.CheckpointResponse\"\x00\x12W\n\x06Status\x12$.xain_proto.parameters.StatusRequest\x1a%.xain_proto.parameters.StatusResponse\"\x00\x12]\n\x08RollBack\x12&.xain_proto.parameters.RollBackRequest\x1a\'.xain_proto.parameters.RollBackResponse\"\x00\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -50,23 +50,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WAITREQUEST']._serialized_start=499
   _globals['_WAITREQUEST']._serialized_end=547
   _globals['_WAITRESPONSE']._serialized_start=549
-  _globals['_WAITRESPONSE']._serialized_end=599
-  _globals['_REPORTREQUEST']._serialized_start=601
-  _globals['_REPORTREQUEST']._serialized_end=667
-  _globals['_REPORTRESPONSE']._serialized_start=669
-  _globals['_REPORTRESPONSE']._serialized_end=719
-  _globals['_CHECKPOINTREQUEST']._serialized_start=721
-  _globals['_CHECKPOINTREQUEST']._serialized_end=740
-  _globals['_CHECKPOINTRESPONSE']._serialized_start=742
-  _globals['_CHECKPOINTRESPONSE']._serialized_end=791
-  _globals['_STATUSREQUEST']._serialized_start=793
-  _globals['_STATUSREQUEST']._serialized_end=808
-  _globals['_STATUSRESPONSE']._serialized_start=810
-  _globals['_STATUSRESPONSE']._serialized_end=842
-  _globals['_ROLLBACKREQUEST']._serialized_start=844
-  _globals['_ROLLBACKREQUEST']._serialized_end=861
-  _globals['_ROLLBACKRESPONSE']._serialized_start=863
-  _globals['_ROLLBACKRESPONSE']._serialized_end=881
-  _globals['_SCHEDULER']._serialized_start=884
-  _globals['_SCHEDULER']._serialized_end=1695
+  _globals['_WAITRESPONSE']._serialized_end=615
+  _globals['_REPORTREQUEST']._serialized_start=617
+  _globals['_REPORTREQUEST']._serialized_end=683
+  _globals['_REPORTRESPONSE']._serialized_start=685
+  _globals['_REPORTRESPONSE']._serialized_end=735
+  _globals['_CHECKPOINTREQUEST']._serialized_start=737
+  _globals['_CHECKPOINTREQUEST']._serialized_end=756
+  _globals['_CHECKPOINTRESPONSE']._serialized_start=758
+  _globals['_CHECKPOINTRESPONSE']._serialized_end=807
+  _globals['_STATUSREQUEST']._serialized_start=809
+  _globals['_STATUSREQUEST']._serialized_end=824
+  _globals['_STATUSRESPONSE']._serialized_start=826
+  _globals['_STATUSRESPONSE']._serialized_end=858
+  _globals['_ROLLBACKREQUEST']._serialized_start=860
+  _globals['_ROLLBACKREQUEST']._serialized_end=877
+  _globals['_ROLLBACKRESPONSE']._serialized_start=879
+  _globals['_ROLLBACKRESPONSE']._serialized_end=897
+  _globals['_SCHEDULER']._serialized_start=900
+  _globals['_SCHEDULER']._serialized_end=1711
 # @@protoc_insertion_point(module_scope)

@@ -243,18 +243,22 @@ class WaitResponse(_message.Message):
 
     OPENED_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     opened: _builtins.int
     generation: _builtins.int
     """another than asked for: all was rolled back meanwhile"""
+    number: _builtins.int
+    """of the view to act on, at least"""
     def __init__(
         self,
         *,
         opened: _builtins.int = ...,
         generation: _builtins.int = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "opened", b"opened"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "number", b"number", "opened", b"opened"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -239,7 +239,7 @@ def test_object_that_is_committed_meanwhile_is_no_unfinished_upload(
     flock = fcntl.flock
 
     def commit_first(fd: object, operation: int) -> None:
-        if operation & fcntl.LOCK_NB:
+        if operation & fcntl.LOCK_EX:
             upload.commit(overwrite=False)
         flock(fd, operation)
 

@@ -147,7 +147,7 @@ def test_an_update_that_is_no_array_is_refused(place, data, reason):
 class Untouched(MemoryStore):
     """Nothing may be written here."""
 
-    def upload(self, key: str):
+    def upload(self, key: str, label: str = "", size_bytes: int = 0):
         raise AssertionError(f"{key!r} is being written")
 
 

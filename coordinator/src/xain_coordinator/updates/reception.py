@@ -4,7 +4,7 @@ What comes is measured, decoded and written by a thread, batch by batch. Between
 of the weights stays in memory but a tile or an element that a message has cut in two.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from xain_coordinator.admission import CHUNK_BYTES, BaseModel, Inspector
@@ -49,7 +49,7 @@ class Decoder:
         self._num_elements = first
         self._rest.clear()
 
-    def feed(self, data: bytes) -> Iterator[bytes | memoryview]:
+    def feed(self, data: bytes | memoryview) -> Iterator[bytes | memoryview]:
         """The pieces are good until the next one is asked for. Raises InvalidUpdate."""
         codec = DeltaCodec(self._bits)  # its buffers are larger than what there is between batches
         view = memoryview(data)
@@ -148,7 +148,7 @@ class Reception:
         """All bytes that were announced are written."""
         return self.offset == self.announced.size_bytes
 
-    def flush(self, batch: list[bytes]) -> None:
+    def flush(self, batch: Sequence[bytes | memoryview]) -> None:
         """Measure and write. Leaves nothing behind if it fails: what was measured is not what was
         written then. Raises InvalidUpdate, and the store's errors."""
         try:
@@ -157,9 +157,9 @@ class Reception:
             self.abort()
             raise
 
-    def _flush(self, batch: list[bytes]) -> None:
+    def _flush(self, batch: Sequence[bytes | memoryview]) -> None:
         if self._upload is None:
-            self._upload = self._store.upload(self.key, self._label)
+            self._upload = self._store.upload(self.key, self._label, self.announced.size_bytes)
         if len(batch) > 1 and sum(map(len, batch)) <= CHUNK_BYTES:
             batch = [b"".join(batch)]  # a piece costs as much to measure as some KiB
         for data in batch:

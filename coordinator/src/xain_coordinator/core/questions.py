@@ -1,0 +1,194 @@
+"""Questions to a session, and what participants may do in it now.
+
+    ask(session, question) -> the answer; or raises a Refusal
+
+An answer changes nothing, so a question leaves no event and no effect.
+"""
+
+from dataclasses import dataclass
+
+from xain_coordinator.core import errors
+from xain_coordinator.core import events as e
+from xain_coordinator.core import replies as r
+from xain_coordinator.core.keys import update_key
+from xain_coordinator.core.membership import check_name
+from xain_coordinator.core.session import Session
+from xain_coordinator.core.updates import require_free_key
+from xain_coordinator.core.values import Phase, ProcessGroup, Round, Task
+
+
+@dataclass(frozen=True, slots=True)
+class MayUpload:
+    """A participant wants to upload an update of this digest for this round.
+
+    upload_name: chosen by a XAIN client; "" is the participant's own id.
+    """
+
+    participant_id: str
+    round: int
+    digest: str
+    upload_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AssignmentFor:
+    """A selected participant asks what to train."""
+
+    participant_id: str
+
+
+Question = MayUpload | AssignmentFor
+
+
+def ask(session: Session, question: Question) -> r.Reply:
+    """Answer UploadTo or AlreadyUploaded to MayUpload, and an Assignment to AssignmentFor. Raises a
+    Refusal."""
+    match question:
+        case MayUpload():
+            return _may_upload(session, question)
+        case AssignmentFor(participant_id):
+            return _assignment(session, participant_id)
+
+
+def advertise(session: Session, participant_id: str) -> r.Advertisement:
+    """The state as this participant sees it. Anybody may ask; strangers see STANDBY."""
+    phase = session.phase
+    round_ = session.open_round
+    selected = round_ is not None and participant_id in round_.selected
+    if phase in (Phase.COLLECTING, Phase.AGGREGATING) and not selected:
+        phase = Phase.STANDBY
+    done = round_ is not None and participant_id in round_.answers
+    is_damaged = selected and not done and round_ is not None and participant_id in round_.damaged
+    attempt = round_.attempt if selected and round_ is not None else 0
+    # At the end it is the last round for everybody, whatever they have trained.
+    finished = phase is Phase.FINISHED
+    number = session.round if finished else session.trained_by(participant_id)
+    warning = _warning(session, participant_id)
+    # A damaged slice is not sent again: the round restarts without it.
+    return r.Advertisement(phase, number, done, is_damaged and not attempt, warning, attempt)
+
+
+def _warning(session: Session, participant_id: str) -> str:
+    if (second := session.conflict(participant_id)) is not None:
+        return (
+            f"a second process, at {second.origin}, wants to join as {participant_id}; give each "
+            "process a participant id of its own"
+        )
+    if session.lacks_initialisers:
+        return (
+            "the session waits for initial weights, which no script has declared: call "
+            "xain.rounds(model) in one of them"
+        )
+    return ""
+
+
+def _assignment(session: Session, participant_id: str) -> r.Assignment:
+    # A participant that goes on while a model is made does not wait for that model.
+    is_carried_over = session.is_carried_over(participant_id)
+    round_ = require_selected(session, participant_id, may_be_closed=is_carried_over)
+    number = round_.trained_by(participant_id)
+    base = session.bases[number] if number != round_.number else session.base
+    rules = session.rules
+    return r.Assignment(
+        round=number,
+        epochs=base.epochs,
+        epoch_base=base.epoch_base,
+        model=base.model,
+        update_accepted=participant_id in round_.answers,
+        train_config=session.rules.train_config,
+        task=Task.INITIALISE if base.model.is_empty else round_.task,
+        evaluate=round_.is_evaluation or (rules.evaluates(number) and not base.model.is_empty),
+        process_group=_process_group(session, round_, participant_id) if round_.attempt else None,
+    )
+
+
+def _process_group(session: Session, round_: Round, participant_id: str) -> ProcessGroup:
+    """The participant's part in the attempt. Without an address it reports that the group broke, as
+    the other members of a broken attempt have done."""
+    first = session.members.get(round_.selected[0])
+    address = "" if round_.broken or first is None else first.group_address
+    rank = round_.selected.index(participant_id)
+    return ProcessGroup(round_.attempt, rank, len(round_.selected), address)
+
+
+def _may_upload(session: Session, question: MayUpload) -> r.Reply:
+    known = session.accepted(question.participant_id, question.round)
+    if known is not None and known.weights.ref.digest == question.digest:
+        return r.AlreadyUploaded(known.weights.ref)
+    # A model that is being made does not hold up what will go into the next one.
+    is_carried_over = session.is_carried_over(question.participant_id)
+    round_ = require_selected(
+        session, question.participant_id, question.round, may_be_closed=is_carried_over
+    )
+    if round_.is_evaluation:
+        raise errors.RoundAlreadyClosed(f"round {round_.number} takes evaluations, and no weights")
+    if known is not None:
+        # The accepted object must not be overwritten: it is what will be aggregated.
+        raise errors.DuplicateUpdate(question.participant_id, question.round)
+    name = question.upload_name or question.participant_id
+    bind_upload_name(session, round_, question.participant_id, name)
+    return r.UploadTo(update_key(question.round, name))
+
+
+def is_late(session: Session, participant_id: str, round_: int) -> bool:
+    """Whether an update that LateUpdate refuses was awaited once. After the end everybody is
+    refused so, but no update of a stranger was awaited; and an update for a round that is still to
+    come is wrong, not late."""
+    return participant_id in session.members and round_ <= session.trained_by(participant_id)
+
+
+def bind_upload_name(
+    session: Session, round_: Round, sender: str, name: str
+) -> tuple[e.UploadNameBound, ...]:
+    """XAIN clients choose the name of their upload. It becomes theirs with the first use, so that
+    nobody hands in what another has uploaded. Raises InvalidName or UploadNameTaken."""
+    check_name(name)
+    require_free_key(round_, sender, name)
+    if name == sender:
+        return ()
+    owner = session.upload_names.get(name)
+    if owner == sender:
+        return ()
+    if owner is not None or name in session.members:
+        raise errors.UploadNameTaken(f"the upload name {name!r} belongs to another participant")
+    own = next((n for n, p in session.upload_names.items() if p == sender), None)
+    if own is not None:
+        raise errors.UploadNameTaken(f"{sender} uploads under the name {own!r}; it cannot change")
+    return (e.UploadNameBound(sender, name),)
+
+
+def require_member(session: Session, participant_id: str) -> None:
+    if participant_id not in session.members:
+        raise errors.NotAMember(participant_id)
+
+
+def require_selected(
+    session: Session, participant_id: str, sent: int | None = None, *, may_be_closed: bool = False
+) -> Round:
+    """The open round, if the participant is in it and it is the one that was sent.
+
+    may_be_closed: a model may be being made of it.
+
+    Raises NotAMember, StaleRound, NotInRound, RoundAlreadyClosed or NotSelected.
+    """
+    # After the end nobody is asked who they are: the answer is the same for all.
+    if session.phase is Phase.FINISHED:
+        raise errors.RoundAlreadyClosed(f"the session is finished: {session.cause}")
+    require_member(session, participant_id)
+    trains = session.trained_by(participant_id)
+    if sent is not None and sent != trains:
+        raise errors.StaleRound(sent, trains)
+    if session.phase is Phase.AGGREGATING and not may_be_closed:
+        if session.is_carried_over(participant_id):
+            raise errors.NotInRound(
+                f"a model is being made; keep the result of round {trains}", is_for_next=True
+            )
+        raise errors.RoundAlreadyClosed(f"round {session.round} is closed and being aggregated")
+    if session.phase is Phase.STANDBY or session.open_round is None:
+        raise errors.NotInRound(
+            f"no round is open: {session.num_eligible} participants are connected, "
+            f"{session.rules.num_required} are needed; wait for a heartbeat that says ROUND"
+        )
+    if participant_id not in session.open_round.selected:
+        raise errors.NotSelected(participant_id, session.round)
+    return session.open_round

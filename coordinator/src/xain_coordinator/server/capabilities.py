@@ -1,0 +1,156 @@
+"""Capability URLs of the weights port: what a URL allows is written in it, and signed.
+
+A URL names one method, participant, round, key and size, and when it expires. The signature is an
+HMAC-SHA256 under a secret of the session that is kept beside the session's weights, so URLs stay
+valid when the coordinator restarts. A URL works for everybody who has it and must not get into
+logs.
+"""
+
+import base64
+import binascii
+import hmac
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Literal
+
+from xain_coordinator.ports import StoreError
+from xain_messaging.process.durable import OPEN_FLAGS, make_directory, sync_directory
+from xain_proto.weights_port import PATH
+
+_SECRET_FILE = ".weights-port"  # no key is stored under this name
+_SECRET_BYTES = 32
+
+Method = Literal["GET", "PUT"]
+
+
+class Forbidden(Exception):
+    """The URL does not allow the request, or no longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """What one URL allows.
+
+    key: of the model (GET), or the place of the update (PUT). size_bytes: of the model; of an
+    update, the most that is taken. expires_at: Unix time in seconds.
+    """
+
+    method: Method
+    participant_id: str
+    round: int
+    key: str
+    size_bytes: int
+    expires_at: int
+
+
+class Capabilities:
+    """Makes and checks the URLs of one session. Safe to use from several threads.
+
+    secret: of the session. lifetime_s: of a URL. now: Unix time.
+    """
+
+    def __init__(
+        self,
+        secret: bytes,
+        session_id: str,
+        lifetime_s: int,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._secret = secret
+        self._session_id = session_id.encode()
+        self._lifetime_s = lifetime_s
+        self._now = now
+
+    def path(
+        self, method: Method, participant_id: str, round_: int, key: str, size_bytes: int
+    ) -> str:
+        """The path of a new URL."""
+        expires_at = int(self._now()) + self._lifetime_s
+        allowed = Capability(method, participant_id, round_, key, size_bytes, expires_at)
+        payload = _text(json.dumps(astuple(allowed), separators=(",", ":")).encode())
+        return f"{PATH}{payload}.{_text(self._sign(payload.encode()))}"
+
+    def check(self, method: Method, path: str) -> Capability:
+        """What the URL with this path allows. Raises Forbidden."""
+        payload, _, signature = path.removeprefix(PATH).partition(".")
+        # The signature is compared before anything of the payload is parsed.
+        expected = _text(self._sign(payload.encode()))
+        if not hmac.compare_digest(expected.encode(), signature.encode()):
+            raise Forbidden("the URL is none of this session's")
+        allowed = Capability(*json.loads(_bytes(payload)))
+        if allowed.expires_at <= self._now():
+            raise Forbidden("the URL has expired")
+        if allowed.method != method:
+            raise Forbidden(f"the URL is for {allowed.method} only")
+        return allowed
+
+    def _sign(self, payload: bytes) -> bytes:
+        return hmac.digest(self._secret, self._session_id + b"\0" + payload, "sha256")
+
+
+def _text(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    except (binascii.Error, ValueError):
+        raise Forbidden("the URL is none of this session's") from None
+
+
+@dataclass(slots=True)
+class PortFile:
+    """What a session's weights port must remember over a restart of the coordinator.
+
+    port: the one that the system has picked, which the next start asks for again; 0 before.
+    """
+
+    path: Path
+    secret: bytes
+    port: int = 0
+
+    @classmethod
+    def of(cls, folder: Path) -> "PortFile":
+        """Read the file of a session, or write a new one with mode 0600.
+
+        folder: of the session's weights. Raises StoreError.
+        """
+        path = folder / _SECRET_FILE
+        with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+            try:
+                kept = json.loads(path.read_text(encoding="utf-8"))
+            except OSError as error:
+                if isinstance(error, FileNotFoundError):
+                    raise
+                reason = error.strerror or type(error).__name__
+                raise StoreError(f"cannot read {path}: {reason}") from None
+            secret, port = bytes.fromhex(kept["secret"]), kept["port"]
+            if len(secret) == _SECRET_BYTES and isinstance(port, int) and 0 <= port <= 65535:
+                return cls(path, secret, port)
+        new = cls(path, secrets.token_bytes(_SECRET_BYTES))
+        new.save()
+        return new
+
+    def save(self) -> None:
+        """Raises StoreError."""
+        temp = self.path.with_suffix(".new")
+        try:
+            make_directory(self.path.parent)
+            temp.unlink(missing_ok=True)
+            fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | OPEN_FLAGS, 0o600)
+            with os.fdopen(fd, "w", encoding="utf-8") as file:
+                json.dump({"secret": self.secret.hex(), "port": self.port}, file)
+                file.flush()
+                os.fsync(fd)
+            temp.replace(self.path)
+            sync_directory(self.path.parent)
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise StoreError(f"cannot write {self.path}: {reason}") from None

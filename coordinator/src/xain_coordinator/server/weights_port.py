@@ -1,0 +1,555 @@
+"""The weights port: models down and updates up over HTTP/1.1, past gRPC and its event loop.
+
+An event loop in a thread of its own accepts connections, reads heads and checks capability URLs.
+A few threads move the bodies; see updates/bodies.py. The coordinator's event loop hears twice of an
+upload: before its first byte and after its last one. A connection carries one request.
+
+Whoever is refused here, or finds the port full, takes GetWeights and PutWeights.
+"""
+
+import asyncio
+import contextlib
+import re
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import h11
+import structlog
+
+from xain_coordinator.core import errors
+from xain_coordinator.core.values import WeightsRef
+from xain_coordinator.ports import JournalError, KeyNotFound, StoreError
+from xain_coordinator.server.capabilities import Capabilities, Capability, Forbidden, Method
+from xain_coordinator.server.rare_lines import RareLine
+from xain_coordinator.server.statuses import message_of
+from xain_coordinator.stores.files import FileReader
+from xain_coordinator.threads import wait_to_end
+from xain_coordinator.updates.bodies import Incoming, Outgoing, Stalled, Transfer
+from xain_coordinator.updates.reception import Announced, Reception
+from xain_messaging.process.fields import join_host_port
+from xain_proto.weights_port import DIGEST_HEADER, KEY_HEADER, OFFSET_HEADER, PATH
+
+T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
+
+NUM_THREADS = 4  # that move bodies; each has a buffer of 1 MiB
+MAX_HEAD_BYTES = 16 << 10
+HEAD_S = 10.0  # for a whole head
+MAX_HEADS = 128  # that are being read; a new one then ends the one that has taken longest
+MAX_CONNECTIONS = 512
+MAX_PER_PARTICIPANT = 4
+LINGER_S = 1.0  # for a peer to read an answer that came before the end of its request
+LINGER_BYTES = 1 << 20
+BACKLOG = 256
+
+_RANGE = re.compile(rb"bytes=([0-9]{0,19})-([0-9]{0,19})")
+_CONTENT_RANGE = re.compile(rb"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
+_SIZE = re.compile(rb"bytes \*/([0-9]{1,19})")
+_DIGEST = re.compile(rb"[0-9a-f]{32}")
+
+_PHRASES = {
+    200: "OK",
+    206: "Partial Content",
+    400: "Bad Request",
+    403: "Forbidden",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    409: "Conflict",
+    411: "Length Required",
+    413: "Content Too Large",
+    416: "Range Not Satisfiable",
+    431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+    501: "Not Implemented",
+    503: "Service Unavailable",
+}
+
+# What a refusal of the coordinator's is in HTTP; any other is a 409.
+_STATUSES: dict[type[errors.Refusal], int] = {
+    errors.InvalidRequest: 400,
+    errors.InvalidUpdate: 400,
+    errors.TooLarge: 413,
+    errors.UploadMissing: 416,
+    errors.NotAMember: 403,
+    errors.Unavailable: 503,
+    Stalled: 408,
+}
+
+
+class PortTaken(Exception):
+    """The address cannot be listened on."""
+
+
+class _Answer(Exception):
+    """An answer without a body but for one line of text."""
+
+    def __init__(self, status: int, line: str, headers: tuple[tuple[str, str], ...] = ()) -> None:
+        super().__init__(line)
+        self.status = status
+        self.headers = headers
+
+    def encode(self, *, is_head: bool = False) -> bytes:
+        body = f"{self}\n".encode()
+        headers = (("Content-Type", "text/plain; charset=utf-8"), *self.headers)
+        return _head(self.status, len(body), headers) + (b"" if is_head else body)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """rest: what came of the body with the head."""
+
+    method: str
+    path: str
+    headers: dict[bytes, bytes]
+    rest: bytes
+
+
+class Body:
+    """The body of a PUT, for the coordinator's event loop to take."""
+
+    def __init__(self, port: "WeightsPort", incoming: Incoming, *, is_awaited: bool) -> None:
+        """is_awaited: the peer sends it when it has been told to continue."""
+        self._port = port
+        self._incoming = incoming
+        self._is_awaited = is_awaited
+
+    async def into(self, reception: Reception) -> None:
+        """Receive all that comes. Returns when it is written. Raises Unavailable, and what
+        Reception.flush raises."""
+        self._incoming.begin(reception)
+        receiving = asyncio.wrap_future(
+            self._port.run(self._port.receive_body(self._incoming, is_awaited=self._is_awaited))
+        )
+        try:
+            await asyncio.shield(receiving)
+        except asyncio.CancelledError:
+            self._incoming.end()
+            with contextlib.suppress(Exception):  # whatever came of it: nobody waits for it
+                await wait_to_end(receiving)
+            raise
+        except OSError:
+            pass  # the connection broke; the caller sees what is missing
+
+
+Receive = Callable[[Capability, Announced, int, Body], Coroutine[Any, Any, WeightsRef]]
+Find = Callable[[Capability, Announced], Coroutine[Any, Any, int]]
+
+
+class WeightsPort:
+    """One session's weights port.
+
+    address: host and port to listen on; port 0 picks a free one. preferred: a port to try first in
+    that case. advertised: "host:port" for participants; empty: they use the host under which they
+    reach gRPC.
+    capabilities: makes and checks URLs. open_model: opens a file of the session's store.
+    Raises PortTaken.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        capabilities: Capabilities,
+        open_model: Callable[[str], FileReader],
+        *,
+        preferred: int = 0,
+        advertised: str = "",
+    ) -> None:
+        self._capabilities = capabilities
+        self._open_model = open_model
+        self._listener = _listen(address, preferred)
+        self.port: int = self._listener.getsockname()[1]
+        self._base = f"http://{advertised or f':{self.port}'}"
+        self._receive: Receive
+        self._find: Find
+        self._core: asyncio.AbstractEventLoop
+        self._loop = asyncio.SelectorEventLoop()  # that of Windows by default has no readers
+        self._pool = ThreadPoolExecutor(NUM_THREADS, "weights")
+        self._thread = threading.Thread(target=self._serve, name="weights-port", daemon=True)
+        self._is_stopped = False
+        self._num_moving = 0  # pieces of work that have a thread or wait for one
+        self._heads: dict[asyncio.Task[None], None] = {}  # the oldest first
+        self._connections: set[asyncio.Task[None]] = set()
+        self._by_participant: Counter[str] = Counter()
+        self._crashed = RareLine(log.error, "weights_port_crashed")
+
+    # --- the coordinator's side ---
+
+    def url(
+        self, method: Method, participant_id: str, round_: int, key: str, size_bytes: int
+    ) -> str:
+        """A URL for a participant."""
+        path = self._capabilities.path(method, participant_id, round_, key, size_bytes)
+        return self._base + path
+
+    def start(self, receive: Receive, find: Find) -> None:
+        """Serve. receive: take an upload. find: bytes that are there of one that broke off. Both
+        run on the event loop of the caller."""
+        self._receive, self._find = receive, find
+        self._core = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def stop(self, drain_s: float) -> None:
+        """Take no more connections; those that there are may finish within drain_s. Harmless when
+        repeated."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        if self._thread.ident is None:
+            self._listener.close()
+            self._loop.close()
+        else:
+            await asyncio.wrap_future(self.run(self._drain(drain_s)))
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            await asyncio.to_thread(self._thread.join)
+        self._pool.shutdown()
+
+    def run(self, work: Coroutine[Any, Any, None]) -> Future[None]:
+        """Run a coroutine on the port's event loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    # --- the port's event loop ---
+
+    def _serve(self) -> None:
+        self._accepting = self._loop.create_task(self._accept())
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    async def _drain(self, drain_s: float) -> None:
+        self._accepting.cancel()
+        await asyncio.wait([self._accepting])
+        self._listener.close()
+        for task in list(self._heads):
+            task.cancel()
+        if self._connections:
+            await asyncio.wait(self._connections, timeout=drain_s)
+        for task in self._connections:
+            task.cancel()
+        if self._connections:
+            await asyncio.wait(self._connections)
+
+    async def _accept(self) -> None:
+        self._listener.setblocking(False)
+        while True:
+            try:
+                sock, _ = await self._loop.sock_accept(self._listener)
+            except OSError as error:  # no descriptor is left, or the peer has gone already
+                self._crashed(error=str(error))
+                await asyncio.sleep(0.1)
+                continue
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if len(self._connections) >= MAX_CONNECTIONS:
+                with contextlib.suppress(OSError):
+                    sock.send(_full().encode())
+                sock.close()
+                continue
+            if len(self._heads) >= MAX_HEADS:
+                oldest = next(iter(self._heads))
+                del self._heads[oldest]
+                oldest.cancel()
+            task = self._loop.create_task(self._connection(sock))
+            self._connections.add(task)
+            self._heads[task] = None
+            task.add_done_callback(partial(self._forget, sock))
+
+    def _forget(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
+        sock.close()  # a task that is cancelled before it begins never does
+        self._connections.discard(task)
+        self._heads.pop(task, None)
+
+    async def _connection(self, sock: socket.socket) -> None:
+        request: _Request | None = None
+        try:
+            request = await self._request(sock)
+            task = asyncio.current_task()
+            assert task is not None
+            self._heads.pop(task, None)
+            await self._answer(sock, request)
+        except _Answer as answer:
+            is_head = request is not None and request.method == "HEAD"
+            await _say(self._loop, sock, answer.encode(is_head=is_head))
+        except OSError:
+            pass  # the peer has gone
+        except Exception as error:  # a defect of ours ends one connection
+            self._crashed(error=type(error).__name__, exc_info=error)
+            await _say(self._loop, sock, _Answer(500, "internal error").encode())
+
+    async def _request(self, sock: socket.socket) -> _Request:
+        """The head of the request. Raises _Answer."""
+        parser = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
+        try:
+            async with asyncio.timeout(HEAD_S):
+                while True:
+                    event = parser.next_event()
+                    if event is h11.NEED_DATA:
+                        data = await self._loop.sock_recv(sock, MAX_HEAD_BYTES)
+                        if not data:
+                            raise ConnectionError("the peer has gone")
+                        parser.receive_data(data)
+                    elif isinstance(event, h11.Request):
+                        break
+                    else:
+                        raise ConnectionError("the peer has gone")
+        except TimeoutError:
+            raise _Answer(
+                408, f"the head of the request did not come within {HEAD_S:g} s"
+            ) from None
+        except h11.RemoteProtocolError as error:
+            status = error.error_status_hint
+            if status == 431:
+                raise _Answer(431, f"the head has more than {MAX_HEAD_BYTES} bytes") from None
+            raise _Answer(
+                status if status in _PHRASES else 400, "this is no HTTP/1.1 request"
+            ) from None
+        rest, _ = parser.trailing_data
+        target = event.target.decode("ascii")
+        return _Request(event.method.decode("ascii"), target, dict(event.headers), rest)
+
+    async def _answer(self, sock: socket.socket, request: _Request) -> None:
+        """Carry out a request. Raises _Answer."""
+        if request.method not in ("GET", "PUT", "HEAD"):
+            raise _Answer(
+                405, "only GET, PUT and HEAD are answered", (("Allow", "GET, PUT, HEAD"),)
+            )
+        if not request.path.startswith(PATH):
+            raise _Answer(404, "there is nothing here")
+        try:
+            # HEAD asks how much is there of an upload.
+            allowed = self._capabilities.check(
+                "GET" if request.method == "GET" else "PUT", request.path
+            )
+        except Forbidden as forbidden:
+            raise _Answer(403, str(forbidden)) from None
+        name = allowed.participant_id
+        if self._by_participant[name] >= MAX_PER_PARTICIPANT:
+            raise _full()
+        self._by_participant[name] += 1
+        try:
+            if request.method == "GET":
+                await self._send_model(sock, request, allowed)
+            elif request.method == "PUT":
+                await self._take_update(sock, request, allowed)
+            else:
+                await self._say_offset(request, allowed)
+        finally:
+            self._by_participant[name] -= 1
+            if not self._by_participant[name]:
+                del self._by_participant[name]
+
+    # --- down ---
+
+    async def _send_model(
+        self, sock: socket.socket, request: _Request, allowed: Capability
+    ) -> None:
+        try:
+            reader = await self._in_thread(self._open_model, allowed.key)
+        except KeyNotFound:
+            raise _Answer(404, "the model is not in the store") from None
+        except StoreError:
+            raise _Answer(503, "the store cannot be read") from None
+        with reader:
+            if reader.size != allowed.size_bytes:
+                raise _Answer(404, "the model in the store is another one")
+            start, end = _range_of(request.headers.get(b"range"), reader.size)
+            headers: tuple[tuple[str, str], ...] = (
+                ("Content-Type", "application/octet-stream"),
+                ("Accept-Ranges", "bytes"),
+            )
+            is_whole = end - start == reader.size
+            if not is_whole:
+                headers += (("Content-Range", f"bytes {start}-{end - 1}/{reader.size}"),)
+            head = _head(200 if is_whole else 206, end - start, headers)
+            try:
+                await self._move(Outgoing(sock, head, reader, reader.fileno(), start, end))
+            except (Stalled, StoreError) as error:
+                raise ConnectionError(str(error)) from None  # the answer has begun
+
+    # --- up ---
+
+    async def _take_update(
+        self, sock: socket.socket, request: _Request, allowed: Capability
+    ) -> None:
+        headers = request.headers
+        if b"transfer-encoding" in headers or b"content-length" not in headers:
+            raise _Answer(411, "a Content-Length is needed, without a Transfer-Encoding")
+        length = int(headers[b"content-length"])
+        offset, size_bytes = 0, length
+        content_range = headers.get(b"content-range")
+        if content_range is not None:
+            said = _CONTENT_RANGE.fullmatch(content_range)
+            if said is None:
+                raise _Answer(400, "Content-Range must be: bytes FIRST-LAST/SIZE")
+            offset, last, size_bytes = (int(number) for number in said.groups())
+            if last != size_bytes - 1 or last - offset + 1 != length:
+                raise _Answer(400, "Content-Range must reach to the end and fit Content-Length")
+        if size_bytes > allowed.size_bytes:
+            raise _Answer(413, f"at most {allowed.size_bytes} bytes are taken here")
+        announced = Announced(allowed.round, size_bytes, _digest_of(headers))
+        is_awaited = headers.get(b"expect", b"").lower() == b"100-continue" and not request.rest
+        incoming = Incoming(sock, request.rest, length)
+        body = Body(self, incoming, is_awaited=is_awaited)
+        ref = await self._ask_core(self._receive(allowed, announced, offset, body))
+        raise _Answer(200, "the update is stored", ((KEY_HEADER, ref.key),))
+
+    async def receive_body(self, incoming: Incoming, *, is_awaited: bool) -> None:
+        """Run on the port's event loop; see Body.into."""
+        if is_awaited:
+            await self._loop.sock_sendall(incoming.sock, b"HTTP/1.1 100 Continue\r\n\r\n")
+        await self._move(incoming)
+
+    async def _say_offset(self, request: _Request, allowed: Capability) -> None:
+        size = _SIZE.fullmatch(request.headers.get(b"content-range", b""))
+        if size is None:
+            raise _Answer(400, "Content-Range must be: bytes */SIZE")
+        announced = Announced(allowed.round, int(size[1]), _digest_of(request.headers))
+        offset = await self._ask_core(self._find(allowed, announced))
+        raise _Answer(200, "", ((OFFSET_HEADER, str(offset)),))
+
+    async def _ask_core(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the coordinator's event loop, to its end even if we are cancelled.
+        Raises _Answer."""
+        tasks: list[asyncio.Task[T]] = []
+
+        async def run() -> None:
+            tasks.append(asyncio.ensure_future(work))
+            await asyncio.wait(tasks)
+
+        running = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), self._core))
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            self._core.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
+            await wait_to_end(running)
+            raise
+        try:
+            return tasks[0].result()
+        except errors.Refusal as refusal:
+            raise _Answer(_STATUSES.get(type(refusal), 409), message_of(refusal)) from None
+        except (StoreError, JournalError):
+            raise _Answer(503, "the store cannot be used now") from None
+        except asyncio.CancelledError:
+            raise _Answer(503, "the coordinator is stopping") from None
+
+    # --- bytes ---
+
+    async def _move(self, transfer: Transfer) -> None:
+        """Raises Stalled, OSError, and what moving raises."""
+        while True:
+            moving = asyncio.ensure_future(self._in_thread(transfer.move, self._is_wanted))
+            try:
+                is_done = await asyncio.shield(moving)
+            except asyncio.CancelledError:
+                transfer.end()
+                with contextlib.suppress(Exception):  # whatever came of it: nobody waits for it
+                    await wait_to_end(moving)
+                raise
+            if is_done:
+                return
+            await self._ready(transfer)
+
+    async def _in_thread(self, work: Callable[..., T], *args: object) -> T:
+        """Run work in one of the threads that move bodies. A transfer gives its thread back while
+        other work waits for one."""
+        self._num_moving += 1
+        try:
+            return await self._loop.run_in_executor(self._pool, partial(work, *args))
+        finally:
+            self._num_moving -= 1
+
+    def _is_wanted(self) -> bool:
+        """Whether a transfer, or the opening of a model, waits for a thread."""
+        return self._num_moving > NUM_THREADS
+
+    async def _ready(self, transfer: Transfer) -> None:
+        """Wait until the socket takes or has bytes. Raises Stalled."""
+        ready = self._loop.create_future()
+        sending, fd = transfer.is_sending, transfer.sock.fileno()
+        add = self._loop.add_writer if sending else self._loop.add_reader
+        remove = self._loop.remove_writer if sending else self._loop.remove_reader
+
+        def note() -> None:
+            if not ready.done():
+                ready.set_result(None)
+
+        add(fd, note)
+        try:
+            with transfer.pace.waiting():
+                async with asyncio.timeout(transfer.pace.left_s):
+                    await ready
+        except TimeoutError:
+            raise Stalled from None
+        finally:
+            remove(fd)
+
+
+def _full() -> _Answer:
+    return _Answer(503, "the port is full; use gRPC, or come again later")
+
+
+def _listen(address: tuple[str, int], preferred: int) -> socket.socket:
+    """Raises PortTaken."""
+    host, port = address
+    dualstack = host == "::" and socket.has_dualstack_ipv6()
+    for number in dict.fromkeys((port or preferred, port)):
+        try:
+            family = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0][0]
+            return socket.create_server(
+                (host, number), family=family, backlog=BACKLOG, dualstack_ipv6=dualstack
+            )
+        except OSError as error:
+            if number == port:
+                raise PortTaken(
+                    f"cannot listen on {join_host_port(host, port)} for weights: {error.strerror}"
+                ) from None
+    raise AssertionError("the last number is the port")
+
+
+def _head(status: int, length: int, headers: tuple[tuple[str, str], ...]) -> bytes:
+    lines = [f"HTTP/1.1 {status} {_PHRASES[status]}", f"Content-Length: {length}"]
+    lines += [f"{name}: {value}" for name, value in headers]
+    return "\r\n".join([*lines, "Connection: close", "", ""]).encode()
+
+
+async def _say(loop: asyncio.AbstractEventLoop, sock: socket.socket, answer: bytes) -> None:
+    """Send an answer, and leave the peer a moment to read it: closing a socket that has unread
+    bytes makes the peer's system forget what came before."""
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            await loop.sock_sendall(sock, answer)
+            sock.shutdown(socket.SHUT_WR)
+            left = LINGER_BYTES
+            while left > 0 and (data := await loop.sock_recv(sock, 64 << 10)):
+                left -= len(data)
+
+
+def _range_of(header: bytes | None, size: int) -> tuple[int, int]:
+    """The bytes that a Range asks for, as start and end. Raises _Answer."""
+    if header is None:
+        return 0, size
+    said = _RANGE.fullmatch(header.replace(b" ", b""))
+    if said is None or not (said[1] or said[2]):
+        return 0, size  # RFC 9110: a range that is not understood is ignored
+    if said[1]:
+        start, end = int(said[1]), min(int(said[2] or size), size - 1) + 1
+    else:
+        start, end = max(0, size - int(said[2])), size
+    if start >= end:
+        raise _Answer(416, f"the object has {size} bytes", (("Content-Range", f"bytes */{size}"),))
+    return start, end
+
+
+def _digest_of(headers: dict[bytes, bytes]) -> str:
+    digest = headers.get(DIGEST_HEADER.lower().encode(), b"")
+    if _DIGEST.fullmatch(digest) is None:
+        raise _Answer(400, f"{DIGEST_HEADER} must be the xxh3-128 of the whole object, in hex")
+    return digest.decode()

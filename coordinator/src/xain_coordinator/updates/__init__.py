@@ -1,0 +1,1 @@
+"""The way of an update from the wire until it counts."""

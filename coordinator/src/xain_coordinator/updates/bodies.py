@@ -1,0 +1,224 @@
+"""Bodies of HTTP requests and answers: bytes between a socket and the store, moved by threads.
+
+A thread moves the bytes of one connection for as long as they flow. A connection that would make
+its thread wait goes back to the event loop of the weights port, which waits for the socket. So a
+slow peer holds a socket and what the kernel has received, and neither a thread nor a buffer.
+"""
+
+import os
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Protocol
+
+from xain_coordinator.core.errors import Unavailable
+from xain_coordinator.ports import Reader
+from xain_coordinator.updates.reception import Reception
+
+PIECE_BYTES = 1 << 20  # received, measured and written at a time
+SENT_BYTES = 8 << 20  # handed to the kernel at a time
+TURN_BYTES = 64 << 20  # moved for one connection while others wait for a thread
+# Time for which a thread waits for the peer while no other connection waits for a thread: less than
+# the way through the event loop and back would cost a fast peer again and again.
+POLL_S = 0.02
+
+# The slowest peer that is served moves so much in so long; as on the way through gRPC.
+LEAST_BYTES = 64 << 10
+STALLED_S = 30.0
+
+_local = threading.local()
+
+
+class Stalled(Unavailable):
+    """The peer has moved less than LEAST_BYTES in STALLED_S."""
+
+    def __init__(self) -> None:
+        super().__init__(f"less than {LEAST_BYTES} bytes have come through in {STALLED_S:g} s")
+
+
+class Transfer(Protocol):
+    """The bytes of one connection.
+
+    is_sending: the thread waits for room to send, not for bytes to receive.
+    """
+
+    sock: socket.socket
+    is_sending: bool
+    pace: "Pace"
+
+    def move(self, is_wanted: Callable[[], bool]) -> bool:
+        """Move bytes, in a thread, until all are moved (True) or the peer keeps us waiting (False).
+
+        is_wanted: whether other connections wait for a thread. Raises OSError and the store's
+        errors.
+        """
+
+    def end(self) -> None:
+        """Move no more bytes. A thread that waits for the peer stops at once."""
+
+
+class Pace:
+    """How long a peer takes for LEAST_BYTES: it has STALLED_S. The time for which its transfer
+    waits for a thread or for the disk does not count."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._waited_s = 0.0
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that the peer has for the next bytes."""
+        return max(0.0, STALLED_S - self._waited_s)
+
+    def moved(self, num_bytes: int) -> None:
+        """Note bytes that have come or gone."""
+        self._bytes += num_bytes
+        if self._bytes >= LEAST_BYTES:
+            self._bytes, self._waited_s = 0, 0.0
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time for which the peer keeps us waiting."""
+        began_at = time.monotonic()
+        yield
+        self._waited_s += time.monotonic() - began_at
+
+
+class Incoming:
+    """The body of a PUT: into a reception, which measures and writes each piece.
+
+    rest: bytes of the body that came with the head. num_bytes: of the whole body.
+    """
+
+    is_sending = False
+
+    def __init__(self, sock: socket.socket, rest: bytes, num_bytes: int) -> None:
+        self.sock = sock
+        self.pace = Pace()
+        self._rest = rest[:num_bytes]
+        self._left = num_bytes
+        self._reception: Reception | None = None
+        self._has_ended = False
+
+    def begin(self, reception: Reception) -> None:
+        """Set where the bytes go."""
+        self._reception = reception
+
+    def end(self) -> None:
+        self._has_ended = True
+        with suppress(OSError):  # the peer was faster
+            self.sock.shutdown(socket.SHUT_RD)
+
+    def move(self, is_wanted: Callable[[], bool]) -> bool:
+        assert self._reception is not None, "begin() comes first"
+        buffer = _buffer()
+        moved = 0
+        while self._left and not self._has_ended:
+            count, is_waiting = self._fill(buffer[: min(PIECE_BYTES, self._left)], is_wanted)
+            if count:
+                self._reception.flush([buffer[:count]])
+                self._left -= count
+                moved += count
+            self.pace.moved(count)
+            if is_waiting or (moved >= TURN_BYTES and is_wanted()):
+                return self._has_ended or not self._left
+        return True
+
+    def _fill(self, buffer: memoryview, is_wanted: Callable[[], bool]) -> tuple[int, bool]:
+        """Bytes received, and whether the peer keeps us waiting."""
+        count = len(self._rest)
+        if count:
+            count = min(count, len(buffer))
+            buffer[:count] = self._rest[:count]
+            self._rest = self._rest[count:]
+        while count < len(buffer):
+            try:
+                received = self.sock.recv_into(buffer[count:])
+            except BlockingIOError:
+                if is_wanted() or not _waited(self):
+                    return count, True
+                continue
+            if not received:
+                self._has_ended = True
+                break
+            count += received
+        return count, False
+
+
+class Outgoing:
+    """The head and the body of an answer to GET: a range of an open object.
+
+    reader: closed by its owner. fd: the object's file where the system sends it by itself.
+    """
+
+    is_sending = True
+
+    def __init__(
+        self, sock: socket.socket, head: bytes, reader: Reader, fd: int, start: int, end: int
+    ) -> None:
+        self.sock = sock
+        self.pace = Pace()
+        self._head = memoryview(head)
+        self._reader = reader
+        self._fd = fd
+        self._at, self._end = start, end
+        self._has_ended = False
+
+    def end(self) -> None:
+        self._has_ended = True
+
+    def move(self, is_wanted: Callable[[], bool]) -> bool:
+        moved = 0
+        while (self._head or self._at < self._end) and not self._has_ended:
+            try:
+                count = self._send()
+            except BlockingIOError:
+                if is_wanted() or not _waited(self):
+                    return False
+                continue
+            moved += count
+            self.pace.moved(count)
+            if moved >= TURN_BYTES and is_wanted():
+                return False
+        return True
+
+    def _send(self) -> int:
+        if self._head:
+            count = self.sock.send(self._head)
+            self._head = self._head[count:]
+            return count
+        length = min(SENT_BYTES, self._end - self._at)
+        if sys.platform == "linux":
+            count = os.sendfile(self.sock.fileno(), self._fd, self._at, length)
+        else:  # sendfile of other systems differs, or is missing
+            count = self.sock.send(self._reader.read(self._at, min(length, PIECE_BYTES)))
+        if not count:
+            raise ConnectionError("the object is shorter than it was")
+        self._at += count
+        return count
+
+
+def _buffer() -> memoryview:
+    """The buffer of this thread."""
+    buffer: memoryview | None = getattr(_local, "buffer", None)
+    if buffer is None:
+        buffer = _local.buffer = memoryview(bytearray(PIECE_BYTES))
+    return buffer
+
+
+def _waited(transfer: Transfer) -> bool:
+    """Whether the socket is ready within POLL_S, and the peer is not too slow altogether."""
+    sock, is_sending = transfer.sock, transfer.is_sending
+    with transfer.pace.waiting():
+        if sys.platform == "win32":
+            sides = ([], [sock], []) if is_sending else ([sock], [], [])
+            is_ready = any(select.select(*sides, POLL_S))
+        else:
+            poll = select.poll()
+            poll.register(sock, select.POLLOUT if is_sending else select.POLLIN)
+            is_ready = bool(poll.poll(POLL_S * 1000))
+    return is_ready and transfer.pace.left_s > 0

@@ -1,0 +1,89 @@
+"""Transfers whose peer takes or sends nothing: they end, and go on where they stopped."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+
+from support.transfers import (
+    DATA,
+    LARGE,
+    MIB,
+    found,
+    header,
+    in_round,
+    put,
+    refused,
+    with_model,
+    written,
+)
+from support.wire import digest, npy
+from xain_coordinator.server import downloads, streams
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.fl.coordinator_pb2_grpc import CoordinatorStub
+
+Code = grpc.StatusCode
+
+
+async def test_upload_of_a_silent_sender_ends_and_goes_on_later(start, join, tmp_path, monkeypatch):
+    """Nothing that was written is lost."""
+    a = join(await start(), "a")
+    await in_round(a)
+
+    async def requests() -> AsyncIterator[pb.PutWeightsRequest]:
+        yield pb.PutWeightsRequest(header=header())
+        for at in range(0, 3 * MIB, MIB):
+            yield pb.PutWeightsRequest(data=DATA[at : at + MIB])
+        await written(tmp_path, 3 * MIB)
+        monkeypatch.setattr(streams, "STALLED_S", 0.01)
+        yield pb.PutWeightsRequest()  # the next read has the new time limit
+        await asyncio.Event().wait()
+
+    call = a.stub.PutWeights(requests(), metadata=a.metadata)
+    code, why, details = await refused(call)
+    assert (code, why) == (Code.UNAVAILABLE, "UNAVAILABLE")
+    assert "FindUpload" in details
+    monkeypatch.undo()
+    assert await found(a) == 3 * MIB
+    ref = (await (await put(a, 3 * MIB))).ref
+    assert (ref.size_bytes, ref.digest) == (len(DATA), digest(DATA))
+
+
+async def test_download_whose_receiver_takes_nothing_ends_and_goes_on(start, join, monkeypatch):
+    """What was sent before comes through, and the rest is to be had from there."""
+    coordinator, a = await with_model(start, join, LARGE)
+    # What a client takes ahead of its reader, however fast its connection is.
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 64 << 10)]
+    options.append(("grpc.use_local_subchannel_pool", 1))
+    data = npy(LARGE)
+    received = bytearray()
+    ended = asyncio.Event()
+    write_in_time = downloads._write_in_time
+
+    async def noted(*args):
+        try:
+            await write_in_time(*args)
+        except BaseException:
+            ended.set()
+            raise
+
+    monkeypatch.setattr(downloads, "_write_in_time", noted)
+    monkeypatch.setattr(downloads, "STALLED_S", 0.2)
+    address = f"127.0.0.1:{coordinator.port}"
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        call = CoordinatorStub(channel).GetWeights(
+            pb.GetWeightsRequest(key="1/global"), metadata=a.metadata
+        )
+        received.extend((await call.read()).data)
+        await ended.wait()
+
+        async def rest() -> None:
+            while True:
+                received.extend((await call.read()).data)
+
+        code, why, details = await refused(rest())
+    assert (code, why) == (Code.UNAVAILABLE, "UNAVAILABLE")
+    assert "next offset" in details
+    monkeypatch.undo()
+    assert 0 < len(received) < len(data)
+    assert received + await a.download("1/global", len(received)) == data

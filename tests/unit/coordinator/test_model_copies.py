@@ -1,0 +1,58 @@
+"""Which small models are copied from the journal to the store, and when."""
+
+from tests.unit.core.bench import make_rules
+
+from xain_coordinator import model_copies
+from xain_coordinator.core.events import HeartbeatChanged
+from xain_coordinator.core.session import open_session
+from xain_coordinator.journal.memory import MemoryJournal
+from xain_coordinator.model_copies import ModelCopies
+from xain_coordinator.ports import Record
+from xain_coordinator.stores.journalled import JournalledStore
+from xain_coordinator.stores.memory import MemoryStore
+
+
+class Copying:
+    """A session with models in its journal, and the copies of them."""
+
+    def __init__(self) -> None:
+        self.store, self.journal = MemoryStore(), MemoryJournal()
+        _, opened = open_session("s", make_rules(), 0.0)
+        self.journal.append([Record(0.0, opened)])
+        self.part = JournalledStore(self.store, self.journal)
+        self.copies = ModelCopies(self.part)
+
+    def make(self, *rounds: int) -> None:
+        models = {f"{number}/global": b"x" for number in rounds}
+        for key in models:
+            self.part.add_model(key)
+        self.journal.append([Record(0.0, HeartbeatChanged(1.0, 5.0))], models)
+
+    @property
+    def copied(self) -> list[str]:
+        return sorted(self.store.keys())
+
+
+def test_models_between_two_copies_wait_until_a_second_without_a_round() -> None:
+    """The newest model is copied each time. The others are when no newer one has come since."""
+    session = Copying()
+    session.make(1, 2, 3)
+    session.copies.copy_due()
+    assert session.copied == ["3/global"]
+    session.make(4, 5)
+    session.copies.copy_due()
+    assert session.copied == ["3/global", "5/global"]
+    assert not session.copies.is_copied("4/global")
+    session.copies.copy_due()
+    assert session.copied == [f"{number}/global" for number in range(1, 6)]
+    assert session.part.models == []
+
+
+def test_many_models_are_copied_however_fast_the_rounds_are(monkeypatch) -> None:
+    monkeypatch.setattr(model_copies, "MAX_WAITING", 3)
+    session = Copying()
+    session.make(1, 2)
+    session.copies.copy_due()
+    session.make(3, 4)
+    session.copies.copy_due()
+    assert session.copied == [f"{number}/global" for number in range(1, 5)]
