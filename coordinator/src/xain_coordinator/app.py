@@ -108,7 +108,7 @@ PATIENCE_S = 60.0
 # Threads that wait for a store; the default would be a few more than processors.
 NUM_THREADS = 32
 
-# Of the weights port's URLs. A training that takes longer hands in through gRPC.
+# Lifetime of the weights port's URLs. A training that takes longer hands in through gRPC.
 URL_LIFETIME_S = 24 * 3600
 
 # For what comes after the drain: the last commit, and metrics, which take up to 5 s to give up.

@@ -40,7 +40,7 @@ from xain_workloads.profile import DataProfile
 # Up to here an update travels inside the call that hands it in: the bytes cost less than the stream
 # that would carry them.
 INLINE_BYTES = 64 << 10
-# Of weights in a message of an upload: the coordinator holds one of each upload in memory.
+# Bytes of weights in a message of an upload: the coordinator holds one message of each upload.
 MESSAGE_BYTES = 256 << 10
 TIMEOUT_KEY = "xain-timeout-ms"
 ERROR_DOMAIN = "xain.coordinator"

@@ -6,9 +6,9 @@ participant reaches the coordinator's gRPC port.
 
 # No name of an S3 bucket begins with a dot, so this prefix tells the port's URLs from S3's.
 PATH = "/.weights/"
-# Of a PUT or HEAD: xxh3-128 of the whole object, in hex.
+# Request header of PUT and HEAD: xxh3-128 of the whole object, in hex.
 DIGEST_HEADER = "Xain-Digest"
-# Of the answer to HEAD at an upload's URL: bytes of the object that the coordinator has.
+# Answer to HEAD at an upload's URL: bytes of the object that the coordinator has.
 OFFSET_HEADER = "Xain-Offset"
-# Of the answer to PUT: the key of the stored object, to be handed in with EndTrainingRound.
+# Answer to PUT: the key of the stored object, to be handed in with EndTrainingRound.
 KEY_HEADER = "Xain-Key"

@@ -35,7 +35,7 @@ class Forbidden(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """What one URL allows.
+    """A request that one URL allows.
 
     key: of the model (GET), or the place of the update (PUT). size_bytes: of the model; of an
     update, the most that is taken. expires_at: Unix time in seconds.
@@ -77,7 +77,7 @@ class Capabilities:
         return f"{PATH}{payload}.{_text(self._sign(payload.encode()))}"
 
     def check(self, method: Method, path: str) -> Capability:
-        """What the URL with this path allows. Raises Forbidden."""
+        """The request that the URL with this path allows. Raises Forbidden."""
         payload, _, signature = path.removeprefix(PATH).partition(".")
         # The signature is compared before anything of the payload is parsed.
         expected = _text(self._sign(payload.encode()))
@@ -107,7 +107,7 @@ def _bytes(text: str) -> bytes:
 
 @dataclass(slots=True)
 class PortFile:
-    """What a session's weights port must remember over a restart of the coordinator.
+    """The secret and the port of a session's weights port, kept over restarts of the coordinator.
 
     port: the one that the system has picked, which the next start asks for again; 0 before.
     """

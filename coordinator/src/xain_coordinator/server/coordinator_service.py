@@ -115,7 +115,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._digested: tuple[Mapping[str, str], bytes] = ({}, b"")  # metadata and their digest
         self._news: tuple[r.Advertisement, pb.WatchResponse] | None = None
         self._news_with_work: _NewsWithWork | None = None
-        # By watching participant: what the answer to its latest update tells of the next round.
+        # The next round as the answer to a participant's latest update tells it, by participant.
         self._next_rounds: dict[str, asyncio.Future[pb.WatchResponse | None]] = {}
         self._chunks = Turns()  # of all transfers
         self.refused = RefusedParticipants()

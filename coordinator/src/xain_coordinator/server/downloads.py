@@ -28,8 +28,8 @@ from xain_proto.np.codec import MAX_HEADER_BYTES
 
 log = structlog.get_logger(__name__)
 
-# Of weights in a message of a download. gRPC holds three copies of each until the connection has
-# taken it.
+# Bytes of weights in a message of a download. gRPC holds three copies of each message until the
+# connection has taken it.
 MESSAGE_BYTES = 64 << 10
 # In a read of the store, which is kept for all downloads that are about as far.
 BLOCK_BYTES = 256 << 10

@@ -72,7 +72,7 @@ _PHRASES = {
     503: "Service Unavailable",
 }
 
-# What a refusal of the coordinator's is in HTTP; any other is a 409.
+# HTTP statuses of the coordinator's refusals; any other refusal is a 409.
 _STATUSES: dict[type[errors.Refusal], int] = {
     errors.InvalidRequest: 400,
     errors.InvalidUpdate: 400,

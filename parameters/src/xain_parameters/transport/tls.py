@@ -46,7 +46,7 @@ class TlsSocket:
         self._socket.settimeout(0.0 if timeout_s is None else timeout_s)
 
     def shutdown(self, how: int, /) -> None:
-        # That of SSLSocket makes a plain socket of it, which the other thread may just read.
+        # SSLSocket.shutdown makes a plain socket of itself, while the other thread may read it.
         socket.socket.shutdown(self._socket, how)
 
     def fileno(self) -> int:
