@@ -118,7 +118,7 @@ class Distance:
         for at in range(first, end, _BLOCK_ELEMENTS):
             count = min(_BLOCK_ELEMENTS, end - at)
             work = self._work[:count]
-            # What is not finite is found by another look, and has no distance.
+            # Elements that are not finite are found by another check, and have no distance.
             with np.errstate(over="ignore", invalid="ignore"):
                 mine = elements[at - first : at - first + count]
                 np.subtract(mine, self._base.elements(at, count), out=work, dtype=np.float64)
@@ -198,7 +198,7 @@ class Inspector:
             raise InvalidUpdate(f"the upload cannot be read: it is {error}") from None
         if header is not None and header.dtype.kind != "f" and header.dtype != np.uint8:
             raise InvalidUpdate(f"the weights must be floats, they are {header.dtype}")
-        # What is accepted is known by the name of its dtype, which says nothing of the order of
+        # An accepted update is known by the name of its dtype, which does not tell the order of
         # bytes, so there must be one order. A file's "=" means that of this machine.
         if header is not None and header.dtype != header.dtype.newbyteorder("<"):
             raise InvalidUpdate(
@@ -222,8 +222,8 @@ class Inspector:
         return self._digest.hexdigest()
 
     def result(self, key: str) -> StoredWeights:
-        """What the object under this key is. Raises InvalidUpdate if it ends too early or late, or
-        is too far from the model."""
+        """The object under this key as it was measured. Raises InvalidUpdate if its length is wrong
+        or its distance to the model too large."""
         header = self.header
         if header is None:
             raise InvalidUpdate(f"the upload of {self.size} bytes is not a whole .npy file")
@@ -231,19 +231,19 @@ class Inspector:
             raise InvalidUpdate(
                 f"the upload has {self.size} bytes, its header promises {header.size_bytes}"
             )
-        # Of what is not finite the core says where.
+        # The core says which element is not finite.
         if self._distance is not None and self._first_bad is None:
             self._distance.check()
         ref = WeightsRef(key, self.size, self.digest)
         return StoredWeights(ref, header.dtype.name, header.shape, self._first_bad)
 
     def rest(self) -> None:
-        """It holds no buffers until it is fed again."""
+        """Release the buffers until more is fed."""
         if self._distance is not None:
             self._distance.rest()
 
     def close(self) -> None:
-        """It holds nothing open and no buffers, until it is fed again. Harmless when repeated."""
+        """Release files and buffers until more is fed. May be called again."""
         if self._distance is not None:
             self._distance.close()
 

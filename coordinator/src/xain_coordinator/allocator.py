@@ -1,4 +1,4 @@
-"""How many heaps the C library keeps."""
+"""Number of heaps that the C library keeps."""
 
 import contextlib
 import ctypes

@@ -362,7 +362,7 @@ class Coordinator:
         _require_latest(self.driver.session, self.store, self._config)
 
     async def stop(self) -> None:
-        """Not serving, drain, persist. A step that fails does not keep the others from happening;
+        """Stop serving, drain, persist. A step that fails does not keep the others from happening;
         its error is raised at the end."""
         self._retention.stop()
         async with contextlib.AsyncExitStack() as steps:  # the last one first
@@ -470,7 +470,7 @@ def _require_latest(session: Session, store: WeightsStore, config: CoordinatorCo
 def _xain_bucket(
     session: Session, bare: WeightsStore, store: WeightsStore, config: CoordinatorConfig
 ) -> "XainBucket | None":
-    """Where XAIN's participants look for models and put their updates, if there are to be any.
+    """Bucket of XAIN's participants for models and updates, if there are to be any.
 
     A new session must find it without another one's weights, whose names would be the same. Raises
     StoreError.
@@ -493,7 +493,7 @@ def _xain_bucket(
 
 
 def _place(config: CoordinatorConfig) -> str:
-    """Where the weights are, for messages."""
+    """Place of the weights, for messages."""
     storage = config.storage
     if storage.kind == "s3":
         return f"bucket {storage.bucket}" + (f" below {storage.prefix}" if storage.prefix else "")

@@ -263,7 +263,7 @@ def _derived(config: "CoordinatorConfig") -> str:
 
 
 def _combined(config: "CoordinatorConfig") -> str:
-    """How the updates of a round are combined, in words."""
+    """Aggregation of a round's updates, in words."""
     from xain_coordinator.aggregation.rules import known_rules
 
     rules = config.rules()

@@ -76,7 +76,7 @@ class ServerSettings(Section):
 
     @property
     def address(self) -> str:
-        """Where to listen, as gRPC's add_insecure_port() takes it."""
+        """Address to listen on, as gRPC's add_insecure_port() takes it."""
         return self.address_at(self.port)
 
     def address_at(self, port: int) -> str:

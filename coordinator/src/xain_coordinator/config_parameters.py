@@ -34,7 +34,7 @@ class ParametersSettings(Section):
 
     @property
     def address(self) -> str:
-        """Where the scheduler listens. Only if there is one."""
+        """Address that the scheduler listens on, if there is a scheduler."""
         assert self.port is not None, "it is on"
         return join_host_port(self.host, self.port)
 

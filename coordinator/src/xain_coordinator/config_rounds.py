@@ -67,7 +67,7 @@ class RoundsSettings(Section):
 
     @property
     def num_wanted(self) -> int:
-        """With how many updates a round is complete when N are connected."""
+        """Number of updates that complete a round when N participants are connected."""
         if not self.over_selection:
             return self.num_selected
         return pacing.num_wanted(self.num_required, self.fraction_participants)
@@ -102,7 +102,7 @@ class RoundsSettings(Section):
 
     @property
     def effective_max_participants(self) -> int:
-        """How many may be connected."""
+        """Number of participants that may be connected."""
         return self.max_participants or self.effective_start_participants
 
     @model_validator(mode="after")

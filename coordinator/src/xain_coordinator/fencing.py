@@ -1,4 +1,4 @@
-"""Of several coordinators of one session, only the newest publishes.
+"""Fence: only the newest of several coordinators of one session publishes.
 
 Two of them meet when a journal was copied: restored from a backup, in a snapshot of a machine, or
 on a disk that its former machine still has. Each start therefore takes the next number, as an
@@ -50,7 +50,7 @@ class OwnerNotes(Protocol):
     """The part of a journal in which a coordinator notes its names."""
 
     def owners(self, session_id: str) -> Collection[str]:
-        """What was noted last of this session. Raises JournalError."""
+        """Names of coordinators that were noted last for this session. Raises JournalError."""
 
     def note_owners(self, session_id: str, names: Collection[str]) -> None:
         """Note these, durably, in the place of those before. The session need not be in the journal
@@ -58,7 +58,7 @@ class OwnerNotes(Protocol):
 
 
 class Fence:
-    """What one coordinator knows of the others of its session.
+    """Knowledge that a coordinator has of the others of its session.
 
     store: the session's own part of it.
     place: where it is, for messages.
@@ -82,7 +82,7 @@ class Fence:
         owner = self._known_owner(noted)
         number = 1 + max((_number(name) for name in (*noted, owner) if name), default=0)
         name = f"{number:08d}.{uuid.uuid4().hex}"
-        # Those below the owner's will never be asked for again.
+        # Names below the owner's are never asked for again.
         kept = [other for other in noted if other >= owner]
         self._notes.note_owners(self._session_id, [*kept, name])
         since = datetime.now(UTC).isoformat(timespec="seconds")

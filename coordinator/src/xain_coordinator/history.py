@@ -337,7 +337,7 @@ class History:
         return bool(self._rounds) and self._rounds[-1].task is Task.TRAIN
 
     def copy(self) -> "History":
-        """As it is now, for a reader in another thread."""
+        """A copy of the history for a reader in another thread."""
         return History(
             self.rounds,
             self.models,

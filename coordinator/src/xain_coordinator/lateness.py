@@ -1,4 +1,4 @@
-"""How far behind the coordinator itself is: what it is late for is not held against participants.
+"""Lateness of the coordinator itself, which is not held against participants.
 
 A busy machine, or one that was stopped for a while, takes up the signs of life that have come
 meanwhile only when their senders' leases have run out. To let those participants go would be wrong,
@@ -8,10 +8,10 @@ and to take them in again costs more than the signs of life did, so that it woul
 from collections import deque
 from statistics import median_low
 
-# Of so many senders the median counts, each by its latest call, and of two in the middle the lesser
-# one. So no single one can say that we are later than another has seen, however often it calls.
+# Senders whose median counts, each by its latest call; of two in the middle the lesser one. So no
+# single sender can claim more lateness than another has seen, however often it calls.
 NUM_SENDERS = 31
-# Of fewer the median may be the word of one; then only what we have missed ourselves counts.
+# With fewer senders one could decide the median; then only our own measurement counts.
 MIN_SENDERS = 3
 # Less is what any event loop is late.
 MIN_LATE_S = 0.1
@@ -48,7 +48,7 @@ class Lateness:
         self._stalls.append((now, late))
 
     def at(self, now: float) -> float:
-        """Of what came after `now` minus this, some may not have been taken up."""
+        """Lateness in seconds: calls that came after `now` minus this may not have been handled."""
         recent = [waited for noted, waited in self._waits.values() if noted + self._lease_s > now]
         said = 0.0
         if len(recent) >= MIN_SENDERS:

@@ -1,4 +1,4 @@
-"""What the log says of events, once they are durable."""
+"""Log lines of events, written once the events are durable."""
 
 import logging
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from xain_coordinator.ports import Record
 
 log = structlog.get_logger(__name__)
 
-# Of more updates that are committed together there is one line in the log. A person reads the names
-# of a few; of thousands the lines alone would cost a noticeable part of the round.
+# More updates that are committed together share one line of the log. A person reads the names of a
+# few; thousands of lines would cost a noticeable part of the round.
 MAX_UPDATE_LINES = 8
 
 
@@ -165,7 +165,7 @@ def _log_losses(history: History, round_: int) -> None:
 
 
 def _log_account(history: History, round_: int) -> None:
-    """At the end: rounds that each participant counted in, and participants that never did."""
+    """Line at the end: rounds that each participant counted in, and participants without one."""
     counts = history.contributions
     shown = dict(sorted(counts.items(), key=lambda one: (one[1], one[0]))[:MAX_NAMES_OF_A_ROUND])
     never = history.accounts.never(counts)
@@ -184,13 +184,13 @@ def _log_evaluation(history: History) -> None:
 
 
 def _awaited(session: Session) -> dict[str, object]:
-    """Who has not handed in."""
+    """Participants that have not handed in."""
     round_ = session.open_round
     return _named(round_.outstanding) if round_ is not None else {}
 
 
 def _named(participants: Sequence[str]) -> dict[str, object]:
-    """For a line that a person can read: of thousands the first, and how many they are."""
+    """Names for a line that a person can read: the first of thousands, and their number."""
     fields: dict[str, object] = {"participant": list(participants[:MAX_NAMES_OF_A_ROUND])}
     if len(participants) > MAX_NAMES_OF_A_ROUND:
         fields["num_participants"] = len(participants)

@@ -1,4 +1,4 @@
-"""What other distributions add, by entry points: rules of aggregation and controllers.
+"""Plug-ins of other distributions, by entry points: rules of aggregation and controllers.
 
 A distribution names its class in the group, such as `[project.entry-points."xain.aggregators"]`
 with `my_rule = "my_package:MyRule"`; installing it beside the coordinator is all. Nothing of a
@@ -32,8 +32,7 @@ def known(group: str, builtin: Iterable[str]) -> list[str]:
 
 
 def load(group: str, name: str, builtin: Mapping[str, T]) -> T:
-    """What has this name: one of `builtin`, or what a plug-in gives; of what kind the latter is,
-    the caller must see.
+    """The object with this name: one of `builtin`, or a plug-in, whose type the caller checks.
 
     Raises KeyError if nothing has the name. Raises PluginFailed if two things have it: whichever
     was meant, a later installation must not quietly put another in its place, in the middle of a
@@ -55,7 +54,7 @@ def load(group: str, name: str, builtin: Mapping[str, T]) -> T:
     try:
         loaded: T = found[0].load()
     except Exception as error:
-        # It is another's code that runs here, and may raise anything; whose it is must be told.
+        # Code of another distribution runs here and may raise anything; the error names its origin.
         raise PluginFailed(
             f"the plug-in {name!r} of {_origin(found[0])} cannot be imported: "
             f"{type(error).__name__}: {error}"
@@ -77,7 +76,7 @@ def _search(group: str, path: tuple[str, ...]) -> Mapping[str, tuple[EntryPoint,
 
 
 def _origin(entry: EntryPoint) -> str:
-    """As in "acme-rules 1.2 (acme.rules:Clever)"."""
+    """Origin of a plug-in, such as "acme-rules 1.2 (acme.rules:Clever)"."""
     if entry.dist is None:
         return entry.value
     return f"{entry.dist.name} {entry.dist.version} ({entry.value})"

@@ -1,5 +1,6 @@
-"""What the coordinator needs from outside, as protocols. Adapters live in stores/, journal/ and
-metrics/; one contract suite per port runs on every adapter.
+"""Ports of the coordinator, as protocols: stores, journal, metrics.
+
+Adapters live in stores/, journal/ and metrics/; one contract suite per port runs on every adapter.
 
 Stores and journals block; the driver calls them from threads. Nothing here is shared between
 processes except what a store holds.
@@ -56,7 +57,7 @@ class KeyClaimed(StoreError):
 
 
 class ObjectChanged(StoreUnavailable):
-    """What was being read is not there any more: its key holds something else, or nothing."""
+    """The object that was being read has gone: its key holds another object, or none."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"the weights under {key!r} were replaced while they were being read")
@@ -136,14 +137,14 @@ class Upload(Protocol):
 
 
 class Unfinished(Protocol):
-    """What a process that has ended has written of an upload. Whoever holds it is the only one."""
+    """Part of an upload that an ended process has written. It has one holder at a time."""
 
     @property
     def size(self) -> int:
         """Bytes that are there. After a power cut they need not be those that were written."""
 
     def read(self, offset: int, length: int) -> bytes:
-        """As Reader.read does."""
+        """Read as Reader.read does."""
 
     def go_on(self, size: int) -> Upload:
         """Cut it to `size` bytes, at most what is there, and append to them. Raises
@@ -162,8 +163,8 @@ class WeightsStore(Protocol):
 
     @property
     def num_parallel(self) -> int:
-        """How many readers a caller had better use at the same time: 1 where the objects are on
-        this machine, more where each read takes a while, however little it brings."""
+        """Number of readers that a caller had better use at the same time: 1 where the objects are
+        on this machine, more where each read takes a while, however little it brings."""
 
     def open(self, key: str, start: int = 0, length: int | None = None) -> Reader:
         """Raises KeyNotFound or StoreUnavailable.
@@ -182,8 +183,8 @@ class WeightsStore(Protocol):
         """
 
     def find_unfinished(self, key: str, label: str) -> Unfinished | None:
-        """What is there of an upload with this label that nobody writes any more, to be gone on
-        with under `key`; None if there is nothing. Raises StoreUnavailable."""
+        """The unfinished upload with this label, which no process writes any more, to be continued
+        under `key`; None if there is none. Raises StoreUnavailable."""
 
     def sweep(self) -> None:
         """Remove what nobody will go on with: unfinished uploads that nobody writes any more."""
@@ -216,10 +217,10 @@ class DirectAccess(Protocol):
     """
 
     def download_url(self, key: str) -> str:
-        """For GET. Raises StoreUnavailable."""
+        """Signed URL for GET. Raises StoreUnavailable."""
 
     def upload_url(self, key: str) -> str:
-        """For PUT, which replaces what is there. Raises StoreUnavailable."""
+        """Signed URL for PUT, which replaces an object. Raises StoreUnavailable."""
 
     def copy(self, source: str, target: str, size_bytes: int) -> None:
         """Put what is under `source` in the place of what `target` holds, within the store.
@@ -343,7 +344,7 @@ class MetricsStore(Protocol):
 
 
 class Clock(Protocol):
-    """Where `now` comes from."""
+    """Source of `now`."""
 
     def now(self) -> float:
         """Session time in seconds: monotonic, and it goes on where it stood after a restart."""

@@ -1,4 +1,4 @@
-"""How long a session keeps what its next model does not need.
+"""Retention: how long a session keeps objects that its next model does not need.
 
 Updates are what participants have learnt from their data, and many times as large as the models: of
 a session of weeks they would fill any disk. An optimiser's state is as large as an update or two.
@@ -22,12 +22,12 @@ from xain_coordinator.threads import run_to_end
 
 log = structlog.get_logger(__name__)
 
-# Of small rounds there are hundreds a second: dropping each by itself would cost a tenth of it.
+# There may be hundreds of small rounds a second: dropping each by itself would cost a tenth of it.
 EVERY_S = 1.0
 
 GROUP_SIZE = 64  # keys deleted at a time; in between it can be stopped
 
-# What could not be dropped is tried again after so long, then after twice as long, and so on.
+# Objects that could not be dropped are tried again after this time, then after twice as long.
 FIRST_WAIT_S = 1.0
 MAX_WAIT_S = 60.0
 
@@ -44,7 +44,7 @@ class Needed:
 
 
 def needed_by(session: Session) -> Needed:
-    """What a session still needs, whatever it is going to do."""
+    """Objects that a session still needs, whatever it is going to do."""
     newest = 0 if session.model is None else session.model.round
     if session.phase is Phase.FINISHED:
         return Needed(session.round + 1, newest)
@@ -62,14 +62,14 @@ class Retention:
         self._store = store
         self._keep = keep
         self._stop = threading.Event()
-        # By folder: the rounds before these have been looked through, but for those that were
-        # needed then.
+        # First round of each folder that has not been looked through; rounds that were needed then
+        # are looked through again.
         self._next: dict[str, int] = {}
         self._spared: dict[str, frozenset[int]] = {}
 
     async def watch(self, driver: Driver) -> None:
-        """At the start and whenever there is a model, until the driver stops. One thread at a time,
-        however slow the store is: what more there is to drop then, is dropped next."""
+        """Drop objects at the start and after each model, until the driver stops. One thread at a
+        time, however slow the store is: what more there is to drop then, is dropped next."""
         with contextlib.suppress(Unavailable):
             while True:
                 session = driver.session
@@ -110,7 +110,7 @@ class Retention:
 
     def drop(self, needed: Needed) -> None:
         """Blocks. Raises the store's errors; the next call goes on where this one has ended."""
-        # What has been accepted is a copy: of what lies here nothing counts any more.
+        # Accepted updates are copies: no object of this folder counts any more.
         self._drop_before(needed.updates_from, INCOMING, needed.earlier)
         if self._keep is not None:
             self._drop_before(needed.updates_from - self._keep, "", needed.earlier)
@@ -134,8 +134,8 @@ class Retention:
         self._spared[folder] = frozenset(round_ for round_ in spared if round_ < end)
 
     def _keys(self, folder: str, end: int, spared: frozenset[int]) -> Iterator[str]:
-        """Of rounds before `end`. What processes before us have left, under other settings too, is
-        found by the first look, which is at all there is."""
+        """Keys of rounds before `end`. The first call lists all objects, and so finds those that
+        earlier processes have left, under other settings too."""
         if self._stop.is_set():
             return
         if folder in self._next:
@@ -150,5 +150,5 @@ class Retention:
 
 
 def _when(session: Session) -> tuple[int, Phase]:
-    """As long as it is the same there is nothing more to drop."""
+    """Round and phase: while they stay the same there is nothing more to drop."""
     return -1 if session.model is None else session.model.round, session.phase

@@ -1,5 +1,5 @@
-"""What `xain-coordinator status` shows: the answers of the Inspection service, for people or as
-one JSON object."""
+"""Output of `xain-coordinator status`: answers of the Inspection service, for people or as one
+JSON object."""
 
 import json
 import time
@@ -38,7 +38,7 @@ class NoStatus(CommandFailed):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What the coordinator answered. The answers are moments apart."""
+    """Answers of the coordinator, which are moments apart."""
 
     status: inspection_pb2.GetStatusResponse
     participants: inspection_pb2.ListParticipantsResponse  # all pages that were asked for
@@ -273,7 +273,7 @@ def _headline(status: inspection_pb2.GetStatusResponse) -> Table:
 
 
 def connected(status: inspection_pb2.GetStatusResponse) -> str:
-    """How many participants are connected, and how many the session has no place for."""
+    """Numbers of participants that are connected, and that the session has no place for."""
     told = f"{status.num_connected} connected, {status.num_required} required"
     if status.num_waiting:
         limit = f"rounds.max_participants is {status.max_participants}"

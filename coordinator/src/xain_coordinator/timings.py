@@ -151,7 +151,7 @@ def _cells(times: Times) -> list[str]:
 
 
 def _num_texts(rows: Sequence[Sequence[str]]) -> int:
-    """How many columns come before the numbers."""
+    """Number of columns before the numbers."""
     return len(rows[0]) - len(_NUMBERS)
 
 

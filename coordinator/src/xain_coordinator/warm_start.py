@@ -56,7 +56,7 @@ class FirstModel:
     copy: Callable[[WeightsStore], GlobalModel]
 
     def rules(self, rules: Rules) -> Rules:
-        """Those of the new session, in which nobody makes initial weights."""
+        """Rules of the new session, in which no participant makes initial weights."""
         return replace(rules, initial="empty") if rules.initial == "first" else rules
 
     def events(self, store: WeightsStore, at: float) -> list[DurableEvent]:
@@ -90,7 +90,7 @@ def first_model(
     options = {**config.workload.options, **mode_option(config.rules())}
     if not name or not options:
         return first
-    # What was learnt stays, the options of the training are those that are asked for now.
+    # The model keeps its metadata; the options of the training are those that are asked for now.
     options = json.loads(first.metadata.get("options", "{}")) | options
     metadata = {**first.metadata, "options": json.dumps(options, sort_keys=True)}
 

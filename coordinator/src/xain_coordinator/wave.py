@@ -3,19 +3,19 @@
 import asyncio
 from collections.abc import Iterator
 
-# What each does when it hears takes a fraction of a millisecond.
+# Each waiter works for a fraction of a millisecond when it wakes.
 WOKEN_PER_TURN = 16
 
 
 class Wave:
-    """As asyncio's Event, for thousands: those who wait are woken some at a time, in the order in
-    which they came, and between two turns the event loop does what else there is to do."""
+    """An asyncio Event for thousands of waiters: some are woken at a time, in the order in which
+    they came, and between two turns the event loop does its other work."""
 
     def __init__(self) -> None:
         self._waiting: dict[asyncio.Future[None], None] = {}
 
     async def wait(self) -> None:
-        """Until the next wake(); of all that happens until it is this one's turn, it hears once."""
+        """Wait for the next wake(). Several wakes before this caller's turn wake it once."""
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[woken] = None
         try:

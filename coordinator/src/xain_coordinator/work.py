@@ -222,7 +222,8 @@ class StoreWorker:
         delay = self._first_retry_s
         while not self._closing.is_set():
             if self._driver.session.phase is Phase.FINISHED:
-                # It has ended without this, as after the idle timeout: there is no trouble either.
+                # The session has ended by itself, as after the idle timeout: there is no trouble
+                # either.
                 self.trouble = ""
                 break
             try:

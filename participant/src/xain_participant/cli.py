@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 PROGRAM = "xain-participant"
 EXIT_BAD_DATA = 1
 
-# What the extra `tables` brings. Training needs scikit-learn even where reading the file does not.
+# Modules of the extra `tables`. Training needs scikit-learn even where reading the file does not.
 _TABLE_MODULES = {"pyarrow": "pyarrow", "sklearn": "scikit-learn"}
 
 app = make_app()

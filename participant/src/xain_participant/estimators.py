@@ -124,7 +124,7 @@ class KeptEstimators:
         return Votes(np.sum(sums, axis=0) / total_weight, lost)
 
     def _load(self, digest: str) -> "LoadedEstimators | None":
-        """None if there are no such estimators, or they cannot be used."""
+        """The estimators with this digest; None if there are none, or they cannot be used."""
         from xain_workloads.bagging import LoadedEstimators
 
         if (found := self._loaded.get(digest)) is not None:

@@ -99,7 +99,7 @@ def open_group(member: Member) -> Iterator[Members]:
 
 
 def _store(dist: Any, member: Member, timeout: timedelta) -> Any:
-    """Where the members find each other; rank 0 serves it."""
+    """Address at which the members find each other; rank 0 serves it."""
     if member.size == 1:
         return dist.HashStore()
     host, _, port = member.address.rpartition(":")

@@ -24,7 +24,7 @@ EXIT_FAILED: Final = 1
 DEFAULT_PORT: Final = 50052  # of the scheduler of a parameter server
 CONNECT_S: Final = 60.0
 
-# What the extra `sparse` brings.
+# Modules of the extra `sparse`.
 _MODULES = {
     "fsspec": "fsspec",
     "pyarrow": "pyarrow",

@@ -81,7 +81,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How good a model is on rows that it was not trained on. auc: nan if all have one class."""
+    """Quality of a model on rows that it was not trained on. auc: nan if all have one class."""
 
     num_rows: int
     loss: float

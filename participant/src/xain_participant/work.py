@@ -44,7 +44,8 @@ _WRONG_OBJECT = ("UPLOAD_MISSING", "INVALID_UPDATE")
 
 
 class Work:
-    """Does one piece at a time. Between two pieces, the owner may look at `result` and drop it.
+    """A thread that does one piece of work at a time. Between two pieces, the owner may look at
+    `result` and drop it.
 
     keeper: keeps the result, too, for as long as it is not dropped; begins with what it has.
     on_saving: told the round before its result is kept, which may take a while.

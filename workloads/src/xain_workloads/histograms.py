@@ -79,7 +79,7 @@ class Bins:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Growing:
-    """Where the growing of a model stands.
+    """State of a model that is being grown.
 
     iteration: finished boosting rounds. level: of the iteration that is growing; 0 if it has no
     trees. trees: those of this iteration; empty at level 0.

@@ -186,7 +186,7 @@ class SgdWorkload:
             try:
                 estimator.partial_fit(data.features, target)
             except ValueError as error:
-                # What scikit-learn says when a weight stops being finite within the epoch.
+                # Message of scikit-learn when a weight stops being finite within the epoch.
                 if "under-/overflow" not in str(error):
                     raise
                 raise self._diverged(epoch) from error

@@ -13,7 +13,7 @@ from math import fsum, isfinite
 from struct import Struct
 from typing import Any, NoReturn
 
-# Of an update. A tree of depth 6 takes some 15 KB, and checking takes some 20 times as much memory.
+# Bytes of an update. A tree of depth 6 takes some 15 KB; checking it, 20 times as much memory.
 MAX_UPDATE_BYTES = 64 << 20
 ANY_NUMBER = 1 << 31  # of boosting rounds, for an update that was checked before
 MAX_DEPTH = 64  # of a tree; XGBoost explains a prediction with recursion over the depth
@@ -36,7 +36,7 @@ class InvalidTrees(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class BoosterKind:
-    """What all boosters of a session have in common; metadata[KEY] holds it as JSON.
+    """Common properties of all boosters of a session; metadata[KEY] holds them as JSON.
 
     objective: XGBoost's name, such as "binary:logistic".
     num_features: columns, p. num_classes: 0 if one boosting round makes one tree.

@@ -218,8 +218,8 @@ class NormClipping:
 
 @dataclass(frozen=True)
 class CentredClipping:
-    """From the global model, step after step by the mean of the differences to the updates, each
-    clipped to a radius around the point that is reached.
+    """Centred clipping: from the global model, step after step by the mean of the differences to
+    the updates, each clipped to a radius around the point that is reached.
 
     Every participant counts the same: sample counts too could be made up.
 
@@ -245,8 +245,8 @@ class CentredClipping:
         return gram(differences)
 
     def weigh(self, surveyed: Float64, num_samples: NDArray[np.int64]) -> Float64:
-        # What is infinitely far away draws with all of τ in a direction that nobody can tell; it is
-        # left out, and counts as one that lies at the centre.
+        # An update at an infinite distance would pull with all of τ in an unknown direction: it
+        # is left out, and counts as one that lies at the centre.
         usable, products = _usable(surveyed)
         n = len(surveyed)
         weights = np.zeros(len(products))

@@ -53,8 +53,8 @@ class Median:
 
 @dataclass(frozen=True)
 class TrimmedMean:
-    """In each coordinate, the mean of what is left without the `trim` least and the `trim` greatest
-    values.
+    """Trimmed mean: in each coordinate, the mean of what is left without the `trim` least and the
+    `trim` greatest values.
 
     Up to `trim` participants, whatever they send, cannot move it beyond what the others sent.
     Sample counts play no part: they too could be made up.

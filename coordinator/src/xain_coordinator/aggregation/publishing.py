@@ -34,7 +34,7 @@ class Publication:
         self._upload.write(piece)
 
     def commit(self) -> WeightsRef:
-        """If the very same object is there already, whoever wrote it died before it could say so,
+        """If the very same object is there already, its writer died before it could say so,
         and all is well. Raises AnotherModel, and the store's errors."""
         ref = WeightsRef(self._key, self._size, self._digest.hexdigest())
         try:

@@ -41,7 +41,7 @@ BUILT_IN: Mapping[str, type[Aggregator]] = {
     "trees": Trees,
 }
 
-# What a plug-in must have, so that one that lacks it is told apart before the first round has run.
+# Methods that a plug-in must have; one without them is refused before the first round.
 _PARTS = ("takes_stale", "check", "combine")
 _PARTS_OF_SURVEYORS = ("needs_base", "weigh")
 

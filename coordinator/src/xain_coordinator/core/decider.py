@@ -1,4 +1,4 @@
-"""What a command does to a session, and what the session is waiting for.
+"""Decisions of a session: the events that a command causes, and the session's next deadline.
 
     decide(session, command, now, controller)
                                    -> what happened, what to answer, what to do; or raises a Refusal
@@ -196,7 +196,7 @@ def next_deadline(session: Session) -> float | None:
 
 
 def next_expiry(session: Session) -> float | None:
-    """When the first lease runs out if nobody is heard until then; None if there is none."""
+    """Time at which the first lease runs out if no participant calls; None if there is none."""
     if session.phase is Phase.FINISHED:
         return None
     leases = expiries(session.members, session.heard, session.lease_floor, session.rules.lease_s)
@@ -204,7 +204,7 @@ def next_expiry(session: Session) -> float | None:
 
 
 def next_wait(session: Session) -> float | None:
-    """When the first wait is over that is not for a lease; None if there is none."""
+    """Time at which the first wait ends that is not for a lease; None if there is none."""
     if session.phase is Phase.FINISHED:
         return None
     due: list[float] = []
@@ -217,7 +217,7 @@ def next_wait(session: Session) -> float | None:
 
 
 def due_of_round(session: Session) -> float | None:
-    """When the open round closes for its deadline, or is overdue; None if it will not."""
+    """Time at which the open round reaches its deadline or is overdue; None if it has neither."""
     round_ = session.open_round
     if round_ is None or session.phase is Phase.AGGREGATING:
         return None

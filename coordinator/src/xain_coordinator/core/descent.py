@@ -21,7 +21,7 @@ _DIVISOR = 5
 
 @dataclass(frozen=True, slots=True)
 class Descent:
-    """How the loss has fallen.
+    """Descent of the loss.
 
     best: smallest mean loss of a step, None before the first.
     num_without: steps in a row that were not better than the best one by more than `tol`.

@@ -27,7 +27,7 @@ class InvalidRequest(Refusal):
 
 
 class UnusableUpdate(Refusal):
-    """There is something wrong with the update itself, and that is held against its sender."""
+    """The update itself is wrong, which is held against its sender."""
 
 
 class InvalidUpdate(UnusableUpdate):
@@ -196,7 +196,7 @@ class AlreadyFitting(Refusal):
 
 
 class NotFitted(Refusal):
-    """There is no model yet whose participants could be asked for predictions."""
+    """No model has been fitted, so no participant can be asked for predictions."""
 
     code = "NOT_FITTED"
 
@@ -213,13 +213,13 @@ class NobodyAnswered(Refusal):
 
 
 class NotFitting(Refusal):
-    """There is no fit that could be cancelled."""
+    """No fit is under way that could be cancelled."""
 
     code = "NOT_FITTING"
 
 
 class Unavailable(Refusal):
-    """Not now: starting, shutting down, or the store is away. Ask again."""
+    """The coordinator starts or stops, or its store is away. Ask again."""
 
     code = "UNAVAILABLE"
 

@@ -155,7 +155,7 @@ class RoundResumed:
 
 @dataclass(frozen=True, slots=True)
 class UploadNameBound:
-    """From now on this upload name is this participant's."""
+    """An upload name belongs to a participant."""
 
     participant_id: str
     upload_name: str

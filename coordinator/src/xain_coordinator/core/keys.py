@@ -1,4 +1,4 @@
-"""Where weights lie in a store."""
+"""Keys of weights in a store."""
 
 import re
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ def is_journalled(key: str) -> bool:
 
 
 def piece_of(key: str) -> Piece | None:
-    """Where the update lies, if an earlier version of the program has written it: it put small
+    """Key of the update if an earlier version of the program has written it, which put small
     updates of a round together into an object, the bundle, one after the other."""
     found = _ATTEMPT.search(key)
     if found is None or found[2] is None:
@@ -94,6 +94,6 @@ def round_of(place: str) -> int:
 
 
 def incoming_key(round_: int, participant_id: str) -> str:
-    """Where a participant may put its update itself, as often as it likes; what is accepted is a
+    """Key to which a participant may put its update itself, many times; the accepted update is a
     copy."""
     return f"{INCOMING}{round_}/{participant_id}"

@@ -55,7 +55,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """When a participant was selected last.
+    """Last selection of each participant.
 
     at: how many selections of single participants the session had made then, or when it came.
     round: the one that it was selected for; None before the first.

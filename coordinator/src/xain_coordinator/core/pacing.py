@@ -1,4 +1,4 @@
-"""How many and how long: who must be connected, who is selected, when a round is complete, and when
+"""Pacing: who must be connected, who is selected, when a round is complete, and when
 it has waited long enough.
 
 Exact rational arithmetic. XAIN computed these in floats and waited for 99 participants where 100
@@ -70,7 +70,7 @@ def num_needed(round_: Round, rules: Rules) -> int:
 
 
 def has_enough(round_: Round, rules: Rules) -> bool:
-    """There are so many updates that a model may be made of them."""
+    """The round has enough updates for a model."""
     return len(round_.updates) >= num_needed(round_, rules)
 
 
@@ -152,8 +152,8 @@ def round_deadline(round_: Round, rules: Rules) -> float | None:
 
 
 def noted_every_s(rules: Rules, round_: Round | None = None) -> float | None:
-    """How often session time is written down while this round is open; None if nothing depends on
-    it."""
+    """Interval at which session time is recorded while this round is open; None if nothing depends
+    on it."""
     is_evaluation = round_ is not None and round_.is_evaluation
     deadline_s = rules.evaluate_deadline_s if is_evaluation else rules.deadline_s
     waits = [wait for wait in (deadline_s, rules.idle_timeout_s) if wait is not None]

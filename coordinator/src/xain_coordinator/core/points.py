@@ -27,7 +27,7 @@ STATE_NUMBERS: Mapping[Phase | ParticipantState, int] = {
 
 
 def coordinator_point(phase: Phase, round_: int, connected: int, selected: int) -> Point:
-    """Where the session is."""
+    """State of the session."""
     state = STATE_NUMBERS[phase]
     fields = {"state": state, "round": round_, "connected": connected, "selected": selected}
     return Point("coordinator", fields)

@@ -319,7 +319,7 @@ class Session:
 
     @property
     def gives_up_at(self) -> float | None:
-        """When it ends if nothing changes until then; None if something else comes before."""
+        """Time at which the session ends if nothing changes; None if another event comes before."""
         idle_s = self.rules.idle_timeout_s
         began: float | None = self.since
         overdue_at = None
@@ -401,8 +401,8 @@ class Session:
 
     @property
     def starts_at(self) -> float:
-        """When it starts with those who are there: the start timeout after the first arrival; N
-        would rather start than see the session end."""
+        """Time at which it starts with those who are there: start timeout after the first arrival;
+        N would rather start than see the session end."""
         # In the order in which they came.
         arrived = next(m.joined_at for m in self.members.values() if m.is_eligible)
         deadline = arrived + self.rules.start_timeout_s
@@ -410,7 +410,7 @@ class Session:
 
     @property
     def note_at(self) -> float | None:
-        """When the session time is to be written down; None if nothing waits for it."""
+        """Time at which session time is to be recorded; None if nothing waits for it."""
         every_s = noted_every_s(self.rules, self.open_round)
         if every_s is None or self.phase is Phase.FINISHED or self.waits_for_request:
             return None

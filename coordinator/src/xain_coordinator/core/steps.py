@@ -18,7 +18,7 @@ from xain_coordinator.core.values import Phase, Round, Rules, Task
 
 
 def next_step(session: Session, now: float, controller: Controller) -> e.Event | None:
-    """What must happen in this state without anybody asking; None if nothing.
+    """The next event that this state causes by itself; None if there is none.
 
     Raises ControllerFailed.
     """
@@ -151,7 +151,7 @@ def _next_step_of_attempt(
 def _members_of_attempt(
     session: Session, candidates: tuple[str, ...], k: int, controller: Controller
 ) -> tuple[str, ...]:
-    """At most one participant for each stage, and those that are left out only if the others are
+    """Select at most one participant for each stage, and those left out only if the others are
     too few."""
     pool = tuple(p for p in candidates if p not in session.left_out)
     if len(pool) < session.rules.min_participants:
@@ -227,7 +227,7 @@ def _next_step_between_rounds(
     # An empty model has nothing to train: round 0 then only initialises.
     epochs = 0 if session.is_untrained else rules.epochs
     carried, carried_rounds = tuple(session.carried), tuple(session.carried.values())
-    # As if those who are left out had gone, but N are always there.
+    # Participants that are left out count as gone, but N are always there.
     num_connected = max(session.num_eligible - len(session.left_out), rules.num_required)
     fraction = rules.fraction_participants
     k = num_selected(num_connected, fraction, rules.over_selection)
@@ -268,7 +268,7 @@ def _is_past(opened_at: float, rules: Rules, now: float) -> bool:
 
 
 def _ask_for_model(session: Session, now: float) -> e.Event | None:
-    """Once. While it is being made nothing else can happen, and profiles that were refused would
+    """Ask once. While the model is made nothing else can happen, and refused profiles would
     be refused again: then others must come."""
     if session.requested is not None or session.num_eligible < session.rules.num_required:
         return None

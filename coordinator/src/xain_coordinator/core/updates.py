@@ -1,4 +1,4 @@
-"""Which updates a round takes.
+"""Checks of an update before its round takes it.
 
 Every refusal names the first thing that is wrong, and changes nothing: the sender may send a good
 one.

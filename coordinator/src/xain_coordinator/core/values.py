@@ -45,7 +45,7 @@ Option = bool | int | float | str  # of a rule of aggregation, of an optimiser, 
 
 
 class Phase(StrEnum):
-    """Where a session is. Participants see COLLECTING and AGGREGATING both as ROUND."""
+    """Phase of a session. Participants see COLLECTING and AGGREGATING both as ROUND."""
 
     STANDBY = "standby"
     COLLECTING = "collecting"
@@ -92,7 +92,7 @@ class WeightsRef:
 
 @dataclass(frozen=True, slots=True)
 class StoredWeights:
-    """What reading an uploaded object showed. first_bad: index of the first element that is not
+    """Measurements of an uploaded object. first_bad: index of the first element that is not
     finite, None if all are."""
 
     ref: WeightsRef
@@ -175,7 +175,7 @@ class Names(tuple[str, ...]):
         return names if isinstance(names, cls) else cls(names)
 
     def including(self, more: Sequence[str]) -> "Names":
-        """With these behind them."""
+        """These points, followed by others."""
         return self._with_known(Names((*self, *more)), self._known.union(more))
 
     def excluding(self, name: str) -> "Names":
@@ -304,7 +304,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """Where the first model of a session comes from, if it was not made for this session.
+    """Origin of the first model of a session, if it was not made for this session.
 
     source: "SESSION/ROUND", a global model of the same store, or the path of a file.
     num_rounds, num_epochs: trained by the sessions that this one extends; 0 if it extends none.
@@ -433,7 +433,7 @@ class Rules:
 
     @property
     def max_connected(self) -> int:
-        """How many may be connected. Those who cannot be selected take the place of nobody who can,
+        """Number of participants that may be connected. Those who cannot be selected take no place,
         but have as many places of their own, and no more."""
         return 2 * self.max_participants if self.tags else self.max_participants
 

@@ -20,12 +20,12 @@ V = TypeVar("V")
 
 
 def including(mapping: Mapping[K, V], key: K, value: V) -> Mapping[K, V]:
-    """With this value for the key, as the last entry."""
+    """A copy with this value for the key, as the last entry."""
     return _versioned(mapping).including({key: value})
 
 
 def including_all(mapping: Mapping[K, V], more: Mapping[K, V]) -> Mapping[K, V]:
-    """With these values for their keys, as the last entries."""
+    """A copy with these values for their keys, as the last entries."""
     return _versioned(mapping).including(more)
 
 
@@ -106,7 +106,7 @@ class _Versioned(Mapping[K, V]):
         """A table whose latest version is the next one, to be completed. Should that fail, nobody
         has it, and this one is not the latest any more."""
         table = self._table
-        # As many changes as are copied here have led to so much that has gone.
+        # A copy costs as much as the changes that have filled the table with removed entries.
         is_long = len(table.entries) > 2 * self._size + _SPARE
         if self._number != table.latest or is_long:
             table = _Table(self.pairs())
@@ -140,7 +140,7 @@ class _Versioned(Mapping[K, V]):
     def __iter__(self) -> Iterator[K]:
         return (key for key, _ in self.pairs())
 
-    # What Mapping makes of those three is the same as these, and several times as slow.
+    # Mapping would derive these from the three above, several times as slow.
 
     def __contains__(self, key: object) -> bool:
         return self._find(key) is not None

@@ -39,7 +39,7 @@ LEASE_S = HEARTBEAT_TIME_S + HEARTBEAT_TIMEOUT_S
 EXIT_FAILED = 1
 PROGRAM = "xain-coordinator demo"
 
-# What a coordinator that is being killed or started answers, or does not.
+# Statuses of calls to a coordinator that is being killed or started.
 PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 Answer = TypeVar("Answer")
@@ -191,8 +191,8 @@ def _run(
 def _ask(
     fleet: Fleet, question: Callable[[], Answer], on_restart: Callable[[], None] = lambda: None
 ) -> Answer:
-    """What the coordinator answers, also if it is killed meanwhile: then it is started again, and
-    asked again. Raises FleetError if it gives no answer for ANSWER_TIMEOUT_S, or refuses one."""
+    """The answer of the coordinator. If it is killed meanwhile, it is started and asked again.
+    Raises FleetError if there is no answer for ANSWER_TIMEOUT_S, or a refusal."""
     deadline = time.monotonic() + ANSWER_TIMEOUT_S
     while True:
         try:
@@ -265,7 +265,7 @@ def _why_abandoned(fleet: Fleet) -> str:
 
 
 class _Refresh:
-    """What to do when there is news."""
+    """Refresh of the display when there is news."""
 
     def __init__(self, console: Console, progress: view.Progress, live: Live | None) -> None:
         self._console, self._progress, self._live = console, progress, live

@@ -45,7 +45,7 @@ class Process:
 
     @property
     def fate(self) -> str:
-        """What has become of it: the end of a sentence that begins with its name."""
+        """State of the process, as the end of a sentence that begins with its name."""
         status = self.status
         if status is None:
             return "is running"

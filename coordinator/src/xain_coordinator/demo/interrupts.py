@@ -31,12 +31,12 @@ class Interrupts:
 
     @property
     def exit_status(self) -> int:
-        """That of a program which was ended by the signal."""
+        """Exit status of a program that was ended by the signal."""
         return EXIT_BASE + (self.number or signal.SIGINT)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """What is done within is done whole: a child that was started is also known."""
+        """Hold signals back: a child that is started within is also known."""
         self._depth += 1
         try:
             yield
@@ -46,7 +46,7 @@ class Interrupts:
             self._raise()
 
     def hold_to_the_end(self) -> None:
-        """From here on the end is under way; to ask for it again changes nothing."""
+        """Begin the end of the program; further signals change nothing."""
         self._depth += 1
 
     def _came(self, number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""What the demo knows of the training: its data, as everyone splits it, and its accuracy."""
+"""Training of the demo: its data, as every participant splits it, and its accuracy."""
 
 from dataclasses import dataclass
 
@@ -41,7 +41,7 @@ class Split:
 
 
 def split(num_parts: int, alpha: float, seed: int) -> Split:
-    """What the participants do with the data set, each for itself, done here for all of them."""
+    """Split the data set as each participant does by itself."""
     data = load(SOURCE, scale=SCALE)
     pairs = [
         split_train_test(
@@ -112,7 +112,7 @@ class Observer:
         return status
 
     def final_accuracy(self) -> float:
-        """That of the latest model."""
+        """Accuracy of the latest model."""
         return self.accuracies[max(self.accuracies)]
 
     def _status(self) -> inspection.GetStatusResponse:
@@ -148,7 +148,7 @@ class Observer:
 
 
 def _limit(num_behind: int) -> int:
-    """How many of the latest to ask for. More may have come since it was counted."""
+    """Number of latest rounds to ask for. More may have come since they were counted."""
     return min(max(num_behind, 0) + SLACK, MAX_LIMIT)
 
 

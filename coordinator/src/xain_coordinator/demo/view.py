@@ -1,4 +1,4 @@
-"""How the demo looks: who takes part, a table that grows by a row per round, and the verdict."""
+"""Display of the demo: participants, a table that grows by a row per round, and the verdict."""
 
 import shlex
 import shutil
@@ -22,7 +22,7 @@ STARTING = "Participants are starting ..."
 
 
 def sites(fleet: Fleet, data: Split) -> RenderableType:
-    """Who takes part, with what."""
+    """Table of the participants and their data."""
     title = "Participants, and how many rows of each digit they have"
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
     table.add_column("site")
@@ -39,7 +39,7 @@ def sites(fleet: Fleet, data: Split) -> RenderableType:
 
 
 def invitation(fleet: Fleet) -> Text:
-    """What to try. To be printed with soft_wrap, so that the command stays in one piece."""
+    """Text that names what to try. soft_wrap keeps its command in one piece."""
     assert fleet.coordinator is not None
     return Text.assemble(
         f"Coordinator: pid {fleet.coordinator.pid}, port {fleet.port}.\n",
@@ -55,7 +55,7 @@ def invitation(fleet: Fleet) -> Text:
 
 
 def participant_command(config: Path) -> list[str]:
-    """What starts a participant from anywhere: the program that belongs to this interpreter."""
+    """Command that starts a participant from any folder, with this interpreter's program."""
     # Not resolved: in a virtual environment the interpreter is a link to one that is elsewhere.
     interpreter = Path(sys.executable)
     program = shutil.which("xain-participant", path=str(interpreter.parent))
@@ -125,7 +125,7 @@ class Progress:
             self._untold.append(text)
 
     def _published(self, start: int = 0) -> Iterator[inspection.RoundStatus]:
-        """Those of which all is known, in order and without gaps, from `start` on."""
+        """Rounds of which all is known, in order and without gaps, from `start` on."""
         for number in count(start):
             round_ = self._rounds.get(number)
             if round_ is None or round_.phase != "published" or number + 1 not in self._accuracies:
@@ -158,7 +158,7 @@ class Progress:
         return Group(table, *notes[-3:], Text(self._waiting_for, style="dim"))
 
     def new_lines(self) -> Iterator[str]:
-        """For where a table cannot grow: a line for whatever is new."""
+        """Print a line for each new round, where a table cannot grow."""
         for round_ in self._published(self._next_told):
             self._next_told = round_.round + 1
             accuracy = self._accuracies[round_.round + 1]

@@ -32,7 +32,7 @@ DOWNLOAD_S = 600.0
 
 
 class NoModel(CommandFailed):
-    """There is no such model, or it cannot be read."""
+    """The model does not exist or cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,7 @@ class EventReaders:
         return known[at] if at < len(known) else None
 
     def _ask(self, ask: Callable[[Journal], T]) -> T | None:
-        """None while the journal is closed: the next session is opened, or the process stops.
+        """The answer; None while the journal is closed: a session is opened, or the process stops.
         Raises JournalError."""
         sessions = self._fits.sessions
         journal = sessions.current.journal

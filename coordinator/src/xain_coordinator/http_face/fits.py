@@ -157,7 +157,7 @@ class Fits:
         return f"session {session.session_id} is fitting; see GET /v1/status"
 
     def _open(self, trained: Trained, entry: Entry) -> Predictor:
-        """In the thread pool."""
+        """Run a call in the thread pool."""
         known, round_ = self._predictor, entry.model.round
         if known is None or (known.session_id, known.round) != (trained.session_id, round_):
             model = trained.load(entry.model)
@@ -167,7 +167,7 @@ class Fits:
     # --- questions ---
 
     async def status(self) -> bodies.Status:
-        """How the present session stands."""
+        """State of the present session."""
 
         async def find() -> tuple[Session, Trained | None, int]:
             sessions = self.sessions

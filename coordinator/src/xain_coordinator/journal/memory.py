@@ -15,7 +15,7 @@ class MemoryJournal:
     what passes here passes on disk too."""
 
     def __init__(self) -> None:
-        # Of the latest session; nobody asks for those before.
+        # Records of the latest session; nobody asks for earlier ones.
         self._rows: list[Row] = []
         self._objects: dict[str, bytes] = {}
         self._snapshot: tuple[str, bytes] | None = None

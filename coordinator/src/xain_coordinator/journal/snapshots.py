@@ -79,7 +79,7 @@ def _adapter() -> TypeAdapter[Any]:
 
 @cache
 def snapshot_version() -> str:
-    """Of this program."""
+    """Version of the snapshots that this program writes and reads."""
     return f"{version('xain-coordinator')}/{FOLD}"
 
 

@@ -43,7 +43,7 @@ MAX_PREPARED_BYTES = 256 << 10
 # Read at a time, so that memory does not grow with the journal. A record may have 512 KiB.
 PAGE_RECORDS = 100
 
-# What each format adds to the one before it.
+# Statements that each format adds to the one before it.
 _STEPS = {
     1: (
         """
@@ -331,7 +331,7 @@ class SqliteJournal:
         return frozenset(name for name, _ in rows)
 
     def note_owners(self, session_id: str, names: Collection[str]) -> None:
-        """In the place of those before; the session need not be in the journal yet."""
+        """Replace the noted names; the session need not be in the journal yet."""
         with self._lock, self._explained():
             db = self._open_db()
             with _transaction(db):
@@ -501,8 +501,8 @@ def _undone_after_error(db: sqlite3.Connection) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        # Whatever it was, an open transaction would swallow the next append. SQLite has undone
-        # some failures itself.
+        # An open transaction would swallow the next append. SQLite has undone some failures
+        # itself.
         if db.in_transaction:
             db.execute("ROLLBACK")
         raise

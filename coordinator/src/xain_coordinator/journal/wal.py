@@ -167,7 +167,7 @@ def _sums(words: _Words) -> _Words:
 
 @cache
 def _weights(num_words: int) -> tuple[_Words, _Words]:
-    """What each word, and each word of the checksum before them, adds to the two of the checksum.
+    """Weights of each word, and of each word of the previous checksum, in the two of the checksum.
 
     The checksum (s, t) of two more words (x, y) is (s + t + x, t + y + s + t + x), modulo 2**32.
     """

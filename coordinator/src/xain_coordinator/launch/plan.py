@@ -1,4 +1,4 @@
-"""Which workers a launch has, and the command lines that start them and their coordinator."""
+"""Plan of a launch: its workers, and the command lines of workers and coordinator."""
 
 import ast
 from collections.abc import Mapping, Sequence

@@ -95,7 +95,7 @@ def is_alive(launcher: str) -> bool:
 
 
 def start_of(pid: int) -> str:
-    """When a process was started, in ticks since the boot; "" if there is none, or no /proc."""
+    """Start of a process in ticks since the boot; "" if there is no process, or no /proc."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

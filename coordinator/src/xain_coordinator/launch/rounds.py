@@ -228,7 +228,7 @@ class RoundsLaunch(Launch):
 
 
 def result_lines(address: str, snapshot: Snapshot, work: Path) -> list[str]:
-    """How the session ended, what was measured of its last model, and where that is.
+    """End of the session: its outcome, and the measurements and place of its last model.
 
     Asks the coordinator, which is still there.
     """

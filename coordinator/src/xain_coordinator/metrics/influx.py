@@ -44,8 +44,8 @@ LAST_RETRY_S = 30.0
 MAX_RETRY_AFTER_S = 300.0
 # In one go; the rest of the batch waits for the next.
 MAX_REQUESTS = 100
-# Of one participant's points, by halves: log2(n) find one bad among n. A participant that has many
-# bad points in a batch loses good ones with them, but only its own.
+# Splits of one participant's points into halves: log2(n) find one bad point among n. A participant
+# that has many bad points in a batch loses good ones with them, but only its own.
 MAX_SPLITS = 32
 LINGER_S = 1.0
 
@@ -126,7 +126,7 @@ class _Entry:
 
     @property
     def participant(self) -> str:
-        """Or "", for the coordinator."""
+        """Participant of the points; "" for the coordinator."""
         return self.stamped[1].tags.get("id", "")
 
 
@@ -242,7 +242,7 @@ class InfluxWriter:
         return None
 
     def _answered(self, error: Any) -> _Failure:
-        """What an ApiException says, without headers."""
+        """Failure that an ApiException stands for, without its headers."""
         said = "" if error.response is None else error.message
         if isinstance(said, bytes):
             said = said.decode("utf-8", "replace")
@@ -319,12 +319,12 @@ class _Search:
         self.pending += [group[half:], group[:half]]
 
     def take_given_up(self) -> list[tuple[_Group, _Failure, int]]:
-        """With the number of points."""
+        """Add a loss, with its number of points."""
         given_up, self._given_up = self._given_up, []
         return given_up
 
     def rest(self) -> Sequence[Stamped]:
-        """What is neither taken nor lost."""
+        """Points that are neither written nor lost, in their order."""
         groups = [*self.pending, *(group for group, *_ in self._given_up)]
         entries = sorted((entry for group in groups for entry in group), key=_place)
         return tuple(entry.stamped for entry in entries)
@@ -365,7 +365,7 @@ def _value(value: int | float | str) -> int | float | str:
 
 
 def _with_jitter(delay_s: float) -> float:
-    """So that many coordinators do not come back at the same moment."""
+    """Spread the retries of many coordinators."""
     return delay_s * random.uniform(0.5, 1.0)
 
 

@@ -67,7 +67,7 @@ class RotatingFile:
         self._size = 0  # up to the end of the last whole line
 
     def append(self, lines: Sequence[bytes]) -> int:
-        """How many of the lines were written. After a failure the next call tries anew."""
+        """Number of lines that were written. After a failure the next call tries again."""
         num_written = 0
         start = 0
         try:
@@ -134,7 +134,7 @@ class RotatingFile:
 
 
 def _line(at_ns: int, point: Point) -> bytes | None:
-    """None if the point is not JSON, such as one with a field that is not finite."""
+    """The point as a line; None if it is not JSON, such as one with a field that is not finite."""
     try:
         document = {
             "measurement": point.measurement,

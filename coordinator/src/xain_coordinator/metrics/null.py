@@ -1,4 +1,4 @@
-"""For deployments without metrics."""
+"""Metrics store of deployments without metrics."""
 
 from collections.abc import Sequence
 

@@ -23,7 +23,7 @@ from xain_coordinator.core.evaluation import MAX_METRICS, why_not_metric
 from xain_coordinator.core.values import Evaluation, Point
 
 MAX_BYTES = 64 * 1024
-# What the participant's SDK keeps of a round. XAIN's sends one for each name and epoch.
+# Points that the participant's SDK keeps of a round. XAIN's sends one for each name and epoch.
 MAX_POINTS = 1000
 MAX_FIELDS = 200  # of a point
 MAX_NAME = 200  # characters; a key of InfluxDB is less than 64 KiB, with the sender's id

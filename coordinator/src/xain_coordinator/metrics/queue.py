@@ -18,7 +18,7 @@ log = structlog.get_logger(__name__)
 # Whichever is reached first: a point takes 1 KB as a rule, and 260 KB with the longest text.
 MAX_WAITING = 10_000
 MAX_WAITING_BYTES = 32 * 1024 * 1024
-# What is being written is a second time in memory, as lines.
+# A batch that is being written is in memory a second time, as lines.
 MAX_BATCH_BYTES = 4 * 1024 * 1024
 CLOSE_TIMEOUT_S = 5.0
 
@@ -29,7 +29,7 @@ _POINT_BYTES = 200  # without what it holds: the Point, its tuples, its time
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a batch.
+    """Outcome of writing a batch.
 
     num_lost: points that can never be written.
     rest: points to try again, oldest first, retry_s from now.
@@ -87,7 +87,7 @@ class _Waiting:
         return stamped
 
     def batch(self, max_points: int, max_bytes: int) -> list[Stamped]:
-        """At least one, if there is one."""
+        """Take a batch: at least one point, if there is one."""
         taken: list[Stamped] = []
         room = max_bytes
         while self._points and len(taken) < max_points:
@@ -182,7 +182,7 @@ class QueuedMetrics:
             self._num_lost += 1
 
     def _is_full(self) -> bool:
-        """There is a batch of it, with nothing to wait for."""
+        """A batch is complete and need not wait."""
         return len(self._waiting) >= self._batch or self._waiting.num_bytes >= MAX_BATCH_BYTES
 
     # --- the thread ---

@@ -142,7 +142,7 @@ class AdmissionControl:
 
     @property
     def num_calls(self) -> int:
-        """How many calls are open."""
+        """Number of open calls."""
         return sum(map(len, self._pools.values()))
 
     def admit(self, method: str, context: Context) -> Call:

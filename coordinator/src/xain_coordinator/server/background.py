@@ -33,7 +33,7 @@ class Background:
             self._go_on()
 
     def do(self, work: Callable[[], None]) -> None:
-        """What comes so seldom that it has a bound of its own."""
+        """Do work that comes so seldom that it needs no bound here."""
         self._waiting.append(work)
         self._go_on()
 

@@ -172,7 +172,7 @@ class Downloads:
         return self.access is not None or self.port is not None
 
     async def offer(self, participant_id: str, round_: int, model: GlobalModel) -> Offer | None:
-        """How to fetch this model and put the update of this round past us; None if it cannot be
+        """Signed URLs to fetch this model and to put the update of this round; None if it cannot be
         done. It is an offer only, so a store that cannot sign at the moment holds nobody up."""
         ref = model.ref
         if self.port is not None:

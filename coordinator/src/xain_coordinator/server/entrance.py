@@ -117,7 +117,7 @@ class Entrance(CoordinatorService):
             if heard is None
             else c.Heartbeat(participant_id, heard.state, heard.round, heard.transfer)
         )
-        # It may have left since, which it hears when it comes again.
+        # A participant that has left since hears so with its next call.
         with suppress(errors.NotAMember):
             await self._driver.submit(sign)
 

@@ -28,7 +28,7 @@ def _said(context: grpc.aio.ServicerContext[Any, Any], wanted: str) -> str | Non
 
 
 def waited_s(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
-    """How long the call has waited until it was taken up, for its connection too. Seconds; None if
+    """Seconds that the call and its connection have waited until they were handled; None if
     its sender does not say, in metadata, how long it waits for the answer."""
     left_s = context.time_remaining()
     if left_s is None:

@@ -204,7 +204,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
         )
 
     def _leases(self) -> dict[str, float]:
-        """When each participant's runs out."""
+        """Time at which each participant's lease runs out."""
         session = self._driver.session
         return dict(
             expiries(session.members, session.heard, session.lease_floor, session.rules.lease_s)
@@ -314,7 +314,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
 
 
 def _means(record: RoundRecord) -> inspection.RoundStatus:
-    """What a round's model and its training were measured at, over all sites."""
+    """Means of the measurements of a round's model and training, over all sites."""
     return inspection.RoundStatus(
         evaluation=evaluation_message(record.evaluation),
         coordinator_evaluation=evaluation_message(record.coordinator_evaluation),
@@ -327,7 +327,7 @@ def _means(record: RoundRecord) -> inspection.RoundStatus:
 
 
 def _sites(record: RoundRecord) -> inspection.RoundStatus:
-    """What each site has measured, where they are few."""
+    """Measurements of each site of a round with few sites."""
     if len(record.sites) > MAX_NAMES_OF_A_ROUND:
         return inspection.RoundStatus()
     return inspection.RoundStatus(
@@ -359,7 +359,7 @@ def _name_of(page_token: str) -> str:
 
 
 def _not_eligible_because(session: Session, participant_id: str) -> str:
-    """As for an operator who wonders why it is not selected; empty if it may be."""
+    """Reason why a participant cannot be selected, for an operator; empty if it can be."""
     if not session.members[participant_id].is_eligible:
         return f"it lacks {_tags(session.rules)}"
     left_out_until = session.left_out_until(participant_id)
@@ -498,7 +498,7 @@ def _more_participants(number: int, rules: Rules) -> str:
 
 
 def _not_eligible(session: Session) -> str:
-    """Those who are here and do not count."""
+    """Participants that are connected and not eligible, as text."""
     others = [p for p, member in session.members.items() if not member.is_eligible]
     if not others:
         return ""
@@ -506,5 +506,5 @@ def _not_eligible(session: Session) -> str:
 
 
 def _tags(rules: Rules) -> str:
-    """As in "site = north or south, ward = 7"."""
+    """Tags that the rules ask for, such as "site = north or south, ward = 7"."""
     return ", ".join(f"{key} = {' or '.join(values)}" for key, values in rules.tags.items())

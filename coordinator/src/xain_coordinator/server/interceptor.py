@@ -55,8 +55,8 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
         self._outage = outage if outage is not None else Outage()
         self._admission = admission
         self._counters = counters
-        # By method, so that a call costs a look-up. Of methods that there are: what a stranger asks
-        # for in vain is not kept.
+        # Handlers by method, so that a call costs a look-up. Methods that do not exist are not
+        # kept, however many a stranger asks for.
         self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         self._invalid = RareLine(log.warning, "invalid_requests")
 

@@ -11,7 +11,7 @@ from xain_coordinator.ports import WeightsStore
 
 
 class OpenRounds:
-    """Of one session, as it is at the moment.
+    """Rounds of a session that take updates at the moment.
 
     max_update_norm: L2 norm that an update's difference to its model may have; None: any.
     """
@@ -46,7 +46,7 @@ class OpenRounds:
         return session.rules.epochs if base is None else base.epochs
 
     def distance(self, round_: int) -> Distance | None:
-        """How far an update of this round may be from its model; None if anywhere."""
+        """Largest distance of an update of this round to its model; None if there is no limit."""
         model = self.model_of(round_)
         if self._max_update_norm is None or model is None:
             return None

@@ -1,4 +1,4 @@
-"""So many a second, some more at once, and a place in the queue for everybody else.
+"""Pace of calls: a number a second, some more at once, and a queue for all others.
 
 The virtual scheduling form of the generic cell rate algorithm (ITU-T I.371, annex A), which needs
 one number, the time at which the next one is due if all keep to the pace. To it we add the queue:
@@ -29,7 +29,7 @@ class Pace:
         self._places: dict[str, float] = {}  # whose turn is when, the earliest first
 
     def wait_s(self, name: str, now: float) -> float:
-        """How long this one has to wait; 0: it is let in, now.
+        """Seconds that a call has to wait; 0: it is let in now.
 
         One who asks before its turn keeps its place, so nobody has two.
         """

@@ -22,8 +22,8 @@ class Readings:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Whoever has one waits for threads and for nobody else: not for another turn, and for no
-        lock, since those who wait for a turn may hold one.
+        """A turn to read. Its holder waits for threads and for nothing else: neither for another
+        turn nor for a lock, since callers that wait for a turn may hold one.
 
         Raises Unavailable if the coordinator stops before.
         """

@@ -108,8 +108,8 @@ class GrpcServer:
             # Participants ping every five minutes, others more often, and are not hung up on; who
             # has vanished without a word is noticed although it streams nothing.
             **KEEPALIVE,
-            # What a stream may send ahead of us, beside the message that is being read. By itself
-            # gRPC lets it grow with the line's speed, to more than 8 MiB for each upload.
+            # Bytes that a stream may send ahead, beside the message that is being read. By default
+            # gRPC lets them grow with the bandwidth, to more than 8 MiB for each upload.
             "grpc.http2.bdp_probe": 0,
             "grpc.http2.lookahead_bytes": 256 << 10,
             # Calls that have come, and that Python has not taken up yet. Beyond it gRPC cancels
@@ -203,7 +203,7 @@ class GrpcServer:
         self._say_serving(True)
 
     async def stop(self, drain_s: float) -> None:
-        """Not serving; the calls under way may finish within drain_s; then the port is free."""
+        """Stop serving: calls under way may finish within drain_s, then the port is free."""
         self._say_serving(False)
         self._driver.end_watches()
         self.predictions.end()

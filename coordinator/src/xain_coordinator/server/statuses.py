@@ -39,7 +39,7 @@ STATUSES: Mapping[type[errors.Refusal], grpc.StatusCode] = {
     errors.AlreadyFitting: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NotFitting: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NotFitted: grpc.StatusCode.FAILED_PRECONDITION,
-    # It is done already.
+    # The update counts already.
     errors.DuplicateUpdate: grpc.StatusCode.ALREADY_EXISTS,
     # Send less.
     errors.TooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -1,4 +1,4 @@
-"""What readers of all stores share."""
+"""Closing of readers, shared by all stores."""
 
 from abc import ABC, abstractmethod
 from types import TracebackType

@@ -45,7 +45,7 @@ _WRITE_BEHIND_BYTES = 8 << 20  # a write that is worth a disk's while
 _LOCKED_S = 1.0
 _COPIED_BYTES = 1 << 20  # read at a time where the system cannot read into a buffer
 
-# What a file system without hard links answers, or one where policy forbids them.
+# Errors of a file system without hard links, or of one where policy forbids them.
 _NO_LINKS = frozenset(
     (
         errno.EPERM,
@@ -339,7 +339,7 @@ class FileReader(ClosedAtEnd):
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def _read_some(self, offset: int, length: int) -> bytes:
-        """May be short: Linux stops a read at 2 GiB."""
+        """Read into a buffer. The result may be short: Linux stops a read at 2 GiB."""
         fd = self._fd
         if fd is None:
             raise ValueError("the reader is closed")
@@ -500,8 +500,8 @@ class FileUpload:
     def _write_behind(self, fd: int) -> None:
         """Let the disk begin with what came last, so that the sync at the end has little to do."""
         if sys.platform == "linux":
-            # It says that the pages are of no use in memory: those that are dirty, as all of these
-            # are, the kernel then begins to write and keeps, and only clean ones it drops.
+            # DONTNEED says that the pages are of no use in memory: the kernel begins to write
+            # dirty pages, as all of these are, keeps them, and drops only clean ones.
             length = self._size - self._on_its_way
             with contextlib.suppress(OSError):  # advice: a file system may not take it
                 os.posix_fadvise(fd, self._on_its_way, length, os.POSIX_FADV_DONTNEED)
@@ -513,8 +513,8 @@ class FileUpload:
         try:
             folder = self.take_name(overwrite=overwrite)
         except KeyExists:
-            # Whoever hears that the object is there must be able to rely on it, and the one who
-            # wrote it may have died before this step.
+            # The caller relies on an object that is there, and its writer may have died before
+            # this step.
             self._store.sync(self._path.parent)
             raise
         self._store.sync(folder)
@@ -536,7 +536,7 @@ class FileUpload:
         return self._path.parent
 
     def suspend(self) -> None:
-        """What has no label is swept by the next run."""
+        """Keep the upload for a later run; one without a label is swept by it."""
         if self._fd is not None:
             with _unavailable("write", self._path):
                 self._cut(self._fd)
@@ -546,7 +546,7 @@ class FileUpload:
         if self._fd is None:
             return
         self._close()
-        # What cannot be removed now is swept by the next run.
+        # A file that cannot be removed now is swept by the next run.
         with contextlib.suppress(OSError):
             self._temp.unlink()
 

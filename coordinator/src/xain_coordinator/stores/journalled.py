@@ -47,7 +47,7 @@ class JournalledStore:
 
     @property
     def num_models(self) -> int:
-        """How many models are in the journal."""
+        """Number of models in the journal."""
         return len(self._models)
 
     def add_model(self, key: str) -> None:

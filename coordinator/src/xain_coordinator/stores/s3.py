@@ -38,7 +38,7 @@ from xain_coordinator.stores.s3_requests import Requests, results
 
 _MIB = 1 << 20
 
-# What opening an object brings with it if nothing is said of what will be read: all of a small one.
+# Bytes read with the opening of an object if no range is asked for: all of a small object.
 HEAD_BYTES = 256 << 10
 # A read of more is cut into ranges, which come at the same time.
 RANGE_BYTES = 8 * _MIB
@@ -106,7 +106,7 @@ class S3Store:
         try:
             first = self._bucket.get(key, name, start, length)
         except Declined:
-            # It ends before `start`, or has no byte at all.
+            # The object ends before `start`, or is empty.
             start, first = 0, self._head(key, name, HEAD_BYTES)
         return S3Reader(self._bucket, self._requests, key, name, start, first)
 
@@ -116,7 +116,7 @@ class S3Store:
         return S3Upload(self._bucket, self._requests, self._claims, self._spool, key, name)
 
     def find_unfinished(self, key: str, label: str) -> None:
-        """There is nothing: the part that was being filled is lost with its process, and those that
+        """None: the part that was being filled is lost with its process, and the parts that
         were sent the bucket's lifecycle rule removes."""
 
     def sweep(self) -> None: ...
@@ -131,7 +131,7 @@ class S3Store:
         )
 
     def settle(self, key: str) -> None:
-        # What S3 shows is durable.
+        # An object that S3 shows is durable.
         self._head(key, self._name(key), 1)
 
     def keys(self, prefix: str = "") -> Iterator[str]:
@@ -237,7 +237,7 @@ class S3Reader(ClosedAtEnd):
         self._etag = first.etag
         self._closed = False
         self.size = first.size
-        # What came with the opening, until it has been read.
+        # Bytes that came with the opening, until they have been read.
         self._first = first.data
         self._first_offset = start
         self._read_to = start
@@ -285,8 +285,8 @@ class S3Reader(ClosedAtEnd):
         return end - offset
 
     def _take(self, offset: int, end: int) -> bytes:
-        """What is at hand of a range's beginning. It is dropped once all of it has been read, since
-        many readers may stay open for long."""
+        """The beginning of a range, as far as it came with the opening. The bytes are dropped once
+        all have been read, since many readers may stay open for long."""
         first = self._first
         if offset >= end or offset < self._first_offset:
             return b""
@@ -379,7 +379,7 @@ class S3Upload:
             return
         self._end()
         if self._upload_id:
-            # What stays if this fails, the bucket's lifecycle rule removes.
+            # Parts that stay if this fails are removed by the bucket's lifecycle rule.
             with contextlib.suppress(StoreError):
                 self._bucket.abort(self._key, self._name, self._upload_id)
 
@@ -399,7 +399,7 @@ class S3Upload:
         self._file_bytes += len(data)
 
     def _new_file(self) -> IO[bytes]:
-        """In memory as long as it is small. On the disk, because many may upload at once."""
+        """A buffer in memory while it is small, then on the disk, since many may upload at once."""
         return cast(IO[bytes], SpooledTemporaryFile(SPOOL_BYTES, dir=str(self._spool)))
 
     def _send_part(self) -> None:

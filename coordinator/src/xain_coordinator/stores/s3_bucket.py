@@ -23,7 +23,7 @@ from xain_coordinator.secret_files import read_secret
 
 T = TypeVar("T")
 
-# Whatever is wanted from third-party logs: at debug, botocore writes down headers and tokens.
+# Logs of botocore at debug would hold headers and tokens, whatever level the program has.
 logging.getLogger("botocore").setLevel(logging.WARNING)
 
 NUM_ATTEMPTS = 3  # of each request; botocore waits between them, a random time of up to 1, then 2 s
@@ -45,7 +45,7 @@ _CREDENTIALS: Final = {
     "TokenRefreshRequired": "the session token must be renewed",
     "RequestTimeTooSkewed": "the clocks of the two machines differ; set them",
 }
-# What If-None-Match may be answered with.
+# Statuses that a server may answer If-None-Match with.
 _CONDITION: Final = frozenset((400, 409, 412, 501))
 _REGIONS: Final = frozenset(
     (
@@ -56,7 +56,7 @@ _REGIONS: Final = frozenset(
         "TemporaryRedirect",
     )
 )
-# What goes wrong on the way and not with the request, though the status says otherwise.
+# Errors of the way to the server, though their status blames the request.
 _PASSING: Final = frozenset(
     ("BadDigest", "IncompleteBody", "OperationAborted", "RequestTimeout", "SlowDown", "Throttling")
 )
@@ -67,7 +67,7 @@ class Refused(StoreUnavailable):
 
 
 class BucketMissing(Refused):
-    """There is no such bucket."""
+    """The bucket does not exist."""
 
 
 class Declined(Exception):
@@ -120,7 +120,7 @@ class Bucket:
     # --- the bucket itself ---
 
     def check(self, prefix: str) -> None:
-        """It is there and we may look into it. Raises BucketMissing too.
+        """Check that the bucket exists and can be listed. Raises BucketMissing too.
 
         A listing, and not HeadBucket, whose refusals carry no code; and who may not list a bucket
         hears "forbidden" of an object that is merely not there.
@@ -432,7 +432,7 @@ def _read(body: Any) -> bytes | None:
 
 
 def _read_into(body: Any, buffer: memoryview) -> int | None:
-    """How many bytes came; None if it broke off. There are never more than fit: see _size_in."""
+    """Number of bytes read; None if the connection broke. Never more than fit: see _size_in."""
     num_read = 0
     try:
         while num_read < len(buffer):

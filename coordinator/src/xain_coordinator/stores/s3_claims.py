@@ -1,4 +1,4 @@
-"""Who may publish an object that is written only once.
+"""Claims on an object that is written only once: the holder may publish it.
 
 If-None-Match alone is not enough: some servers ignore it, and some look first and write later, with
 room for somebody else in between. What every server does keep is that an object, once written, is
@@ -75,7 +75,7 @@ class Claims:
         raise KeyClaimed(key, f"{self._bucket.name}/{others[0]}")
 
     def drop(self, key: str, claims: Sequence[str]) -> None:
-        """What cannot be dropped stays: it hinders only those who bring other content."""
+        """Drop claims. A claim that cannot be dropped stays, and only refuses other content."""
         for claim in claims:
             with contextlib.suppress(StoreError):
                 self._bucket.delete(key, claim)

@@ -15,7 +15,7 @@ from xain_coordinator.stores.paths import check_key
 
 # S3 takes 1024 bytes; a claim's name is that of the object it is for, and 74 bytes more.
 MAX_NAME_BYTES = 940
-# Of the name of a prefix. The longest key that there can be has a name of 445 bytes.
+# Longest name of a prefix. The longest key that there can be has a name of 445 bytes.
 MAX_PREFIX_BYTES = 450
 
 _MAX_PART = 200  # of the 255 bytes that a file system takes, with room for what is escaped

@@ -33,7 +33,7 @@ class Requests:
             return self._pool.submit(run)
 
     def close(self) -> None:
-        """What is under way comes to its end; what waits fails."""
+        """Requests under way end by themselves; requests that wait fail."""
         with self._lock:
             self._closed = True
         # Without cancel_futures, which ends a future and does not tell those who wait() for it.
@@ -45,7 +45,7 @@ class Requests:
 
 
 def results(futures: Sequence[Future[T]]) -> list[T]:
-    """What they return; if one has failed, its error, once none is under way any more."""
+    """Results of the futures; if one has failed, its error, once all have ended."""
     _, others = wait(futures, return_when=FIRST_EXCEPTION)
     for future in others:
         future.cancel()

@@ -173,8 +173,8 @@ def write_mark(fd: int, size: int, written: int) -> None:
 
 
 def read_mark(fd: int, size: int) -> int:
-    """How many bytes an upload has written to a file of `size` bytes: all, unless a mark at its end
-    says otherwise."""
+    """Number of bytes that an upload has written to a file of `size` bytes: all, unless a mark at
+    its end says otherwise."""
     if size < MARK_BYTES:
         return size
     magic, written, digest = _MARK.unpack(os.pread(fd, MARK_BYTES, size - MARK_BYTES))

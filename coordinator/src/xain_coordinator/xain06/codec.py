@@ -41,7 +41,7 @@ class NotAnArray(ValueError):
 
 
 class _Name(Enum):
-    """What the pickle of an array names."""
+    """Functions and classes that the pickle of an array names."""
 
     RECONSTRUCT = "numpy.core.multiarray._reconstruct"
     NDARRAY = "numpy.ndarray"
@@ -60,7 +60,7 @@ _NAMES = {
 
 
 class _Sign(Enum):
-    """What lies on the stack without being a value."""
+    """Entries of the stack that are no values."""
 
     TUPLE_BEGINS = 1
     EMPTY_ARRAY = 2  # made, and to be filled
@@ -181,7 +181,7 @@ class _Cursor:
         return number
 
     def line(self) -> str:
-        """To the next end of line, which is not part of it."""
+        """Read to the next end of line, which is not part of the result."""
         line = b""
         while (byte := self.take(1)) != b"\n":
             line += byte
@@ -410,7 +410,7 @@ def _wrong_length() -> NotAnArray:
 
 
 def pickle_around(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, bytes]:
-    """What a pickle has before and after the elements of an array, which are in C order.
+    """Bytes of a pickle before and after the elements of an array, which are in C order.
 
     Protocol 4, which Python reads since 3.4, and the names of numpy 1, which numpy 2 knows too. Its
     own pickles name numpy._core, which numpy 1 does not.

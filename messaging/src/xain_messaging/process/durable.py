@@ -1,4 +1,4 @@
-"""What a file system must be asked for before a change of names outlives a power cut."""
+"""Syncs that a file system needs before a change of names outlives a power cut."""
 
 import errno
 import os

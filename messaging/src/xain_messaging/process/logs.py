@@ -47,8 +47,8 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 
-# What signed URLs and the headers of S3 and InfluxDB carry. No message of ours has them; tracebacks
-# and what libraries log at debug may.
+# Secrets of signed URLs and of the headers of S3 and InfluxDB. No message of ours has them;
+# tracebacks and debug logs of libraries may.
 _SIGNED = re.compile(
     r"""((?:X-Amz-(?:Credential|Signature|Security-Token)|AWSAccessKeyId|Signature|Credential)"""
     r"""(?:=|%3D|['"]?\s*:\s*b?['"]?)|Authorization\W+(?:b?['"]?)(?:Token|Bearer)\s+)"""

@@ -35,8 +35,8 @@ _ORIGIN = re.compile(
 # A scheme, or a password as it stands in a URL.
 _LIKE_URL = re.compile(r"://|:[^:@]*@")
 
-# What TOML and JSON nest with. Strings and comments are matched whole, to be passed over; each
-# alternative takes an unfinished one too, so that the time is linear.
+# Brackets that TOML and JSON nest with. Strings and comments are matched whole, to be passed over;
+# each alternative takes an unfinished one too, so that the time is linear.
 _NESTING = re.compile(
     r'"""[\s\S]*?(?:"""|\Z)'
     r"|'''[\s\S]*?(?:'''|\Z)"
@@ -244,7 +244,7 @@ class Schema:
         leaf = self.leaf_of(key)
         assert leaf is not None
         field = self.leaves[leaf]
-        # What a table's items may be is annotated too.
+        # Limits of a table's items are annotated too.
         notes = field.metadata if key == leaf and self.is_table(leaf) else _metadata(field)
         for note in notes:
             if isinstance(note, Allowed):

@@ -43,7 +43,7 @@ def proto_to_ndarray(message: NDArray) -> Array[Any]:
 
 @dataclass(frozen=True, slots=True)
 class NpyHeader:
-    """What an .npy file says before its data, which begins at `data_offset`, in C order."""
+    """Header of an .npy file. Its data begin at `data_offset`, in C order."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -51,7 +51,7 @@ class NpyHeader:
 
     @property
     def size_bytes(self) -> int:
-        """Of the whole file."""
+        """Size of the whole file."""
         return self.data_offset + self.dtype.itemsize * prod(self.shape)
 
 

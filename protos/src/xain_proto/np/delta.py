@@ -57,7 +57,7 @@ class DeltaCodec:
         self._encoded = np.empty(self.encoded_bytes(TILE_ELEMENTS), dtype=np.uint8)
 
     def encoded_bytes(self, num_elements: int) -> int:
-        """Of a tile with so many elements."""
+        """Bytes of an encoded tile with this number of elements."""
         return _SCALE_BYTES + num_elements * self._dtype.itemsize
 
     def encode(self, tile: Float32s, model: Float32s) -> memoryview:
@@ -108,7 +108,7 @@ class DeltaCodec:
             raise ValueError(f"a tile with scale {scale}")
         steps = np.frombuffer(encoded, self._dtype, count, _SCALE_BYTES)
         work, decoded = self._work[:count], self._decoded[:count]
-        # What a hostile sender makes overflow is found where all updates are looked at.
+        # Values that a hostile sender makes overflow are found where all updates are checked.
         with np.errstate(over="ignore", invalid="ignore"):
             work[:] = steps
             np.multiply(work, scale, out=work)

@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """What a batch gives.
+    """Result of a batch.
 
     gradient: (m, dim) of the mean loss at the rows of its keys. bias: of the intercept.
     loss: mean log loss, before the step. num_right: rows whose class was predicted.
@@ -55,7 +55,7 @@ class LogisticRegression:
 
 @dataclass(frozen=True, slots=True)
 class FactorisationMachine:
-    """Of degree two.
+    """Factorisation machine of degree two.
 
     score = b + sum_i w_i x_i + sum_{i<j} <v_i, v_j> x_i x_j
     num_factors: k. l2: as in LogisticRegression, on w and v.
