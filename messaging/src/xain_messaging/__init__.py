@@ -1,7 +1,7 @@
 """Peers, messages, sessions, collectives and conditional events.
 
-What programs need is here by name; it is imported when it is asked for, since most of those who
-need a part of this package need no driver.
+Every name that programs use can be imported from here. A module is loaded when one of its names is
+used first, so a program pays for no driver or discovery that it does not use.
 """
 
 from importlib import import_module
@@ -9,42 +9,84 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from xain_messaging.collectives import Group as Group
+    from xain_messaging.conditional_events import ConditionalEventError as ConditionalEventError
     from xain_messaging.conditional_events import EventTable as EventTable
+    from xain_messaging.conditional_events import EventTableFull as EventTableFull
+    from xain_messaging.discovery.coordinator import CoordinatorDiscovery as CoordinatorDiscovery
+    from xain_messaging.discovery.in_process import InProcessDiscovery as InProcessDiscovery
+    from xain_messaging.discovery.redis import RedisDiscovery as RedisDiscovery
     from xain_messaging.discovery.server import MembershipServer as MembershipServer
     from xain_messaging.distributed import dist as dist
+    from xain_messaging.drivers.grpc_streams import GrpcDriver as GrpcDriver
+    from xain_messaging.drivers.grpc_streams import TlsFiles as TlsFiles
+    from xain_messaging.drivers.in_process import InProcessDriver as InProcessDriver
+    from xain_messaging.drivers.in_process import Switchboard as Switchboard
+    from xain_messaging.drivers.zeromq import ZmqDriver as ZmqDriver
+    from xain_messaging.errors import BodyError as BodyError
+    from xain_messaging.errors import Closed as Closed
     from xain_messaging.errors import CollectiveFailed as CollectiveFailed
+    from xain_messaging.errors import DiscoveryUnavailable as DiscoveryUnavailable
+    from xain_messaging.errors import MalformedMessage as MalformedMessage
+    from xain_messaging.errors import MembershipLost as MembershipLost
     from xain_messaging.errors import MessagingError as MessagingError
+    from xain_messaging.errors import NameTaken as NameTaken
+    from xain_messaging.errors import OutboxFull as OutboxFull
     from xain_messaging.errors import PeersMissing as PeersMissing
+    from xain_messaging.errors import SessionError as SessionError
+    from xain_messaging.errors import TimedOut as TimedOut
     from xain_messaging.errors import TooFewPeers as TooFewPeers
+    from xain_messaging.errors import UnknownPeer as UnknownPeer
     from xain_messaging.links import Bounds as Bounds
     from xain_messaging.messages import Message as Message
     from xain_messaging.messages import NotificationSessionStage as NotificationSessionStage
     from xain_messaging.messages import SessionMessage as SessionMessage
     from xain_messaging.messages import SessionType as SessionType
     from xain_messaging.messages import TaskSessionStage as TaskSessionStage
+    from xain_messaging.proxy import PeersChanged as PeersChanged
     from xain_messaging.proxy import Proxy as Proxy
     from xain_messaging.proxy import Replies as Replies
 
 _HOMES = {
+    "BodyError": "errors",
     "Bounds": "links",
+    "Closed": "errors",
     "CollectiveFailed": "errors",
+    "ConditionalEventError": "conditional_events",
+    "CoordinatorDiscovery": "discovery.coordinator",
+    "DiscoveryUnavailable": "errors",
     "EventTable": "conditional_events",
+    "EventTableFull": "conditional_events",
     "Group": "collectives",
+    "GrpcDriver": "drivers.grpc_streams",
+    "InProcessDiscovery": "discovery.in_process",
+    "InProcessDriver": "drivers.in_process",
+    "MalformedMessage": "errors",
+    "MembershipLost": "errors",
     "MembershipServer": "discovery.server",
     "Message": "messages",
     "MessagingError": "errors",
+    "NameTaken": "errors",
     "NotificationSessionStage": "messages",
+    "OutboxFull": "errors",
+    "PeersChanged": "proxy",
     "PeersMissing": "errors",
     "Proxy": "proxy",
+    "RedisDiscovery": "discovery.redis",
     "Replies": "proxy",
+    "SessionError": "errors",
     "SessionMessage": "messages",
     "SessionType": "messages",
+    "Switchboard": "drivers.in_process",
     "TaskSessionStage": "messages",
+    "TimedOut": "errors",
+    "TlsFiles": "drivers.grpc_streams",
     "TooFewPeers": "errors",
+    "UnknownPeer": "errors",
+    "ZmqDriver": "drivers.zeromq",
     "dist": "distributed",
 }
 
-__all__ = sorted(_HOMES)  # of a table, so that it cannot be another list
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -36,6 +36,8 @@ from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeAlias, Typ
 
 from typing_extensions import TypeAliasType
 
+from xain_messaging.errors import MessagingError
+
 MAX_DEPTH = 32  # of lists in lists; reading and evaluating them recurses
 MAX_UNITS = 1024  # of one expression; all of them may be looked at for each message
 MAX_HELD = 65_536  # messages in the view of one event
@@ -58,11 +60,11 @@ Count: TypeAlias = Callable[[str, str], int]  # messages of (source, tag)
 NumPeers: TypeAlias = Callable[[str], int]  # peers of a source, now
 
 
-class ConditionalEventError(ValueError):
+class ConditionalEventError(MessagingError, ValueError):
     """A wrong expression. The message shows the place in it."""
 
 
-class EventTableFull(Exception):
+class EventTableFull(MessagingError):
     """An event holds as many messages as it may, and is not satisfied. Nothing has changed."""
 
 

@@ -364,6 +364,12 @@ class Endpoint:
                     self._owe(link)
         self._is_halfway = before
 
+    def has_left(self, peer: str) -> bool:
+        """Whether a peer has said that it leaves the group, and no other process has its name yet.
+        Call it under `lock`."""
+        link = self._links.get(peer)
+        return link is not None and link.has_left
+
     # --- in ---
 
     def wake(self) -> None:
@@ -656,6 +662,10 @@ class Endpoint:
                 return
             if not has_failed:
                 self._send_acks()
+                for link in self._links.values():
+                    packet = link.leaving()
+                    if packet is not None:
+                        self._send(link, packet)
             for link in self._links.values():
                 if link.num_kept and not link.is_here:
                     log.warning("not_delivered", peer=link.name, num_messages=link.num_kept)

@@ -26,7 +26,7 @@ the others; of an ack the head is all. The head is msgpack:
 
 kind: "m" a message, "c" one of a collective operation, "a" nothing but the ack, "g" an ack of one
     who has not heard what follows on `heard`: it has to go out again; "w" an ack of one who may
-    have lost what came, and wants an ack.
+    have lost what came, and wants an ack; "l" the last ack of a process that leaves.
 name, incarnation: of the sender. Of two processes with one name the later has the higher one.
 to: the name of the receiver; whoever has another one got it by mistake.
 number: the message's, from 1 on, counted by its sender for all peers together, so that it goes on
@@ -65,7 +65,8 @@ COLLECTIVE: Final = "c"
 _ACK: Final = "a"
 _AGAIN: Final = "g"
 _WHERE: Final = "w"
-_KINDS: Final = frozenset({MESSAGE, COLLECTIVE, _ACK, _AGAIN, _WHERE})
+_LEAVING: Final = "l"
+_KINDS: Final = frozenset({MESSAGE, COLLECTIVE, _ACK, _AGAIN, _WHERE, _LEAVING})
 
 Packet: TypeAlias = list[Frame]
 
@@ -179,6 +180,7 @@ class Link:
     """The way to one peer and from it.
 
     is_here: it has a connection, as far as we know. Messages for one that is away are kept.
+    has_left: the peer's process has said that it leaves the group, so it answers nothing more.
     waiting: what has come on all links together.
     """
 
@@ -188,6 +190,7 @@ class Link:
     outbox: Outbox = field(default_factory=Outbox)
     waiting: Untaken = field(default_factory=Untaken)
     is_here: bool = False
+    has_left: bool = False
     kept_bytes: int = 0
     _kept: OrderedDict[int, _Kept] = field(default_factory=OrderedDict)  # by number
     _last_sent: int = 0  # over this connection
@@ -333,6 +336,7 @@ class Link:
         if self._first and incarnation < self._newest:
             return
         self._first = self._first or incarnation
+        self.has_left = self.has_left and incarnation == self._newest
         self._newest = incarnation
         if has_missed or incarnation < self._peer_incarnation:
             self.missed()
@@ -401,6 +405,7 @@ class Link:
             self._former[self._peer_incarnation, number] = size
         self._untaken.clear()
         self._peer_incarnation = incarnation
+        self.has_left = False
         self._newest = self._newest or incarnation
         self._heard = self._num_untold = self._untold_bytes = 0
         self._is_behind = self._has_asked = self._is_unsure = False
@@ -467,6 +472,10 @@ class Link:
             self._has_asked = self._has_asked and head.kind != _WHERE and not self._is_unsure
         if head.kind == _WHERE:
             self._num_untold = max(self._num_untold, 1)
+        if head.kind == _LEAVING:
+            if head.incarnation > self._peer_incarnation:
+                self._hear(head.incarnation)
+            self.has_left = not is_behind
         if is_behind:
             self._fall_behind()
         self._is_unsure = False
@@ -553,6 +562,11 @@ class Link:
         self._has_asked = True
         self._num_untold = max(self._num_untold, 1)  # it says from where on
         return [self._head(_AGAIN, 0, self._last_sent, b"")]
+
+    def leaving(self) -> Packet | None:
+        """Return the last packet of this process, which says that it leaves; None if the peer is
+        away."""
+        return [self._head(_LEAVING, 0, self._last_sent, b"")] if self.is_here else None
 
     def _drop_taken(self, heard: int, untaken: list[int]) -> None:
         self._told_heard = max(self._told_heard, heard)

@@ -57,6 +57,13 @@ class PeersChanged:
     peers: Mapping[str, Sequence[str]]
 
 
+class Peers(dict[str, list[str]]):
+    """Names by role. A role that nobody has is an empty list."""
+
+    def __missing__(self, role: str) -> list[str]:
+        return []
+
+
 class Replies(list[Message]):
     """The answers that have come, in their order. missing: the names of those whose have not."""
 
@@ -218,9 +225,10 @@ class Proxy:
         return self.endpoint.member.rank
 
     @property
-    def peers(self) -> dict[str, list[str]]:
-        """The names of all others who are here now, by role, in the order of their ranks."""
-        found: dict[str, list[str]] = {}
+    def peers(self) -> Peers:
+        """The names of all others who are here now, by role, in the order of their ranks. A role
+        that nobody has is an empty list."""
+        found = Peers()
         for member in sorted(self.endpoint.roster.values(), key=lambda m: (m.role, m.rank)):
             if member.name != self.name:
                 found.setdefault(member.role, []).append(member.name)
@@ -400,7 +408,7 @@ class Proxy:
                     wanted[session_id] -= 1
                 if not wanted[session_id]:
                     del wanted[session_id]
-            return None if wanted else True
+            return None if any(map(self._may_be_answered, wanted)) else True
 
         self.endpoint.wait_for(take, deadline)
         missing = []
@@ -411,7 +419,22 @@ class Proxy:
                 missing += (names or [f"session {session_id}"] * number)[:number]
         return Replies([entry.message for entry in awaited.popped.values()], missing)
 
+    def _may_be_answered(self, session_id: str) -> bool:
+        """Whether an answer may still come: not when all peers that were asked have left."""
+        asked = self._asked.get(session_id)
+        return not asked or not all(map(self.endpoint.has_left, asked))
+
     # --- to send ---
+
+    def ask(self, name: str, tag: str, body: Body = None, timeout_s: float | None = None) -> Body:
+        """Send a task to one peer, and return the body of its answer.
+
+        Raises PeersMissing if no answer has come in time, or if the peer leaves before it answers,
+        and what isend() raises.
+        """
+        task = SessionMessage(tag, self.name, name, body)
+        (reply,) = self.send(task, timeout_s).complete()
+        return reply.body
 
     def send(self, message: Message, timeout_s: float | None = None) -> Replies:
         """Send, and wait for the answer: one reply, or none and who is missing; so is one for whom
@@ -434,9 +457,22 @@ class Proxy:
         session_type: SessionType,
         destination_body_list: Iterable[tuple[str, Body]],
         timeout_s: float | None = None,
+        *,
+        only_here: bool = False,
     ) -> Replies:
-        """To each its own body, and wait for all answers."""
-        return self._ask(self._each(tag, session_type, destination_body_list), timeout_s)
+        """Send to each peer its own body, and wait for all answers.
+
+        A peer that leaves before it answers is `missing` at once, and not when the time is over.
+        only_here: a peer that is not in the group now gets nothing, and is `missing`.
+        """
+        pairs = list(destination_body_list)
+        away: list[str] = []
+        if only_here:
+            roster = self.endpoint.roster
+            away = [name for name, _ in pairs if name not in roster]
+            pairs = [(name, body) for name, body in pairs if name in roster]
+        replies = self._ask(self._each(tag, session_type, pairs), timeout_s)
+        return Replies(replies, (*replies.missing, *away))
 
     def iscatter(
         self,
@@ -512,7 +548,7 @@ class Proxy:
         self, role: str, tag: str, session_type: SessionType, body: Body
     ) -> Iterator[SessionMessage]:
         """Who they are is asked when the first is sent."""
-        names = self.peers.get(role)
+        names = self.peers[role]
         if not names:
             raise PeersMissing(f"nobody of the role {role!r} is here", [role])
         first = SessionMessage(tag, self.name, names[0], body, session_type)

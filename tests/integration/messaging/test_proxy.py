@@ -146,6 +146,75 @@ def test_who_has_not_answered_in_time_is_named(group: Group, clock: Clock) -> No
     thread.join(PATIENCE_S)
 
 
+def test_ask_returns_the_body_of_the_answer(group: Group) -> None:
+    """One call for one task to one peer; an answer that does not come is an error."""
+    master, worker = group("master", name="master"), group("worker", name="worker")
+    until(lambda: "worker" in master.peers, "the worker")
+    with pytest.raises(PeersMissing, match="worker"):
+        master.ask("worker", "double", 20, timeout_s=0.05)
+    assert worker.receive_once() is not None
+    thread = double(worker)
+    assert master.ask("worker", "double", 21) == 42
+    group.close()
+    thread.join(PATIENCE_S)
+
+
+def test_a_role_that_nobody_has_is_an_empty_list(group: Group) -> None:
+    """Not a KeyError; and a look does not add the role."""
+    peers = group("peer").peers
+    assert peers["worker"] == []
+    assert dict(peers) == {}
+
+
+def test_scatter_does_not_wait_for_a_peer_that_leaves(group: Group) -> None:
+    """A peer that leaves before it answers is missing as soon as it has left; so is a peer that had
+    left before, though it is sent to."""
+    master = group("master")
+    quick, slow = group("worker", name="quick"), group("worker", name="slow")
+    until(lambda: len(master.peers["worker"]) == 2, "the workers")
+    thread = double(quick)
+    bodies = [("quick", 1), ("slow", 2)]
+    with ThreadPoolExecutor(1) as pool:
+        scatter = pool.submit(master.scatter, "double", SessionType.TASK, bodies, timeout_s=1e6)
+        until(lambda: awaited(master) == ["slow"], "the answer of the quick one")
+        assert not scatter.done()
+        slow.close()
+        assert scatter.result(PATIENCE_S).missing == ("slow",)
+        scatter = pool.submit(master.scatter, "double", SessionType.TASK, bodies, timeout_s=1e6)
+        assert scatter.result(PATIENCE_S).missing == ("slow",)
+    back = group("worker", name="slow")
+    until(lambda: len(master.peers["worker"]) == 2, "both again")
+    for_back = [back.receive_once() for _ in range(2)]
+    assert [message.body for message in for_back if message] == [2, 2]
+    with ThreadPoolExecutor(1) as pool:
+        scatter = pool.submit(master.scatter, "double", SessionType.TASK, bodies, timeout_s=1e6)
+        asked = back.receive_once()
+        assert asked is not None
+        assert not scatter.done()
+        back.reply(asked, body=4)
+        assert scatter.result(PATIENCE_S).missing == ()
+    group.close()
+    thread.join(PATIENCE_S)
+
+
+def test_scatter_to_those_who_are_here(group: Group) -> None:
+    """A peer that is away gets nothing, also when it comes back, and is missing."""
+    master, worker = group("master"), group("worker", name="here")
+    away = group("worker", name="away")
+    until(lambda: len(master.peers["worker"]) == 2, "the workers")
+    away.close()
+    until(lambda: master.peers["worker"] == ["here"], "one to be gone")
+    thread = double(worker)
+    bodies = [("away", 1), ("here", 2), ("never", 3)]
+    replies = master.scatter("double", SessionType.TASK, bodies, only_here=True)
+    assert ([reply.body for reply in replies], replies.missing) == ([4], ("away", "never"))
+    back = group("worker", name="away")
+    until(lambda: len(master.peers["worker"]) == 2, "both again")
+    assert back.receive_once(0.1) is None
+    group.close()
+    thread.join(PATIENCE_S)
+
+
 def test_an_ack_is_not_the_answer(group: Group) -> None:
     """A task may be acknowledged first; send() waits for what completes it."""
     master, worker = group("master", name="master"), group("worker", {"master": 1}, name="worker")
