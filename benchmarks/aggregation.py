@@ -35,12 +35,12 @@ from baselines import Array
 from processes import peak_memory_mb
 from rules import Case, cases
 
-from xain_coordinator.admission import measure
 from xain_coordinator.aggregation.engine import aggregate
 from xain_coordinator.core.effects import Aggregate
 from xain_coordinator.core.values import GlobalModel, Update
 from xain_coordinator.ports import WeightsStore
 from xain_coordinator.stores.files import FileStore
+from xain_coordinator.updates.measuring import measure
 from xain_proto.np import npy_header
 
 ROUND = 1

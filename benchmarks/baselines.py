@@ -29,7 +29,7 @@ import numpy as np
 import results
 from numpy.typing import NDArray
 
-from xain_coordinator.admission import CHUNK_BYTES
+from xain_coordinator.stores.reading import CHUNK_BYTES
 
 PATIENCE_S = 300.0
 TURNS = 3

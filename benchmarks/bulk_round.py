@@ -26,7 +26,7 @@ import numpy as np
 import results
 import xxhash
 
-from xain_coordinator.admission import CHUNK_BYTES
+from xain_coordinator.stores.reading import CHUNK_BYTES
 
 AVERAGING_THREADS = 2
 SENT_BYTES = 8 << 20

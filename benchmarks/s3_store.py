@@ -24,8 +24,8 @@ import flags
 import results
 
 from support.s3_servers import SeaweedFS
-from xain_coordinator.admission import READ_BYTES
 from xain_coordinator.config import StorageSettings
+from xain_coordinator.stores.reading import READ_BYTES
 from xain_coordinator.stores.s3 import open_s3
 
 CHUNK_BYTES = 1 << 20  # as an upload comes in

@@ -15,9 +15,9 @@ from xain_coordinator import app
 from xain_coordinator.core.keys import incoming_key
 from xain_coordinator.core.values import Phase
 from xain_coordinator.ports import StoreUnavailable, WrongSize
-from xain_coordinator.server import readings
 from xain_coordinator.server.downloads import INLINE_BYTES
 from xain_coordinator.stores.memory import MemoryStore, MemoryUpload
+from xain_coordinator.updates import readings
 from xain_proto.fl import coordinator_pb2 as pb
 
 SIZE = INLINE_BYTES // 4 + 1  # float32, just too large to travel inside

@@ -25,9 +25,10 @@ from support.transfers import (
 )
 from xain_coordinator.app import Coordinator
 from xain_coordinator.core.values import Phase
-from xain_coordinator.server import readings, uploads
-from xain_coordinator.server.readings import NUM_READINGS
+from xain_coordinator.server import uploads
 from xain_coordinator.stores.files import FileReader
+from xain_coordinator.updates import readings
+from xain_coordinator.updates.readings import NUM_READINGS
 from xain_coordinator.updates.reception import Reception
 from xain_proto.fl import coordinator_pb2 as pb
 

@@ -18,7 +18,8 @@ from support.transfers import (
     written,
 )
 from support.wire import digest, npy
-from xain_coordinator.server import downloads, streams
+from xain_coordinator.server import downloads
+from xain_coordinator.updates import streams
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl.coordinator_pb2_grpc import CoordinatorStub
 

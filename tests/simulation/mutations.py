@@ -18,7 +18,6 @@ from simulation.scenario import Kind
 from xain_coordinator import driver as driver_module
 from xain_coordinator import fencing, retention
 from xain_coordinator import restore as restore_module
-from xain_coordinator.admission import Inspector
 from xain_coordinator.aggregation import distances, engine
 from xain_coordinator.core import answers, decider, pacing, questions, steps
 from xain_coordinator.core import events as e
@@ -32,6 +31,7 @@ from xain_coordinator.fencing import Fence
 from xain_coordinator.ports import Journal, Record, Snapshot
 from xain_coordinator.retention import Needed, Retention
 from xain_coordinator.server.downloads import Downloads
+from xain_coordinator.updates.measuring import Inspector
 from xain_coordinator.updates.reception import Reception
 from xain_coordinator.work import StoreWorker
 from xain_messaging.clock_table import ClockTable

@@ -12,7 +12,6 @@ from typing import Any, cast
 import structlog
 import xxhash
 
-from xain_coordinator.admission import chunks
 from xain_coordinator.aggregation.aggregator import RuleFailed
 from xain_coordinator.core.decider import effect_that_made
 from xain_coordinator.core.effects import Effect
@@ -29,6 +28,7 @@ from xain_coordinator.ports import (
     Upload,
     WeightsStore,
 )
+from xain_coordinator.stores.reading import chunks
 
 log = structlog.get_logger(__name__)
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from xain_coordinator.admission import chunks
 from xain_coordinator.app import Coordinator
 from xain_coordinator.bundles import open_weights
 from xain_coordinator.config import CoordinatorConfig
@@ -28,6 +27,7 @@ from xain_coordinator.history import History
 from xain_coordinator.ports import JournalError, Reader, WeightsStore
 from xain_coordinator.restore import restore_session
 from xain_coordinator.stores.prefixed import PrefixedStore
+from xain_coordinator.stores.reading import chunks
 
 if TYPE_CHECKING:  # the program's tables come with it, which a start need not wait for
     from xain_coordinator.export.trained import Trained

@@ -17,7 +17,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from xain_coordinator.admission import CHUNK_BYTES
+from xain_coordinator.stores.reading import CHUNK_BYTES
 
 # After CHUNK_BYTES. gRPC needs about six to take up a call.
 TURNS_BETWEEN = 12

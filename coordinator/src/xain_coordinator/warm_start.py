@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from xain_coordinator.admission import chunks
 from xain_coordinator.aggregation.publishing import publication
 from xain_coordinator.aggregation.trees import mode_option
 from xain_coordinator.config import CoordinatorConfig
@@ -23,6 +22,7 @@ from xain_coordinator.core.values import BYTES, DataProfile, GlobalModel, Lineag
 from xain_coordinator.ports import Journal, KeyNotFound, Snapshot, StoreError, WeightsStore
 from xain_coordinator.restore import restore_session
 from xain_coordinator.stores.journalled import store_of_session
+from xain_coordinator.stores.reading import chunks
 from xain_coordinator.work import store_model
 from xain_messaging.process.commands import CommandFailed
 from xain_workloads.model import Model, TensorSpec, size_of

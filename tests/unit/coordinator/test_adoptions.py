@@ -11,9 +11,9 @@ from xain_coordinator.core.errors import InvalidUpdate
 from xain_coordinator.core.keys import round_of
 from xain_coordinator.core.values import StoredWeights
 from xain_coordinator.server.adoptions import Adoptions
-from xain_coordinator.server.background import Background
-from xain_coordinator.server.readings import Readings
 from xain_coordinator.stores.memory import MemoryStore
+from xain_coordinator.updates.background import Background
+from xain_coordinator.updates.readings import Readings
 
 PATIENCE_S = 20.0
 DATA = npy(np.ones(4, np.float32))

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from tests.support.aggregation import load, model_of, npy, put
 
-from xain_coordinator.admission import measure
 from xain_coordinator.aggregation import assembling
 from xain_coordinator.aggregation.aggregator import RuleFailed, Stopped
 from xain_coordinator.aggregation.engine import aggregate
@@ -15,6 +14,7 @@ from xain_coordinator.aggregation.sources import UpdateChanged
 from xain_coordinator.core.effects import Aggregate
 from xain_coordinator.core.values import Update
 from xain_coordinator.stores.memory import MemoryStore
+from xain_coordinator.updates.measuring import measure
 from xain_workloads.model import TensorSpec, size_of
 
 LAYOUT = tuple(

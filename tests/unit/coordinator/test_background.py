@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from xain_coordinator.ports import StoreUnavailable
-from xain_coordinator.server import background
-from xain_coordinator.server.background import Background
 from xain_coordinator.stores.memory import MemoryStore
+from xain_coordinator.updates import background
+from xain_coordinator.updates.background import Background
 
 PATIENCE_S = 20.0
 NUM_KEYS = 20

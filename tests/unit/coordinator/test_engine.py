@@ -17,7 +17,6 @@ import xxhash
 from numpy.typing import NDArray
 
 from support.aggregation import hand_in, model_of, npy, put, read
-from xain_coordinator.admission import measure
 from xain_coordinator.aggregation import engine
 from xain_coordinator.aggregation.aggregator import RuleFailed, Stopped
 from xain_coordinator.aggregation.engine import aggregate
@@ -30,6 +29,7 @@ from xain_coordinator.ports import Fenced, KeyNotFound, Reader, StoreUnavailable
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.memory import MemoryStore, MemoryUpload
 from xain_coordinator.stores.paths import key_to_path
+from xain_coordinator.updates.measuring import measure
 
 Array = NDArray[Any]
 

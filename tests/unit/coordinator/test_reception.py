@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from xain_coordinator.admission import BaseModel, Distance, Inspector
 from xain_coordinator.core.values import GlobalModel, WeightsRef
 from xain_coordinator.ports import Reader
 from xain_coordinator.stores.files import FileStore
+from xain_coordinator.updates.measuring import BaseModel, Distance, Inspector
 from xain_coordinator.updates.reception import Announced, Reception
 from xain_proto.np import npy_header
 

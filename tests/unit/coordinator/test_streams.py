@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import xxhash
 
-from xain_coordinator.admission import CHUNK_BYTES, Inspector
 from xain_coordinator.core.errors import InvalidUpdate, Unavailable
 from xain_coordinator.ports import StoreUnavailable
-from xain_coordinator.server import streams
-from xain_coordinator.server.streams import Intake
 from xain_coordinator.stores.files import FileStore, FileUpload
+from xain_coordinator.stores.reading import CHUNK_BYTES
+from xain_coordinator.updates import streams
+from xain_coordinator.updates.measuring import Inspector
 from xain_coordinator.updates.reception import Announced, Reception
+from xain_coordinator.updates.streams import Intake
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.np import npy_header
 

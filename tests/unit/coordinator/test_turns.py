@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from xain_coordinator.admission import CHUNK_BYTES
+from xain_coordinator.stores.reading import CHUNK_BYTES
 from xain_coordinator.turns import Turns
 
 

@@ -20,7 +20,6 @@ from numpy.typing import ArrayLike
 from support.clock import HeldClock
 from xain_coordinator import driver as driver_module
 from xain_coordinator import work
-from xain_coordinator.admission import measure, measure_bytes
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
 from xain_coordinator.core.decider import decide, resume
@@ -36,6 +35,7 @@ from xain_coordinator.model_copies import ModelCopies
 from xain_coordinator.ports import Fenced, JournalError, KeyNotFound, Record, StoreUnavailable
 from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.stores.memory import MemoryStore, MemoryUpload
+from xain_coordinator.updates.measuring import measure, measure_bytes
 from xain_coordinator.work import StoreWorker, WorkloadMissing
 from xain_workloads.model import Model, TensorSpec
 

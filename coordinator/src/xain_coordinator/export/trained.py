@@ -10,7 +10,6 @@ from typing import Any
 
 import grpc
 
-from xain_coordinator.admission import chunks
 from xain_coordinator.app import open_store
 from xain_coordinator.bundles import open_weights
 from xain_coordinator.config import CoordinatorConfig
@@ -22,6 +21,7 @@ from xain_coordinator.restore import open_stopped
 from xain_coordinator.server.translate import layout_of
 from xain_coordinator.status_view import fetch
 from xain_coordinator.stores.journalled import store_of_session
+from xain_coordinator.stores.reading import chunks
 from xain_messaging.process.commands import CommandFailed
 from xain_messaging.process.fields import proxy_options
 from xain_proto.fl import coordinator_pb2 as pb

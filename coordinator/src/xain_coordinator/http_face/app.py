@@ -12,7 +12,6 @@ from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from xain_coordinator.admission import chunks
 from xain_coordinator.config_http import HttpSettings, is_loopback
 from xain_coordinator.export import formats
 from xain_coordinator.export.commands import described
@@ -23,6 +22,7 @@ from xain_coordinator.http_face.events import EventReaders
 from xain_coordinator.http_face.fits import Fits
 from xain_coordinator.ports import Reader
 from xain_coordinator.status_view import as_json
+from xain_coordinator.stores.reading import chunks
 
 log = structlog.get_logger(__name__)
 

@@ -7,15 +7,15 @@ import asyncio
 import contextlib
 from dataclasses import dataclass
 
-from xain_coordinator.admission import measure
 from xain_coordinator.core.errors import InvalidUpdate
 from xain_coordinator.core.keys import round_of
 from xain_coordinator.core.values import StoredWeights
 from xain_coordinator.ports import DirectAccess, KeyNotFound, StoreError, WeightsStore, WrongSize
-from xain_coordinator.server.background import Background
 from xain_coordinator.server.open_rounds import OpenRounds, new_attempt_at
-from xain_coordinator.server.readings import Readings
 from xain_coordinator.threads import run_to_end
+from xain_coordinator.updates.background import Background
+from xain_coordinator.updates.measuring import measure
+from xain_coordinator.updates.readings import Readings
 
 
 @dataclass(slots=True)

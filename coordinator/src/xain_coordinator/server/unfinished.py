@@ -14,10 +14,10 @@ from xain_coordinator.core.errors import InvalidUpdate, UploadMissing
 from xain_coordinator.core.keys import update_key
 from xain_coordinator.driver import Driver
 from xain_coordinator.ports import WeightsStore
-from xain_coordinator.server.background import Background
 from xain_coordinator.server.open_rounds import OpenRounds, new_attempt_at
-from xain_coordinator.server.readings import Readings
 from xain_coordinator.threads import run_to_end
+from xain_coordinator.updates.background import Background
+from xain_coordinator.updates.readings import Readings
 from xain_coordinator.updates.reception import Announced, Reception
 
 # What came of broken uploads is kept of so many participants. Each is a file as large as what came,

@@ -16,13 +16,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from xain_coordinator.admission import (
-    BaseModel,
-    TreesCheck,
-    check_announced_size,
-    measure,
-    measure_bytes,
-)
 from xain_coordinator.core.attempts import RULE as ASSEMBLE
 from xain_coordinator.core.errors import InvalidUpdate, NotAMember, TooLarge, Unavailable
 from xain_coordinator.core.keys import (
@@ -39,14 +32,16 @@ from xain_coordinator.core.values import BYTES, GlobalModel, Phase, StoredWeight
 from xain_coordinator.driver import Driver
 from xain_coordinator.ports import DirectAccess, KeyNotFound, WeightsStore
 from xain_coordinator.server.adoptions import Adoptions
-from xain_coordinator.server.background import Background
 from xain_coordinator.server.downloads import INLINE_BYTES
 from xain_coordinator.server.open_rounds import OpenRounds, new_attempt_at
-from xain_coordinator.server.readings import Readings
-from xain_coordinator.server.streams import NUM_WRITES, Intake, Read
 from xain_coordinator.server.unfinished import UnfinishedUploads
 from xain_coordinator.threads import run_to_end, wait_to_end
+from xain_coordinator.updates.background import Background
+from xain_coordinator.updates.content import TreesCheck, check_announced_size
+from xain_coordinator.updates.measuring import BaseModel, measure, measure_bytes
+from xain_coordinator.updates.readings import Readings
 from xain_coordinator.updates.reception import Announced, Decoder, Reception
+from xain_coordinator.updates.streams import NUM_WRITES, Intake, Read
 from xain_proto.fl.coordinator_pb2 import Encoding
 from xain_proto.np import ENCODING_BITS
 from xain_proto.np.codec import MAX_HEADER_BYTES

@@ -7,10 +7,11 @@ of the weights stays in memory but a tile or an element that a message has cut i
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from xain_coordinator.admission import CHUNK_BYTES, BaseModel, Inspector
 from xain_coordinator.core.errors import InvalidUpdate, UploadMissing
 from xain_coordinator.core.values import StoredWeights
 from xain_coordinator.ports import Unfinished, Upload, WeightsStore
+from xain_coordinator.stores.reading import CHUNK_BYTES
+from xain_coordinator.updates.measuring import BaseModel, Inspector
 from xain_proto.np import TILE_ELEMENTS, DeltaCodec, NpyHeader, parse_npy_header
 from xain_proto.np.codec import MAX_HEADER_BYTES
 

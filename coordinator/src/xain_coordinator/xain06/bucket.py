@@ -10,12 +10,12 @@ from contextlib import closing
 import numpy as np
 import xxhash
 
-from xain_coordinator.admission import chunks
 from xain_coordinator.aggregation.publishing import AnotherModel, publish
 from xain_coordinator.core.errors import InvalidUpdate, TooLarge
 from xain_coordinator.core.keys import model_key, update_key
 from xain_coordinator.core.values import GlobalModel
 from xain_coordinator.ports import StoreError, WeightsStore
+from xain_coordinator.stores.reading import chunks
 from xain_coordinator.xain06.codec import NotAnArray, PickledArray, find_array, pickle_around
 from xain_proto.np import npy_header
 

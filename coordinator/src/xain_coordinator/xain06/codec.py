@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from xain_coordinator.admission import CHUNK_BYTES
 from xain_coordinator.ports import Reader
+from xain_coordinator.stores.reading import CHUNK_BYTES
 
 MAX_OPCODES = 256  # Python writes about 70 for a vector, and a few more for each dimension
 MAX_SHORT_BYTES = 100  # what is longer can only be the elements

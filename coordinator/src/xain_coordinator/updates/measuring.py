@@ -1,31 +1,23 @@
-"""Reading what was uploaded, before it counts.
+"""The measuring pass: every update is measured once, while it is written or read.
 
-An upload is measured as it streams by: digest, header, length, whether every element is finite, and
-how far it is from the model that it was trained from. What to make of it is the core's business;
-here only what cannot be a vector at all, or is too far away, is refused.
+An Inspector takes the bytes in order: digest, header, length, whether every element is finite, and
+how far the update is from the model that it was trained from. The core decides about the result; an
+Inspector refuses only bytes that are no vector at all, or too far away.
 """
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from xain_coordinator.bundles import open_weights
-from xain_coordinator.core.errors import InvalidUpdate, TooLarge
-from xain_coordinator.core.values import BYTES, GlobalModel, StoredWeights, WeightsRef
-from xain_coordinator.ports import Reader, StoreError, StoreUnavailable, WeightsStore
+from xain_coordinator.core.errors import InvalidUpdate
+from xain_coordinator.core.values import GlobalModel, StoredWeights, WeightsRef
+from xain_coordinator.ports import Reader, StoreUnavailable, WeightsStore
+from xain_coordinator.stores.reading import CHUNK_BYTES, READ_BYTES
 from xain_proto.np import NpyHeader, parse_npy_header
 from xain_proto.np.codec import MAX_HEADER_BYTES
-from xain_workloads import bagging_options, ensembles, held, histograms, trees
-from xain_workloads.boosting_options import HISTOGRAM, options_of_model
-
-CHUNK_BYTES = 1 << 20  # of weights in a message
-READ_BYTES = 8 << 20  # of weights in a read: a store far away takes as long for less
-
-MIN_HEADER_BYTES = 64  # what an .npy header is padded to
 
 _BASE_READ_BYTES = 1 << 20
 _BLOCK_ELEMENTS = 65_536  # 512 KiB in float64: they stay in a processor's own memory
@@ -246,98 +238,6 @@ class Inspector:
         """Release files and buffers until more is fed. May be called again."""
         if self._distance is not None:
             self._distance.close()
-
-
-def check_announced_size(model: GlobalModel, size_bytes: int, *, is_slice: bool = False) -> None:
-    """Refuse what cannot be an update of this model before its bytes come.
-
-    is_slice: updates are slices of the model's vector.
-    Raises InvalidUpdate, and TooLarge for bytes.
-    """
-    if model.dtype == BYTES:
-        if size_bytes > trees.MAX_UPDATE_BYTES:
-            raise TooLarge(
-                f"an upload of {size_bytes} bytes; at most {trees.MAX_UPDATE_BYTES} are taken as "
-                "an update of bytes"
-            )
-        return
-    data_bytes = math.prod(model.shape) * np.dtype(model.dtype).itemsize
-    if is_slice and size_bytes <= data_bytes + MAX_HEADER_BYTES:
-        return
-    if not data_bytes + MIN_HEADER_BYTES <= size_bytes <= data_bytes + MAX_HEADER_BYTES:
-        raise InvalidUpdate(
-            f"an upload of {size_bytes} bytes cannot be {model.dtype} weights of shape "
-            f"{model.shape}, which have {data_bytes} and a header"
-        )
-
-
-class TreesCheck:
-    """Reads stored updates of models of bytes, and refuses those that fit no model.
-
-    One thread at a time. The state of the last model is kept, so that a model is read once for all
-    updates of its round.
-    """
-
-    def __init__(self, store: WeightsStore) -> None:
-        self._store = store
-        self._growing: tuple[str, histograms.Growing] | None = None
-
-    def check(
-        self, model: GlobalModel, weights: StoredWeights, max_iterations: int, array: bytes = b""
-    ) -> None:
-        """Read an update: estimators or the names of those that stay at the participant, or a
-        booster or histograms by the model's mode. Blocks.
-
-        max_iterations: boosting rounds that a booster may add; a round of estimators is one.
-        array: the bytes of an update that is not stored yet.
-        Raises InvalidUpdate, TooLarge, and StoreError.
-        """
-        check_announced_size(model, weights.ref.size_bytes)  # before it is in memory
-        if not array:
-            with open_weights(self._store, weights.ref.key) as reader:
-                array = b"".join(chunks(reader))
-        data = _elements(array)
-        try:
-            if ensembles.KEY in model.metadata:
-                options = bagging_options.options_of_model(model.metadata)
-                num_features = ensembles.num_features_of(model.metadata)
-                if options.publish:
-                    ensembles.check_update(data, options, num_features, epochs=max_iterations)
-                else:
-                    held.check_holding(data, options.estimators * max_iterations)
-            elif options_of_model(model.metadata).mode == HISTOGRAM:
-                histograms.parse_sums(data, self._state_of(model))
-            else:
-                kind = trees.BoosterKind.from_metadata(model.metadata)
-                trees.parse_update(data, kind, max_iterations)
-        except (trees.InvalidTrees, ensembles.InvalidEnsemble) as error:
-            raise InvalidUpdate(str(error)) from None
-
-    def _state_of(self, model: GlobalModel) -> histograms.Growing:
-        if self._growing is None or self._growing[0] != model.ref.digest:
-            with self._store.open(model.ref.key) as reader:
-                data = b"".join(chunks(reader))
-            # A damaged model must not make good updates look bad.
-            if xxhash.xxh3_128_hexdigest(data) != model.ref.digest:
-                raise StoreError(f"{model.ref.key} is damaged: its bytes have another digest")
-            state = histograms.growing(_elements(data), model.metadata)
-            self._growing = model.ref.digest, state
-        return self._growing[1]
-
-
-def _elements(data: bytes) -> bytes:
-    """The elements of a stored array that was measured before."""
-    header = parse_npy_header(data[:MAX_HEADER_BYTES])
-    assert header is not None, "the array was measured before"
-    return data[header.data_offset :]
-
-
-def chunks(reader: Reader, offset: int = 0) -> Iterator[bytes]:
-    """The object from an offset to its end, in pieces of READ_BYTES."""
-    while offset < reader.size:
-        chunk = reader.read(offset, READ_BYTES)
-        offset += len(chunk)
-        yield chunk
 
 
 def measure(

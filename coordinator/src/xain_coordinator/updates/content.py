@@ -1,0 +1,102 @@
+"""Checks of an update against the model of its round."""
+
+import math
+
+import numpy as np
+import xxhash
+
+from xain_coordinator.bundles import open_weights
+from xain_coordinator.core.errors import InvalidUpdate, TooLarge
+from xain_coordinator.core.values import BYTES, GlobalModel, StoredWeights
+from xain_coordinator.ports import StoreError, WeightsStore
+from xain_coordinator.stores.reading import chunks
+from xain_proto.np import parse_npy_header
+from xain_proto.np.codec import MAX_HEADER_BYTES
+from xain_workloads import bagging_options, ensembles, held, histograms, trees
+from xain_workloads.boosting_options import HISTOGRAM, options_of_model
+
+MIN_HEADER_BYTES = 64  # what an .npy header is padded to
+
+
+def check_announced_size(model: GlobalModel, size_bytes: int, *, is_slice: bool = False) -> None:
+    """Refuse what cannot be an update of this model before its bytes come.
+
+    is_slice: updates are slices of the model's vector.
+    Raises InvalidUpdate, and TooLarge for bytes.
+    """
+    if model.dtype == BYTES:
+        if size_bytes > trees.MAX_UPDATE_BYTES:
+            raise TooLarge(
+                f"an upload of {size_bytes} bytes; at most {trees.MAX_UPDATE_BYTES} are taken as "
+                "an update of bytes"
+            )
+        return
+    data_bytes = math.prod(model.shape) * np.dtype(model.dtype).itemsize
+    if is_slice and size_bytes <= data_bytes + MAX_HEADER_BYTES:
+        return
+    if not data_bytes + MIN_HEADER_BYTES <= size_bytes <= data_bytes + MAX_HEADER_BYTES:
+        raise InvalidUpdate(
+            f"an upload of {size_bytes} bytes cannot be {model.dtype} weights of shape "
+            f"{model.shape}, which have {data_bytes} and a header"
+        )
+
+
+class TreesCheck:
+    """Reads stored updates of models of bytes, and refuses those that fit no model.
+
+    One thread at a time. The state of the last model is kept, so that a model is read once for all
+    updates of its round.
+    """
+
+    def __init__(self, store: WeightsStore) -> None:
+        self._store = store
+        self._growing: tuple[str, histograms.Growing] | None = None
+
+    def check(
+        self, model: GlobalModel, weights: StoredWeights, max_iterations: int, array: bytes = b""
+    ) -> None:
+        """Read an update: estimators or the names of those that stay at the participant, or a
+        booster or histograms by the model's mode. Blocks.
+
+        max_iterations: boosting rounds that a booster may add; a round of estimators is one.
+        array: the bytes of an update that is not stored yet.
+        Raises InvalidUpdate, TooLarge, and StoreError.
+        """
+        check_announced_size(model, weights.ref.size_bytes)  # before it is in memory
+        if not array:
+            with open_weights(self._store, weights.ref.key) as reader:
+                array = b"".join(chunks(reader))
+        data = _elements(array)
+        try:
+            if ensembles.KEY in model.metadata:
+                options = bagging_options.options_of_model(model.metadata)
+                num_features = ensembles.num_features_of(model.metadata)
+                if options.publish:
+                    ensembles.check_update(data, options, num_features, epochs=max_iterations)
+                else:
+                    held.check_holding(data, options.estimators * max_iterations)
+            elif options_of_model(model.metadata).mode == HISTOGRAM:
+                histograms.parse_sums(data, self._state_of(model))
+            else:
+                kind = trees.BoosterKind.from_metadata(model.metadata)
+                trees.parse_update(data, kind, max_iterations)
+        except (trees.InvalidTrees, ensembles.InvalidEnsemble) as error:
+            raise InvalidUpdate(str(error)) from None
+
+    def _state_of(self, model: GlobalModel) -> histograms.Growing:
+        if self._growing is None or self._growing[0] != model.ref.digest:
+            with self._store.open(model.ref.key) as reader:
+                data = b"".join(chunks(reader))
+            # A damaged model must not make good updates look bad.
+            if xxhash.xxh3_128_hexdigest(data) != model.ref.digest:
+                raise StoreError(f"{model.ref.key} is damaged: its bytes have another digest")
+            state = histograms.growing(_elements(data), model.metadata)
+            self._growing = model.ref.digest, state
+        return self._growing[1]
+
+
+def _elements(data: bytes) -> bytes:
+    """The elements of a stored array that was measured before."""
+    header = parse_npy_header(data[:MAX_HEADER_BYTES])
+    assert header is not None, "the array was measured before"
+    return data[header.data_offset :]
