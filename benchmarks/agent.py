@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from processes import peak_memory_mb
 
-from xain_messaging.process.logs import configure
+from xain_foundation.logs import configure
 from xain_participant import Participant
 from xain_participant.agent import run
 

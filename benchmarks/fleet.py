@@ -56,7 +56,7 @@ import results
 from numpy.typing import NDArray
 from processes import free_port
 
-from xain_messaging.process.logs import configure
+from xain_foundation.logs import configure
 from xain_participant import Participant
 from xain_participant.agent import run
 from xain_participant.connection import SILENCE_S

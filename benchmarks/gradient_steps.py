@@ -60,7 +60,7 @@ def start_participant(target: str, index: int, participants: int) -> "subprocess
 
 
 def participate(target: str, index: int, participants: int) -> int:
-    from xain_messaging.process.logs import configure
+    from xain_foundation.logs import configure
     from xain_participant.agent import run
     from xain_participant.workload_participant import WorkloadParticipant
 

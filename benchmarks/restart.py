@@ -28,11 +28,11 @@ import numpy as np
 import results
 import xxhash
 
-from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core import events as e
 from xain_coordinator.core.keys import attempt_key, model_key, update_key
 from xain_coordinator.core.values import GlobalModel, StoredWeights, Update, WeightsRef
-from xain_coordinator.driver import SNAPSHOT_RECORDS
+from xain_coordinator.driver.driver import SNAPSHOT_RECORDS
 from xain_coordinator.journal.codec import Row, digest_of, encode, encode_record
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import Record

@@ -14,8 +14,8 @@ from multiprocessing.process import BaseProcess
 
 import numpy as np
 
+from xain_foundation.logs import configure
 from xain_messaging import MembershipServer, Proxy, SessionType
-from xain_messaging.process.logs import configure
 
 GROUP = "reinforcement"
 ACTORS = ("actor-0", "actor-1")

@@ -14,6 +14,7 @@ import multiprocessing as mp
 import numpy as np
 from numpy.typing import NDArray
 
+from xain_foundation.logs import configure
 from xain_messaging import (
     MembershipServer,
     Message,
@@ -21,7 +22,6 @@ from xain_messaging import (
     SessionMessage,
     dist,
 )
-from xain_messaging.process.logs import configure
 
 GROUP = "averaging"
 TRUE_LINE = np.array([2.0, -1.0])  # slope, intercept

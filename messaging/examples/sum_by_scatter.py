@@ -12,8 +12,8 @@ from contextlib import nullcontext
 
 import numpy as np
 
+from xain_foundation.logs import configure
 from xain_messaging import MembershipServer, Proxy, SessionType
-from xain_messaging.process.logs import configure
 
 GROUP = "sum"
 PATIENCE_S = 60.0  # for what takes a second

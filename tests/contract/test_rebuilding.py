@@ -12,9 +12,9 @@ from xain_coordinator.core import events as e
 from xain_coordinator.core.effects import Effect, InitialiseModel
 from xain_coordinator.core.session import Session, fold, open_session
 from xain_coordinator.core.values import GlobalModel, WeightsRef
-from xain_coordinator.fencing import FencedStore
+from xain_coordinator.driver.fence import FencedStore
+from xain_coordinator.driver.rebuilding import DAMAGED, DamagedModel, rebuild_damaged_model
 from xain_coordinator.ports import Fenced, StoreUnavailable, WeightsStore
-from xain_coordinator.rebuilding import DAMAGED, DamagedModel, rebuild_damaged_model
 
 DATA = bytes(range(256)) * 1000
 ROTTEN = DATA[:5000] + b"\xff" + DATA[5001:]

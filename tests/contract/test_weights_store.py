@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import pytest
 
 from support.s3_servers import S3Server
-from xain_coordinator.config import StorageSettings
+from xain_coordinator.config.coordinator import StorageSettings
 from xain_coordinator.ports import (
     KeyClaimed,
     KeyExists,

@@ -25,8 +25,8 @@ from support.command_lines import parsed
 from support.containers import engine, time_series
 from support.containers.engine import docker, wait_until
 from support.containers.stack import Stack
-from xain_coordinator.config import CoordinatorConfig
-from xain_messaging.process.settings import load as load_settings
+from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_foundation.settings import load as load_settings
 from xain_participant.config import ParticipantConfig
 from xain_workloads import workload
 from xain_workloads.data import load

@@ -14,7 +14,7 @@ import pytest
 
 from support.shown import Shown
 from support.terminals import BIN, Terminals, commands_of, files_of
-from xain_coordinator.launch import processes
+from xain_coordinator.cli.launch import processes
 from xain_workloads.data import load
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ import pytest
 from e2e.test_launch import launched, write_wards
 from support.containers import engine
 from support.containers.engine import BAGGING, PARTICIPANT, SPARSE, docker
-from xain_coordinator.launch import containers
+from xain_coordinator.cli.launch import containers
 from xain_workloads.data import load
 from xain_workloads.sparse.generator import SHAPES, write
 

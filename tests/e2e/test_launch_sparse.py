@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from e2e.test_launch import launched, name_of, pid_with
-from xain_coordinator.demo.interrupts import Interrupts
-from xain_coordinator.launch import processes, sparse
-from xain_coordinator.launch.log_view import LogView
+from xain_coordinator.cli.demo.interrupts import Interrupts
+from xain_coordinator.cli.launch import processes, sparse
+from xain_coordinator.cli.launch.log_view import LogView
 from xain_parameters import connect_sync
 from xain_workloads.sparse.generator import SHAPES, write
 

@@ -22,7 +22,7 @@ PAGE = (ROOT / "docs" / "parameter-server.md").read_text(encoding="utf-8")
 LONG_S = 100.0
 RUN = "import sys; from {} import main; sys.exit(main())"
 MODULES = {
-    "xain-coordinator": "xain_coordinator.cli",
+    "xain-coordinator": "xain_coordinator.cli.main",
     "xain-parameter-server": "xain_parameters.cli",
     "xain-participant": "xain_participant.cli",
 }

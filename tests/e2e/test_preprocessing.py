@@ -8,7 +8,7 @@ import pytest
 
 from support.process import CoordinatorProcess, Process
 from support.tables import write_rows
-from xain_coordinator.demo.training import Observer
+from xain_coordinator.cli.demo.training import Observer
 from xain_workloads.data import load_table
 from xain_workloads.preprocessing import Preprocessing
 

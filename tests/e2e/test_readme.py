@@ -15,7 +15,7 @@ import typer
 from support.process import CoordinatorProcess
 from support.terminals import BIN, Terminals
 from support.wire import Member
-from xain_coordinator.cli import app as coordinator_app
+from xain_coordinator.cli.main import app as coordinator_app
 from xain_participant.cli import app as participant_app
 from xain_proto.fl import coordinator_pb2 as pb
 

@@ -11,8 +11,8 @@ from random import Random
 import pytest
 
 from support.process import PATIENCE_S, CoordinatorProcess
-from xain_coordinator.demo.training import Observer
-from xain_coordinator.status_view import fetch
+from xain_coordinator.cli.demo.training import Observer
+from xain_coordinator.cli.status import fetch
 from xain_workloads.data import load_table
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]

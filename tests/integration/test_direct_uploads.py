@@ -11,10 +11,10 @@ import pytest
 
 from support.transfers import PATIENCE_S, until
 from support.wire import digest, npy, reason
-from xain_coordinator import app
 from xain_coordinator.core.keys import incoming_key
 from xain_coordinator.core.values import Phase
 from xain_coordinator.ports import StoreUnavailable, WrongSize
+from xain_coordinator.process import app
 from xain_coordinator.server.downloads import INLINE_BYTES
 from xain_coordinator.stores.memory import MemoryStore, MemoryUpload
 from xain_coordinator.updates import readings

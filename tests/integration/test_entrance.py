@@ -15,7 +15,7 @@ from support.wire import Member
 from xain_coordinator.core import commands as c
 from xain_coordinator.core.values import ParticipantState
 from xain_coordinator.server import entrance
-from xain_coordinator.turns import Turns
+from xain_coordinator.server.fair_queue import Turns
 from xain_participant import Agent, Participant
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import inspection_pb2 as inspection

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from xain_coordinator.config import ENV_PREFIX as COORDINATOR_PREFIX
-from xain_coordinator.config import CoordinatorConfig
-from xain_messaging.process.fields import Section
-from xain_messaging.process.schema import Key, Schema, dotted
-from xain_messaging.process.settings import ConfigError, resolve
+from xain_coordinator.config.coordinator import ENV_PREFIX as COORDINATOR_PREFIX
+from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_foundation.fields import Section
+from xain_foundation.schema import Key, Schema, dotted
+from xain_foundation.settings import ConfigError, resolve
 from xain_participant.config import ENV_PREFIX as PARTICIPANT_PREFIX
 from xain_participant.config import ParticipantConfig
 from xain_proto.fl import coordinator_pb2 as pb

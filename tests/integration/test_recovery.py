@@ -18,8 +18,8 @@ import pytest
 
 from support.process import CoordinatorProcess
 from support.wire import Member, npy
-from xain_coordinator import driver
 from xain_coordinator.core.values import Phase
+from xain_coordinator.driver import driver
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.stores.files import FileStore

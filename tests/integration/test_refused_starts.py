@@ -11,7 +11,7 @@ import pytest
 
 from support.process import CoordinatorProcess
 from support.wire import Member
-from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.events import ParticipantsSelected, SessionOpened
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import Record

@@ -36,7 +36,8 @@ async def test_signals_drain_and_persist(process, number):
 SPOILT = """
 import asyncio, os, signal, sys, time
 from pathlib import Path
-from xain_coordinator import app, cli
+from xain_coordinator.process import app
+from xain_coordinator.cli import main as cli
 
 started = app.Coordinator.start
 

@@ -16,13 +16,14 @@ from simulation.scenario import Scenario
 from simulation.server import Server
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import DataProfile, Point
-from xain_coordinator.driver import Driver
-from xain_coordinator.fencing import Fence, FencedStore
+from xain_coordinator.driver.driver import Driver
+from xain_coordinator.driver.effects import StoreWorker
+from xain_coordinator.driver.fence import Fence, FencedStore
+from xain_coordinator.driver.model_copies import ModelCopies
+from xain_coordinator.driver.retention import Retention
 from xain_coordinator.metrics.null import NullMetricsStore
 from xain_coordinator.metrics.points import parse_points
-from xain_coordinator.model_copies import ModelCopies
 from xain_coordinator.ports import Clock, StoreUnavailable
-from xain_coordinator.retention import Retention
 from xain_coordinator.server.admission_control import AdmissionControl
 from xain_coordinator.server.coordinator_service import CoordinatorService
 from xain_coordinator.server.downloads import Downloads
@@ -30,8 +31,7 @@ from xain_coordinator.server.interceptor import RefusalInterceptor
 from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.server.uploads import Uploads
 from xain_coordinator.stores.journalled import JournalledStore
-from xain_coordinator.threads import run_to_end
-from xain_coordinator.work import StoreWorker
+from xain_foundation.threads import run_to_end
 from xain_proto.fl.coordinator_pb2 import Encoding
 from xain_proto.fl.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
 from xain_workloads.model import Model

@@ -15,9 +15,6 @@ import numpy as np
 
 from simulation import oracle as oracle_module
 from simulation.scenario import Kind
-from xain_coordinator import driver as driver_module
-from xain_coordinator import fencing, retention
-from xain_coordinator import restore as restore_module
 from xain_coordinator.aggregation import distances, engine
 from xain_coordinator.core import answers, decider, pacing, questions, steps
 from xain_coordinator.core import events as e
@@ -26,14 +23,18 @@ from xain_coordinator.core.commands import Command
 from xain_coordinator.core.effects import Aggregate, Effect
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Round, Rules
-from xain_coordinator.driver import Driver
-from xain_coordinator.fencing import Fence
+from xain_coordinator.driver import driver as driver_module
+from xain_coordinator.driver import fence as fencing
+from xain_coordinator.driver import retention
+from xain_coordinator.driver.driver import Driver
+from xain_coordinator.driver.effects import StoreWorker
+from xain_coordinator.driver.fence import Fence
+from xain_coordinator.driver.retention import Needed, Retention
+from xain_coordinator.journal import restore as restore_module
 from xain_coordinator.ports import Journal, Record, Snapshot
-from xain_coordinator.retention import Needed, Retention
 from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.updates.measuring import Inspector
 from xain_coordinator.updates.reception import Reception
-from xain_coordinator.work import StoreWorker
 from xain_messaging.clock_table import ClockTable
 from xain_participant import events, protocol
 from xain_participant import work as work_module

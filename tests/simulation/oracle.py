@@ -25,7 +25,7 @@ from xain_coordinator.core.keys import model_key
 from xain_coordinator.core.session import Session, begin, evolve
 from xain_coordinator.core.values import Evaluation, GlobalModel, Phase, Rules, Update, WeightsRef
 from xain_coordinator.ports import Record
-from xain_messaging.names import GLOBAL
+from xain_foundation.names import GLOBAL
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.np import npy_header
 

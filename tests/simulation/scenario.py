@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from simulation.network import Noise
-from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.values import Rules
 
 

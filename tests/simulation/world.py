@@ -21,7 +21,7 @@ from simulation.hub import Hub, Trace, Violation
 from simulation.network import Link, Network, Noise
 from simulation.oracle import TILE_ELEMENTS
 from simulation.scenario import EVERYBODY, Fault, Kind, Scenario, from_seed
-from xain_messaging import logger
+from xain_foundation import logger
 
 # Of weights that do not travel inside calls.
 CHUNK_BYTES = 64
@@ -314,9 +314,9 @@ def _surroundings(world: _World, scenario: Scenario) -> Iterator[None]:
         "os.getpid": lambda: 1,
         "socket.gethostname": lambda: "simulated",
         "xain_participant.direct.getproxies": dict,
-        "xain_coordinator.fencing.datetime": _Dates,
-        "xain_coordinator.driver.SNAPSHOT_RECORDS": scenario.snapshot_records,
-        "xain_coordinator.driver.MAX_UNSAVED_RECORDS": scenario.snapshot_records,
+        "xain_coordinator.driver.fence.datetime": _Dates,
+        "xain_coordinator.driver.driver.SNAPSHOT_RECORDS": scenario.snapshot_records,
+        "xain_coordinator.driver.driver.MAX_UNSAVED_RECORDS": scenario.snapshot_records,
     }
     if not scenario.is_inline:
         constants |= {

@@ -8,14 +8,14 @@ from functools import partial
 import pytest
 
 from support.clock import HeldClock
-from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.effects import Aggregate, Effect, InitialiseModel
 from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.core.questions import Question
 from xain_coordinator.core.values import GlobalModel, Rules, StoredWeights, WeightsRef
-from xain_coordinator.driver import Driver
+from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import JournalError, Record, Snapshot
 
 RULES = CoordinatorConfig.model_validate(

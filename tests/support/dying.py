@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-from xain_coordinator.cli import main
+from xain_coordinator.cli.main import main
 from xain_coordinator.journal.sqlite import SqliteJournal
 
 kind, number = sys.argv.pop(1), int(sys.argv.pop(1))

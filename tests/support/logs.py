@@ -8,8 +8,7 @@ import structlog
 from structlog.testing import LogCapture
 from structlog.typing import EventDict
 
-from xain_messaging import logger
-from xain_messaging.process import logs
+from xain_foundation import logger, logs
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DISTRIBUTIONS = {
     "protos": "xain_proto",
+    "foundation": "xain_foundation",
     "messaging": "xain_messaging",
     "workloads": "xain_workloads",
     "parameters": "xain_parameters",
@@ -22,11 +23,24 @@ DISTRIBUTIONS = {
 SCRIPTS = "xain"  # the package for scripts, in the distribution of the participant
 MAY_KNOW = {
     "protos": set(),
-    "messaging": {"xain_proto"},
+    "foundation": set(),
+    "messaging": {"xain_proto", "xain_foundation"},
     "workloads": set(),
-    "parameters": {"xain_proto", "xain_messaging"},
-    "coordinator": {"xain_proto", "xain_messaging", "xain_parameters", "xain_workloads"},
-    "participant": {"xain_proto", "xain_messaging", "xain_parameters", "xain_workloads"},
+    "parameters": {"xain_proto", "xain_foundation", "xain_messaging"},
+    "coordinator": {
+        "xain_proto",
+        "xain_foundation",
+        "xain_messaging",
+        "xain_parameters",
+        "xain_workloads",
+    },
+    "participant": {
+        "xain_proto",
+        "xain_foundation",
+        "xain_messaging",
+        "xain_parameters",
+        "xain_workloads",
+    },
 }
 # What the core may import beside itself: no I/O, no clock, no threads.
 CORE_MAY_KNOW = {
@@ -41,7 +55,7 @@ CORE_MAY_KNOW = {
     "typing",
     "xain_messaging.clock_table",
     "xain_messaging.conditional_events",
-    "xain_messaging.names",
+    "xain_foundation.names",
     "xain_messaging.tags",
     "xain_workloads.errors",
     "xain_workloads.model",
@@ -79,7 +93,7 @@ def imports(folder: Path) -> Iterator[tuple[Path, str]]:
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_arrows_point_one_way(name):
-    """protos <- messaging <- parameters <- {coordinator, participant}, workloads <- both."""
+    """protos, foundation <- messaging <- parameters <- coordinator and participant <- nobody."""
     for file, module in imports(ROOT / name / "src"):
         allowed = MAY_KNOW[name] | {DISTRIBUTIONS[name]}
         if SCRIPTS in file.parts:  # which nothing else imports

@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from support.command_lines import parsed
-from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.server.serve import LIVENESS
-from xain_messaging.process.settings import load
+from xain_foundation.settings import load
 from xain_parameters.config import ENV_PREFIX, ServerSettings
 from xain_participant.config import ParticipantConfig
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from xain_coordinator.cli import main
+from xain_coordinator.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

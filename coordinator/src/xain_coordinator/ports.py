@@ -14,7 +14,7 @@ from typing import Protocol, Self
 from xain_coordinator.core.events import DurableEvent
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Point
-from xain_coordinator.history import History
+from xain_coordinator.driver.history import History
 
 
 class StoreError(Exception):

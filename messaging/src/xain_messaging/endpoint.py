@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
 
+from xain_foundation.logger import get_logger
 from xain_messaging.codec import Frames, decode, num_bytes
 from xain_messaging.errors import (
     BodyError,
@@ -38,7 +39,6 @@ from xain_messaging.links import (
     Untaken,
     read_head,
 )
-from xain_messaging.logger import get_logger
 from xain_messaging.messages import Message, SessionMessage
 from xain_messaging.ports import (
     Arrived,

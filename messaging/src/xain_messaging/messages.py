@@ -19,9 +19,9 @@ from enum import Enum, StrEnum
 from functools import lru_cache
 from typing import Any, Final, Self, TypeAlias
 
+from xain_foundation.names import why_not
 from xain_messaging.errors import SessionError
 from xain_messaging.ids import new_id
-from xain_messaging.names import why_not
 
 MAX_TAG_BYTES = 256
 # Tags and names that are known to be right. A program has few, and each message has three.

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
+from xain_foundation.names import why_not
 from xain_messaging.codec import Frame, encode, num_bytes, snapshot
 from xain_messaging.collectives import Collectives, Group
 from xain_messaging.discovery import open_discovery
@@ -40,7 +41,6 @@ from xain_messaging.messages import (
     SessionMessage,
     SessionType,
 )
-from xain_messaging.names import why_not
 from xain_messaging.ports import Discovery, Driver, Roster
 
 TIMEOUT_S = 60.0

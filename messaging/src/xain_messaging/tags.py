@@ -6,7 +6,7 @@ Tags are journalled, listed, and compared as text; so they are few and short.
 import re
 from collections.abc import Mapping
 
-from xain_messaging.names import shortened
+from xain_foundation.names import shortened
 
 MAX_TAGS = 32
 MAX_KEY_BYTES = 64

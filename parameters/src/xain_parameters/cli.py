@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xain_messaging.process.commands import (
+from xain_foundation.commands import (
     EXIT_BAD_CONFIG,
     Config,
     fail,
@@ -175,8 +175,8 @@ def _scheduler(
         "scheduler.checkpoints": checkpoints,
         **parse_assignments(PROGRAM, assignments, "scheduler.num_ranges=12"),
     }
-    from xain_messaging.process.logs import configure
-    from xain_messaging.process.settings import ConfigError, load
+    from xain_foundation.logs import configure
+    from xain_foundation.settings import ConfigError, load
     from xain_parameters.config import ENV_PREFIX, SchedulerConfig
     from xain_parameters.scheduler.journal import Journal, JournalError
     from xain_parameters.scheduler.service import SchedulerServer
@@ -224,8 +224,8 @@ def _serve(
     }
     import socket
 
-    from xain_messaging.process.logs import configure
-    from xain_messaging.process.settings import ConfigError, load
+    from xain_foundation.logs import configure
+    from xain_foundation.settings import ConfigError, load
     from xain_parameters.config import ENV_PREFIX, ServerConfig
     from xain_parameters.node.server import ParameterServer
 

@@ -1,6 +1,6 @@
 """The configuration of the programs of the parameter server.
 
-Read by xain_messaging.process.settings: TOML file, then XAIN_PARAMETERS_SECTION__KEY in the
+Read by xain_foundation.settings: TOML file, then XAIN_PARAMETERS_SECTION__KEY in the
 environment, then flags.
 """
 
@@ -9,8 +9,8 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from xain_messaging.process.fields import FilePath, Section, WrongSetting
-from xain_messaging.process.logs import LoggingSettings
+from xain_foundation.fields import FilePath, Section, WrongSetting
+from xain_foundation.logs import LoggingSettings
 from xain_parameters.scheduler.state import Settings
 
 ENV_PREFIX = "XAIN_PARAMETERS_"

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from xain_messaging.logger import get_logger
+from xain_foundation.logger import get_logger
 from xain_parameters.errors import Invalid
 from xain_parameters.keys import Keys, Range
 from xain_parameters.messages import (

@@ -32,9 +32,9 @@ from numpy.typing import NDArray
 from xain.round import Round, Submitted
 from xain.state import ScriptState
 from xain.weights import Declared, LayoutMismatch, declare, require_same
-from xain_messaging.logger import get_logger
-from xain_messaging.process.commands import split_host_port
-from xain_messaging.process.settings import COMMAND_LINE, ConfigError, load
+from xain_foundation.commands import split_host_port
+from xain_foundation.logger import get_logger
+from xain_foundation.settings import COMMAND_LINE, ConfigError, load
 from xain_participant.agent import Agent, Progress
 from xain_participant.config import ENV_PREFIX, ParticipantConfig
 from xain_participant.participant import Assignment, BodyFailed, Participant

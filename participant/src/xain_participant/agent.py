@@ -23,9 +23,9 @@ from typing import Literal
 
 import grpc
 
+from xain_foundation.logger import get_logger
+from xain_foundation.names import why_not
 from xain_messaging import tags as tag_rules
-from xain_messaging.logger import get_logger
-from xain_messaging.names import why_not
 from xain_participant import actions as a
 from xain_participant import events as e
 from xain_participant.alive import Alive

@@ -12,8 +12,8 @@ from random import Random
 import grpc
 import numpy as np
 
-from xain_messaging.logger import get_logger
-from xain_messaging.names import shortened
+from xain_foundation.logger import get_logger
+from xain_foundation.names import shortened
 from xain_participant.client import CoordinatorClient, Questions, Refused
 from xain_participant.participant import Participant
 from xain_participant.protocol import jittered

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xain_messaging.process.commands import (
+from xain_foundation.commands import (
     DEFAULT_PORT,
     EXIT_BAD_CONFIG,
     Config,
@@ -277,7 +277,7 @@ def _run(
         return
     settings = _load_settings(config, values)
 
-    from xain_messaging.process.logs import configure
+    from xain_foundation.logs import configure
 
     logging = settings.logging
     configure(logging.level, logging.use_console, logging.third_party)
@@ -364,7 +364,7 @@ app.command("sparse-data", help=sparse_cli.DATA_HELP, epilog=sparse_cli.DATA_EXA
 
 
 def _load_settings(file: Path | None, values: dict[str, Any]) -> "ParticipantConfig":
-    from xain_messaging.process.settings import ConfigError, load
+    from xain_foundation.settings import ConfigError, load
     from xain_participant.config import ENV_PREFIX, ParticipantConfig
 
     try:
@@ -432,7 +432,7 @@ def _load_data(settings: "ParticipantConfig") -> "tuple[Table, Table]":
 def _load_participant(
     settings: "ParticipantConfig", state: "StateDirectory | None"
 ) -> "WorkloadParticipant":
-    from xain_messaging.logger import get_logger
+    from xain_foundation.logger import get_logger
     from xain_participant.estimators import KeptEstimators
     from xain_participant.personal import PersonalTensors
     from xain_participant.stage_trainer import StageTrainer

@@ -18,7 +18,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from numpy.typing import NDArray
 
-from xain_messaging.process.fields import proxy_options
+from xain_foundation.fields import proxy_options
 from xain_messaging.spare import Spare
 from xain_participant import connection
 from xain_participant.connection import Connection, Connections, Question

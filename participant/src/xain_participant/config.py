@@ -1,6 +1,6 @@
 """The configuration of a participant: what each key means is told in configs/.
 
-Read by xain_messaging.process.settings: TOML file, then XAIN_PARTICIPANT_SECTION__KEY in the
+Read by xain_foundation.settings: TOML file, then XAIN_PARTICIPANT_SECTION__KEY in the
 environment, then flags.
 """
 
@@ -10,9 +10,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from xain_messaging import tags as tag_rules
-from xain_messaging.names import RULE, why_not
-from xain_messaging.process.fields import (
+from xain_foundation.fields import (
     Allowed,
     FilePath,
     Host,
@@ -21,7 +19,9 @@ from xain_messaging.process.fields import (
     WrongSetting,
     join_host_port,
 )
-from xain_messaging.process.logs import LoggingSettings
+from xain_foundation.logs import LoggingSettings
+from xain_foundation.names import RULE, why_not
+from xain_messaging import tags as tag_rules
 from xain_workloads.data import (
     BUNDLED,
     FOLDER_FILES,

@@ -29,7 +29,7 @@ from typing import Literal, Self
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from xain_messaging.process.fields import proxy_options
+from xain_foundation.fields import proxy_options
 from xain_participant.download import Damaged, Download
 from xain_proto.weights_port import DIGEST_HEADER, KEY_HEADER, OFFSET_HEADER, PATH
 

@@ -17,8 +17,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from xain_messaging.logger import get_logger
-from xain_messaging.process.durable import make_directory
+from xain_foundation.durable import make_directory
+from xain_foundation.logger import get_logger
 from xain_participant.state import write_durably
 from xain_workloads.held import digest_of
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import typer
 
-from xain_messaging.process.commands import EXIT_BAD_CONFIG, fail, split_host_port
+from xain_foundation.commands import EXIT_BAD_CONFIG, fail, split_host_port
 
 if TYPE_CHECKING:
     from xain_participant.sparse_worker import Job, Progress, Score
@@ -184,7 +184,7 @@ def sparse(
         _refuse("--epochs is 0, and --test is not set: there is nothing to do")
     _need_modules()
 
-    from xain_messaging.process.logs import LoggingSettings, configure
+    from xain_foundation.logs import LoggingSettings, configure
     from xain_participant.sparse_worker import Job
     from xain_workloads.sparse.models import FactorisationMachine, LogisticRegression
 
@@ -218,7 +218,7 @@ def sparse(
 
 def _work(target: str, name: str, job: "Job", data: str | None, test: str | None) -> "Score | None":
     """Train and score. Ends the process with one line if that is impossible."""
-    from xain_messaging.logger import get_logger
+    from xain_foundation.logger import get_logger
     from xain_parameters import ParameterError, connect_sync
     from xain_participant.sparse_worker import score, train
     from xain_workloads.errors import DataError

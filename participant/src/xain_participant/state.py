@@ -30,9 +30,9 @@ import xxhash
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from xain_messaging.logger import get_logger
-from xain_messaging.names import why_not
-from xain_messaging.process.durable import make_directory, sync_directory
+from xain_foundation.durable import make_directory, sync_directory
+from xain_foundation.logger import get_logger
+from xain_foundation.names import why_not
 from xain_participant.download import Damaged, Download
 from xain_participant.identity import default_participant_id, new_instance_id
 from xain_participant.metrics import MAX_JSON_BYTES

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import xxhash
 
-from xain_messaging.logger import get_logger
+from xain_foundation.logger import get_logger
 from xain_participant.state import write_durably
 
 _DIGEST_BYTES = 16

@@ -13,7 +13,7 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from xain_messaging.logger import get_logger
+from xain_foundation.logger import get_logger
 from xain_messaging.spare import Spare
 from xain_participant import events as e
 from xain_participant.client import INLINE_BYTES, CoordinatorClient, Refused

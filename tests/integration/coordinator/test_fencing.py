@@ -12,15 +12,15 @@ from structlog.testing import capture_logs
 
 from support.journals import copy_journal
 from support.s3_servers import S3Server
-from xain_coordinator import fencing
-from xain_coordinator.clock import SessionClock
-from xain_coordinator.config import CoordinatorConfig, StorageSettings
-from xain_coordinator.driver import Driver
-from xain_coordinator.fencing import Fence, FencedStore, TakenOver
+from xain_coordinator.config.coordinator import CoordinatorConfig, StorageSettings
+from xain_coordinator.driver import fence as fencing
+from xain_coordinator.driver.clock import SessionClock
+from xain_coordinator.driver.driver import Driver
+from xain_coordinator.driver.fence import Fence, FencedStore, TakenOver
+from xain_coordinator.driver.retention import GROUP_SIZE, Needed, Retention
 from xain_coordinator.journal.memory import MemoryJournal
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import StoreUnavailable, WeightsStore
-from xain_coordinator.retention import GROUP_SIZE, Needed, Retention
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.memory import MemoryStore
 from xain_coordinator.stores.prefixed import PrefixedStore

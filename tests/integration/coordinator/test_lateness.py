@@ -10,7 +10,7 @@ import pytest
 
 from support.process import CoordinatorProcess
 from support.wire import Member
-from xain_coordinator.lateness import MIN_SENDERS, Lateness
+from xain_coordinator.driver.lateness import MIN_SENDERS, Lateness
 from xain_proto.fl import coordinator_pb2 as pb
 
 LEASE = {"server.heartbeat_time_s": 2.0, "server.heartbeat_timeout_s": 2.0}

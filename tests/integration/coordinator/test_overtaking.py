@@ -21,12 +21,12 @@ from support.journals import copy_journal
 from support.process import PATIENCE_S, CoordinatorProcess
 from support.s3_servers import S3Server
 from support.wire import Member, digest, npy
-from xain_coordinator import fencing
-from xain_coordinator.app import EXIT_ERROR, EXIT_FENCED, Coordinator
-from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.values import GlobalModel
-from xain_coordinator.fencing import TakenOver
-from xain_coordinator.model_copies import ModelCopies
+from xain_coordinator.driver import fence as fencing
+from xain_coordinator.driver.fence import TakenOver
+from xain_coordinator.driver.model_copies import ModelCopies
+from xain_coordinator.process.app import EXIT_ERROR, EXIT_FENCED, Coordinator
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_coordinator.xain06.bucket import XainBucket
@@ -35,7 +35,10 @@ from xain_proto.fl import coordinator_pb2 as pb
 # A coordinator that never looks but before it publishes, and stops (SIGSTOP) where it is told to.
 ODD = """
 import os, signal, sys, threading
-from xain_coordinator import app, cli, fencing, work
+from xain_coordinator.process import app
+from xain_coordinator.cli import main as cli
+from xain_coordinator.driver import fence as fencing
+from xain_coordinator.driver import effects as work
 
 fencing.LOOK_EVERY_S = 100_000
 {odd}

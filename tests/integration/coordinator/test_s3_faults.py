@@ -13,7 +13,7 @@ from support.crooked import Answer, http_server, s3_error
 from support.descriptors import open_files
 from support.fault_proxy import FaultProxy
 from support.s3_servers import Identity, MinioGateway, S3Server, SeaweedFS
-from xain_coordinator.config import StorageSettings
+from xain_coordinator.config.coordinator import StorageSettings
 from xain_coordinator.ports import KeyExists, StoreError, StoreUnavailable
 from xain_coordinator.stores import s3
 from xain_coordinator.stores.s3 import S3Store, open_s3

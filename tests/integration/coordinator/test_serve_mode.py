@@ -14,18 +14,18 @@ import pytest
 
 from integration.conftest import config_for
 from integration.coordinator.test_bagging import halves, settings
-from xain_coordinator.app import Coordinator, started
-from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.core.values import Phase
-from xain_coordinator.http_face import server
-from xain_coordinator.http_face.app import make_app
-from xain_coordinator.http_face.errors import HttpError
-from xain_coordinator.http_face.events import EventReaders
-from xain_coordinator.http_face.fits import Fits
-from xain_coordinator.http_face.server import open_listener, serving
 from xain_coordinator.ports import JournalDamaged, StoreUnavailable
-from xain_coordinator.sessions import NoParticipants, Sessions
+from xain_coordinator.process.app import Coordinator, started
+from xain_coordinator.process.sessions import NoParticipants, Sessions
+from xain_coordinator.server.http import server
+from xain_coordinator.server.http.app import make_app
+from xain_coordinator.server.http.errors import HttpError
+from xain_coordinator.server.http.events import EventReaders
+from xain_coordinator.server.http.fits import Fits
+from xain_coordinator.server.http.server import open_listener, serving
 from xain_participant import Agent, WorkloadParticipant
 from xain_workloads.data import load
 

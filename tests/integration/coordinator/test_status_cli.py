@@ -14,7 +14,8 @@ import grpc
 import pytest
 from typer.testing import CliRunner, Result
 
-from xain_coordinator import cli, status_view
+from xain_coordinator.cli import main as cli
+from xain_coordinator.cli import status as status_view
 from xain_proto.fl import coordinator_pb2, inspection_pb2, inspection_pb2_grpc
 
 
@@ -342,7 +343,7 @@ def test_status_asks_at_the_port_that_participants_ask_at(
 INTERRUPTED = """
 import os, signal
 from grpc import _channel
-from xain_coordinator import status_view
+from xain_coordinator.cli import status as status_view
 
 begin = _channel._run_channel_spin_thread
 
@@ -409,7 +410,7 @@ def test_bad_config(command: tuple[str, ...], arguments: tuple[str, ...], messag
 
 def test_a_run_gets_what_the_flags_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """And ends with the exit status of the coordinator."""
-    from xain_coordinator import app
+    from xain_coordinator.process import app
 
     seen: dict[str, Any] = {}
 

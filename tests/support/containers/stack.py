@@ -5,7 +5,7 @@ import uuid
 from pathlib import Path
 
 from support.containers.engine import BASE, PATIENCE_S, docker, run
-from xain_coordinator import status_view
+from xain_coordinator.cli import status as status_view
 
 OVERRIDE = Path(__file__).with_name("compose.test.yml")
 

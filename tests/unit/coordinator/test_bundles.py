@@ -2,7 +2,6 @@
 
 import pytest
 
-from xain_coordinator.bundles import open_weights
 from xain_coordinator.core.keys import (
     attempt_key,
     is_journalled,
@@ -11,6 +10,7 @@ from xain_coordinator.core.keys import (
     piece_of,
     place_of,
 )
+from xain_coordinator.stores.bundles import open_weights
 from xain_coordinator.stores.memory import MemoryStore
 
 

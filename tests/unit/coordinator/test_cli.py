@@ -5,7 +5,8 @@ import sys
 import pytest
 from typer.testing import CliRunner, Result
 
-from xain_coordinator import cli, demo
+from xain_coordinator.cli import demo
+from xain_coordinator.cli import main as cli
 
 
 def run(*arguments: str) -> Result:

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from xain_coordinator.aggregation.options import WrongOption
-from xain_coordinator.config import CoordinatorConfig
-from xain_coordinator.controllers import (
+from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.core.selection import Candidate, ControllerFailed, Weighted, select
+from xain_coordinator.extensions.controllers import (
     controller_of_session,
     known_controllers,
     make_controller,
 )
-from xain_coordinator.core.selection import Candidate, ControllerFailed, Weighted, select
-from xain_coordinator.plugins import PluginFailed
-from xain_messaging.process.settings import ConfigError, load
+from xain_coordinator.extensions.plugins import PluginFailed
+from xain_foundation.settings import ConfigError, load
 
 DOCS = Path(__file__).parents[3] / "docs" / "controllers.md"
 

@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console, RenderableType
 from typer.testing import CliRunner
 
-from xain_coordinator.demo import cli, view
-from xain_coordinator.demo.cli import Abandoned, _ask
-from xain_coordinator.demo.fleet import Fleet, FleetError
-from xain_coordinator.demo.interrupts import Interrupts
-from xain_coordinator.demo.training import accuracy_on, split
+from xain_coordinator.cli.demo import cli, view
+from xain_coordinator.cli.demo.cli import Abandoned, _ask
+from xain_coordinator.cli.demo.fleet import Fleet, FleetError
+from xain_coordinator.cli.demo.interrupts import Interrupts
+from xain_coordinator.cli.demo.training import accuracy_on, split
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import inspection_pb2 as inspection
 from xain_workloads.data import Dataset

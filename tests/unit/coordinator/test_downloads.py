@@ -9,7 +9,7 @@ import pytest
 
 from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.core.values import GlobalModel, WeightsRef
-from xain_coordinator.driver import Driver
+from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.server import downloads
 from xain_coordinator.server.downloads import BLOCK_BYTES, MAX_BLOCKS, MESSAGE_BYTES, Downloads

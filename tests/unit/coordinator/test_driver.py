@@ -16,7 +16,7 @@ from xain_coordinator.core.errors import NotAMember, Refusal, UploadMissing
 from xain_coordinator.core.questions import AssignmentFor, MayUpload, Question
 from xain_coordinator.core.selection import ControllerFailed
 from xain_coordinator.core.values import Phase, Task
-from xain_coordinator.driver import Driver
+from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import JournalError, Record
 
 
@@ -262,7 +262,7 @@ async def test_a_tick_that_meets_a_defect_ends_the_process(bench, monkeypatch):
     def broken(*_: object) -> None:
         raise RuntimeError("broken invariant")
 
-    monkeypatch.setattr("xain_coordinator.driver.decide", broken)
+    monkeypatch.setattr("xain_coordinator.driver.driver.decide", broken)
     bench.journal.let_go()
     await joining
     await asyncio.wait_for(bench.driver.failed.wait(), 30)

@@ -7,8 +7,8 @@ import pytest
 from support.driver import RULES, Bench, settled
 from xain_coordinator.core import commands as c
 from xain_coordinator.core.values import ParticipantState
-from xain_coordinator.driver import LOOK_AGAIN_S, Driver
-from xain_coordinator.lateness import MIN_SENDERS
+from xain_coordinator.driver.driver import LOOK_AGAIN_S, Driver
+from xain_coordinator.driver.lateness import MIN_SENDERS
 
 LEASE_S = RULES.lease_s
 STALL_S = 4 * LEASE_S

@@ -6,8 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from support.driver import MODEL, Bench, begin, fails, model, play, settled, update
-from xain_coordinator import driver as module
-from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.effects import RecordMetrics
@@ -20,7 +19,8 @@ from xain_coordinator.core.errors import (
 )
 from xain_coordinator.core.questions import AssignmentFor, MayUpload, Question
 from xain_coordinator.core.values import ParticipantState, Phase, Point
-from xain_coordinator.log_lines import MAX_UPDATE_LINES
+from xain_coordinator.driver import driver as module
+from xain_coordinator.driver.log_lines import MAX_UPDATE_LINES
 
 # --- late updates ---
 

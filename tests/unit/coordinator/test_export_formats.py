@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from xain_coordinator import cli
+from xain_coordinator.cli import main as cli
 from xain_coordinator.export import formats
 from xain_coordinator.export.trained import NoModel
 from xain_workloads import neural_builders

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from xain_coordinator import history as module
 from xain_coordinator.core import events as e
 from xain_coordinator.core.values import (
     Evaluation,
@@ -15,7 +14,8 @@ from xain_coordinator.core.values import (
     Update,
     WeightsRef,
 )
-from xain_coordinator.history import (
+from xain_coordinator.driver import history as module
+from xain_coordinator.driver.history import (
     MAX_DEPARTED,
     MAX_NAMES_OF_A_ROUND,
     MAX_ROUNDS,

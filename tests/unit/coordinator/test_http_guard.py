@@ -3,8 +3,8 @@
 import httpx
 import pytest
 
-from xain_coordinator.config_http import HttpSettings
-from xain_coordinator.http_face.app import make_app
+from xain_coordinator.config.http import HttpSettings
+from xain_coordinator.server.http.app import make_app
 
 
 async def post(settings: HttpSettings, **headers: str) -> tuple[int, str]:

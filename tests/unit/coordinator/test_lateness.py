@@ -2,7 +2,7 @@
 
 import pytest
 
-from xain_coordinator.lateness import MIN_LATE_S, MIN_SENDERS, NUM_SENDERS, Lateness
+from xain_coordinator.driver.lateness import MIN_LATE_S, MIN_SENDERS, NUM_SENDERS, Lateness
 
 LEASE_S = 15.0
 INTERVAL_S = 10.0

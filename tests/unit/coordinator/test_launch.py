@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from xain_coordinator.config import CoordinatorConfig
-from xain_coordinator.config_launch import LaunchSettings
-from xain_coordinator.demo.interrupts import Interrupts
-from xain_coordinator.launch import cli, containers, plan, processes, programs, sparse
-from xain_coordinator.launch.log_view import LogView
-from xain_coordinator.launch.plan import Program, Worker, find_workers
-from xain_coordinator.launch.rounds import Request, RoundsLaunch
-from xain_messaging.process.commands import CommandFailed
-from xain_messaging.process.settings import ConfigError, resolve
+from xain_coordinator.cli.demo.interrupts import Interrupts
+from xain_coordinator.cli.launch import cli, containers, plan, processes, programs, sparse
+from xain_coordinator.cli.launch.log_view import LogView
+from xain_coordinator.cli.launch.plan import Program, Worker, find_workers
+from xain_coordinator.cli.launch.rounds import Request, RoundsLaunch
+from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.config.launch import LaunchSettings
+from xain_foundation.commands import CommandFailed
+from xain_foundation.settings import ConfigError, resolve
 
 
 def folder(root: Path, *names: str) -> Path:

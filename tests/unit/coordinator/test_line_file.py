@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from support.logs import capture_logs
-from xain_coordinator import line_file
-from xain_coordinator.line_file import LineFile, why_unwritable
+from xain_foundation import line_file
+from xain_foundation.line_file import LineFile, why_unwritable
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="files in use cannot be renamed")
 

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from xain_coordinator.live_view import line, sparkline, view
-from xain_coordinator.status_view import Snapshot
+from xain_coordinator.cli.live_view import line, sparkline, view
+from xain_coordinator.cli.status import Snapshot
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import inspection_pb2 as inspection
 

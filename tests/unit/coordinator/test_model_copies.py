@@ -2,11 +2,11 @@
 
 from tests.unit.core.bench import make_rules
 
-from xain_coordinator import model_copies
 from xain_coordinator.core.events import HeartbeatChanged
 from xain_coordinator.core.session import open_session
+from xain_coordinator.driver import model_copies
+from xain_coordinator.driver.model_copies import ModelCopies
 from xain_coordinator.journal.memory import MemoryJournal
-from xain_coordinator.model_copies import ModelCopies
 from xain_coordinator.ports import Record
 from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.stores.memory import MemoryStore

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from xain_coordinator.outage import PAUSE_S, Outage
+from xain_coordinator.driver.outage import PAUSE_S, Outage
 from xain_coordinator.ports import StoreUnavailable
 
 PUT, GET = "PutWeights", "GetWeights"

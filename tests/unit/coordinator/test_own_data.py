@@ -12,10 +12,10 @@ from support.logs import capture_logs
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
 from xain_coordinator.core.values import GlobalModel, Phase, WeightsRef
-from xain_coordinator.own_data import evaluate_stored, load_own_data
+from xain_coordinator.driver.effects import store_model
+from xain_coordinator.driver.own_evaluation import evaluate_stored, load_own_data
 from xain_coordinator.ports import StoreError
 from xain_coordinator.stores.memory import MemoryStore
-from xain_coordinator.work import store_model
 from xain_workloads.data import load_table
 from xain_workloads.errors import DataError
 from xain_workloads.model import Model

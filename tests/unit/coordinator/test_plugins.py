@@ -15,18 +15,19 @@ import numpy as np
 import pytest
 
 from support.aggregation import load, npy, put, work_on
-from xain_coordinator import app, plugins
 from xain_coordinator.aggregation.aggregator import RuleFailed
 from xain_coordinator.aggregation.engine import aggregate
 from xain_coordinator.aggregation.options import WrongOption, options_of
 from xain_coordinator.aggregation.rules import BUILT_IN, known_rules, make_rule
 from xain_coordinator.aggregation.sources import UpdateChanged
-from xain_coordinator.app import EXIT_ERROR, Coordinator
-from xain_coordinator.config import CoordinatorConfig
-from xain_coordinator.plugins import AGGREGATORS, PluginFailed
+from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.extensions import plugins
+from xain_coordinator.extensions.plugins import AGGREGATORS, PluginFailed
+from xain_coordinator.process import app
+from xain_coordinator.process.app import EXIT_ERROR, Coordinator
 from xain_coordinator.stores.memory import MemoryStore
-from xain_messaging.process import settings
-from xain_messaging.process.settings import ConfigError
+from xain_foundation import settings
+from xain_foundation.settings import ConfigError
 
 DOCS = Path(__file__).parents[3] / "docs" / "aggregation.md"
 

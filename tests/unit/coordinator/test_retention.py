@@ -8,15 +8,15 @@ from dataclasses import dataclass, field, replace
 import pytest
 from structlog.testing import capture_logs
 
-from xain_coordinator import retention
-from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import GlobalModel, Phase, WeightsRef
+from xain_coordinator.driver import retention
+from xain_coordinator.driver.broadcast import Wave
+from xain_coordinator.driver.retention import GROUP_SIZE, Needed, Retention, needed_by
 from xain_coordinator.ports import StoreUnavailable
-from xain_coordinator.retention import GROUP_SIZE, Needed, Retention, needed_by
 from xain_coordinator.stores.memory import MemoryStore
-from xain_coordinator.wave import Wave
 
 PATIENCE_S = 20.0
 RULES = CoordinatorConfig().rules()

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from xain_coordinator import cli
-from xain_coordinator.timings import read
+from xain_coordinator.cli import main as cli
+from xain_coordinator.cli.timings import read
 
 HEARTBEAT = "/xain_proto.fl.Coordinator/Heartbeat"
 

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
+from xain_coordinator.server.fair_queue import Turns
 from xain_coordinator.stores.reading import CHUNK_BYTES
-from xain_coordinator.turns import Turns
 
 
 async def test_between_two_the_loop_turns():

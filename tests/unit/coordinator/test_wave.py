@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from xain_coordinator.wave import WOKEN_PER_TURN, Wave
+from xain_coordinator.driver.broadcast import WOKEN_PER_TURN, Wave
 
 
 async def waiting(wave: Wave, heard: list[int], number: int) -> list[asyncio.Task[None]]:

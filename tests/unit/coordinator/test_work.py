@@ -18,8 +18,6 @@ import xxhash
 from numpy.typing import ArrayLike
 
 from support.clock import HeldClock
-from xain_coordinator import driver as driver_module
-from xain_coordinator import work
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
 from xain_coordinator.core.decider import decide, resume
@@ -27,16 +25,18 @@ from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.core.keys import journalled_key
 from xain_coordinator.core.replies import Reply
 from xain_coordinator.core.values import DataProfile, Phase, Rules
-from xain_coordinator.driver import Driver
-from xain_coordinator.fencing import TakenOver
+from xain_coordinator.driver import driver as driver_module
+from xain_coordinator.driver import effects as work
+from xain_coordinator.driver.driver import Driver
+from xain_coordinator.driver.effects import StoreWorker, WorkloadMissing
+from xain_coordinator.driver.fence import TakenOver
+from xain_coordinator.driver.model_copies import ModelCopies
 from xain_coordinator.journal.memory import MemoryJournal
 from xain_coordinator.metrics.null import NullMetricsStore
-from xain_coordinator.model_copies import ModelCopies
 from xain_coordinator.ports import Fenced, JournalError, KeyNotFound, Record, StoreUnavailable
 from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.stores.memory import MemoryStore, MemoryUpload
 from xain_coordinator.updates.measuring import measure, measure_bytes
-from xain_coordinator.work import StoreWorker, WorkloadMissing
 from xain_workloads.model import Model, TensorSpec
 
 VECTOR = np.arange(3, dtype=np.float32)

@@ -17,7 +17,7 @@ from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
 from xain_coordinator.core.effects import Aggregate
 from xain_coordinator.core.values import Phase
-from xain_coordinator.history import History
+from xain_coordinator.driver.history import History
 
 REASON = "0/b has the digest 1 in the store, not 2"
 

@@ -17,7 +17,7 @@ from xain_coordinator.core.keys import update_key
 from xain_coordinator.core.session import Session, open_session
 from xain_coordinator.core.values import DataProfile, Phase
 from xain_coordinator.core.versioned import _Versioned
-from xain_coordinator.history import History
+from xain_coordinator.driver.history import History
 
 NUM = 1000
 NAMES = tuple(f"site-{i:04}" for i in range(NUM))

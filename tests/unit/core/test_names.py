@@ -8,7 +8,7 @@ from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.questions import MayUpload
-from xain_messaging.names import MAX_BYTES
+from xain_foundation.names import MAX_BYTES
 
 BAD_NAMES = [
     "",

@@ -2,8 +2,8 @@
 
 import pytest
 
-from xain_coordinator.config import ServerSettings
-from xain_messaging.process.commands import DEFAULT_PORT, split_host_port
+from xain_coordinator.config.coordinator import ServerSettings
+from xain_foundation.commands import DEFAULT_PORT, split_host_port
 from xain_participant.config import CoordinatorSettings
 
 

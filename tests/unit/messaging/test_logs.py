@@ -8,9 +8,9 @@ import pytest
 import structlog
 from pydantic import SecretStr
 
-from xain_messaging.logger import get_logger
-from xain_messaging.process.logs import LoggingSettings, configure, copied
-from xain_messaging.process.settings import ConfigError, load
+from xain_foundation.logger import get_logger
+from xain_foundation.logs import LoggingSettings, configure, copied
+from xain_foundation.settings import ConfigError, load
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
@@ -22,11 +22,11 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
 def test_one_json_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     """With what a reader of logs needs first, and the event's own fields after it."""
     configure("info", console=False, third_party=False)
-    structlog.get_logger("xain_coordinator.driver").info("round_opened", round=3, text="a\nb")
+    structlog.get_logger("xain_coordinator").info("round_opened", round=3, text="a\nb")
     (line,) = lines(capsys)
     assert list(line) == ["timestamp", "level", "logger", "event", "round", "text"]
     assert line["timestamp"].endswith("Z")
-    assert (line["level"], line["logger"]) == ("info", "xain_coordinator.driver")
+    assert (line["level"], line["logger"]) == ("info", "xain_coordinator")
     assert (line["event"], line["round"], line["text"]) == ("round_opened", 3, "a\nb")
 
 
@@ -243,7 +243,7 @@ def test_copied_lines_are_those_from_info_on_whatever_the_level_is(
 ) -> None:
     """The level decides what standard error shows, with a copy and without one."""
     configure(level, console=False, third_party=False)
-    log = structlog.get_logger("xain_coordinator.log_lines")
+    log = structlog.get_logger("xain_coordinator.driver.log_lines")
     copies: list[str] = []
 
     def write() -> list[str]:
@@ -253,7 +253,7 @@ def test_copied_lines_are_those_from_info_on_whatever_the_level_is(
         return [line["event"] for line in lines(capsys)]
 
     shown = write()
-    with copied("xain_coordinator.log_lines", copies.append, level):
+    with copied("xain_coordinator.driver.log_lines", copies.append, level):
         assert write() == shown
     assert write() == shown
     assert [json.loads(line)["event"] for line in copies] == ["round_opened", "failed"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xain_messaging.names import MAX_BYTES, why_not
+from xain_foundation.names import MAX_BYTES, why_not
 
 
 @pytest.mark.parametrize(

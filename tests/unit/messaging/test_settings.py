@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal, Self
 import pytest
 from pydantic import Field, SecretStr, model_validator
 
-from xain_messaging.process.fields import (
+from xain_foundation.fields import (
     FilePath,
     Host,
     Section,
@@ -14,7 +14,7 @@ from xain_messaging.process.fields import (
     join_host_port,
     parse_host,
 )
-from xain_messaging.process.settings import ConfigError, load, resolve
+from xain_foundation.settings import ConfigError, load, resolve
 
 PREFIX = "FLEET_"
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from xain_messaging.process.fields import Section
-from xain_messaging.process.settings import ConfigError, load
+from xain_foundation.fields import Section
+from xain_foundation.settings import ConfigError, load
 from xain_parameters.config import SchedulerConfig, ServerConfig
 
 CONFIGS = Path(__file__).parents[3] / "configs"

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from xain_messaging.process.fields import Section
-from xain_messaging.process.settings import ConfigError, load
+from xain_foundation.fields import Section
+from xain_foundation.settings import ConfigError, load
 from xain_participant.config import ENV_PREFIX, ParticipantConfig
 from xain_workloads.partition import Partition
 

@@ -50,7 +50,7 @@ from xain_coordinator.core.attempts import RULE as ASSEMBLE
 from xain_coordinator.core.effects import Aggregate
 from xain_coordinator.core.keys import model_key, state_key
 from xain_coordinator.core.values import BYTES, GlobalModel, Layout
-from xain_coordinator.plugins import PluginFailed
+from xain_coordinator.extensions.plugins import PluginFailed
 from xain_coordinator.ports import WeightsStore
 from xain_proto.np import npy_header
 

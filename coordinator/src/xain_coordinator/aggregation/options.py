@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from xain_coordinator.core.values import Option
-from xain_coordinator.plugins import PluginFailed
+from xain_coordinator.extensions.plugins import PluginFailed
 
 T = TypeVar("T")
 

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import xxhash
 
 from xain_coordinator.core.values import WeightsRef
-from xain_coordinator.integrity import why_damaged
 from xain_coordinator.ports import Fenced, KeyClaimed, KeyExists, WeightsStore
+from xain_coordinator.stores.integrity import why_damaged
 
 
 class AnotherModel(Fenced):

@@ -7,9 +7,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from xain_coordinator.bundles import open_weights
 from xain_coordinator.core.values import WeightsRef
 from xain_coordinator.ports import Reader, StoreError, WeightsStore
+from xain_coordinator.stores.bundles import open_weights
 
 
 class UpdateChanged(StoreError):

@@ -32,7 +32,7 @@ from xain_coordinator.core.values import (
     Point,
     Update,
 )
-from xain_messaging.names import printable
+from xain_foundation.names import printable
 
 # Participants that came after the end, which wait for the next session and are no members.
 MAX_NEWCOMERS = 1000

@@ -14,7 +14,7 @@ when the last attempt that a round may have breaks.
 
 from xain_coordinator.core.errors import InvalidRequest, InvalidUpdate, SliceMismatch
 from xain_coordinator.core.values import GlobalModel, Layout, Round, Rules, Update
-from xain_messaging.names import shortened
+from xain_foundation.names import shortened
 from xain_workloads.model import size_of
 
 RULE = "assemble"

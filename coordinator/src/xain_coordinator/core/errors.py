@@ -7,7 +7,7 @@ do next. A message names the thing, the value and the limit, and what to do.
 from collections.abc import Mapping
 from typing import ClassVar
 
-from xain_messaging.names import shortened
+from xain_foundation.names import shortened
 
 
 class Refusal(Exception):

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from xain_messaging.names import GLOBAL
+from xain_foundation.names import GLOBAL
 
 INCOMING = "incoming/"
 OPTIMIZER = "optimizer/"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from xain_coordinator.core.errors import InvalidName, InvalidTags
 from xain_coordinator.core.values import DataProfile, ParticipantState, Rules, Transfer
-from xain_messaging.names import why_not
+from xain_foundation.names import why_not
 from xain_messaging.tags import MAX_TAGS
 from xain_messaging.tags import why_not as why_not_tags
 

@@ -18,11 +18,11 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.values import Evaluation
 from xain_coordinator.export import formats
 from xain_coordinator.export.trained import Entry, NoModel, Trained, ask, open_files
-from xain_messaging.process.fields import proxy_options
+from xain_foundation.fields import proxy_options
 from xain_proto.fl.inspection_pb2 import AskPredictionsRequest
 from xain_proto.fl.inspection_pb2_grpc import InspectionStub
 from xain_workloads.dataset import Task

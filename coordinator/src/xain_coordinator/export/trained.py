@@ -10,20 +10,20 @@ from typing import Any
 
 import grpc
 
-from xain_coordinator.app import open_store
-from xain_coordinator.bundles import open_weights
-from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.cli.status import fetch
+from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.values import Evaluation, GlobalModel, Task, WeightsRef
-from xain_coordinator.history import RoundRecord
-from xain_coordinator.integrity import parse_vector
+from xain_coordinator.driver.history import RoundRecord
+from xain_coordinator.journal.restore import open_stopped
 from xain_coordinator.ports import StoreError, WeightsStore
-from xain_coordinator.restore import open_stopped
+from xain_coordinator.process.app import open_store
 from xain_coordinator.server.translate import layout_of
-from xain_coordinator.status_view import fetch
+from xain_coordinator.stores.bundles import open_weights
+from xain_coordinator.stores.integrity import parse_vector
 from xain_coordinator.stores.journalled import store_of_session
 from xain_coordinator.stores.reading import chunks
-from xain_messaging.process.commands import CommandFailed
-from xain_messaging.process.fields import proxy_options
+from xain_foundation.commands import CommandFailed
+from xain_foundation.fields import proxy_options
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl.coordinator_pb2_grpc import CoordinatorStub
 from xain_workloads.model import Model

@@ -27,7 +27,7 @@ from xain_coordinator.journal.codec import FORMAT, Row, decode_record, digest_of
 from xain_coordinator.journal.snapshots import encode_snapshot, require_covered, usable_snapshot
 from xain_coordinator.journal.wal import require_sound_log
 from xain_coordinator.ports import JournalDamaged, JournalError, Record, Snapshot
-from xain_messaging.process.durable import make_directory
+from xain_foundation.durable import make_directory
 
 APPLICATION_ID = 0x5841494E  # "XAIN"
 

@@ -31,11 +31,11 @@ from influxdb_client.client.write.point import Point as LinePoint
 from influxdb_client.rest import ApiException
 from influxdb_client.service.write_service import WriteService
 
-from xain_coordinator.config import MetricsSettings
+from xain_coordinator.config.coordinator import MetricsSettings
+from xain_coordinator.config.secret_files import read_secret
 from xain_coordinator.core.values import Point
 from xain_coordinator.metrics.queue import MAX_WAITING, Outcome, QueuedMetrics, Stamped
 from xain_coordinator.ports import StoreError
-from xain_coordinator.secret_files import read_secret
 
 log = structlog.get_logger(__name__)
 

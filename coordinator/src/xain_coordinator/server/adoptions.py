@@ -12,10 +12,10 @@ from xain_coordinator.core.keys import round_of
 from xain_coordinator.core.values import StoredWeights
 from xain_coordinator.ports import DirectAccess, KeyNotFound, StoreError, WeightsStore, WrongSize
 from xain_coordinator.server.open_rounds import OpenRounds, new_attempt_at
-from xain_coordinator.threads import run_to_end
 from xain_coordinator.updates.background import Background
 from xain_coordinator.updates.measuring import measure
 from xain_coordinator.updates.readings import Readings
+from xain_foundation.threads import run_to_end
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from xain_coordinator.ports import StoreError
-from xain_messaging.process.durable import OPEN_FLAGS, make_directory, sync_directory
+from xain_foundation.durable import OPEN_FLAGS, make_directory, sync_directory
 from xain_proto.weights_port import PATH
 
 _SECRET_FILE = ".weights-port"  # no key is stored under this name

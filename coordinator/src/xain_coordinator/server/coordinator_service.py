@@ -34,13 +34,13 @@ from xain_coordinator.core.values import (
     StoredWeights,
     WeightsRef,
 )
-from xain_coordinator.driver import Driver
+from xain_coordinator.driver.driver import Driver
 from xain_coordinator.metrics.points import newest_metrics
 from xain_coordinator.ports import StoreError
 from xain_coordinator.server.downloads import Downloads
+from xain_coordinator.server.fair_queue import Turns
 from xain_coordinator.server.identity import instance_of, participant_of, waited_s
 from xain_coordinator.server.predictions import RemotePredictor
-from xain_coordinator.server.rare_lines import RareLine
 from xain_coordinator.server.refused import RefusedParticipants, WaitingParticipants
 from xain_coordinator.server.translate import (
     group_address,
@@ -53,9 +53,9 @@ from xain_coordinator.server.translate import (
     wire_task,
 )
 from xain_coordinator.server.uploads import Uploads
-from xain_coordinator.turns import Turns
 from xain_coordinator.updates.reception import Announced
-from xain_messaging.names import shortened
+from xain_foundation.names import shortened
+from xain_foundation.rare_lines import RareLine
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import coordinator_pb2_grpc as pb_grpc
 from xain_workloads.schema import Column, ColumnType

@@ -14,7 +14,7 @@ import structlog
 from xain_coordinator.core.errors import Unavailable, UnknownModel
 from xain_coordinator.core.keys import incoming_key, update_key
 from xain_coordinator.core.values import BYTES, GlobalModel, WeightsRef
-from xain_coordinator.driver import Driver
+from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import (
     DirectAccess,
     StoreError,
@@ -22,8 +22,8 @@ from xain_coordinator.ports import (
     WeightsStore,
 )
 from xain_coordinator.server.weights_port import WeightsPort
-from xain_coordinator.threads import run_to_end
-from xain_messaging.names import shortened
+from xain_foundation.names import shortened
+from xain_foundation.threads import run_to_end
 from xain_proto.np.codec import MAX_HEADER_BYTES
 
 log = structlog.get_logger(__name__)

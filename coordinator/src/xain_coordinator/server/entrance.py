@@ -24,7 +24,7 @@ from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core.membership import RECONNECTS_PER_S, check_name
 from xain_coordinator.core.values import Phase, Point
-from xain_coordinator.driver import Driver
+from xain_coordinator.driver.driver import Driver
 from xain_coordinator.server.coordinator_service import CoordinatorService
 from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.server.identity import instance_of, participant_of

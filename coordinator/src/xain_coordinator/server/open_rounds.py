@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from xain_coordinator.core.keys import attempt_key, round_of
 from xain_coordinator.core.values import GlobalModel, Phase
-from xain_coordinator.driver import Driver
+from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import WeightsStore
 from xain_coordinator.updates.measuring import BaseModel, Distance, Inspector
 

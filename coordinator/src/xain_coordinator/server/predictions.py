@@ -19,7 +19,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from xain_coordinator.config_fields import MAX_PREDICT_RETRIES, MAX_PREDICT_TIMEOUT_S
+from xain_coordinator.config.fields import MAX_PREDICT_RETRIES, MAX_PREDICT_TIMEOUT_S
 from xain_coordinator.core.errors import (
     NobodyAnswered,
     NotFitted,
@@ -28,10 +28,10 @@ from xain_coordinator.core.errors import (
     Unavailable,
 )
 from xain_coordinator.core.values import GlobalModel
-from xain_coordinator.driver import Driver
-from xain_coordinator.integrity import read_vector
+from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import WeightsStore
-from xain_messaging.names import printable, shortened
+from xain_coordinator.stores.integrity import read_vector
+from xain_foundation.names import printable, shortened
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_workloads import held
 from xain_workloads.bagging_options import options_of_model

@@ -3,9 +3,9 @@
 import structlog
 
 from xain_coordinator.core.errors import Refusal
-from xain_coordinator.server.rare_lines import RareLine
 from xain_coordinator.server.statuses import message_of
-from xain_messaging.names import shortened
+from xain_foundation.names import shortened
+from xain_foundation.rare_lines import RareLine
 
 log = structlog.get_logger(__name__)
 

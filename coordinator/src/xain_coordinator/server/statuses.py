@@ -8,7 +8,7 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
 from xain_coordinator.core import errors
-from xain_messaging.names import shortened
+from xain_foundation.names import shortened
 
 DOMAIN = "xain.coordinator"
 

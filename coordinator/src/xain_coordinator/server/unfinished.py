@@ -12,13 +12,13 @@ import xxhash
 
 from xain_coordinator.core.errors import InvalidUpdate, UploadMissing
 from xain_coordinator.core.keys import update_key
-from xain_coordinator.driver import Driver
+from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import WeightsStore
 from xain_coordinator.server.open_rounds import OpenRounds, new_attempt_at
-from xain_coordinator.threads import run_to_end
 from xain_coordinator.updates.background import Background
 from xain_coordinator.updates.readings import Readings
 from xain_coordinator.updates.reception import Announced, Reception
+from xain_foundation.threads import run_to_end
 
 # What came of broken uploads is kept of so many participants. Each is a file as large as what came,
 # open, and some KiB of memory.

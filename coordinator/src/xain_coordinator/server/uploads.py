@@ -29,19 +29,19 @@ from xain_coordinator.core.keys import (
 from xain_coordinator.core.questions import MayUpload
 from xain_coordinator.core.replies import AlreadyUploaded, UploadTo
 from xain_coordinator.core.values import BYTES, GlobalModel, Phase, StoredWeights, WeightsRef
-from xain_coordinator.driver import Driver
+from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import DirectAccess, KeyNotFound, WeightsStore
 from xain_coordinator.server.adoptions import Adoptions
 from xain_coordinator.server.downloads import INLINE_BYTES
 from xain_coordinator.server.open_rounds import OpenRounds, new_attempt_at
 from xain_coordinator.server.unfinished import UnfinishedUploads
-from xain_coordinator.threads import run_to_end, wait_to_end
 from xain_coordinator.updates.background import Background
 from xain_coordinator.updates.content import TreesCheck, check_announced_size
 from xain_coordinator.updates.measuring import BaseModel, measure, measure_bytes
 from xain_coordinator.updates.readings import Readings
 from xain_coordinator.updates.reception import Announced, Decoder, Reception
 from xain_coordinator.updates.streams import NUM_WRITES, Intake, Read
+from xain_foundation.threads import run_to_end, wait_to_end
 from xain_proto.fl.coordinator_pb2 import Encoding
 from xain_proto.np import ENCODING_BITS
 from xain_proto.np.codec import MAX_HEADER_BYTES

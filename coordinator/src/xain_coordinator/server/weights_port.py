@@ -26,13 +26,13 @@ from xain_coordinator.core import errors
 from xain_coordinator.core.values import WeightsRef
 from xain_coordinator.ports import JournalError, KeyNotFound, StoreError
 from xain_coordinator.server.capabilities import Capabilities, Capability, Forbidden, Method
-from xain_coordinator.server.rare_lines import RareLine
 from xain_coordinator.server.statuses import message_of
 from xain_coordinator.stores.files import FileReader
-from xain_coordinator.threads import wait_to_end
 from xain_coordinator.updates.bodies import Incoming, Outgoing, Stalled, Transfer
 from xain_coordinator.updates.reception import Announced, Reception
-from xain_messaging.process.fields import join_host_port
+from xain_foundation.fields import join_host_port
+from xain_foundation.rare_lines import RareLine
+from xain_foundation.threads import wait_to_end
 from xain_proto.weights_port import DIGEST_HEADER, KEY_HEADER, OFFSET_HEADER, PATH
 
 T = TypeVar("T")

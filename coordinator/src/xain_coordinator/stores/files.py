@@ -23,7 +23,7 @@ from xain_coordinator.stores.paths import folder_to_path, key_to_path, path_to_k
 from xain_coordinator.stores.shared_sync import SharedSync
 from xain_coordinator.stores.spares import MARK_BYTES, SpareFiles, read_mark, write_mark
 from xain_coordinator.stores.spares import SUFFIX as SPARE_SUFFIX
-from xain_messaging.process.durable import OPEN_FLAGS, make_directory, sync_directory
+from xain_foundation.durable import OPEN_FLAGS, make_directory, sync_directory
 
 if sys.platform != "win32":
     import fcntl

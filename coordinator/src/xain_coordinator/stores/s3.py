@@ -14,7 +14,7 @@ from typing import IO, cast
 
 import xxhash
 
-from xain_coordinator.config import StorageSettings
+from xain_coordinator.config.coordinator import StorageSettings
 from xain_coordinator.ports import (
     KeyExists,
     KeyNotFound,

@@ -17,9 +17,9 @@ from botocore import exceptions as boto
 from botocore.config import Config
 from urllib3.exceptions import HTTPError
 
-from xain_coordinator.config import StorageSettings
+from xain_coordinator.config.coordinator import StorageSettings
+from xain_coordinator.config.secret_files import read_secret
 from xain_coordinator.ports import KeyNotFound, StoreError, StoreUnavailable
-from xain_coordinator.secret_files import read_secret
 
 T = TypeVar("T")
 

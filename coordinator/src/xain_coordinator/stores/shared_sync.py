@@ -4,7 +4,7 @@ import threading
 from concurrent.futures import Future, wait
 from pathlib import Path
 
-from xain_messaging.process.durable import sync_directory
+from xain_foundation.durable import sync_directory
 
 
 class SharedSync:

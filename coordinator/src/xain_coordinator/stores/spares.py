@@ -23,7 +23,7 @@ from pathlib import Path
 
 import xxhash
 
-from xain_messaging.process.durable import OPEN_FLAGS
+from xain_foundation.durable import OPEN_FLAGS
 
 if sys.platform != "win32":
     import fcntl

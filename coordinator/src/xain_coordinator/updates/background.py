@@ -8,7 +8,7 @@ from functools import partial
 import structlog
 
 from xain_coordinator.ports import StoreError, WeightsStore
-from xain_coordinator.threads import run_to_end
+from xain_foundation.threads import run_to_end
 
 log = structlog.get_logger(__name__)
 

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import xxhash
 
-from xain_coordinator.bundles import open_weights
 from xain_coordinator.core.errors import InvalidUpdate, TooLarge
 from xain_coordinator.core.values import BYTES, GlobalModel, StoredWeights
 from xain_coordinator.ports import StoreError, WeightsStore
+from xain_coordinator.stores.bundles import open_weights
 from xain_coordinator.stores.reading import chunks
 from xain_proto.np import parse_npy_header
 from xain_proto.np.codec import MAX_HEADER_BYTES

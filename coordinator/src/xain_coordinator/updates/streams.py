@@ -11,8 +11,8 @@ from typing import Any
 import grpc
 
 from xain_coordinator.core.errors import InvalidUpdate, Unavailable
-from xain_coordinator.threads import run_to_end
 from xain_coordinator.updates.reception import Reception
+from xain_foundation.threads import run_to_end
 from xain_proto.fl.coordinator_pb2 import PutWeightsRequest
 
 # Threads of the pool that write messages. The others are left for commits and models.

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 
+from xain_foundation.logger import get_logger
 from xain_messaging import waits
 from xain_messaging.discovery.registry import replaced
 from xain_messaging.discovery.remote import CALL_TIMEOUT_S, RETRY_S, RemoteMembership, left_s
@@ -22,7 +23,6 @@ from xain_messaging.errors import (
     MessagingError,
     NameTaken,
 )
-from xain_messaging.logger import get_logger
 from xain_messaging.ports import Member, Roster
 from xain_proto.messaging import membership_pb2 as pb
 from xain_proto.messaging.membership_pb2_grpc import MembershipStub

@@ -27,6 +27,7 @@ from typing import Any, Final
 
 import redis
 
+from xain_foundation.logger import get_logger
 from xain_messaging.discovery.registry import LEASE_S, MAX_FORMER, SETTLE_S, WORD_S
 from xain_messaging.discovery.remote import (
     CALL_TIMEOUT_S,
@@ -35,7 +36,6 @@ from xain_messaging.discovery.remote import (
     left_s,
 )
 from xain_messaging.errors import DiscoveryUnavailable, MembershipLost, NameTaken
-from xain_messaging.logger import get_logger
 from xain_messaging.ports import Member, Roster
 
 log = get_logger(__name__)

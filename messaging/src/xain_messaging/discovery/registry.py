@@ -23,8 +23,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from xain_foundation.names import shortened, why_not
 from xain_messaging.errors import DiscoveryUnavailable, MembershipLost, MessagingError, NameTaken
-from xain_messaging.names import shortened, why_not
 from xain_messaging.ports import Member, Roster
 
 Key = TypeVar("Key")

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from random import Random
 
+from xain_foundation.logger import get_logger
 from xain_messaging import waits
 from xain_messaging.discovery.registry import MAX_FORMER, check_barrier, note_latest, replaced
 from xain_messaging.errors import (
@@ -20,7 +21,6 @@ from xain_messaging.errors import (
     NameTaken,
     TimedOut,
 )
-from xain_messaging.logger import get_logger
 from xain_messaging.ports import Member, Roster
 
 log = get_logger(__name__)

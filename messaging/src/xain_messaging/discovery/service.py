@@ -8,6 +8,8 @@ from typing import Any, Final, NoReturn
 
 import grpc
 
+from xain_foundation.logger import get_logger
+from xain_foundation.names import shortened, why_not
 from xain_messaging.discovery.registry import (
     GRACE_S,
     LEASE_S,
@@ -19,8 +21,6 @@ from xain_messaging.discovery.registry import (
     replaced,
 )
 from xain_messaging.errors import DiscoveryUnavailable, MembershipLost, NameTaken
-from xain_messaging.logger import get_logger
-from xain_messaging.names import shortened, why_not
 from xain_messaging.ports import Member, Roster
 from xain_proto.messaging import membership_pb2 as pb
 from xain_proto.messaging.membership_pb2_grpc import MembershipServicer

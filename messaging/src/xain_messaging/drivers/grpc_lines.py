@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import grpc
 
+from xain_foundation.logger import get_logger
 from xain_messaging.codec import Frames
 from xain_messaging.drivers.addresses import split_limit
 from xain_messaging.drivers.grpc_framing import MAX_CHUNK_BYTES, to_chunks
-from xain_messaging.logger import get_logger
 from xain_messaging.ports import Lost
 from xain_messaging.waits import left_s
 

@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import grpc
 
+from xain_foundation.logger import get_logger
 from xain_messaging.codec import MAX_MESSAGE_BYTES, Frames, num_bytes
 from xain_messaging.drivers import grpc_lines
 from xain_messaging.drivers.addresses import told_host, with_limit
@@ -31,7 +32,6 @@ from xain_messaging.drivers.grpc_lines import METHOD, OPTIONS, Line
 from xain_messaging.drivers.grpc_threads import Threads
 from xain_messaging.errors import BodyError, Closed, UnknownPeer
 from xain_messaging.links import DEFAULT_BOUNDS, TOLERANCE, Bounds, max_head_bytes
-from xain_messaging.logger import get_logger
 from xain_messaging.ports import Arrived, DriverEvent, Lost
 from xain_messaging.waits import LONGEST_S
 

@@ -18,11 +18,11 @@ from typing import Final
 
 import zmq
 
+from xain_foundation.logger import get_logger
 from xain_messaging.codec import Frame, Frames, num_bytes
 from xain_messaging.drivers.addresses import split_limit, told_host, with_limit
 from xain_messaging.errors import BodyError, Closed, UnknownPeer
 from xain_messaging.links import DEFAULT_BOUNDS, TOLERANCE, Bounds, max_head_bytes
-from xain_messaging.logger import get_logger
 from xain_messaging.ports import Arrived, DriverEvent, Lost
 from xain_messaging.waits import LONGEST_S
 

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from xain_messaging.logger import get_logger
+from xain_foundation.logger import get_logger
 from xain_parameters.client.cuts import summed, unique, whole_numbers
 from xain_parameters.client.ports import Progress, Scheduler
 from xain_parameters.client.requests import Piece, Requests

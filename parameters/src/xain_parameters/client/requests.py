@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from xain_messaging.logger import get_logger
+from xain_foundation.logger import get_logger
 from xain_parameters.client.cuts import cut_keys, cut_rows
 from xain_parameters.client.ports import Scheduler
 from xain_parameters.errors import Closed, Evicted, Invalid, RolledBack, Unavailable

@@ -7,7 +7,7 @@ from pathlib import Path
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from xain_messaging.process.durable import make_directory, sync_directory
+from xain_foundation.durable import make_directory, sync_directory
 from xain_parameters import cutfile
 from xain_parameters.replica import Replica
 from xain_parameters.scheduler.manifests import read_manifest

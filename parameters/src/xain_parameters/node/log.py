@@ -25,8 +25,8 @@ from typing import IO, NamedTuple, Protocol
 import msgspec
 import numpy as np
 
-from xain_messaging.logger import get_logger
-from xain_messaging.process.durable import make_directory, sync_directory
+from xain_foundation.durable import make_directory, sync_directory
+from xain_foundation.logger import get_logger
 from xain_parameters.errors import Damaged, ParameterError
 from xain_parameters.messages import Declare, Entry, Message, Tile, Whole, decode_head
 from xain_parameters.replica import OutOfOrder, Replica

@@ -12,7 +12,7 @@ from typing import Final, Self, TypeAlias
 
 import grpc
 
-from xain_messaging.logger import get_logger
+from xain_foundation.logger import get_logger
 from xain_parameters.errors import Evicted, ParameterError, Unavailable
 from xain_parameters.messages import Message, Pull, Push
 from xain_parameters.node.cuts import load, part_name, write_part

@@ -13,6 +13,7 @@ from typing import Any, Self
 import grpc
 from msgspec.structs import replace
 
+from xain_foundation.logger import get_logger
 from xain_messaging.discovery.coordinator import CoordinatorDiscovery
 from xain_messaging.errors import (
     DiscoveryUnavailable,
@@ -20,7 +21,6 @@ from xain_messaging.errors import (
     MessagingError,
     NameTaken,
 )
-from xain_messaging.logger import get_logger
 from xain_messaging.ports import Roster
 from xain_parameters.client.ports import Progress
 from xain_parameters.errors import Closed, Evicted, Invalid, TableConflict, Unavailable

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from xain_messaging.process.durable import make_directory
+from xain_foundation.durable import make_directory
 from xain_parameters.scheduler.state import AnyEvent, Settings, State, Ticked, fold
 from xain_parameters.specs import encoded
 

@@ -13,7 +13,7 @@ import fsspec
 import msgspec
 from fsspec.implementations.local import LocalFileSystem
 
-from xain_messaging.process.durable import make_directory, sync_directory
+from xain_foundation.durable import make_directory, sync_directory
 from xain_parameters.scheduler.state import Cut, State
 
 MANIFEST = "manifest.json"

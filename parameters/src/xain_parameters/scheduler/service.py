@@ -17,8 +17,8 @@ from typing import Any, Final, NoReturn, Self
 import grpc
 import msgspec
 
+from xain_foundation.logger import get_logger
 from xain_messaging.discovery.service import KEEPALIVE, MembershipService
-from xain_messaging.logger import get_logger
 from xain_parameters.errors import (
     Evicted,
     Invalid,

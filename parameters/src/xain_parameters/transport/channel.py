@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from xain_messaging.logger import get_logger
+from xain_foundation.logger import get_logger
 from xain_parameters.errors import Unavailable
 from xain_parameters.messages import VERSION, AnyHead, Done, Hello, Message, Refused
 from xain_parameters.transport.frames import (

@@ -5,7 +5,7 @@ import ssl
 import threading
 from typing import Final
 
-from xain_messaging.logger import get_logger
+from xain_foundation.logger import get_logger
 from xain_parameters.messages import VERSION, AnyHead, Done, Hello, Message, Refused
 from xain_parameters.transport.channel import (
     CLOSE_TIMEOUT_S,

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from integration.coordinator.influx.points import connect, numbered, numbers
 from support.influx_servers import Answer, StrictInflux
-from xain_coordinator.config import MetricsSettings
+from xain_coordinator.config.coordinator import MetricsSettings
 from xain_coordinator.core.values import Point
 from xain_coordinator.metrics import influx, queue
 from xain_coordinator.metrics.influx import InfluxMetrics, open_influx

@@ -19,18 +19,18 @@ from random import Random
 import pytest
 from structlog.testing import capture_logs
 
-from xain_coordinator.clock import SessionClock
 from xain_coordinator.core.events import RoundClosed, SessionFinished, SessionOpened
 from xain_coordinator.core.session import begin
 from xain_coordinator.core.values import Phase, Rules
-from xain_coordinator.driver import Driver
-from xain_coordinator.history import History
+from xain_coordinator.driver.clock import SessionClock
+from xain_coordinator.driver.driver import Driver
+from xain_coordinator.driver.history import History
 from xain_coordinator.journal.codec import FORMAT, decode_record, digest_of
 from xain_coordinator.journal.memory import MemoryJournal
+from xain_coordinator.journal.restore import restore
 from xain_coordinator.journal.sqlite import APPLICATION_ID, MAX_PREPARED_BYTES, SqliteJournal
 from xain_coordinator.journal.wal import require_sound_log
 from xain_coordinator.ports import JournalError, Record, Snapshot
-from xain_coordinator.restore import restore
 
 FORMAT_1 = Path(__file__).with_name("format_1.sql")
 
@@ -41,7 +41,7 @@ from pathlib import Path
 from xain_coordinator.core.events import RoundClosed, SessionOpened
 from xain_coordinator.core.session import begin
 from xain_coordinator.core.values import Rules
-from xain_coordinator.history import History
+from xain_coordinator.driver.history import History
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import JournalError, Record, Snapshot
 

@@ -8,11 +8,11 @@ import pytest
 from xain_coordinator.aggregation.publishing import AnotherModel
 from xain_coordinator.core.errors import InvalidUpdate, TooLarge
 from xain_coordinator.core.values import GlobalModel
+from xain_coordinator.driver.effects import store_model
 from xain_coordinator.ports import KeyNotFound, StoreError
 from xain_coordinator.stores.memory import MemoryStore
 from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_coordinator.updates.measuring import measure
-from xain_coordinator.work import store_model
 from xain_coordinator.xain06.bucket import PICKLE_BYTES, XainBucket
 from xain_proto.np import proto_to_ndarray
 from xain_proto.np.ndarray_pb2 import NDArray

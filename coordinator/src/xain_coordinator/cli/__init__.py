@@ -1,0 +1,1 @@
+"""Command line: the commands, their views, the demo and the launcher."""

@@ -1,0 +1,376 @@
+"""The command line of `xain-coordinator launch`."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from xain_coordinator.cli.demo.interrupts import Interrupts
+from xain_coordinator.cli.launch import plan, processes
+from xain_coordinator.cli.launch.lifecycle import Launch
+from xain_coordinator.cli.launch.log_view import LogView
+from xain_coordinator.cli.launch.programs import Backend
+from xain_coordinator.cli.launch.rounds import Request, RoundsLaunch
+from xain_coordinator.config.coordinator import ENV_PREFIX, CoordinatorConfig
+from xain_coordinator.config.launch import LaunchSettings
+from xain_foundation.commands import (
+    EXIT_BAD_CONFIG,
+    CommandFailed,
+    Config,
+    fail,
+    make_app,
+    parse_assignments,
+    run_app,
+    set_option,
+)
+from xain_foundation.settings import ConfigError, resolve
+
+PROGRAM = "xain-coordinator launch"
+EXIT_FAILED = 1
+EXAMPLE = "rounds.epochs=3"
+WORKER_EXAMPLE = "data.test_fraction=0.2"
+BACKENDS = ("process", "docker")
+
+app = make_app()
+
+_HELP = """Start a coordinator and workers on this machine, train, and stop them again.
+
+With `--workload sparse` these are a parameter server and its workers: DATA is libsvm files, which
+the workers divide, and the model is written to model.npz.
+
+A worker is a participant, in a process or a container of its own. DATA is either a folder with a
+folder for each worker, NAME/X_train.csv and NAME/y_train.csv, or one data set that the workers
+divide at random: a file, or one that scikit-learn brings along.
+
+The launch waits until all workers have joined, shows their logs, reports a worker that dies while
+the others go on, starts a killed coordinator again, and tells at the end what was measured of the
+last model. Models, journal and logs stay in xain-launch/NAME, or in the folder of --work. At the
+end, after Ctrl-C and after SIGTERM everything is stopped and removed. What a killed launcher left
+is stopped by the next launch of the same name, or with --clean NAME.
+
+Settings come from --config, over it from the environment, over that from flags. The section
+[launch] has name, workers, host, ports, network, CPU shares; all other sections are those of any
+coordinator, and for `sparse` [scheduler] and [server] of `xain-parameter-server`. Rule and rounds
+that the workload needs are set unless you set them.
+
+Exit status: 0 at the end of the training, and with --serve after Ctrl-C; 1 if it could not come to
+its end; 2 if a setting is wrong; 130 after Ctrl-C, 143 after SIGTERM.
+"""
+
+_EXAMPLES = """**Examples**
+
+- `xain-coordinator launch --workload sgd --data digits` : three workers divide a bundled data set
+
+- `xain-coordinator launch --workload bagging --data wards --with process` : a worker for each
+  folder of `wards`
+
+- `xain-coordinator launch --workers 2 --workload sgd --data patients.csv --with docker` : in
+  containers; needs `pip install 'xain-coordinator[docker]'` and the images
+
+- `xain-coordinator launch --workload sgd --data digits --serve` : stay for requests over HTTP
+
+- `xain-coordinator launch --workload sgd --data digits --set workload.options.mode=gradient
+  --set aggregation.options.eta0=0.5 --rounds 100` : any key of a coordinator
+
+- `xain-coordinator launch --workload sparse --servers 2 --workers 4 --data clicks/train
+  --test clicks/test --worker-set epochs=3` : a parameter server
+
+- `xain-coordinator launch --clean study` : stop what a killed launch left behind
+"""
+
+
+@app.command(help=_HELP, epilog=_EXAMPLES)
+def _launch(
+    data: Annotated[
+        str | None, typer.Option(metavar="DIR|FILE|SET|URL", help="Data of the workers.")
+    ] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="What is trained; or sparse. [workload.name]"),
+    ] = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N",
+            help=f"How many; by default a worker for each folder, or {plan.DEFAULT_WORKERS} that "
+            "divide one data set. [launch.workers]",
+        ),
+    ] = None,
+    servers: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Parameter servers of sparse. [launch.servers]"),
+    ] = None,
+    replicas: Annotated[
+        str | None,
+        typer.Option(metavar="R", help="Backups of each key of sparse. [scheduler.replicas]"),
+    ] = None,
+    test: Annotated[
+        str | None,
+        typer.Option(metavar="PATH|URL", help="Rows to score the model of sparse with."),
+    ] = None,
+    with_: Annotated[
+        str, typer.Option("--with", metavar="process|docker", help="Processes or containers.")
+    ] = "process",
+    name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The launch's name; launches with two names run side by side. [launch.name]",
+        ),
+    ] = None,
+    rounds: Annotated[
+        str | None, typer.Option(metavar="N", help="Rounds to train. [rounds.rounds]")
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Predict it; by default the last column of a file."),
+    ] = None,
+    config: Config = None,
+    work: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep models, journal and logs here."),
+    ] = None,
+    serve: Annotated[
+        bool,
+        typer.Option("--serve", help="Train when asked over HTTP, and stay until Ctrl-C."),
+    ] = False,
+    assignments: Annotated[list[str] | None, set_option(EXAMPLE)] = None,
+    worker_assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--worker-set",
+            metavar="KEY=VALUE",
+            help=f"Any key of a participant's file, for all workers, e.g. {WORKER_EXAMPLE}. "
+            "Repeatable.",
+        ),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Leave the logs in their files.")] = False,
+    clean: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Stop what is there of the launch NAME; no other flags."),
+    ] = None,
+) -> None:
+    try:
+        if clean is not None:
+            _clean(clean)
+            return
+        if with_ not in BACKENDS:
+            _refuse(f"--with takes {' or '.join(BACKENDS)}")
+        if data is None:
+            _refuse("name the data of the workers with --data, such as --data digits; see --help")
+        values: dict[str, object] = {"launch.name": name, "launch.workers": workers}
+        own = parse_assignments(PROGRAM, assignments, EXAMPLE)
+        of_workers = parse_assignments(
+            PROGRAM, worker_assignments, WORKER_EXAMPLE, flag="--worker-set"
+        )
+        if workload == plan.SPARSE:
+            _refuse_flags(workload, {"--rounds": rounds, "--target": target, "--serve": serve})
+            values |= {"launch.servers": servers, "scheduler.replicas": replicas, **own}
+            status = _launch_sparse(
+                config, (data, test or ""), values, of_workers, work, with_, is_quiet=quiet
+            )
+        else:
+            _refuse_flags(workload, {"--servers": servers, "--replicas": replicas, "--test": test})
+            values |= {"workload.name": workload, "rounds.rounds": rounds, **own}
+            settings, found, values = _resolve(config, data, values, with_, serve=serve)
+            request = Request(
+                found,
+                work or _work_of(settings.launch),
+                config,
+                (settings.launch.ports[0], settings.launch.ports[1] or settings.http.port or 0),
+                values,
+                {"data.target": target, **of_workers},
+                settings.workload.task,
+                os.environ,
+                serve or settings.http.is_on,
+            )
+            status = _run(
+                with_,
+                settings.launch,
+                settings.workload.name,
+                request.names,
+                partial(RoundsLaunch, request),
+                is_quiet=quiet,
+                is_serving=request.serve,
+            )
+    except CommandFailed as error:
+        fail(PROGRAM, str(error), EXIT_FAILED)
+    raise typer.Exit(status)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; returns its exit status."""
+    return run_app(app, PROGRAM, arguments)
+
+
+def _refuse(message: str) -> NoReturn:
+    fail(PROGRAM, f"command line: {message}", EXIT_BAD_CONFIG)
+
+
+def _refuse_flags(workload: str | None, flags: Mapping[str, object]) -> None:
+    for flag, value in flags.items():
+        if value:
+            _refuse(f"{flag} is not for --workload {workload or 'NAME'}")
+
+
+def _work_of(settings: LaunchSettings) -> Path:
+    return Path("xain-launch") / settings.name
+
+
+def _launch_sparse(
+    config: Path | None,
+    data: tuple[str, str],
+    values: Mapping[str, object],
+    of_workers: Mapping[str, str],
+    work: Path | None,
+    kind: str,
+    *,
+    is_quiet: bool,
+) -> int:
+    """data: rows to train on, and rows to score the model with or "". Returns the exit status."""
+    if find_spec("xain_parameters") is None:
+        raise CommandFailed(
+            "--workload sparse needs xain-parameters: pip install 'xain-coordinator[parameters]'"
+        )
+    from xain_coordinator.cli.launch import sparse
+
+    def weakest(given: Mapping[str, object]) -> dict[str, object]:
+        chimera = plan.chimera_defaults(os.environ)
+        return {key: value for key, value in chimera.items() if key not in given}
+
+    try:
+        resolved = sparse.load(config, values, weakest)
+        settings = resolved.config.launch
+        request = sparse.plan(resolved, *data, work or _work_of(settings), of_workers)
+    except (ConfigError, CommandFailed) as error:
+        fail(PROGRAM, str(error), EXIT_BAD_CONFIG)
+    make = partial(sparse.SparseLaunch, request)
+    return _run(kind, settings, plan.SPARSE, request.names, make, is_quiet=is_quiet)
+
+
+def _resolve(
+    config: Path | None, data: str, values: Mapping[str, object], kind: str, *, serve: bool
+) -> tuple[CoordinatorConfig, tuple[plan.Worker, ...], dict[str, object]]:
+    """The settings in force, the workers, and the settings that the coordinator's flags give."""
+
+    needed: dict[str, object] = {}
+
+    def weakest(given: Mapping[str, object]) -> dict[str, object]:
+        # The coordinator's image has no scikit-learn: participants are asked for predictions.
+        is_asking = kind == "docker" and (serve or given.get("http.port") is not None)
+        needed.update(plan.workload_defaults(given, can_publish=not is_asking))
+        chimera = plan.chimera_defaults(os.environ)
+        return {key: v for key, v in {**chimera, **needed}.items() if key not in given}
+
+    try:
+        first = resolve(CoordinatorConfig, config, ENV_PREFIX, values, weakest)
+        if not first.config.workload.name:
+            _refuse("name what is trained with --workload, such as --workload sgd")
+        mode = first.config.workload.options.get("mode")
+        workers = plan.find_workers(data, first.config.launch, divided=mode != "pipeline")
+        given = {".".join(key) for key in first.given}
+        fleet = plan.fleet_defaults(len(workers), first.config.launch)
+        added = {key: value for key, value in fleet.items() if key not in given}
+        last = resolve(CoordinatorConfig, config, ENV_PREFIX, {**added, **values}, weakest)
+    except (ConfigError, CommandFailed) as error:
+        fail(PROGRAM, str(error), EXIT_BAD_CONFIG)
+    # The coordinator itself reads the file and the environment.
+    own = {key: value for key, value in values.items() if not key.startswith("launch.")}
+    return last.config, workers, {**needed, **added, **own}
+
+
+def _run(
+    kind: str,
+    settings: LaunchSettings,
+    workload: str,
+    names: Sequence[str],
+    make: Callable[..., Launch],
+    *,
+    is_quiet: bool,
+    is_serving: bool = False,
+) -> int:
+    """Run a launch to its end. Returns the exit status.
+
+    names: of its programs. make: called with backend, view, say and held.
+    is_serving: Ctrl-C is the usual end.
+    """
+    interrupts = Interrupts()
+    colors = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    view = LogView(names, colors=colors, is_quiet=is_quiet)
+    backend = _backend(kind, settings, workload)
+    _stop_leftovers(kind, settings.name)
+    launch = make(backend, view, _say, interrupts.held)
+    with interrupts.installed():
+        try:
+            return launch.follow()
+        except (KeyboardInterrupt, OSError):
+            # After SIGHUP there is no terminal any more, and to write to it is an OSError.
+            interrupts.hold_to_the_end()
+            if not interrupts.number:
+                raise
+            with suppress(OSError):
+                _say("stopping ...")
+            is_usual_end = is_serving and interrupts.number == signal.SIGINT
+            return 0 if is_usual_end else interrupts.exit_status
+        finally:
+            interrupts.hold_to_the_end()
+            launch.stop()
+
+
+def _say(text: str) -> None:
+    typer.echo(f"launch: {text}")
+
+
+def _backend(kind: str, settings: LaunchSettings, workload: str) -> Backend:
+    if kind == "process":
+        return processes.ProcessBackend(settings.name, settings.host)
+    from xain_coordinator.cli.launch import containers
+
+    return containers.DockerBackend(settings, workload)
+
+
+# --- what an earlier launcher left behind ---------------------------------------------------------
+
+
+def _stop_leftovers(kind: str, name: str) -> None:
+    """Stop what a killed launcher left behind. Raises CommandFailed if the launch is running."""
+    if kind == "process":
+        found = processes.leftovers(name)
+        clean = processes.clean
+    else:
+        from xain_coordinator.cli.launch import containers
+
+        found = containers.leftovers(name)
+        clean = containers.clean
+    if found is None:
+        return
+    if found.is_live:
+        raise CommandFailed(
+            f"a launch called {name} is running; end it with Ctrl-C there or with {PROGRAM} "
+            f"--clean {name}, or give this one another --name"
+        )
+    _say(f"an earlier launch called {name} was killed; stopping {_listed(clean(name))}")
+
+
+def _clean(name: str) -> None:
+    """Stop processes and containers of a launch, whether or not its launcher is alive."""
+    stopped = processes.clean(name)
+    if find_spec("docker") is not None:
+        from xain_coordinator.cli.launch import containers
+
+        with suppress(CommandFailed):  # without an engine there are no containers
+            stopped += containers.clean(name)
+    _say(
+        f"stopped {_listed(stopped)}" if stopped else f"nothing is there of a launch called {name}"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names)

@@ -1,0 +1,369 @@
+"""Programs of a launch as containers, through the Docker SDK (extra `xain-coordinator[docker]`).
+
+Containers and network have labels, the name of the launch and its launcher, by which a later
+launcher finds what a killed one left behind.
+"""
+
+import contextlib
+import os
+import queue
+import re
+import threading
+from collections.abc import Iterable, Iterator
+from importlib.metadata import version
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from xain_coordinator.cli.launch.plan import COORDINATE, PARTICIPATE, SPARSE, Program
+from xain_coordinator.cli.launch.programs import (
+    KILLED,
+    STOP_TIMEOUT_S,
+    Leftovers,
+    is_alive,
+    launcher_id,
+)
+from xain_coordinator.config.launch import LaunchSettings
+from xain_foundation.commands import CommandFailed
+from xain_foundation.fields import join_host_port
+from xain_workloads.data import BUNDLED
+
+NAME_LABEL, LAUNCHER_LABEL = "org.xain.launch", "org.xain.launch.by"
+GRPC_PORT, HTTP_PORT = 50051, 8080  # in the container whose ports are published
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+DATA_DIR = PurePosixPath("/var/lib/xain")
+CONFIG_PATH = PurePosixPath("/etc/xain/coordinator.toml")
+# Targets of participant/Dockerfile by workload.
+TARGETS = {
+    "bagging": "bagging",
+    "mlp": "sgd",
+    "neural": "neural",
+    "sgd": "sgd",
+    SPARSE: "sparse",
+}
+_WILDCARD = re.compile(r"[*?\[]")
+
+
+class DockerBackend:
+    """workload: its name, which decides about the image of the workers."""
+
+    def __init__(self, settings: LaunchSettings, workload: str) -> None:
+        """Raises CommandFailed without the SDK or without an engine."""
+        self.bind_host = "0.0.0.0"
+        self._settings = settings
+        self._workload = workload
+        self._client = _connect()
+        self._labels = {NAME_LABEL: settings.name, LAUNCHER_LABEL: launcher_id()}
+        self._network: Any = None  # of ours; None if it was there before
+        self._work = Path()
+        self._config: Path | None = None
+        self._ports: dict[str, tuple[str, int]] = {}
+
+    def prepare(self, work: Path) -> None:
+        """Look for the images and make the network."""
+        self._require_images()
+        work.mkdir(parents=True, exist_ok=True)
+        self._work = work
+        name = self._settings.effective_network_name
+        (work / "logs").mkdir(exist_ok=True)
+        with self._explained(f"network {name}"):
+            there = self._client.networks.list(names=[f"^{re.escape(name)}$"])
+            if not there:
+                self._network = self._client.networks.create(
+                    name, driver="bridge", labels=self._labels, ipam=self._ipam()
+                )
+            elif there[0].attrs["Labels"].get(NAME_LABEL) == self._settings.name:
+                self._network = there[0]  # of a launcher that was killed before it used it
+
+    def _require_images(self) -> None:
+        import docker
+
+        if self._workload not in TARGETS:
+            raise CommandFailed(
+                f"there is no image with the workload {self._workload}; --with docker has "
+                f"{', '.join(sorted(TARGETS))}"
+            )
+        missing = []
+        for image, command in self._images():
+            try:
+                self._client.images.get(image)
+            except docker.errors.ImageNotFound:
+                missing.append(f"{image} is missing; from a checkout of the repository: {command}")
+        if missing:
+            raise CommandFailed("\n".join(missing))
+
+    def _images(self) -> Iterator[tuple[str, str]]:
+        """Name of each image and the command that builds it."""
+        if self._workload != SPARSE:
+            image = self._image(COORDINATE)
+            yield image, f"docker build -f coordinator/Dockerfile -t {image} ."
+        target, image = TARGETS[self._workload], self._image(PARTICIPATE)
+        yield image, f"docker build -f participant/Dockerfile --target {target} -t {image} ."
+
+    def _image(self, command: str) -> str:
+        """The image of a program. That of sparse workers has the parameter server too."""
+        part = "coordinator" if command == COORDINATE else f"participant-{TARGETS[self._workload]}"
+        return f"xain-{part}:{version('xain-coordinator')}"
+
+    def _ipam(self) -> Any:
+        import docker
+
+        if not self._settings.subnet:
+            return None
+        pool = docker.types.IPAMPool(subnet=self._settings.subnet)
+        return docker.types.IPAMConfig(pool_configs=[pool])
+
+    def data_dir(self, work: Path) -> str:
+        return str(DATA_DIR)
+
+    def config_path(self, config: Path | None) -> str | None:
+        self._config = config
+        return None if config is None else str(CONFIG_PATH)
+
+    def source(self, source: str, number: int = 0) -> str:
+        return _mounted(source, number)[1]
+
+    def ports(self, wanted: tuple[int, int], *, http: bool) -> tuple[int, int]:
+        self._ports = {f"{GRPC_PORT}/tcp": (self._settings.host, wanted[0])}
+        if http:
+            self._ports[f"{HTTP_PORT}/tcp"] = (self._settings.host, wanted[1])
+        return GRPC_PORT, HTTP_PORT
+
+    def http_values(self) -> dict[str, object]:
+        # Published on this machine alone, the port is not reached from beyond it.
+        is_local = self._settings.host in LOOPBACK
+        return {"http.host": self.bind_host, **({"http.insecure": True} if is_local else {})}
+
+    def start(self, program: Program) -> "Container":
+        with self._explained(program.name):
+            made = self._client.containers.create(
+                self._image(program.command),
+                list(program.arguments),
+                entrypoint=[program.command],
+                name=self._container_name(program.name),
+                environment=dict(program.environment),
+                labels=self._labels,
+                network=self._settings.effective_network_name,
+                ports=self._ports if program.is_published else {},
+                mounts=self._mounts(program),
+                cpu_shares=program.cpu_shares,
+                user=_own_user(),
+                init=True,
+                read_only=True,
+                tmpfs={"/tmp": "mode=1777"},
+                cap_drop=["ALL"],
+                security_opt=["no-new-privileges:true"],
+            )
+            try:
+                made.start()
+                if program.is_published:  # the port that was found for 0 stays after a restart
+                    made.reload()
+                    self._ports = {
+                        port: (self._settings.host, int(at[0]["HostPort"]))
+                        for port, at in made.attrs["NetworkSettings"]["Ports"].items()
+                        if at
+                    }
+            except Exception:  # as where the port is taken
+                made.remove(force=True, v=True)
+                raise
+        return Container(program.name, made, self._work / "logs" / f"{program.name}.log")
+
+    def _container_name(self, name: str) -> str:
+        return f"xain-{self._settings.name}-{re.sub('[^A-Za-z0-9_.-]', '-', name)}"
+
+    def _mounts(self, program: Program) -> list[Any]:
+        """Folders of this machine that the program needs, and no others."""
+        mounts = [_mount(self._work, DATA_DIR)] if program.has_work else []
+        if self._config is not None and program.command == COORDINATE:
+            mounts.append(_mount(self._config, CONFIG_PATH, is_read_only=True))
+        for number, source in enumerate(program.data):
+            path, inside = _mounted(source, number)
+            if path is not None:
+                target = PurePosixPath(inside)
+                mounts.append(_mount(path, target, is_read_only=True))
+        return mounts
+
+    def address(self, listens: int) -> str:
+        host, port = self._ports[f"{listens}/tcp"]
+        return join_host_port("127.0.0.1" if host in ("0.0.0.0", "::") else host, port)
+
+    def host(self, name: str) -> str:
+        return self._container_name(name)
+
+    def close(self) -> None:
+        """Remove the network that prepare() made."""
+        if self._network is not None:
+            with self._explained("network"):
+                self._network.remove()
+        self._client.close()
+
+    @contextlib.contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        """Turn errors of the engine into CommandFailed."""
+        import docker
+        import requests
+
+        try:
+            yield
+        except docker.errors.APIError as error:
+            raise CommandFailed(f"{what}: Docker says: {error.explanation or error}") from None
+        except (docker.errors.DockerException, requests.RequestException) as error:
+            raise CommandFailed(f"{what}: Docker does not answer: {error}") from None
+
+
+class Container:
+    """A container of a launch. A thread copies its log to a file."""
+
+    def __init__(self, name: str, container: Any, log: Path) -> None:
+        self.name = name
+        self._container = container
+        self._log = log
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, name=f"log of {name}", daemon=True)
+        self._reader.start()
+        self._status: int | None = None
+
+    def _read(self) -> None:
+        with (
+            self._log.open("a", encoding="utf-8") as log,  # the lines before a restart stay
+            contextlib.suppress(Exception),  # the engine or the container is gone
+        ):
+            for line in whole_lines(self._container.logs(stream=True, follow=True)):
+                log.write(f"{line}\n")
+                log.flush()
+                self._lines.put(line)
+
+    def status(self) -> int | None:
+        import docker
+
+        if self._status is None:
+            try:
+                self._container.reload()
+            except docker.errors.NotFound:  # somebody has removed it
+                self._status = KILLED
+            else:
+                if self._container.status in ("exited", "dead"):
+                    self._status = int(self._container.attrs["State"]["ExitCode"])
+        return self._status
+
+    def new_lines(self) -> list[str]:
+        lines = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                lines.append(self._lines.get_nowait())
+        return lines
+
+    def terminate(self) -> None:
+        import docker
+
+        with contextlib.suppress(docker.errors.APIError):  # it has ended
+            self._container.kill("SIGTERM")
+
+    def remove(self, timeout_s: float) -> None:
+        _remove(self._container, timeout_s)
+        self._reader.join(1.0)
+
+
+def whole_lines(chunks: Iterable[bytes]) -> Iterator[str]:
+    """Lines of a stream that comes in pieces of any length."""
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line.decode("utf-8", "replace")
+    if rest:
+        yield rest.decode("utf-8", "replace")
+
+
+def _connect() -> Any:
+    """A client of the engine. Raises CommandFailed."""
+    try:
+        import docker
+    except ImportError:
+        raise CommandFailed(
+            "--with docker needs the Docker SDK: pip install 'xain-coordinator[docker]'"
+        ) from None
+    try:
+        client = docker.from_env()
+        client.ping()
+    except docker.errors.DockerException as error:
+        raise CommandFailed(f"no Docker engine answers: {error}") from None
+    return client
+
+
+def _own_user() -> str | None:
+    """The user of this process, who may read the data and owns what is written; None on Windows."""
+    return f"{os.getuid()}:{os.getgid()}" if hasattr(os, "getuid") else None
+
+
+def _mounted(source: str, number: int) -> tuple[Path | None, str]:
+    """(file or folder of this machine to mount, the source in a container); None for neither.
+
+    A file keeps its name, whose ending tells its format. Of a pattern such as clicks/*.svm the
+    folder before the first wildcard is mounted.
+    """
+    if source in BUNDLED or "://" in source:
+        return None, source
+    path, inside = Path(source), PurePosixPath("/data" if number == 0 else f"/data-{number}")
+    if path.is_dir():
+        return path, str(inside)
+    names = [path.name]
+    if not path.is_file():
+        path = path.parent
+        while _WILDCARD.search(str(path)):
+            names.insert(0, path.name)
+            path = path.parent
+    return path, str(inside.joinpath(*names))
+
+
+def _mount(source: Path, target: PurePosixPath, *, is_read_only: bool = False) -> Any:
+    """A mount with source and target apart: "C:\\data:/data" would have a colon too many."""
+    import docker
+
+    path = str(source.absolute())
+    return docker.types.Mount(str(target), path, type="bind", read_only=is_read_only)
+
+
+# --- what an earlier launcher left behind ---------------------------------------------------------
+
+
+def leftovers(name: str) -> Leftovers | None:
+    """Containers of the launch with this name; None if there are none. Raises CommandFailed."""
+    with contextlib.closing(_connect()) as client:
+        found = _labelled(client.containers, name, all=True)
+        if not found:
+            return None
+        launchers = (container.labels.get(LAUNCHER_LABEL, "") for container in found)
+        return Leftovers(tuple(c.name for c in found), any(map(is_alive, launchers)))
+
+
+def clean(name: str) -> tuple[str, ...]:
+    """Stop and remove containers and network of the launch. Returns the containers' names."""
+    import docker
+
+    with contextlib.closing(_connect()) as client:
+        found = _labelled(client.containers, name, all=True)
+        for container in found:
+            with contextlib.suppress(docker.errors.APIError):  # it has ended
+                container.kill("SIGTERM")
+        for container in found:
+            _remove(container, STOP_TIMEOUT_S)
+        for network in _labelled(client.networks, name):
+            network.remove()
+    return tuple(container.name for container in found)
+
+
+def _labelled(collection: Any, name: str, **arguments: Any) -> list[Any]:
+    found = collection.list(filters={"label": f"{NAME_LABEL}={name}"}, **arguments)
+    assert isinstance(found, list)
+    return found
+
+
+def _remove(container: Any, timeout_s: float) -> None:
+    """Wait for the end of a container, then kill and remove it."""
+    import docker
+    import requests
+
+    with contextlib.suppress(docker.errors.APIError, requests.RequestException):
+        container.wait(timeout=max(timeout_s, 0.1))  # 0 is refused
+    with contextlib.suppress(docker.errors.NotFound):
+        container.remove(force=True, v=True)

@@ -1,0 +1,100 @@
+"""Programs of a launch are started, watched and stopped: the base of all launches."""
+
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from xain_coordinator.cli.launch.log_view import LogView
+from xain_coordinator.cli.launch.plan import Program
+from xain_coordinator.cli.launch.programs import KILLED, STOP_TIMEOUT_S, Backend, Running
+
+POLL_S = 0.1
+MAX_RESTARTS = 5  # of each program
+
+
+class Launch(ABC):
+    """The programs of a launch, from the first start until stop().
+
+    say: prints a line of the launcher's own.
+    held: defers signals until a started program is registered, so that stop() stops it.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        view: LogView,
+        say: Callable[[str], None],
+        held: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._backend = backend
+        self._view = view
+        self._say = say
+        self._held = held
+        # Programs by name, in groups; the last group is stopped first.
+        self._groups: list[dict[str, Running]] = []
+        self._num_restarts: Counter[str] = Counter()
+        self._told: set[str] = set()  # workers whose end was reported
+
+    @abstractmethod
+    def follow(self) -> int:
+        """Start, train to the end, and say what came of it. Returns the exit status.
+
+        Raises CommandFailed if the training cannot come to its end.
+        """
+
+    def _new_group(self) -> dict[str, Running]:
+        group: dict[str, Running] = {}
+        self._groups.append(group)
+        return group
+
+    def _start(self, group: dict[str, Running], program: Program) -> Running:
+        """Start a program, also in the place of an earlier process of its name."""
+        with self._held():
+            group[program.name] = self._backend.start(program)
+        return group[program.name]
+
+    def _show(self) -> None:
+        """Print what programs have logged since the last call."""
+        for group in reversed(self._groups):
+            for one in group.values():
+                self._show_lines(one)
+
+    def _show_lines(self, one: Running) -> None:
+        self._view.show(one.name, one.new_lines())
+
+    def _revive(
+        self, group: dict[str, Running], name: str, start: Callable[[], None], called: str = ""
+    ) -> int | None:
+        """Start a program again if it was killed, but not too often.
+
+        called: the program in words, by default its name.
+        Returns None if it runs, otherwise its exit status.
+        """
+        status = group[name].status()
+        if status != KILLED or self._num_restarts[name] == MAX_RESTARTS:
+            return status
+        self._num_restarts[name] += 1
+        self._say(f"{called or name} was killed; it is started again")
+        group[name].remove(0)
+        self._show_lines(group[name])
+        start()
+        return None
+
+    def stop(self) -> None:
+        """Stop and remove everything, the last group first."""
+        for group in reversed(self._groups):
+            for one in group.values():
+                one.terminate()
+            deadline = time.monotonic() + STOP_TIMEOUT_S
+            for one in group.values():
+                one.remove(max(0.1, deadline - time.monotonic()))
+                with contextlib.suppress(OSError):  # a terminal that is gone
+                    self._show_lines(one)
+        self._backend.close()
+
+
+def have_ended(group: dict[str, Running]) -> bool:
+    return all(one.status() is not None for one in group.values())

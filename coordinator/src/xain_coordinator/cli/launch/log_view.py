@@ -1,0 +1,44 @@
+"""Lines of several programs in one stream, each with the name of its program before it."""
+
+import json
+import sys
+from collections.abc import Iterable
+
+from xain_foundation.logs import line_for_people
+
+COLORS = ("36", "33", "35", "32", "34", "96", "93", "95", "92", "94")
+
+
+class LogView:
+    """names: of the programs. colors: whether each name has a color of its own."""
+
+    def __init__(self, names: Iterable[str], *, colors: bool, is_quiet: bool = False) -> None:
+        names = list(names)
+        self._width = max(map(len, names))
+        self._colors = {name: COLORS[i % len(COLORS)] for i, name in enumerate(names)}
+        self._is_colored = colors
+        self._is_quiet = is_quiet
+
+    def show(self, name: str, lines: Iterable[str]) -> None:
+        """Print lines of a program's log. JSON lines are shown as lines for people."""
+        if self._is_quiet:
+            return
+        text = "".join(
+            f"{self._prefix(name)} {part}\n"
+            for line in lines
+            for part in self._rendered(line).splitlines()
+        )
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def _prefix(self, name: str) -> str:
+        prefix = f"{name:<{self._width}} |"
+        return f"\x1b[{self._colors[name]}m{prefix}\x1b[0m" if self._is_colored else prefix
+
+    def _rendered(self, line: str) -> str:
+        if line.startswith("{"):
+            try:
+                return line_for_people(json.loads(line), colors=self._is_colored)
+            except (ValueError, KeyError, TypeError):  # no line of ours
+                return line
+        return line

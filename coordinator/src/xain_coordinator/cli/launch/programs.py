@@ -1,0 +1,104 @@
+"""Interfaces of a launch backend and of a started program."""
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from xain_coordinator.cli.launch.plan import Program
+
+KILLED = 128 + 9  # exit status of a program that was killed, as a shell and Docker have it
+STOP_TIMEOUT_S = 20.0  # above the drain of a coordinator
+
+
+class Running(Protocol):
+    """A program that was started."""
+
+    @property
+    def name(self) -> str:
+        """The program's name, such as that of a worker."""
+
+    def status(self) -> int | None:
+        """Exit status, above 128 after a signal; None while it runs."""
+
+    def new_lines(self) -> list[str]:
+        """Whole lines of its log since the last call."""
+
+    def terminate(self) -> None:
+        """Ask it to stop. No effect on a program that has ended."""
+
+    def remove(self, timeout_s: float) -> None:
+        """Wait for its end for so long, then kill it, and remove what is left of it."""
+
+
+class Backend(Protocol):
+    """Starts programs on this machine."""
+
+    @property
+    def bind_host(self) -> str:
+        """The host on which programs listen."""
+
+    def prepare(self, work: Path) -> None:
+        """Make what the programs need. Raises CommandFailed if something is missing."""
+
+    def data_dir(self, work: Path) -> str:
+        """The work folder where programs run."""
+
+    def config_path(self, config: Path | None) -> str | None:
+        """The file of settings where the coordinator runs."""
+
+    def source(self, source: str, number: int = 0) -> str:
+        """A program's data where it runs. number: of the source among Program.data."""
+
+    def ports(self, wanted: tuple[int, int], *, http: bool) -> tuple[int, int]:
+        """The ports on which the published program listens where it runs."""
+
+    def http_values(self) -> dict[str, object]:
+        """Settings of the HTTP face, but for its port."""
+
+    def start(self, program: Program) -> Running:
+        """Raises CommandFailed."""
+
+    def address(self, listens: int) -> str:
+        """HOST:PORT at which this machine reaches a port of the published program."""
+
+    def host(self, name: str) -> str:
+        """The host at which programs of the launch reach the program of this name."""
+
+    def close(self) -> None:
+        """Remove what prepare() made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leftovers:
+    """Programs of a launch that are there, by name, and whether their launcher is alive."""
+
+    names: tuple[str, ...]
+    is_live: bool
+
+
+def launcher_id() -> str:
+    """This process, told from a later one with the same number."""
+    return f"{platform.node()}:{os.getpid()}:{start_of(os.getpid())}"
+
+
+def is_alive(launcher: str) -> bool:
+    """Whether the process that launcher_id() described is alive.
+
+    A process of another machine, whose containers an engine may show, is not known to be dead.
+    """
+    host, _, rest = launcher.rpartition(":")[0].rpartition(":")
+    if host != platform.node():
+        return True
+    return rest.isdecimal() and launcher.endswith(f":{start_of(int(rest))}")
+
+
+def start_of(pid: int) -> str:
+    """Start of a process in ticks since the boot; "" if there is no process, or no /proc."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    fields = stat.rpartition(")")[2].split()  # the name before it may have blanks
+    return "" if fields[0] == "Z" else fields[19]

@@ -1,0 +1,256 @@
+"""A launch of a coordinator and its workers."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from xain_coordinator.cli import status as status_view
+from xain_coordinator.cli.launch.lifecycle import POLL_S, Launch, have_ended
+from xain_coordinator.cli.launch.log_view import LogView
+from xain_coordinator.cli.launch.plan import (
+    START_TIMEOUT_S,
+    Program,
+    Worker,
+    coordinator_program,
+    worker_program,
+)
+from xain_coordinator.cli.launch.programs import KILLED, Backend
+from xain_coordinator.cli.status import NoStatus, Snapshot
+from xain_coordinator.config.launch import COORDINATOR
+from xain_foundation.commands import CommandFailed
+from xain_foundation.fields import join_host_port
+
+ASK_EVERY_S = 0.5
+LEAVE_TIMEOUT_S = 10.0  # for workers to end by themselves after the session
+EXIT_FAILED = 1
+JSON_BODY = "-H 'content-type: application/json' -d '{}'"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Programs of a launch and their settings.
+
+    ports: of gRPC and HTTP; 0 for a free one. values: settings of the coordinator by dotted key.
+    worker_values: of each worker. task: of the workload. serve: stay after the training, for
+        requests over HTTP.
+    """
+
+    workers: Sequence[Worker]
+    work: Path
+    config: Path | None
+    ports: tuple[int, int]
+    values: Mapping[str, object]
+    worker_values: Mapping[str, object]
+    task: str
+    environ: Mapping[str, str] = field(default_factory=dict)
+    serve: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """All programs."""
+        return [COORDINATOR, *(worker.name for worker in self.workers)]
+
+
+class RoundsLaunch(Launch):
+    """See Launch. The coordinator is started first, and stopped last."""
+
+    def __init__(
+        self,
+        request: Request,
+        backend: Backend,
+        view: LogView,
+        say: Callable[[str], None],
+        held: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        super().__init__(backend, view, say, held)
+        self._request = request
+        self._coordinator = self._new_group()
+        self._workers = self._new_group()
+        self._listens = (0, 0)
+        self._joined: set[str] = set()
+        self._asked_at = 0.0
+        self.address = ""
+
+    def follow(self) -> int:
+        """See Launch."""
+        number = len(self._request.workers)
+        self._say(
+            f"starting a coordinator and {number} {'worker' if number == 1 else 'workers'} ..."
+        )
+        self.start()
+        self.wait_until_ready()
+        self._say(f"ready: all {number} have joined; the coordinator listens on {self.address}")
+        if self._request.serve:
+            url = f"http://{self._backend.address(self._listens[1])}"
+            self._say(f"train with: curl -X POST {url}/v1/fit {JSON_BODY}    (Ctrl-C ends)")
+        snapshot = self.watch()
+        with self._held():  # a signal within a call of gRPC may leave a channel that never closes
+            lines = result_lines(self.address, snapshot, self._request.work)
+        for line in lines:
+            self._say(line)
+        return 0 if snapshot.status.cause == "completed" else EXIT_FAILED
+
+    def start(self) -> None:
+        """Start the coordinator, and when it answers the workers. Raises CommandFailed."""
+        request, backend = self._request, self._backend
+        with self._held():
+            backend.prepare(request.work)
+        self._listens = backend.ports(request.ports, http=request.serve)
+        self._start_coordinator(is_restart=False)
+        address = join_host_port(backend.host(COORDINATOR), self._listens[0])
+        for worker in request.workers:
+            program = worker_program(
+                worker,
+                address,
+                backend.source(worker.source),
+                request.task,
+                request.worker_values,
+                serve=request.serve,
+            )
+            self._start(self._workers, program)
+
+    def _start_coordinator(self, *, is_restart: bool) -> None:
+        coordinator = self._start(self._coordinator, self._program(is_restart=is_restart))
+        self.address = ""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            self._show()
+            status = coordinator.status()
+            if status is not None:
+                raise CommandFailed(f"the coordinator ended with status {status}")
+            self.address = self._backend.address(self._listens[0])
+            if self._ask() is not None:
+                return
+            if time.monotonic() > deadline:
+                raise CommandFailed(f"the coordinator does not answer for {START_TIMEOUT_S:g} s")
+            time.sleep(POLL_S)  # between two questions
+
+    def _program(self, *, is_restart: bool) -> Program:
+        request, backend = self._request, self._backend
+        values = dict(request.values)
+        if request.serve:
+            values |= {"http.port": self._listens[1], **backend.http_values()}
+        return coordinator_program(
+            (backend.bind_host, self._listens[0]),
+            backend.data_dir(request.work),
+            backend.config_path(request.config),
+            values,
+            request.environ,
+            is_restart=is_restart,
+        )
+
+    def wait_until_ready(self) -> None:
+        """Return when all workers have joined, or the session is over. Raises CommandFailed."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        names = {worker.name for worker in self._request.workers}
+        while not names <= self._joined:
+            snapshot = self._look()
+            ended = {
+                name: one.status()
+                for name, one in self._workers.items()
+                if one.status() is not None and name not in self._joined
+            }
+            if ended:  # asked after that: workers also end at the end of a short session
+                snapshot = self._ask()
+            if snapshot is not None and snapshot.status.phase == "finished":
+                return
+            for name in sorted(ended.keys() - self._joined):
+                raise CommandFailed(f"{name} ended with status {ended[name]} before it had joined")
+            if time.monotonic() > deadline:
+                missing = ", ".join(sorted(names - self._joined))
+                raise CommandFailed(f"after {START_TIMEOUT_S:g} s still not there: {missing}")
+
+    def watch(self) -> Snapshot:
+        """Follow the session to its end. Raises CommandFailed if it cannot come to one."""
+        while True:
+            snapshot = self._look()
+            all_ended = have_ended(self._workers)
+            if all_ended:  # asked after that: workers end when they hear of the end of the session
+                snapshot = self._ask()
+            if snapshot is None:
+                continue
+            if snapshot.status.phase != "finished" and all_ended:
+                raise CommandFailed("all workers have ended, and the training is not over")
+            if snapshot.status.phase == "finished" and (all_ended or not self._request.serve):
+                self._let_workers_end()
+                return snapshot
+
+    def _look(self) -> Snapshot | None:
+        """Show new lines of the logs, report who died, and ask the coordinator now and then."""
+        time.sleep(POLL_S)  # between two looks
+        self._show()
+        self._report_workers()
+        self._revive_coordinator()
+        if time.monotonic() - self._asked_at < ASK_EVERY_S:
+            return None
+        self._asked_at = time.monotonic()
+        return self._ask()
+
+    def _ask(self) -> Snapshot | None:
+        try:
+            snapshot = status_view.fetch(self.address, everything=not self._is_ready)
+        except NoStatus:
+            return None
+        self._joined |= {one.participant_id for one in snapshot.participants.participants}
+        return snapshot
+
+    @property
+    def _is_ready(self) -> bool:
+        return {worker.name for worker in self._request.workers} <= self._joined
+
+    def _report_workers(self) -> None:
+        for name, worker in self._workers.items():
+            status = worker.status()
+            if status and name not in self._told:
+                self._told.add(name)
+                how = "was killed" if status == KILLED else f"ended with status {status}"
+                self._say(f"{name} {how}" + ("; the others go on" if self._is_ready else ""))
+
+    def _revive_coordinator(self) -> None:
+        """Start a killed coordinator again, on the same port, to go on with its session."""
+
+        def start() -> None:
+            self._start_coordinator(is_restart=True)
+
+        status = self._revive(self._coordinator, COORDINATOR, start, "the coordinator")
+        if status is not None:
+            raise CommandFailed(f"the coordinator ended with status {status}")
+
+    def _let_workers_end(self) -> None:
+        deadline = time.monotonic() + LEAVE_TIMEOUT_S
+        while time.monotonic() < deadline:
+            self._show()
+            if have_ended(self._workers):
+                return
+            time.sleep(POLL_S)  # between two looks
+
+
+def result_lines(address: str, snapshot: Snapshot, work: Path) -> list[str]:
+    """End of the session: its outcome, and the measurements and place of its last model.
+
+    Asks the coordinator, which is still there.
+    """
+    from xain_coordinator.export.trained import NoModel, ask
+
+    status = snapshot.status
+    lines = [f"The session is over: {status.cause}, {status_view.progress(status)}."]
+    try:
+        with ask(address) as trained:
+            last = trained.choose("last")
+    except (NoModel, NoStatus) as error:
+        return [*lines, f"There is no model: {error}"]
+    evaluation = last.evaluation.metrics if last.evaluation else {}
+    own = last.coordinator_evaluation.metrics if last.coordinator_evaluation else {}
+    for label, metrics in (
+        ("last training", last.metrics),
+        ("on rows that workers set aside", evaluation),
+        ("on the coordinator's data", own),
+    ):
+        if metrics:
+            values = ", ".join(f"{name} {value:.4g}" for name, value in sorted(metrics.items()))
+            lines.append(f"Model {last.model.round}, {label}: {values}")
+    lines.append(f"All models: xain-coordinator models --data-dir {work}")
+    lines.append(f"This one: xain-coordinator export --data-dir {work} --to model.skops")
+    return lines

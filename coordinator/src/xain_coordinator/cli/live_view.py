@@ -1,0 +1,254 @@
+"""The live view of a session: `xain-coordinator status --watch`, and the coordinator's terminal.
+
+It is made from what the Inspection service answers, and shows how the session stands, how its
+metrics have gone, who trains, and what is wrong.
+"""
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from math import isfinite
+from statistics import median
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from xain_coordinator.cli import status as status_view
+from xain_coordinator.cli.status import NoStatus, Snapshot, clean, duration
+from xain_foundation import logs
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.fl.inspection_pb2 import ParticipantStatus, RoundStatus
+
+EVERY_S = 1.0
+ROUNDS = 60  # that curves are made of
+CURVE_COLUMNS = 40
+BAR_COLUMNS = 12  # so that the headline fits 80 columns
+MAX_ROWS = 12
+MAX_METRICS = 4
+MAX_PARAMETER_LINES = 6
+TIMED_ROUNDS = 5  # from which the time to the end is estimated
+
+_LEVELS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Iterable[float], columns: int = CURVE_COLUMNS) -> str:
+    """The latest values as a row of bars, from the lowest of them to the highest."""
+    shown = [value for value in values if isfinite(value)][-columns:]
+    if not shown:
+        return ""
+    low, high = min(shown), max(shown)
+    if high == low:
+        return _LEVELS[3] * len(shown)
+    return "".join(_LEVELS[round((v - low) / (high - low) * (len(_LEVELS) - 1))] for v in shown)
+
+
+def view(snapshot: Snapshot) -> RenderableType:
+    """The whole picture, at most some 30 lines."""
+    status, rounds = snapshot.status, snapshot.rounds.rounds
+    parts: list[RenderableType] = [_headline(snapshot)]
+    curves = _curves(rounds, status.metric)
+    if curves is not None:
+        parts.append(curves)
+    if snapshot.participants.participants or status.sites:
+        parts.append(_participants(snapshot))
+    parts += [
+        Text(clean(line), style="dim", overflow="ellipsis", no_wrap=True)
+        for line in status_view.parameter_lines(status)[:MAX_PARAMETER_LINES]
+    ]
+    parts += [Text(f"! {clean(warning)}", style="yellow") for warning in status.warnings[-3:]]
+    return Group(*parts)
+
+
+def _headline(snapshot: Snapshot) -> RenderableType:
+    status = snapshot.status
+    state = clean(status.phase)
+    is_over = status.state == pb.FINISHED
+    grid = Table.grid(padding=(0, 2))
+    left = _time_left(snapshot)
+    facts: list[RenderableType] = [
+        Text(state, style="bold" if is_over else "bold green"),
+        ProgressBar(
+            total=max(status.num_rounds, 1), completed=status.num_trained, width=BAR_COLUMNS
+        ),
+        Text(status_view.progress(status)),
+    ]
+    if status.num_selected:
+        what = "evaluations" if state == "evaluating" else "updates"
+        facts.append(Text(f"{status.num_updates} of {status.num_selected} {what} in"))
+    if left is not None:
+        facts.append(Text(f"{duration(left)} left"))
+    grid.add_row(*facts)
+    why = f"{status.cause}: {status.ended_because}" if status.ended_because else status.cause
+    about = []
+    if status.HasField("best_round"):
+        about.append(f"best model {status.best_round}, {status.metric} {status.best_value:.4g}")
+    if not is_over:
+        about.append(status_view.connected(status))
+    about += [duration(status.session_seconds), f"session {status.session_id}"]
+    told = (why if is_over else f"waiting for: {status.waiting_for}", "; ".join(about))
+    lines = [Text(clean(t), style="dim", overflow="ellipsis", no_wrap=True) for t in told if t]
+    return Group(grid, *lines)
+
+
+def _time_left(snapshot: Snapshot) -> float | None:
+    """Seconds to the end, by the latest rounds; None if nothing can be said."""
+    status = snapshot.status
+    rounds = snapshot.rounds.rounds
+    latest = [o.seconds for o in rounds if o.phase == "published" and o.task == pb.TRAIN]
+    if status.state == pb.FINISHED or not latest:
+        return None
+    return (status.num_rounds - status.num_trained) * median(latest[-TIMED_ROUNDS:])
+
+
+def _curves(rounds: Iterable[RoundStatus], first: str) -> RenderableType | None:
+    """A line for each metric: evaluated by the coordinator, else by sites, else in training."""
+    series: dict[str, list[float]] = {}
+    for one in rounds:
+        measured: Mapping[str, float] = {
+            **one.metrics,
+            **one.evaluation.metrics,
+            **one.coordinator_evaluation.metrics,
+        }
+        for name, value in measured.items():
+            if name not in ("samples", "seconds"):
+                series.setdefault(name, []).append(value)
+    if not series:
+        return None
+    names = sorted(series, key=lambda name: (name != first, list(series).index(name)))
+    table = Table.grid(padding=(0, 2))
+    for name in names[:MAX_METRICS]:
+        values = series[name]
+        table.add_row(Text(clean(name)), Text(f"{values[-1]:.4g}"), Text(sparkline(values)))
+    return table
+
+
+def _participants(snapshot: Snapshot) -> RenderableType:
+    everybody = snapshot.participants.participants
+    known = status_view.accounts(snapshot)
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim")
+    for heading in ("site", "now", "samples", "rounds", "last problem"):
+        right = heading in ("samples", "rounds")
+        table.add_column(heading, justify="right" if right else "left", no_wrap=True)
+    for one in everybody[:MAX_ROWS]:
+        account = known.get(one.participant_id)
+        why = status_view.problem(one, account)
+        table.add_row(
+            Text(clean(one.participant_id)),
+            _now(one),
+            f"{one.profile.num_samples:,}" if one.HasField("profile") else "",
+            status_view.counted(one, account),
+            Text(clean(why), overflow="ellipsis", style="yellow"),
+        )
+    more = max(len(everybody), snapshot.status.num_connected) - min(len(everybody), MAX_ROWS)
+    if more > 0:
+        table.add_row(Text(f"and {more} more", style="dim"))
+    for gone in status_view.absent(snapshot)[: max(0, MAX_ROWS - len(everybody))]:
+        table.add_row(
+            Text(clean(gone.participant_id)),
+            Text(clean(gone.away), style="yellow"),
+            "",
+            status_view.counted(gone, gone),
+            Text(clean(status_view.problem(gone, gone)), overflow="ellipsis", style="yellow"),
+        )
+    return table
+
+
+def _now(one: ParticipantStatus) -> Text:
+    if one.reported_state == pb.FINISHED:
+        return Text("gone", style="dim")
+    if one.update_accepted:
+        return Text("handed in", style="green")
+    if moving := status_view.transfer(one):
+        return Text(moving, style="cyan")
+    if one.reported_state == pb.TRAINING:
+        return Text("trains", style="cyan")
+    if one.selected:
+        return Text("selected")
+    if one.not_eligible_because:
+        return Text(clean(one.not_eligible_because.partition(":")[0]), style="dim")
+    return Text("waits", style="dim")
+
+
+def line(snapshot: Snapshot) -> str:
+    """The same in one line, for a pipe."""
+    status = snapshot.status
+    told = f"{clean(status.phase)} round {status.round}, {status_view.progress(status)} done"
+    if status.num_selected:
+        told += f", {status.num_updates} of {status.num_selected} updates in"
+    if status.state == pb.FINISHED:
+        why = f"{status.cause}: {status.ended_because}" if status.ended_because else status.cause
+        told = f"finished ({clean(why)})"
+    for one in reversed(snapshot.rounds.rounds):
+        metrics = {**one.evaluation.metrics, **one.coordinator_evaluation.metrics}
+        if metrics:
+            measured = ", ".join(f"{clean(n)} {v:.4g}" for n, v in sorted(metrics.items()))
+            return f"{told}; model {one.round}: {measured}"
+    return told
+
+
+def watch(address: str, console: Console) -> None:
+    """Show the session of the coordinator at "host:port" until it is finished.
+
+    In a pipe it prints a line for each change. Raises NoStatus if nobody answers at first; later a
+    coordinator that is away is waited for.
+    """
+    snapshot = status_view.fetch(address, num_rounds=ROUNDS)
+    if not console.is_terminal:
+        _watch_in_lines(address, console, snapshot)
+        return
+    with Live(view(snapshot), console=console, auto_refresh=False) as live:
+        while snapshot.status.state != pb.FINISHED:
+            time.sleep(EVERY_S)
+            try:
+                snapshot = status_view.fetch(address, num_rounds=ROUNDS)
+                live.update(view(snapshot), refresh=True)
+            except NoStatus as away:
+                note = Text(f"! {clean(str(away))}; waiting for it", style="yellow")
+                live.update(Group(view(snapshot), note), refresh=True)
+
+
+def _watch_in_lines(address: str, console: Console, snapshot: Snapshot) -> None:
+    told = ""
+    while True:
+        now = line(snapshot)
+        if now != told:
+            console.print(now, markup=False, highlight=False, soft_wrap=True)
+        told = now
+        if snapshot.status.state == pb.FINISHED:
+            return
+        time.sleep(EVERY_S)
+        with contextlib.suppress(NoStatus):
+            snapshot = status_view.fetch(address, num_rounds=ROUNDS)
+
+
+@contextlib.asynccontextmanager
+async def on_terminal(ask: Callable[[], Awaitable[Snapshot]]) -> AsyncIterator[None]:
+    """Show the session below the log lines of this process, on standard error.
+
+    ask: for the snapshot, in the event loop that runs.
+    """
+    console = Console(stderr=True)
+    live = Live(console=console, auto_refresh=False, redirect_stdout=False, transient=True)
+    before = sys.stderr
+    with live:
+        logs.write_to(sys.stderr)  # rich has put a stream there that prints above the view
+        task = asyncio.create_task(_refreshed(live, ask))
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            logs.write_to(before)
+
+
+async def _refreshed(live: Live, ask: Callable[[], Awaitable[Any]]) -> None:
+    while True:
+        live.update(view(await ask()), refresh=True)
+        await asyncio.sleep(EVERY_S)

@@ -1,0 +1,730 @@
+"""The command line: run a coordinator, check its configuration, ask a running one for its status.
+
+What a command needs is imported within it, so that --help does not wait for numpy and gRPC.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from xain_foundation.commands import (
+    DEFAULT_PORT,
+    EXIT_BAD_CONFIG,
+    CommandFailed,
+    Config,
+    fail,
+    make_app,
+    parse_assignments,
+    run_app,
+    set_option,
+    split_host_port,
+    version_option,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from xain_coordinator.config.coordinator import CoordinatorConfig
+    from xain_coordinator.config.rounds import RoundsSettings
+    from xain_foundation.settings import Resolved, Setting
+
+PROGRAM = "xain-coordinator"
+EXIT_FAILED = 1
+EXAMPLE = "rounds.epochs=3"
+
+# Commands that take flags before their name too.
+_ON_FILES = ("check-config", "repair", "extend", "models", "export", "report")
+
+app = make_app()
+
+
+@dataclass(frozen=True, slots=True)
+class _Flags:
+    """Flags of the command line. values: by dotted key; None for a flag that was not given."""
+
+    config: Path | None = None
+    values: Mapping[str, object] = field(default_factory=dict)
+
+    def or_else(self, other: "_Flags") -> "_Flags":
+        """These flags, and those of the other that are not given here."""
+        mine = {key: value for key, value in self.values.items() if value is not None}
+        return _Flags(self.config or other.config, {**other.values, **mine})
+
+
+Host = Annotated[str | None, typer.Option(metavar="HOST", help="Listen here. [server.host]")]
+# Numbers are text here: a wrong one is then refused in the same words as one in the file.
+Port = Annotated[
+    str | None, typer.Option(metavar="N", help="On this port; 0 takes a free one. [server.port]")
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Keep all data below DIR: weights, journal, metrics."),
+]
+WorkloadName = Annotated[
+    str | None,
+    typer.Option("--workload", metavar="NAME", help="Who makes the first model. [workload.name]"),
+]
+Rounds = Annotated[str | None, typer.Option(metavar="N", help="Rounds to train. [rounds.rounds]")]
+MinParticipants = Annotated[
+    str | None,
+    typer.Option(metavar="N", help="Updates that a round needs. [rounds.min_participants]"),
+]
+Assignments = Annotated[list[str] | None, set_option(EXAMPLE)]
+
+_HELP = """Coordinate the federated training of a fleet of participants.
+
+Without a command, run a coordinator until the training has ended and it is stopped. It keeps its
+state on disk: started again with the same settings it goes on where it was, in the middle of a
+round. With other settings it says which, and ends, unless --resume or --new-session is given.
+
+Settings come from --config, over it from the environment (XAIN_COORDINATOR_ROUNDS__EPOCHS=3 is
+rounds.epochs), over that from flags.
+
+Exit status: 0 when it was stopped; 1 if the journal, the weights store or the port cannot be used;
+2 if a setting is wrong, or is not that of the session; 3 if another coordinator has taken over the
+session: do not start it again.
+"""
+
+_EXAMPLES = """**Examples**
+
+- `xain-coordinator --workload sgd --min-participants 2` : train a linear model with two others
+
+- `xain-coordinator --config fleet.toml --set rounds.epochs=3` : settings from a file, one changed
+
+- `xain-coordinator --config fleet.toml --new-session` : train anew instead of going on
+
+- `xain-coordinator --config fleet.toml --new-session --from-model 5d1c0a9be3f2/last` : train anew,
+  beginning with the last model of an earlier session
+
+- `xain-coordinator extend --config fleet.toml --rounds +20` : train a finished session further
+
+- `xain-coordinator check-config --config fleet.toml` : what would be in force, and why
+
+- `xain-coordinator repair --config fleet.toml` : is anything damaged on the disk?
+
+- `xain-coordinator launch --workload sgd --data digits` : a coordinator and three workers here
+
+- `xain-coordinator status --address fleet.example.org:50051` : how is the training going?
+"""
+
+
+@app.callback(invoke_without_command=True, help=_HELP, epilog=_EXAMPLES)
+def _run(
+    context: typer.Context,
+    config: Config = None,
+    host: Host = None,
+    port: Port = None,
+    data_dir: DataDir = None,
+    workload: WorkloadName = None,
+    rounds: Rounds = None,
+    min_participants: MinParticipants = None,
+    assignments: Assignments = None,
+    new_session: Annotated[
+        bool, typer.Option("--new-session", help="Open a new session; the old one stays on disk.")
+    ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the session that is there under its own rules, whatever else is set.",
+        ),
+    ] = False,
+    from_model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|SESSION/ROUND",
+            help="Begin a new session with this model: a .npy or .npz file, or that of a session "
+            "in the same journal; SESSION/last and SESSION/best are its last and best one.",
+        ),
+    ] = None,
+    version: Annotated[bool, version_option(PROGRAM)] = False,
+) -> None:
+    flags = _flags(config, data_dir, assignments, host, port, workload, rounds, min_participants)
+    command = context.invoked_subcommand
+    if command is not None:
+        if command not in _ON_FILES:
+            _refuse_flags(command, flags, new_session or resume or from_model is not None)
+        context.obj = flags
+        return
+    if resume and new_session:
+        message = "command line: --resume goes on with a session, and --new-session does not"
+        fail(PROGRAM, f"{message}; give one of them", EXIT_BAD_CONFIG)
+    resolved = _resolve(flags)
+
+    from xain_coordinator.process.app import run
+
+    status = run(
+        resolved.config, resume=resume, new_session=new_session, from_model=from_model or ""
+    )
+    raise typer.Exit(status)
+
+
+def _refuse_flags(command: str, flags: _Flags, others: bool) -> None:
+    """Refuse flags before a command that does not use them; they would look accepted."""
+    given = any(value is not None for value in (flags.config, *flags.values.values()))
+    if given or others:
+        fail(
+            PROGRAM,
+            f"command line: {command} takes no flags before it; see {PROGRAM} {command} --help",
+            EXIT_BAD_CONFIG,
+        )
+
+
+@app.command("check-config")
+def _check_config(
+    context: typer.Context,
+    config: Config = None,
+    host: Host = None,
+    port: Port = None,
+    data_dir: DataDir = None,
+    workload: WorkloadName = None,
+    rounds: Rounds = None,
+    min_participants: MinParticipants = None,
+    assignments: Assignments = None,
+) -> None:
+    """Show the settings in force and where each comes from; exit status 2 if one is wrong."""
+    flags = _flags(config, data_dir, assignments, host, port, workload, rounds, min_participants)
+    resolved = _resolve(flags.or_else(context.obj))
+
+    from rich.console import Console
+
+    from xain_foundation.line_file import why_unwritable
+
+    for key in ("status_file", "latency_file"):
+        path = getattr(resolved.config.logging, key)
+        if path is not None and (reason := why_unwritable(path)):
+            fail(PROGRAM, f"logging.{key}: {path} cannot be written: {reason}", EXIT_BAD_CONFIG)
+    console = Console()
+    if console.is_terminal:
+        console.print(_settings_table(resolved.settings()))
+    else:  # lines as long as they are, for grep and diff
+        typer.echo("\n".join(_setting_lines(resolved.settings())))
+    console.print()
+    console.print(_derived(resolved.config), markup=False, highlight=False, soft_wrap=True)
+
+
+def _settings_table(settings: "Sequence[Setting]") -> "Table":
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in _COLUMNS:
+        table.add_column(heading, header_style="dim", overflow="fold")
+    for setting in settings:
+        style = _STYLES.get(setting.origin, "")
+        key, *rest = _cells(setting)
+        table.add_row(Text(key), *(Text(cell, style=style) for cell in rest))
+    return table
+
+
+def _setting_lines(settings: "Sequence[Setting]") -> Iterator[str]:
+    """One line for each setting: key, value and origin, aligned where the values are short."""
+    width = max(len(setting.key) for setting in settings)
+    for key, value, origin in (_COLUMNS, *map(_cells, settings)):
+        yield f"{key:{width}}  {value:{_VALUE_WIDTH}}  {origin}"
+
+
+def _cells(setting: "Setting") -> tuple[str, str, str]:
+    return setting.key, setting.value or "(not set)", setting.where or setting.origin
+
+
+_COLUMNS = ("key", "value", "from")
+_VALUE_WIDTH = 24  # characters; a longer value moves the origin to the right
+_STYLES = {"default": "dim"}
+
+
+def _derived(config: "CoordinatorConfig") -> str:
+    rounds = config.rounds
+    start = rounds.effective_start_participants
+    first = f"The first round waits for {_participants(start)}"
+    if start > rounds.num_required:
+        first += (
+            f", or {rounds.start_timeout_s:g} s after the first arrival for {rounds.num_required}"
+        )
+    listens = f"Listens on {config.server.address}."
+    if config.http.port is not None:
+        listens += f" Serves {config.http.url(config.http.port)}; sessions wait for POST /v1/fit."
+    if config.parameters.is_on:
+        listens += f" The scheduler of a parameter server listens on {config.parameters.address}."
+    return (
+        f"{listens}\n{first}.\n"
+        f"A round needs N = {_participants(rounds.num_required, 'connected ')}, of whom"
+        f" k = {rounds.num_selected} {'is' if rounds.num_selected == 1 else 'are'} selected; at"
+        f" most {rounds.effective_max_participants} may be connected.\n"
+        f"A model is made of {_enough(rounds)}; {rounds.deadline_s:g} s after the round has opened,"
+        f" {rounds.min_participants} will do. After {rounds.idle_timeout_s:g} s of waiting in vain"
+        f" the session ends.\n{_combined(config)}"
+    )
+
+
+def _combined(config: "CoordinatorConfig") -> str:
+    """Aggregation of a round's updates, in words."""
+    from xain_coordinator.aggregation.rules import known_rules
+
+    rules = config.rules()
+    told = f"The rule {_with(rules.aggregation, rules.aggregation_options)} combines them"
+    if rules.optimizer:
+        told += f", and {_with(rules.optimizer, rules.optimizer_options)} makes the step"
+    return f"{told}. There are the rules {', '.join(known_rules())}."
+
+
+def _with(name: str, options: Mapping[str, object]) -> str:
+    from xain_foundation.schema import MASK, is_secret_name
+
+    given = ", ".join(
+        f"{option} = {MASK if is_secret_name(option) else value}"
+        for option, value in options.items()
+    )
+    return f"{name} ({given})" if given else name
+
+
+def _enough(rounds: "RoundsSettings") -> str:
+    """The updates with which a round is complete, in words."""
+    if rounds.consistency != "bsp":
+        number = rounds.buffer_size or rounds.min_participants
+        waits = f", with nobody more than {rounds.staleness} rounds behind"
+        return f"{number} updates or those of everybody" + (waits if rounds.staleness else "")
+    if rounds.quorum:
+        from xain_coordinator.core.pacing import describe
+
+        return f"the updates {describe(rounds.quorum)}"
+    if rounds.over_selection:
+        return f"the first {rounds.num_wanted} updates"
+    return "the updates of all who are selected"
+
+
+def _participants(count: int, which: str = "") -> str:
+    return f"{count} {which}participant{'' if count == 1 else 's'}"
+
+
+def _with_port(address: str | None) -> str | None:
+    """The address with the port where coordinators listen, if it has none."""
+    from xain_foundation.fields import join_host_port
+
+    host, port = split_host_port(address or "")
+    return address if not host or port else join_host_port(host.strip("[]"), DEFAULT_PORT)
+
+
+@app.command("status")
+def _status(
+    address: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST[:PORT]",
+            help=f"Where the coordinator listens, at port {DEFAULT_PORT} unless another is given.",
+            callback=_with_port,
+        ),
+    ] = "localhost",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Everything, as one JSON object.")
+    ] = False,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Go on showing it until the session has ended, or Ctrl-C."),
+    ] = False,
+) -> None:
+    """Ask a running coordinator how the training is going."""
+    import json
+
+    from rich.console import Console
+
+    from xain_coordinator.cli import status as status_view
+
+    if watch and as_json:
+        fail(PROGRAM, "command line: give --watch or --json, not both", EXIT_BAD_CONFIG)
+    try:
+        if watch:
+            from xain_coordinator.cli import live_view
+
+            live_view.watch(address, Console())
+            return
+        snapshot = status_view.fetch(address, everything=as_json)
+    except status_view.NoStatus as error:
+        fail(PROGRAM, str(error), EXIT_FAILED)
+    if as_json:
+        typer.echo(json.dumps(status_view.as_json(snapshot)))
+    else:
+        status_view.render(snapshot, Console())
+
+
+_REPAIR_HELP = """With the coordinator stopped, read all that it has and say what is damaged.
+
+It prints one line for the journal, for every global model, and for every accepted update of the
+open round, and repairs nothing by itself. The next start rebuilds a damaged global model, if the
+updates that it was made of are in the store. When a round is aggregated, the coordinator asks the
+senders of damaged updates for them again. It does not start while an update is missing from the
+store: drop that one here, by the name of its participant. A journal of an earlier version is
+brought to the format of this one first, as at a start.
+
+Exit status: 0 if nothing is damaged; 1 if something is; 2 if it could not be read, as while the
+coordinator runs.
+"""
+
+_REPAIR_EXAMPLES = """**Examples**
+
+- `xain-coordinator repair --config fleet.toml` : is anything damaged?
+
+- `xain-coordinator repair --config fleet.toml --drop-update ward-7` : go on without this update;
+  its round takes updates again, and the reason stands in the record of the round
+"""
+
+
+@app.command("repair", help=_REPAIR_HELP, epilog=_REPAIR_EXAMPLES)
+def _repair(
+    context: typer.Context,
+    config: Config = None,
+    data_dir: DataDir = None,
+    assignments: Assignments = None,
+    drop_update: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PARTICIPANT",
+            help="Drop the update of PARTICIPANT in the open round, if it is damaged or missing.",
+        ),
+    ] = None,
+) -> None:
+    resolved = _resolve(_flags(config, data_dir, assignments).or_else(context.obj))
+
+    from xain_coordinator.cli.repair import repair
+
+    raise typer.Exit(repair(resolved.config, drop_update))
+
+
+_EXTEND_HELP = """With the coordinator stopped, prepare a finished session to be trained further.
+
+It opens a new session in the same journal and weights store that begins with the last model of the
+finished one, under the same rules, with more rounds. Its rounds are counted from 0; `status` shows
+where it comes from. The finished session stays as it is. Start the coordinator and the participants
+as before: a configuration that still has the old number of rounds, or has the new one, fits.
+
+Exit status: 0 if there is a new session; 1 if there is none; 2 if a setting is wrong.
+"""
+
+_EXTEND_EXAMPLES = """**Examples**
+
+- `xain-coordinator extend --config fleet.toml --rounds +20` : 20 more rounds
+
+- `xain-coordinator extend --data-dir wards --rounds 50` : 50 rounds, with those that are trained
+"""
+
+
+@app.command("extend", help=_EXTEND_HELP, epilog=_EXTEND_EXAMPLES)
+def _extend(
+    context: typer.Context,
+    rounds: Annotated[
+        str, typer.Option(metavar="+N|N", help="How many rounds more, or how many in all.")
+    ],
+    config: Config = None,
+    data_dir: DataDir = None,
+    assignments: Assignments = None,
+) -> None:
+    resolved = _resolve(_flags(config, data_dir, assignments).or_else(context.obj))
+
+    with _explained("extend"):
+        from xain_coordinator.cli.extend import extend
+
+        typer.echo(extend(resolved.config, rounds))
+
+
+Address = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST[:PORT]",
+        help="Ask the coordinator that runs there, instead of reading files.",
+        callback=_with_port,
+    ),
+]
+
+
+@app.command("models")
+def _models(
+    context: typer.Context,
+    config: Config = None,
+    data_dir: DataDir = None,
+    address: Address = None,
+    assignments: Assignments = None,
+    as_json: Annotated[bool, typer.Option("--json", help="All that is known, as JSON.")] = False,
+) -> None:
+    """List the global models of a session with what was measured of each.
+
+    The coordinator must be stopped, or be asked with --address.
+    """
+    resolved = _resolve(_flags(config, data_dir, assignments).or_else(context.obj))
+
+    with _explained("models"):
+        from xain_coordinator.export.commands import models
+
+        models(resolved.config, address, as_json=as_json)
+
+
+_EXPORT_HELP = """Write a global model to a file that can be used without this program.
+
+The ending of the file's name chooses the format: .skops is a scikit-learn Pipeline with the
+preprocessing, .onnx the same for ONNX, .npz and .safetensors have the tensors by name (the latter
+is what load_state_dict() of PyTorch takes), .json is XGBoost's own format for its models. Every
+file says which session and round it is from, and what was measured.
+
+The coordinator must be stopped, or be asked with --address.
+
+Exit status: 0 if the file is written; 1 if there is no such model or the format cannot hold it.
+"""
+
+_EXPORT_EXAMPLES = """**Examples**
+
+- `xain-coordinator export --data-dir wards --best --to wards.skops` : the best evaluated model
+
+- `xain-coordinator export --address localhost:50051 --round 12 --to wards.npz` : while it trains
+
+- `xain-coordinator predict --model wards.skops --data new-patients.csv` : use it
+"""
+
+
+@app.command("export", help=_EXPORT_HELP, epilog=_EXPORT_EXAMPLES)
+def _export(
+    context: typer.Context,
+    config: Config = None,
+    data_dir: DataDir = None,
+    address: Address = None,
+    assignments: Assignments = None,
+    which: Annotated[
+        str, typer.Option("--round", metavar="N|last|best", help="Which model.")
+    ] = "last",
+    best: Annotated[bool, typer.Option("--best", help="The same as --round best.")] = False,
+    to: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A name that ends in .skops, .onnx, .npz, ..."),
+    ] = None,
+    mlflow: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Register it under NAME at MLFLOW_TRACKING_URI."),
+    ] = None,
+) -> None:
+    if to is None and mlflow is None:
+        fail(PROGRAM, "command line: name a file with --to, such as --to model.skops", 2)
+    resolved = _resolve(_flags(config, data_dir, assignments).or_else(context.obj))
+
+    with _explained("export"):
+        from xain_coordinator.export.commands import export
+
+        export(resolved.config, address, "best" if best else which, to, mlflow)
+
+
+_PREDICT_HELP = """Predict the rows of a table with a model, and write them as CSV.
+
+With --model it is an exported model. With --address it is the last model of the coordinator that
+runs there; with bagging whose fitted estimators stay at the participants, these are asked, and
+standard error tells which of them answered, and why others did not. Those that stay after the end
+of the training, with xain-participant --serve, answer as well.
+
+Columns are matched by name. If the table has the target, the score is printed too.
+
+Exit status: 0 if there are predictions; 1 if there are none, as when no participant answers.
+"""
+
+_PREDICT_EXAMPLES = """**Examples**
+
+- `xain-coordinator predict --model wards.skops --data new-patients.csv` : with an exported model
+
+- `xain-coordinator predict --address localhost:50051 --data new-patients.csv --max-retries 2` : ask
+  a coordinator, which asks a participant that does not answer up to three times
+"""
+
+
+@app.command("predict", help=_PREDICT_HELP, epilog=_PREDICT_EXAMPLES)
+def _predict(
+    data: Annotated[Path, typer.Option(metavar="FILE", help="CSV or Parquet with the columns.")],
+    model: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What `export` wrote; not an .onnx file.")
+    ] = None,
+    address: Address = None,
+    to: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the predictions here, as CSV.")
+    ] = None,
+    timeout_s: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="For each participant. [predict.timeout_s]"),
+    ] = None,
+    max_retries: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Times that a silent participant is asked again. [predict.max_retries]",
+        ),
+    ] = None,
+    allow_builder: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PACKAGE.MODULE:FUNCTION",
+            help="Import this builder of the model's network; a pattern allows several.",
+        ),
+    ] = None,
+) -> None:
+    if (model is None) == (address is None):
+        fail(PROGRAM, "command line: give --model FILE or --address HOST:PORT", EXIT_BAD_CONFIG)
+    if address is None and (timeout_s is not None or max_retries is not None):
+        fail(
+            PROGRAM,
+            "command line: --timeout-s and --max-retries go with --address",
+            EXIT_BAD_CONFIG,
+        )
+    with _explained("predict"):
+        from xain_coordinator.export import commands
+        from xain_workloads.neural_builders import allow_builders
+
+        allow_builders(allow_builder or ())
+        if address is not None:
+            commands.ask_predictions(address, data, to, timeout_s, max_retries)
+        elif model is not None:
+            commands.predict(model, data, to)
+
+
+@app.command("report")
+def _report(
+    context: typer.Context,
+    html: Annotated[Path, typer.Option(metavar="FILE", help="Write the page here.")],
+    config: Config = None,
+    data_dir: DataDir = None,
+    address: Address = None,
+    assignments: Assignments = None,
+) -> None:
+    """Write one HTML page about a session: learning curves, sites, who counted, and why not.
+
+    The page needs nothing else and can be sent by mail. The coordinator must be stopped, or be
+    asked with --address.
+    """
+    resolved = _resolve(_flags(config, data_dir, assignments).or_else(context.obj))
+
+    with _explained("report"):
+        from xain_coordinator.cli.report.files import snapshot_of_files
+        from xain_coordinator.cli.report.page import page
+        from xain_coordinator.cli.status import fetch
+
+        if address is None:
+            snapshot = snapshot_of_files(resolved.config)
+        else:
+            snapshot = fetch(address, everything=True)
+        html.write_text(page(snapshot), encoding="utf-8")
+        typer.echo(f"the report of session {snapshot.status.session_id} is in {html}")
+
+
+_TIMINGS_HELP = """Print how long calls and training took, from a latency stream.
+
+FILE is what [logging] latency_file names; the coordinator may be running. The first table has a row
+for each endpoint, the second one for each participant and endpoint: how many calls there were, how
+many of them did not end with OK, and median, 90th and 99th percentile and maximum of their seconds
+in the coordinator. The endpoint `training` counts accepted updates: from the opening of the round
+until the update is accepted. A Watch lasts for as long as its participant listens.
+
+Lines that are not of a latency stream are counted and left out.
+
+Exit status: 0; 1 if FILE cannot be read or has no latency.
+"""
+
+_TIMINGS_EXAMPLES = """**Examples**
+
+- `xain-coordinator --set logging.latency_file=latency.jsonl` : write a latency stream
+
+- `xain-coordinator timings latency.jsonl` : which calls are slow, and whose training?
+
+- `xain-coordinator timings latency.jsonl --json` : the same, as one JSON object
+"""
+
+
+@app.command("timings", help=_TIMINGS_HELP, epilog=_TIMINGS_EXAMPLES)
+def _timings(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A latency stream.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    with _explained("timings"):
+        from xain_coordinator.cli.timings import show
+
+        show(file, as_json=as_json)
+
+
+@contextmanager
+def _explained(command: str) -> Iterator[None]:
+    """End a command that fails with one line and exit status 1."""
+    from xain_coordinator.ports import JournalError, StoreError
+    from xain_foundation import logs
+    from xain_workloads.errors import DataError
+
+    logs.configure("warning", console=sys.stderr.isatty(), third_party=False)
+    program = f"{PROGRAM} {command}"
+    try:
+        yield
+    except JournalError as error:
+        hint = "" if command == "extend" else "; a coordinator that runs is asked with --address"
+        fail(program, f"{error}{hint}", EXIT_FAILED)
+    except (CommandFailed, StoreError, DataError, ModuleNotFoundError, OSError) as error:
+        fail(program, str(error), EXIT_FAILED)
+
+
+@app.command(
+    "demo",
+    # Its flags are its own, --help among them.
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def _demo(context: typer.Context) -> None:
+    """Watch four participants train one model on real data, on this machine."""
+    from xain_coordinator.cli import demo
+
+    raise typer.Exit(demo.main(context.args))
+
+
+@app.command(
+    "launch",
+    # Its flags are its own, --help among them.
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def _launch(context: typer.Context) -> None:
+    """Start a coordinator and workers on this machine, as processes or containers."""
+    from xain_coordinator.cli.launch import cli
+
+    raise typer.Exit(cli.main(context.args))
+
+
+def _flags(
+    config: Path | None,
+    data_dir: Path | None,
+    assignments: list[str] | None,
+    host: str | None = None,
+    port: str | None = None,
+    workload: str | None = None,
+    rounds: str | None = None,
+    min_participants: str | None = None,
+) -> _Flags:
+    values: dict[str, Any] = {
+        "server.host": host,
+        "server.port": port,
+        "workload.name": workload,
+        "rounds.rounds": rounds,
+        "rounds.min_participants": min_participants,
+    }
+    if data_dir is not None:
+        values["storage.path"] = str(data_dir / "weights")
+        values["journal.path"] = str(data_dir / "journal.sqlite")
+        values["metrics.path"] = str(data_dir / "metrics.jsonl")
+        values["parameters.path"] = str(data_dir / "parameters")
+    return _Flags(config, values | parse_assignments(PROGRAM, assignments, EXAMPLE))
+
+
+def _resolve(flags: _Flags) -> "Resolved[CoordinatorConfig]":
+    from xain_coordinator.config.coordinator import ENV_PREFIX, CoordinatorConfig
+    from xain_foundation.settings import ConfigError, resolve
+
+    try:
+        return resolve(CoordinatorConfig, flags.config, ENV_PREFIX, flags.values)
+    except ConfigError as error:
+        fail(PROGRAM, str(error), EXIT_BAD_CONFIG)
+
+
+def main() -> int:
+    """The entry point. Returns the exit status of the process."""
+    return run_app(app, PROGRAM)

@@ -1,0 +1,142 @@
+"""`xain-coordinator repair`: read the data of a stopped coordinator, report what is damaged, and
+drop a damaged update."""
+
+import sys
+import time
+from contextlib import ExitStack, closing
+
+import typer
+
+from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.core.commands import NoteDamagedUpdates
+from xain_coordinator.core.decider import decide
+from xain_coordinator.core.events import SoftEvent
+from xain_coordinator.core.values import Update, WeightsRef
+from xain_coordinator.extensions.controllers import controller_of_session
+from xain_coordinator.journal.restore import restore
+from xain_coordinator.journal.sqlite import SqliteJournal
+from xain_coordinator.ports import (
+    JournalDamaged,
+    JournalError,
+    Record,
+    Snapshot,
+    StoreError,
+    WeightsStore,
+)
+from xain_coordinator.process.app import open_store
+from xain_coordinator.stores.integrity import why_damaged
+from xain_coordinator.stores.journalled import store_of_session
+from xain_foundation import logs
+from xain_foundation.commands import CommandFailed
+
+EXIT_SOUND = 0
+EXIT_DAMAGED = 1
+EXIT_NOT_CHECKED = 2
+
+PROGRESS_S = 5.0
+
+
+def repair(config: CoordinatorConfig, drop_update: str | None = None) -> int:
+    """Print a line for the journal, each model, and each accepted update of the open round.
+
+    drop_update: the participant whose damaged update is to be dropped.
+    Returns the exit status: EXIT_DAMAGED if anything is damaged, dropped updates aside.
+    """
+    logs.configure("warning", console=sys.stderr.isatty(), third_party=False)
+    try:
+        return _repair(config, drop_update)
+    except JournalDamaged as error:
+        _print("damaged", str(error))
+        return EXIT_DAMAGED
+    except (JournalError, StoreError, CommandFailed, OSError) as error:
+        typer.echo(f"xain-coordinator repair: {error}", err=True)
+        return EXIT_NOT_CHECKED
+
+
+def _repair(config: CoordinatorConfig, drop_update: str | None) -> int:
+    path = config.journal.path
+    if config.storage.kind == "memory" or not path.exists():
+        raise CommandFailed(f"there is no journal at {path}")
+    with ExitStack() as stack:
+        journal = stack.enter_context(closing(SqliteJournal(path)))
+        num_sessions, num_records = journal.check()
+        _print("ok", f"journal {path}: {num_records} records, sessions: {num_sessions}")
+        restored = restore(journal)
+        if restored is None:
+            return EXIT_SOUND
+        last, _ = restored
+        opened = open_store(config)
+        stack.callback(opened.close)
+        store = store_of_session(opened.store, journal, last.session.session_id)
+        damaged = _look(store, last)
+        if drop_update is None:
+            return EXIT_DAMAGED if damaged else EXIT_SOUND
+        update = _update_of(last, drop_update, damaged)
+        _drop(journal, last, update, damaged.pop(update.weights.ref.key))
+        return EXIT_DAMAGED if damaged else EXIT_SOUND
+
+
+def _look(store: WeightsStore, last: Snapshot) -> dict[str, str]:
+    """Read all models and the open round's accepted updates. Returns what is damaged, by key."""
+    refs: dict[str, tuple[str, WeightsRef]] = {}
+    for model in last.history.models.values():
+        refs[model.ref.key] = ("model", model.ref)
+    if last.session.model is not None:
+        for name, ref in last.session.model.state.items():
+            refs[ref.key] = (f"optimiser's {name}", ref)
+    round_ = last.session.open_round
+    for update in round_.updates.values() if round_ is not None else ():
+        ref = update.weights.ref
+        refs[ref.key] = (f"update of {update.participant_id}", ref)
+    progress = _Progress(sum(ref.size_bytes for _, ref in refs.values()))
+    damaged = {}
+    for what, ref in refs.values():
+        why = why_damaged(store, ref, progress.add)
+        _print("damaged" if why else "ok", f"{what}: {why or ref.key}")
+        if why:
+            damaged[ref.key] = why
+    return damaged
+
+
+def _update_of(last: Snapshot, participant_id: str, damaged: dict[str, str]) -> Update:
+    """The damaged update of a participant. Raises CommandFailed if there is none."""
+    round_ = last.session.open_round
+    update = None if round_ is None else round_.updates.get(participant_id)
+    if update is None:
+        raise CommandFailed(f"the open round has no accepted update of {participant_id!r}")
+    if update.weights.ref.key not in damaged:
+        raise CommandFailed(f"the update of {participant_id!r} is not damaged; nothing was dropped")
+    return update
+
+
+def _drop(journal: SqliteJournal, last: Snapshot, update: Update, why: str) -> None:
+    """Record that an update is dropped, as a running coordinator would. The next start goes on from
+    there."""
+    rules = last.session.rules
+    controller = controller_of_session(rules.controller, rules.controller_options)
+    reason = f"dropped by an operator: {why}"
+    command = NoteDamagedUpdates({update.weights.ref.key: reason})
+    decision = decide(last.session, command, last.at, controller)
+    events = [event for event in decision.events if not isinstance(event, SoftEvent)]
+    journal.append([Record(last.at, event) for event in events])
+    _print("dropped", f"update of {update.participant_id} in round {last.session.round}")
+
+
+class _Progress:
+    """Tells on standard error how much of a long check is done."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self._total_bytes = total_bytes
+        self._num_bytes = 0
+        self._told_at = time.monotonic()
+
+    def add(self, num_bytes: int) -> None:
+        self._num_bytes += num_bytes
+        if time.monotonic() >= self._told_at + PROGRESS_S:
+            self._told_at = time.monotonic()
+            read, total = self._num_bytes >> 20, self._total_bytes >> 20
+            typer.echo(f"read {read} of {total} MiB", err=True)
+
+
+def _print(verdict: str, what: str) -> None:
+    typer.echo(f"{verdict:8} {what}")

@@ -1,0 +1,27 @@
+"""The status of a session from the files of a stopped coordinator."""
+
+import asyncio
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+from xain_coordinator.cli.status import Snapshot, ask_service
+from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.journal.restore import open_stopped
+from xain_coordinator.metrics.null import NullMetricsStore
+from xain_coordinator.server.inspection_service import InspectionService
+
+
+def snapshot_of_files(config: CoordinatorConfig) -> Snapshot:
+    """The status, participants, rounds and models of the journal's latest session.
+
+    Raises JournalError.
+    """
+    with open_stopped(config) as (_, last):
+        # The part of a driver that the service reads. The time is that of the last record.
+        clock = SimpleNamespace(now=lambda: last.at)
+        driver: Any = SimpleNamespace(
+            session=last.session, history=last.history, clock=clock, num_late=0
+        )
+    service = InspectionService(driver, NullMetricsStore(), Counter())
+    return asyncio.run(ask_service(service, everything=True))

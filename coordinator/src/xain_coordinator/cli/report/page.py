@@ -1,0 +1,246 @@
+"""A session as one HTML page without scripts, and without fonts or images of another host.
+
+It shows the content of `xain-coordinator status --json`.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from importlib.resources import files
+
+from xain_coordinator.cli import status as status_view
+from xain_coordinator.cli.report.charts import Line, chart, number, timeline
+from xain_coordinator.cli.status import Snapshot, duration
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.fl.inspection_pb2 import GetStatusResponse, RoundStatus
+
+MAX_ROUNDS = 60  # of the roster and the timeline; the latest are shown
+MAX_ROWS = 200  # of a table
+
+# Metrics of training that say nothing about learning.
+UNCHARTED = frozenset(("samples", "seconds"))
+
+
+def page(snapshot: Snapshot) -> str:
+    """The whole page."""
+    status = snapshot.status
+    rounds = list(snapshot.rounds.rounds)
+    title = f"Session {status.session_id}"
+    style = files("xain_coordinator.cli.report").joinpath("style.css").read_text(encoding="utf-8")
+    sections = [
+        _head(status, rounds),
+        _curves(status, rounds),
+        _sites(snapshot, rounds),
+        _roster(rounds),
+        _reasons(rounds),
+        _timeline(rounds),
+    ]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{style}</style></head><body>"
+        f"<h1>{escape(title)}</h1>{''.join(sections)}</body></html>\n"
+    )
+
+
+def _head(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
+    is_over = status.state == pb.FINISHED
+    because = f": {status.ended_because}" if status.ended_because else ""
+    state = f"{status.cause}{because}" if is_over else f"Waiting for: {status.waiting_for}"
+    took_part = f"{len({name for one in rounds for name in one.contributors})} took part"
+    facts = [
+        ("state", status.phase),
+        ("rounds", f"{status.num_trained} of {status.num_rounds}"),
+        ("participants", took_part if is_over else status_view.connected(status)),
+        ("time", duration(status.session_seconds)),
+    ]
+    if status.HasField("best_round"):
+        value = f", {status.metric} {number(status.best_value)}" if status.metric else ""
+        facts.append(("best model", f"{status.best_round}{value}"))
+    if status.began_with:
+        facts.append(("began with", status.began_with))
+    listed = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts
+    )
+    warnings = "".join(f'<p class="warning">{escape(one)}</p>' for one in status.warnings)
+    return f'<p class="soft">{escape(state)}</p><dl>{listed}</dl>{warnings}'
+
+
+def _curves(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
+    """A chart for each metric of evaluations, then for each metric of training alone."""
+    evaluated = dict.fromkeys(
+        name
+        for one in rounds
+        for evaluation in (one.evaluation, one.coordinator_evaluation)
+        for name in evaluation.metrics
+    )
+    trained = dict.fromkeys(name for one in rounds for name in one.metrics if name not in UNCHARTED)
+    if not evaluated and not trained:
+        return (
+            "<h2>Learning</h2><p>Nothing was measured. Participants measure models on rows that "
+            "they hold out, [data] test_fraction.</p>"
+        )
+    if status.metric in evaluated:  # the metric that models are compared by comes first
+        evaluated = {status.metric: None, **evaluated}
+    best = status.best_round if status.HasField("best_round") else None
+    figures = [_curve(name, rounds, best) for name in evaluated]
+    figures += [_curve(name, rounds, None) for name in trained if name not in evaluated]
+    return f'<h2>Learning</h2><div class="charts">{"".join(figures)}</div>'
+
+
+def _curve(name: str, rounds: Sequence[RoundStatus], best: int | None) -> str:
+    sites = _values(name, ((one.round, one.evaluation.metrics) for one in rounds))
+    band = [
+        (one.round, one.spread[name].min, one.spread[name].max)
+        for one in rounds
+        if name in one.spread
+    ]
+    own = _values(name, ((one.round, one.coordinator_evaluation.metrics) for one in rounds))
+    # A round trains the next model.
+    training = _values(name, ((one.round + 1, one.metrics) for one in rounds))
+    lines = [
+        Line("held-out rows of the participants", "sites", sites, band),
+        Line("rows of the coordinator", "own", own),
+        Line("training", "training", training),
+    ]
+    return chart(name, [line for line in lines if line.points], mark=best)
+
+
+def _values(
+    name: str, measured: Iterable[tuple[int, Mapping[str, float]]]
+) -> list[tuple[float, float]]:
+    return [(number_, metrics[name]) for number_, metrics in measured if name in metrics]
+
+
+def _sites(snapshot: Snapshot, rounds: Sequence[RoundStatus]) -> str:
+    """A row for each site: in how many rounds it counted, and its latest metrics."""
+    training = [one for one in rounds if one.task == pb.TRAIN]
+    counted = Counter(name for one in training for name in one.contributors)
+    sites = [site for one in rounds for site in one.sites]
+    samples = {site.participant_id: site.num_samples for site in sites if site.num_samples}
+    latest = {
+        site.participant_id: site.evaluation.metrics
+        for site in sites
+        if site.HasField("evaluation")
+    }
+    members = {one.participant_id: one for one in snapshot.participants.participants}
+    known = status_view.accounts(snapshot)
+    missing = (name for one in rounds for name in one.missing)
+    names = sorted({*members, *counted, *known, *samples, *latest, *missing})
+    if not names:
+        return ""
+    metrics = dict.fromkeys(name for measured in latest.values() for name in sorted(measured))
+    head = "".join(f'<th class="num">{escape(name)}</th>' for name in metrics)
+    rows = []
+    for name in names[:MAX_ROWS]:
+        member, account = members.get(name), known.get(name)
+        measured: Mapping[str, float] = latest.get(name, {})
+        cells = "".join(
+            f'<td class="num">{number(measured[m]) if m in measured else ""}</td>' for m in metrics
+        )
+        why = status_view.problem(account, account) if account else ""
+        if member is not None:
+            why = status_view.problem(member, account) or member.not_eligible_because
+        took_part = status_view.counted(account, account) if account else str(counted[name])
+        rows.append(
+            f'<tr><th scope="row">{escape(name)}</th><td class="num">{took_part}</td>'
+            f'<td class="num">{f"{samples[name]:,}" if name in samples else ""}</td>{cells}'
+            f'<td class="reason">{escape(why)}</td></tr>'
+        )
+    return (
+        '<h2>Sites</h2><div class="wide"><table><thead><tr><th>site</th>'
+        f'<th class="num">rounds counted</th><th class="num">samples</th>{head}'
+        f"<th>last problem</th></tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+        f"{_more(len(names), MAX_ROWS)}"
+    )
+
+
+def _roster(rounds: Sequence[RoundStatus]) -> str:
+    """A table of sites by rounds, with a mark for each site that counted or did not."""
+    rosters = [one for one in rounds if one.selected or one.contributors or one.missing]
+    # Initial weights are nobody's contribution. A failure to make them is among the reasons.
+    shown = [one for one in rosters if one.task != pb.INITIALISE][-MAX_ROUNDS:]
+    names = sorted({n for one in shown for n in (*one.selected, *one.contributors, *one.missing)})
+    if not names:
+        return ""
+    head = "".join(
+        "<th>eval</th>" if one.task == pb.EVALUATE else f"<th>{one.round}</th>" for one in shown
+    )
+    rows = [
+        f'<tr><th scope="row">{escape(name)}</th>{"".join(_cell(one, name) for one in shown)}</tr>'
+        for name in names[:MAX_ROWS]
+    ]
+    return (
+        '<h2>Who counted</h2><p class="soft"><span class="yes">●</span> counted, '
+        '<span class="no">×</span> selected and did not count, blank: not selected</p>'
+        f'<div class="wide"><table class="roster"><thead><tr><th>round</th>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>{_more(len(names), MAX_ROWS)}"
+    )
+
+
+def _cell(one: RoundStatus, name: str) -> str:
+    if name in one.contributors:
+        return f'<td class="yes" title="round {one.round}: counted">●</td>'
+    if name not in one.missing and name not in one.selected:
+        return "<td></td>"
+    # A round is in standby while it is paused.
+    is_open = one.phase in ("collecting", "aggregating", "evaluating", "standby")
+    why = one.missing.get(name, "trains" if is_open else "did not hand in")
+    style, mark = ("soft", "…") if is_open and name not in one.missing else ("no", "×")
+    tip = escape(f"round {one.round}: {why}")
+    return f'<td class="{style}" title="{tip}">{mark}</td>'
+
+
+def _reasons(rounds: Sequence[RoundStatus]) -> str:
+    """Reasons why participants did not count, each with its rounds, the latest reason first."""
+    numbers: dict[tuple[str, str], list[int]] = {}
+    for one in rounds:
+        for reason in sorted({**one.damaged_updates, **one.missing}.items()):
+            numbers.setdefault(reason, []).append(one.round)
+    if not numbers:
+        return ""
+    found = sorted(numbers.items(), key=lambda one: (-one[1][-1], one[0]))
+    rows = "".join(
+        f'<tr><th scope="row">{escape(name)}</th><td class="reason">{escape(why)}</td>'
+        f'<td class="num">{len(in_rounds)}</td><td class="reason">{_ranges(in_rounds)}</td></tr>'
+        for (name, why), in_rounds in found[:MAX_ROWS]
+    )
+    return (
+        '<h2>Why not</h2><div class="wide"><table><thead><tr><th>site</th><th>reason</th>'
+        '<th class="num">times</th><th>in rounds</th></tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+        f"{_more(len(found), MAX_ROWS)}"
+    )
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers, those that follow each other as one range: 0, 2 to 5, 9."""
+    ranges: list[list[int]] = []
+    for number_ in numbers:
+        if ranges and number_ == ranges[-1][1] + 1:
+            ranges[-1][1] = number_
+        else:
+            ranges.append([number_, number_])
+    return ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in ranges)
+
+
+def _timeline(rounds: Sequence[RoundStatus]) -> str:
+    shown = rounds[-MAX_ROUNDS:]
+    if not shown:
+        return ""
+    spans = [
+        (
+            f"{one.round} {pb.Task.Name(one.task).lower()}" if one.task else str(one.round),
+            one.opened_seconds,
+            one.opened_seconds + one.seconds,
+            f"{duration(one.seconds)}, {one.num_contributors} of {one.num_selected}",
+        )
+        for one in shown
+    ]
+    began, ended = duration(spans[0][1]), duration(max(end for _, _, end, _ in spans))
+    told = f"From {began} to {ended} after the session was opened, a bar for each round"
+    return f'<h2>Timeline</h2><p class="soft">{told}</p>{timeline(spans)}'
+
+
+def _more(number_: int, shown: int) -> str:
+    return f'<p class="soft">and {number_ - shown} more</p>' if number_ > shown else ""

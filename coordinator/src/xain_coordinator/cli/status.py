@@ -1,0 +1,487 @@
+"""Output of `xain-coordinator status`: answers of the Inspection service, for people or as one
+JSON object."""
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+from rich.console import Console, JustifyMethod
+from rich.table import Table
+from rich.text import Text
+
+from xain_foundation.commands import CommandFailed
+from xain_foundation.fields import proxy_options
+from xain_foundation.schema import MASK
+from xain_proto.fl import coordinator_pb2, inspection_pb2, inspection_pb2_grpc
+
+DEADLINE_S = 5.0
+
+# Rows shown; --json has all. A screen is enough for people, and a fleet may be thousands.
+_MAX_PARTICIPANTS = 40
+_MAX_ROUNDS = 8
+_MAX_MODELS = 3
+_MAX_NAMES = 6
+
+_LONG = frozenset(("tags", "problems", "last problem"))  # columns of long texts
+
+_ALL = 2**31 - 1  # rounds and models: as many as the coordinator gives
+
+
+class NoStatus(CommandFailed):
+    """The coordinator did not answer with its status."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Answers of the coordinator, which are moments apart."""
+
+    status: inspection_pb2.GetStatusResponse
+    participants: inspection_pb2.ListParticipantsResponse  # all pages that were asked for
+    rounds: inspection_pb2.ListRoundsResponse
+    models: inspection_pb2.ListModelsResponse
+
+
+def fetch(address: str, *, everything: bool = False, num_rounds: int = _MAX_ROUNDS) -> Snapshot:
+    """Ask the coordinator at "host:port".
+
+    everything: all participants, and as many rounds and models as it gives, not the first or latest
+    few. num_rounds: of the latest few.
+
+    Raises NoStatus within DEADLINE_S or little more.
+    """
+    # In a thread of its own, where no signal raises KeyboardInterrupt: between the start of a call
+    # and that of gRPC's own thread, it would leave a channel whose close() never returns.
+    pool = ThreadPoolExecutor(1, "status")
+    try:
+        return pool.submit(_fetch, address, everything, num_rounds).result()
+    finally:
+        pool.shutdown(wait=False)
+
+
+def _fetch(address: str, everything: bool, num_rounds: int) -> Snapshot:
+    limits = (_ALL, _ALL) if everything else (num_rounds, _MAX_MODELS)
+    page_size = 0 if everything else _MAX_PARTICIPANTS
+    gives_up_at = time.monotonic() + DEADLINE_S
+    # A list of models with their layouts may exceed gRPC's usual 4 MiB.
+    options = [("grpc.max_receive_message_length", -1), *proxy_options(address)]
+    with grpc.insecure_channel(address, options=options) as channel:
+        stub = inspection_pb2_grpc.InspectionStub(channel)
+        try:
+            # Together, so that one deadline holds for all.
+            pending = (
+                stub.GetStatus.future(inspection_pb2.GetStatusRequest(), timeout=DEADLINE_S),
+                stub.ListParticipants.future(
+                    inspection_pb2.ListParticipantsRequest(page_size=page_size),
+                    timeout=DEADLINE_S,
+                ),
+                stub.ListRounds.future(
+                    inspection_pb2.ListRoundsRequest(limit=limits[0]), timeout=DEADLINE_S
+                ),
+                stub.ListModels.future(
+                    inspection_pb2.ListModelsRequest(limit=limits[1]), timeout=DEADLINE_S
+                ),
+            )
+            status = pending[0].result()
+            participants = pending[1].result()
+            while everything and participants.next_page_token:
+                request = inspection_pb2.ListParticipantsRequest(
+                    page_token=participants.next_page_token
+                )
+                participants.ClearField("next_page_token")
+                left_s = max(0.0, gives_up_at - time.monotonic())
+                participants.MergeFrom(stub.ListParticipants(request, timeout=left_s))
+            return Snapshot(status, participants, pending[2].result(), pending[3].result())
+        except grpc.RpcError as error:
+            raise NoStatus(_why(address, error)) from None
+
+
+async def ask_service(
+    service: Any, *, everything: bool = False, num_rounds: int = _MAX_ROUNDS
+) -> Snapshot:
+    """The same of an InspectionService in this process, without a call over the network.
+
+    service: not imported by its type, since the server and all below it come with it.
+    """
+    no_call: Any = None  # the answers to such requests do not depend on it
+    limits = (_ALL, _ALL) if everything else (num_rounds, _MAX_MODELS)
+    page_size = 0 if everything else _MAX_PARTICIPANTS
+    request = inspection_pb2.ListParticipantsRequest(page_size=page_size)
+    participants = await service.ListParticipants(request, no_call)
+    while everything and participants.next_page_token:
+        request.page_token = participants.next_page_token
+        participants.ClearField("next_page_token")
+        participants.MergeFrom(await service.ListParticipants(request, no_call))
+    return Snapshot(
+        await service.GetStatus(inspection_pb2.GetStatusRequest(), no_call),
+        participants,
+        await service.ListRounds(inspection_pb2.ListRoundsRequest(limit=limits[0]), no_call),
+        await service.ListModels(inspection_pb2.ListModelsRequest(limit=limits[1]), no_call),
+    )
+
+
+def _why(address: str, error: grpc.RpcError) -> str:
+    assert isinstance(error, grpc.Call)
+    if "@" in address:
+        address = MASK  # no address has one, but a URL with a password in it
+    match error.code():
+        case grpc.StatusCode.UNAVAILABLE:
+            return f"nobody answers at {address}; is a coordinator running there? Try --address"
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return f"no answer from {address} within {DEADLINE_S:g} s"
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return f"{address} answers, but not as a coordinator that can be inspected"
+        case code:
+            return f"{address} answered {code.name}: {clean(error.details() or '')}"
+
+
+# --- JSON -----------------------------------------------------------------------------------------
+
+
+def as_json(snapshot: Snapshot) -> dict[str, Any]:
+    """Everything, in plain values. Unlike protobuf's own JSON, whole numbers are numbers and
+    digests are in hex."""
+    told = snapshot.status.parameters
+    return {
+        "status": _plain(snapshot.status),
+        "participants": _plain(snapshot.participants)["participants"],
+        "rounds": _plain(snapshot.rounds)["rounds"],
+        "models": _plain(snapshot.models)["models"],
+        "parameters": json.loads(told) if told else None,
+    }
+
+
+# Fields that do not travel with a status, or, as `parameters`, are shown apart from it.
+_LEFT_OUT = frozenset(
+    (
+        "xain_proto.fl.GetStatusResponse.parameters",
+        "xain_proto.fl.WeightsRef.data",
+        "xain_proto.fl.WeightsRef.url",
+        "xain_proto.fl.DataProfile.columns",
+        "xain_proto.fl.DataProfile.statistics",
+    )
+)
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    fields = message.DESCRIPTOR.fields
+    return {f.name: _field(f, message) for f in fields if f.full_name not in _LEFT_OUT}
+
+
+def _field(field: Any, message: Message) -> Any:  # a FieldDescriptor, of Python's or upb's
+    value = getattr(message, field.name)
+    if isinstance(value, Mapping):
+        of_values = field.message_type.fields_by_name["value"]
+        return {key: _value(of_values, value[key]) for key in sorted(value)}
+    if field.is_repeated:
+        return [_value(field, item) for item in value]
+    if field.message_type is not None and not message.HasField(field.name):
+        return None
+    return _value(field, value)
+
+
+def _value(field: Any, value: Any) -> Any:
+    if isinstance(value, Message):
+        return _plain(value)
+    if isinstance(value, bytes):
+        return value.hex()
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_number.get(value)
+        return known.name if known else value
+    return value
+
+
+# --- for people -----------------------------------------------------------------------------------
+
+
+def render(snapshot: Snapshot, console: Console) -> None:
+    """The state first, then who takes part, then what has been."""
+    console.print(_headline(snapshot.status))
+    if snapshot.participants.participants:
+        console.print(_participants(snapshot))
+    if snapshot.rounds.rounds:
+        console.print(_rounds(snapshot.rounds.rounds, snapshot.status.metric))
+    if snapshot.models.models:
+        console.print(_model(snapshot.models.models[-1]))
+    counters = {name: count for name, count in snapshot.status.counters.items() if count}
+    if counters:
+        console.print(_counters(counters))
+    for line in parameter_lines(snapshot.status):
+        console.print(_text(line), soft_wrap=True)
+
+
+def parameter_lines(status: inspection_pb2.GetStatusResponse) -> list[str]:
+    """The state of the parameter server in the coordinator's process, as `xain-parameter-server
+    status` shows it; nothing without one."""
+    if not status.parameters:
+        return []
+    try:
+        from xain_parameters.scheduler import reports
+    except ModuleNotFoundError:
+        return ["parameters: pip install 'xain-coordinator[parameters]' to see them, or use --json"]
+    return reports.lines_of(reports.from_json(status.parameters))
+
+
+def _headline(status: inspection_pb2.GetStatusResponse) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column()
+
+    state = clean(status.phase) or coordinator_pb2.State.Name(status.state).lower()
+    styles = dict.fromkeys(("collecting", "aggregating", "evaluating"), "bold green")
+    styles["finished"] = "bold"
+    line = Text(state, style=styles.get(state, "bold yellow"))
+    if state == "finished":
+        because = f": {clean(status.ended_because)}" if status.ended_because else ""
+        line.append(f"  {clean(status.cause)}{because}", style="default")
+    elif state == "evaluating":
+        line.append("  the last model", style="default")
+    else:
+        # Rounds are counted from 0, in keys and logs too.
+        line.append(f"  round {status.round}, {progress(status)} done", style="default")
+    grid.add_row("state", line)
+    if status.waiting_for and state != "finished":
+        grid.add_row("waiting for", _text(status.waiting_for))
+    for warning in status.warnings:
+        grid.add_row("warning", Text(clean(warning), style="bold yellow"))
+    is_over = state == "finished"
+    here = f"{status.num_connected} still connected" if is_over else connected(status)
+    grid.add_row("participants", here)
+    if status.num_selected:
+        awaited = "evaluations" if state == "evaluating" else "updates"
+        grid.add_row(awaited, f"{status.num_updates} of {status.num_selected} in")
+    if status.HasField("best_round"):
+        best = f"{status.best_round}, {clean(status.metric)} {status.best_value:.4g}"
+        grid.add_row("best model", Text(best))
+    if status.HasField("deadline_seconds"):
+        grid.add_row("deadline", f"in {duration(max(status.deadline_seconds, 0.0))}")
+    if status.HasField("ends_seconds"):
+        left = duration(max(status.ends_seconds, 0.0))
+        grid.add_row("ends", f"in {left}, if nothing changes")
+    if status.began_with:
+        before = f", {status.rounds_before} rounds before" if status.rounds_before else ""
+        grid.add_row("began with", _text(f"{status.began_with}{before}"))
+    about = f"{clean(status.session_id)}, {duration(status.session_seconds)}"
+    if status.version:
+        about += f", version {clean(status.version)}"
+    grid.add_row("session", Text(about))
+    return grid
+
+
+def connected(status: inspection_pb2.GetStatusResponse) -> str:
+    """Numbers of participants that are connected, and that the session has no place for."""
+    told = f"{status.num_connected} connected, {status.num_required} required"
+    if status.num_waiting:
+        limit = f"rounds.max_participants is {status.max_participants}"
+        told += f", {status.num_waiting} not let in ({limit})"
+    return told
+
+
+def progress(status: inspection_pb2.GetStatusResponse) -> str:
+    """Rounds of training that are over, as in "3 of 7 rounds"."""
+    return f"{status.num_trained} of {status.num_rounds} rounds"
+
+
+def _table(title: str, *columns: tuple[str, bool]) -> Table:
+    """columns: (heading, whether it is of numbers)."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None)
+    table.padding = (0, 2, 0, 0)
+    for heading, numbers in columns:
+        justify: JustifyMethod = "right" if numbers else "left"
+        # Problems and tags are long and may be folded; names are not cut for them.
+        table.add_column(heading, header_style="dim", justify=justify, no_wrap=heading not in _LONG)
+    return table
+
+
+def _participants(snapshot: Snapshot) -> Table:
+    everybody = snapshot.participants.participants
+    # Most fleets have neither tags nor refusals to tell of.
+    has_refusals = any(one.num_refused for one in everybody)
+    known, gone = accounts(snapshot), absent(snapshot)
+    problems = [problem(one, known.get(one.participant_id)) for one in everybody]
+    has_problems = any(problems) or any(problem(one, one) for one in gone)
+    has_tags = any(one.tags for one in everybody)
+    table = _table(
+        "\nParticipants",
+        ("id", False),
+        ("selected", False),
+        ("update", False),
+        ("lease left", True),
+        ("samples", True),
+        ("rounds", True),
+        *([("refused", True)] if has_refusals else []),
+        *([("last problem", False)] if has_problems else []),
+        *([("tags", False)] if has_tags else []),
+    )
+    for one, why in list(zip(everybody, problems, strict=True))[:_MAX_PARTICIPANTS]:
+        update = "in" if one.update_accepted else "awaited" if one.selected else ""
+        update = transfer(one) or update
+        row: list[str | Text] = [
+            _text(one.participant_id),
+            _selected(one),
+            update,
+            _lease(one),
+            f"{one.profile.num_samples:,}" if one.HasField("profile") else "",
+            counted(one, known.get(one.participant_id)),
+        ]
+        if has_refusals:
+            row.append(f"{one.num_refused:,}" if one.num_refused else "")
+        if has_problems:
+            row.append(_text(why))
+        if has_tags:
+            row.append(_text(", ".join(f"{key}={one.tags[key]}" for key in sorted(one.tags))))
+        table.add_row(*row)
+    shown = min(len(everybody), _MAX_PARTICIPANTS)
+    _more(table, max(len(everybody), snapshot.status.num_connected) - shown)
+    for away in gone[: _MAX_PARTICIPANTS - shown]:
+        row = [_text(away.participant_id), _text(away.away), "", "", "", counted(away, away)]
+        row += [""] if has_refusals else []
+        row += [_text(problem(away, away))] if has_problems else []
+        table.add_row(*row)
+    return table
+
+
+def accounts(snapshot: Snapshot) -> dict[str, inspection_pb2.SiteAccount]:
+    """Accounts of the participants that were selected at least once, by name; of many a part."""
+    return {one.participant_id: one for one in snapshot.status.sites}
+
+
+def counted(
+    one: inspection_pb2.ParticipantStatus | inspection_pb2.SiteAccount,
+    account: inspection_pb2.SiteAccount | None,
+) -> str:
+    """Rounds that a participant counted in, of those that it was selected for."""
+    if account is None:
+        return str(one.rounds_contributed)
+    return f"{one.rounds_contributed} of {account.rounds_selected}"
+
+
+def problem(
+    one: inspection_pb2.ParticipantStatus | inspection_pb2.SiteAccount,
+    account: inspection_pb2.SiteAccount | None,
+) -> str:
+    """The latest problem of a participant; empty if it has had none."""
+    if isinstance(one, inspection_pb2.ParticipantStatus) and one.conflict:
+        return one.conflict
+    if account is not None and account.rounds_missed:
+        rounds = "1 round" if account.rounds_missed == 1 else f"{account.rounds_missed} rounds"
+        return f"not counted for {rounds}: {account.last_reason or 'no reason is known'}"
+    return one.last_failure
+
+
+def absent(snapshot: Snapshot) -> list[inspection_pb2.SiteAccount]:
+    """Participants that were selected at least once and are not connected."""
+    return [one for one in snapshot.status.sites if one.away]
+
+
+def transfer(one: inspection_pb2.ParticipantStatus) -> str:
+    """Progress of a participant's transfer; empty if none is under way."""
+    if not one.HasField("transfer"):
+        return ""
+    is_upload = one.transfer.direction == coordinator_pb2.Transfer.UPLOAD
+    return f"{'uploading' if is_upload else 'downloading'} {one.transfer.percent} %"
+
+
+def _lease(one: inspection_pb2.ParticipantStatus) -> str:
+    # Only after the end of a session the list has participants that are gone.
+    is_gone = one.reported_state == coordinator_pb2.FINISHED
+    return "gone" if is_gone else duration(max(one.lease_seconds, 0.0))
+
+
+def _selected(one: inspection_pb2.ParticipantStatus) -> str:
+    if one.HasField("left_out_until"):
+        left_out = f"out until {one.left_out_until}"
+        return f"yes ({left_out})" if one.selected else left_out
+    if one.not_eligible_because:
+        return "not eligible"  # --json says why
+    return "yes" if one.selected else ""
+
+
+def _rounds(rounds: Iterable[inspection_pb2.RoundStatus], metric: str) -> Table:
+    """metric: the one that models are compared by; empty if there is none yet."""
+    shown_rounds = list(rounds)[-_MAX_ROUNDS:]
+    by_sites = any(metric in one.evaluation.metrics for one in shown_rounds)
+    by_us = any(metric in one.coordinator_evaluation.metrics for one in shown_rounds)
+    table = _table(
+        "\nRecent rounds",
+        ("round", True),
+        ("state", False),
+        ("updates", True),
+        ("samples", True),
+        ("time", True),
+        *([(clean(metric), True)] if by_sites else []),
+        *([(f"{clean(metric)} here", True)] if by_us else []),
+        *([("problems", False)] if any(map(_problems, shown_rounds)) else []),
+    )
+    for one in shown_rounds:
+        table.add_row(
+            str(one.round),
+            _text(one.phase),
+            f"{one.num_contributors}/{one.num_selected}",
+            f"{one.num_samples:,}",
+            duration(one.seconds),
+            *([_metric(one.evaluation, metric)] if by_sites else []),
+            *([_metric(one.coordinator_evaluation, metric)] if by_us else []),
+            Text(_problems(one)),
+        )
+    return table
+
+
+def _problems(one: inspection_pb2.RoundStatus) -> str:
+    """Selected participants that did not count, and why; if they are many, how many and why."""
+    why = [f"{clean(p)}: {clean(reason)}" for p, reason in sorted(one.missing.items())]
+    why += [
+        f"{clean(p)}, damaged: {clean(reason)}" for p, reason in sorted(one.damaged_updates.items())
+    ]
+    if not one.missing:
+        why += [f"{number} {clean(kind)}" for kind, number in sorted(one.num_missing.items())]
+    more = f"; and {len(why) - _MAX_NAMES} more" if len(why) > _MAX_NAMES else ""
+    return f"{'; '.join(why[:_MAX_NAMES])}{more}"
+
+
+def _metric(evaluation: coordinator_pb2.Evaluation, metric: str) -> str:
+    return f"{evaluation.metrics[metric]:.4g}" if metric in evaluation.metrics else ""
+
+
+def _model(one: inspection_pb2.ModelStatus) -> Text:
+    shape = " × ".join(map(str, one.shape))
+    about = f"{one.ref.key}, {one.dtype} {shape}, {one.ref.size_bytes:,} bytes"
+    return Text.assemble(("\nLatest model  ", "bold"), clean(about))
+
+
+def _counters(counters: Mapping[str, int]) -> Table:
+    table = _table("\nCounters", ("name", False), ("count", True))
+    for name, count in sorted(counters.items()):
+        table.add_row(_text(name), f"{count:,}")
+    return table
+
+
+def _more(table: Table, hidden: int) -> None:
+    if hidden > 0:
+        table.add_row(Text(f"and {hidden} more; --json shows all", style="dim"))
+
+
+def _text(text: str) -> Text:
+    # Text, so that a name with brackets is not taken for rich's markup.
+    return Text(clean(text))
+
+
+def clean(text: str) -> str:
+    """Without control characters: names come from the network and could move the cursor."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
+
+
+def duration(seconds: float) -> str:
+    """A time for people."""
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"

@@ -1,0 +1,1 @@
+"""Configuration of a coordinator, one file per section."""

@@ -1,0 +1,696 @@
+"""The configuration of a coordinator: what each key means is told in configs/.
+
+Read by xain_foundation.settings: TOML file, then XAIN_COORDINATOR_SECTION__KEY in the
+environment, then flags.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, Field, SecretStr, model_validator
+
+from xain_coordinator.aggregation.options import WrongOption, options_of
+from xain_coordinator.config.evaluate import EvaluateSettings
+from xain_coordinator.config.fields import (
+    MAX_PREDICT_RETRIES,
+    MAX_PREDICT_TIMEOUT_S,
+    KeyPrefix,
+    OptionalUrl,
+    WeightsAddress,
+)
+from xain_coordinator.config.http import HttpSettings
+from xain_coordinator.config.launch import LaunchSettings
+from xain_coordinator.config.parameters import ParametersSettings
+from xain_coordinator.config.rounds import RoundsSettings
+from xain_coordinator.config.schema import SchemaSettings
+from xain_coordinator.core.values import Option, Rules
+from xain_coordinator.extensions.plugins import PluginFailed
+from xain_foundation.fields import (
+    Allowed,
+    FilePath,
+    Host,
+    Section,
+    Texts,
+    WrongSetting,
+    join_host_port,
+)
+from xain_foundation.logs import LoggingSettings
+
+if TYPE_CHECKING:
+    from xain_coordinator.aggregation.aggregator import Aggregator
+    from xain_coordinator.aggregation.optimizers import Optimizer
+    from xain_workloads.preprocessing import PreprocessingOptions
+
+ENV_PREFIX = "XAIN_COORDINATOR_"
+
+_MIB = 1024 * 1024
+# Weights travel in messages of 1 MiB and a little; below this a larger header would not fit.
+_MIN_MESSAGE_BYTES = 2 * _MIB
+_MAX_SILENCE_S = 24 * 3600.0  # of somebody who is to answer
+_MAX_MESSAGE_BYTES = 2**31 - 1  # gRPC's options are of type int
+
+GrpcOption = Annotated[
+    Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | str,
+    Allowed("text, or a whole number of 32 bits"),
+]
+
+
+class ServerSettings(Section):
+    """[server]"""
+
+    host: Host = "127.0.0.1"
+    port: int = Field(default=50051, ge=0, le=65535)
+    # At least: on the wire it is in whole milliseconds.
+    heartbeat_time_s: float = Field(default=10.0, ge=0.001, le=_MAX_SILENCE_S)
+    heartbeat_timeout_s: float = Field(default=5.0, gt=0, le=_MAX_SILENCE_S)
+    max_message_bytes: int = Field(default=4 * _MIB, ge=_MIN_MESSAGE_BYTES, le=_MAX_MESSAGE_BYTES)
+    max_update_bytes: int = Field(default=4096 * _MIB, ge=1)
+    max_update_norm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    update_encoding: Literal["plain", "float16", "int8"] = "plain"
+    drain_s: float = Field(default=10.0, ge=0, le=_MAX_SILENCE_S)
+    weights_port: Annotated[int, Field(ge=0, le=65535)] | Literal["off"] = 0
+    weights_address: WeightsAddress = ""
+    grpc_options: dict[str, GrpcOption] = Field(default_factory=dict)
+
+    @property
+    def address(self) -> str:
+        """Address to listen on, as gRPC's add_insecure_port() takes it."""
+        return self.address_at(self.port)
+
+    def address_at(self, port: int) -> str:
+        """The address with another port: the one that was found for port 0."""
+        return join_host_port(self.host, port)
+
+
+class PreprocessingSettings(Section):
+    """[workload.preprocessing]"""
+
+    scaling: Literal["", "standard", "robust", "none"] = ""
+    missing: Literal["", "median", "mean"] = ""
+    indicate_missing: bool = False
+
+    def options(self) -> "PreprocessingOptions":
+        """Options with which the initial model is made."""
+        from xain_workloads.preprocessing import PreprocessingOptions
+
+        return PreprocessingOptions(self.scaling, self.missing, self.indicate_missing)
+
+
+class WorkloadSettings(Section):
+    """[workload]"""
+
+    name: str = ""
+    options: dict[str, Any] = Field(default_factory=dict)
+    preprocessing: PreprocessingSettings = PreprocessingSettings()
+
+    @model_validator(mode="after")
+    def _usable(self) -> Self:
+        if not self.name:
+            if self.options:
+                raise WrongSetting("options", "without workload.name nothing would read them")
+            return self
+        from xain_workloads import workload
+
+        known = workload.known_workloads()
+        if self.name not in known:
+            raise WrongSetting("name", f'it must be one of: {", ".join(known)}, or "" for none')
+        try:
+            workload.create(self.name, self.options)
+        except ValueError as error:
+            raise _wrong_option(self.options, str(error)) from None
+        return self
+
+    @property
+    def task(self) -> str:
+        """The workload's task: "classification", "regression", or "" without a workload."""
+        if not self.name:
+            return ""
+        from xain_workloads import workload
+
+        made = workload.create(self.name, self.options)
+        return str(getattr(getattr(made, "options", None), "task", ""))
+
+
+def _wrong_option(options: Mapping[str, object], message: str) -> WrongSetting:
+    # Such a message is "eta0 is -1; it must be above 0". Ours begins in the same way, except that
+    # it gives the key in full, and does not show the value if it might be secret.
+    option, _, rest = message.partition(" ")
+    if option in options and "; " in rest:
+        return WrongSetting(f"options.{option}", rest.partition("; ")[2])
+    return WrongSetting("options", message)
+
+
+class ModelSettings(Section):
+    """[model]"""
+
+    personal: Texts = ()
+
+
+class AggregationSettings(Section):
+    """[aggregation]"""
+
+    rule: str = "weighted_average"
+    options: dict[str, Option] = Field(default_factory=dict)
+    optimizer: str = ""
+    optimizer_options: dict[str, Option] = Field(default_factory=dict)
+
+    # The rules are imported where they are needed: numpy comes with them, which --help need not.
+
+    def made_rule(self) -> "Aggregator":
+        """Raises WrongSetting."""
+        from xain_coordinator.aggregation.rules import known_rules, make_rule
+
+        try:
+            return make_rule(self.rule, self.options)
+        except KeyError:
+            raise WrongSetting("rule", f"it must be one of: {', '.join(known_rules())}") from None
+        except PluginFailed as error:
+            raise WrongSetting("rule", str(error)) from None
+        except WrongOption as error:
+            raise WrongSetting(*_at("options", error)) from None
+
+    def made_optimizer(self) -> "Optimizer | None":
+        """None if there is to be none. Raises WrongSetting."""
+        from xain_coordinator.aggregation.optimizers import OPTIMIZERS
+        from xain_coordinator.aggregation.rules import make_optimizer
+
+        if not self.optimizer:
+            return None
+        try:
+            return make_optimizer(self.optimizer, self.optimizer_options)
+        except KeyError:
+            known = ", ".join(sorted(OPTIMIZERS))
+            raise WrongSetting("optimizer", f'it must be one of: {known}, or "" for none') from None
+        except WrongOption as error:
+            raise WrongSetting(*_at("optimizer_options", error)) from None
+
+    @property
+    def whole_options(self) -> Mapping[str, Option]:
+        """Options of the rule: those that are given, and the defaults of the others.
+
+        Raises WrongSetting.
+        """
+        try:
+            return options_of(self.made_rule(), self.options)
+        except WrongOption as error:
+            raise WrongSetting(*_at("options", error)) from None
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        _ = self.whole_options
+        if self.made_optimizer() is None and self.optimizer_options:
+            raise WrongSetting(
+                "optimizer_options", "without aggregation.optimizer nothing would read them"
+            )
+        return self
+
+
+def _at(section: str, error: WrongOption) -> tuple[str, str]:
+    return f"{section}.{error.option}" if error.option else section, error.text
+
+
+class StorageSettings(Section):
+    """[storage]"""
+
+    kind: Literal["files", "s3", "memory"] = "files"
+    path: FilePath = Path("xain-data/weights")
+    endpoint: OptionalUrl = ""
+    public_endpoint: OptionalUrl = ""
+    region: str = "us-east-1"
+    bucket: str = ""
+    prefix: KeyPrefix = ""
+    create_bucket: bool = False
+    access_key_id: SecretStr = SecretStr("")
+    access_key_id_file: FilePath | None = None
+    secret_access_key: SecretStr = SecretStr("")
+    secret_access_key_file: FilePath | None = None
+    session_token: SecretStr = SecretStr("")
+    session_token_file: FilePath | None = None
+    timeout_s: float = Field(default=15.0, gt=0, le=_MAX_SILENCE_S)
+    presigned: bool = True
+    url_lifetime_s: int = Field(default=3600, ge=60, le=7 * 24 * 3600)
+    format: Literal["npy", "xain-pickle"] = "npy"
+    keep_updates: Annotated[int, Field(ge=0)] | Literal["all"] = 1
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.kind == "s3" and not self.bucket:
+            raise WrongSetting("bucket", 'it must be given with storage.kind = "s3"')
+        for name, field in type(self).model_fields.items():
+            if (
+                self.kind != "s3"
+                and name not in ("kind", "path", "format", "keep_updates")
+                and getattr(self, name) != field.default
+            ):
+                raise WrongSetting(name, 'nothing would read it without storage.kind = "s3"')
+        if self.format == "xain-pickle" and self.kind != "s3":
+            raise WrongSetting(
+                "format", 'XAIN\'s participants look for weights in S3: set storage.kind = "s3"'
+            )
+        if self.format == "xain-pickle" and self.prefix:
+            raise WrongSetting("prefix", "XAIN's participants look in the root of the bucket")
+        for name in ("access_key_id", "secret_access_key", "session_token"):
+            if self._has_text(name) and getattr(self, f"{name}_file"):
+                raise WrongSetting(f"{name}_file", f"storage.{name} is given too; keep one of them")
+        has_id = self._has_text("access_key_id") or self.access_key_id_file is not None
+        has_secret = self._has_text("secret_access_key") or self.secret_access_key_file is not None
+        if self._has_text("session_token") and not has_id:
+            raise WrongSetting("session_token", "it goes with storage.access_key_id")
+        if self.session_token_file and not has_id:
+            raise WrongSetting("session_token_file", "it goes with storage.access_key_id")
+        if has_id != has_secret:
+            missing = "secret_access_key" if has_id else "access_key_id"
+            raise WrongSetting(missing, "one half of the credentials is given; give both or none")
+        return self
+
+    def _has_text(self, name: str) -> bool:
+        """Blanks alone are nothing, as they are to read_secret."""
+        secret: SecretStr = getattr(self, name)
+        return bool(secret.get_secret_value().strip())
+
+
+class JournalSettings(Section):
+    """[journal]"""
+
+    path: FilePath = Path("xain-data/journal.sqlite")
+
+
+class MetricsSettings(Section):
+    """[metrics]"""
+
+    kind: Literal["file", "influxdb", "none"] = "file"
+    path: FilePath = Path("xain-data/metrics.jsonl")
+    url: OptionalUrl = ""
+    org: str = ""
+    bucket: str = ""
+    token: SecretStr = SecretStr("")
+    token_file: FilePath | None = None
+    timeout_s: float = Field(default=10.0, gt=0, le=_MAX_SILENCE_S)
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.token.get_secret_value() and self.token_file:
+            raise WrongSetting("token_file", "metrics.token is given too; keep one of them")
+        if self.kind != "influxdb" and self.url:
+            raise WrongSetting("url", 'nothing would read it without metrics.kind = "influxdb"')
+        if self.kind == "influxdb":
+            for name in ("url", "org", "bucket"):
+                if not getattr(self, name):
+                    raise WrongSetting(name, 'it must be given with metrics.kind = "influxdb"')
+        return self
+
+
+# Every assignment carries the whole section.
+_MAX_TRAIN_BYTES = 64 * 1024
+
+
+def _check_train(train: dict[str, Any]) -> dict[str, Any]:
+    """Raises WrongSetting that names the key that JSON cannot carry."""
+    for key, value in train.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            raise WrongSetting(
+                key, "it must be a number, text, true, false, or a list or table of them"
+            ) from None
+    if "epochs" in train:
+        raise WrongSetting("epochs", "set rounds.epochs: participants find it in the same place")
+    if len(json.dumps(train)) > _MAX_TRAIN_BYTES:
+        largest = max(train, key=lambda key: len(json.dumps(train[key])))
+        raise WrongSetting(
+            largest, f"the whole section must have at most {_MAX_TRAIN_BYTES} bytes as JSON"
+        )
+    return train
+
+
+Train = Annotated[dict[str, Any], AfterValidator(_check_train)]
+
+
+_NO_INFLUX = 'is gone: metrics.kind = "influxdb" has url, org, bucket and token'
+
+
+class PredictSettings(Section):
+    """[predict]"""
+
+    timeout_s: float = Field(default=100.0, gt=0, le=MAX_PREDICT_TIMEOUT_S)
+    max_retries: int = Field(default=0, ge=0, le=MAX_PREDICT_RETRIES)
+
+
+class CoordinatorLoggingSettings(LoggingSettings):
+    """[logging] of a coordinator, which has files for two streams."""
+
+    status_file: FilePath | None = None
+    latency_file: FilePath | None = None
+
+    @model_validator(mode="after")
+    def _are_two(self) -> Self:
+        if self.latency_file is not None and self.latency_file == self.status_file:
+            raise WrongSetting("latency_file", "logging.status_file is the same; name another one")
+        return self
+
+
+class CoordinatorConfig(Section):
+    """Everything that a coordinator is told."""
+
+    server: ServerSettings = ServerSettings()
+    rounds: RoundsSettings = RoundsSettings()
+    train: Train = Field(default_factory=dict)
+    evaluate: EvaluateSettings = EvaluateSettings()
+    workload: WorkloadSettings = WorkloadSettings()
+    model: ModelSettings = ModelSettings()
+    # Models of pydantic have a method `schema`.
+    data_schema: SchemaSettings = Field(default=SchemaSettings(), alias="schema")
+    aggregation: AggregationSettings = AggregationSettings()
+    predict: PredictSettings = PredictSettings()
+    storage: StorageSettings = StorageSettings()
+    journal: JournalSettings = JournalSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    logging: CoordinatorLoggingSettings = CoordinatorLoggingSettings()
+    http: HttpSettings = HttpSettings()
+    parameters: ParametersSettings = ParametersSettings()
+    launch: LaunchSettings = LaunchSettings()
+
+    moved: ClassVar[Mapping[str, str]] = {
+        "ai": "is called [rounds] now",
+        "ai.rounds": "is called rounds.rounds now",
+        "ai.epochs": "is called rounds.epochs now",
+        "ai.min_participants": "is called rounds.min_participants now",
+        "ai.fraction_participants": "is called rounds.fraction_participants now",
+        "server.heartbeat_time": "is called server.heartbeat_time_s now",
+        "server.heartbeat_timeout": "is called server.heartbeat_timeout_s now",
+        "server.thread_pool_workers": "is gone: the server needs no thread for each call",
+        "metrics.enable": 'is called metrics.kind now: "file", "influxdb" or "none"',
+        "metrics.host": _NO_INFLUX,
+        "metrics.port": _NO_INFLUX,
+        "metrics.user": _NO_INFLUX,
+        "metrics.password": _NO_INFLUX,
+        "metrics.db_name": _NO_INFLUX,
+    }
+
+    @model_validator(mode="after")
+    def _rule_fits(self) -> Self:
+        from xain_coordinator.aggregation.aggregator import RuleFailed
+
+        rule = self.aggregation.made_rule()
+        if self.rounds.consistency != "bsp" and not rule.takes_stale:
+            raise WrongSetting(
+                "aggregation.rule",
+                f'rounds.consistency = "{self.rounds.consistency}" mixes updates with the model '
+                'that there is, which only "weighted_average" can do',
+            )
+        for num_updates in (self.rounds.min_participants, self.rounds.max_updates):
+            try:
+                rule.check(num_updates)
+            except RuleFailed as error:
+                raise WrongSetting(
+                    "aggregation.rule",
+                    f"a round may have {num_updates} updates with these [rounds], and {error}",
+                ) from None
+            except Exception as error:  # a plug-in's code runs here, and may raise anything
+                raise WrongSetting(
+                    "aggregation.rule",
+                    f"its check() fails with num_updates = {num_updates}: "
+                    f"{type(error).__name__}: {error}",
+                ) from error
+        return self
+
+    @model_validator(mode="after")
+    def _task_fits(self) -> Self:
+        task, trained = self.data_schema.task, self.workload.task
+        if task and trained and task != trained:
+            raise WrongSetting("schema.task", f'the workload trains for "{trained}"')
+        return self
+
+    @model_validator(mode="after")
+    def _trees_fit(self) -> Self:
+        """The rule "trees" and the workload that makes trees need each other."""
+        has_trees = self.aggregation.rule == "trees"
+        if self.workload.name == "xgboost" and not has_trees:
+            raise WrongSetting(
+                "aggregation.rule",
+                'the workload "xgboost" trains trees, which cannot be averaged; set it to "trees"',
+            )
+        if self.model.personal and self.aggregation.rule in ("ensemble", "sum", "trees"):
+            raise WrongSetting(
+                "model.personal", f'no tensor can be left out with rule "{self.aggregation.rule}"'
+            )
+        if not has_trees:
+            return self
+        if self.workload.name != "xgboost":
+            raise WrongSetting(
+                "aggregation.rule",
+                'it joins trees, which only a workload makes; set workload.name = "xgboost"',
+            )
+        self._require_bytes_alone()
+        if self.rounds.epochs == 0:
+            raise WrongSetting(
+                "rounds.epochs", "it counts the boosting iterations of a round, at least 1"
+            )
+        if "mode" in self.workload.options:
+            raise WrongSetting("workload.options.mode", "set aggregation.options.mode")
+        mode = self.aggregation.whole_options["mode"]
+        if mode == "histogram" and self.rounds.epochs != 1:
+            raise WrongSetting(
+                "rounds.epochs",
+                "a round grows trees by one level, so it must be 1; it may be more with "
+                'aggregation.options.mode = "bagging"',
+            )
+        if mode == "cyclic" and self.rounds.max_selected != 1:
+            raise WrongSetting(
+                "rounds.fraction_participants",
+                f"{self.rounds.max_selected} participants would train a round, and aggregation."
+                'options.mode = "cyclic" is for one after the other: set controller = '
+                '"round_robin" and a fraction_participants of 1 / max_participants',
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _ensembles_fit(self) -> Self:
+        """The rule "ensemble" and the workload that fits estimators need each other."""
+        has_rule, has_workload = (
+            self.aggregation.rule == "ensemble",
+            self.workload.name == "bagging",
+        )
+        if has_workload and not has_rule:
+            raise WrongSetting(
+                "aggregation.rule",
+                'the workload "bagging" fits estimators, which cannot be averaged; set it to '
+                '"ensemble"',
+            )
+        if not has_rule:
+            return self
+        if not has_workload:
+            raise WrongSetting(
+                "aggregation.rule",
+                'it joins estimators, which only a workload fits; set workload.name = "bagging"',
+            )
+        self._require_bytes_alone()
+        scaling = self.workload.preprocessing.scaling
+        if self.workload.options.get("vote") == "open" and scaling not in ("", "standard"):
+            raise WrongSetting(
+                "workload.preprocessing.scaling",
+                'workload.options.vote = "open" needs columns with mean 0 and deviation 1; '
+                'set it to "standard"',
+            )
+        if self._keeps_estimators:
+            for name in ("data", "metric"):
+                if getattr(self.evaluate, name):
+                    raise WrongSetting(
+                        f"evaluate.{name}",
+                        "with workload.options.publish = false nobody has the whole model, which "
+                        "could be measured; participants report oob_score",
+                    )
+        if self.rounds.epochs != 1:
+            raise WrongSetting(
+                "rounds.epochs",
+                "it must be 1: workload.options.estimators says how many estimators a participant "
+                "fits in a round",
+            )
+        return self
+
+    @property
+    def _keeps_estimators(self) -> bool:
+        """Whether fitted estimators stay at the participants."""
+        return self.workload.name == "bagging" and not self.workload.options.get("publish")
+
+    def _require_bytes_alone(self) -> None:
+        """Refuse settings that only models of numbers have. Raises WrongSetting."""
+        for name, value, default in (
+            ("aggregation.optimizer", self.aggregation.optimizer, ""),
+            ("server.max_update_norm", self.server.max_update_norm, None),
+            ("storage.format", self.storage.format, "npy"),
+        ):
+            if value != default:
+                raise WrongSetting(
+                    name, f'leave it out with aggregation.rule = "{self.aggregation.rule}"'
+                )
+
+    @model_validator(mode="after")
+    def _gradients_fit(self) -> Self:
+        """The rule "gradient" and participants that send gradients need each other."""
+        has_rule = self.aggregation.rule == "gradient"
+        sends_gradients = self.workload.options.get("mode") == "gradient"
+        if sends_gradients and not has_rule:
+            raise WrongSetting(
+                "aggregation.rule",
+                'participants send gradients with workload.options.mode = "gradient"; set it to '
+                '"gradient"',
+            )
+        if not has_rule:
+            return self
+        if self.workload.name and not sends_gradients:
+            raise WrongSetting(
+                "aggregation.rule", 'it takes gradients: set workload.options.mode = "gradient"'
+            )
+        if self.model.personal:
+            raise WrongSetting("model.personal", 'leave it out with aggregation.rule = "gradient"')
+        if self.server.update_encoding != "plain":
+            raise WrongSetting(
+                "server.update_encoding", 'gradients travel as they are; set it to "plain"'
+            )
+        if self.rounds.epochs != 1:
+            raise WrongSetting(
+                "rounds.epochs", 'a round of aggregation.rule = "gradient" is one step; set it to 1'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _slices_fit(self) -> Self:
+        """The rule "assemble" and participants that train stages of one model need each other."""
+        has_rule = self.aggregation.rule == "assemble"
+        has_stages = self.workload.options.get("mode") == "pipeline"
+        if has_stages and not has_rule:
+            raise WrongSetting(
+                "aggregation.rule",
+                'participants train stages with workload.options.mode = "pipeline"; set it to '
+                '"assemble"',
+            )
+        if not has_rule:
+            return self
+        if self.workload.name and not has_stages:
+            raise WrongSetting(
+                "aggregation.rule", 'it takes slices: set workload.options.mode = "pipeline"'
+            )
+        for name, value, default in (
+            ("aggregation.optimizer", self.aggregation.optimizer, ""),
+            ("model.personal", self.model.personal, ()),
+            ("rounds.over_selection", self.rounds.over_selection, 0),
+            ("rounds.quorum", self.rounds.quorum, ""),
+            ("server.max_update_norm", self.server.max_update_norm, None),
+            ("server.update_encoding", self.server.update_encoding, "plain"),
+            ("storage.format", self.storage.format, "npy"),
+        ):
+            if value != default:
+                raise WrongSetting(name, 'leave it out with aggregation.rule = "assemble"')
+        if self.rounds.initial_weights == "average":
+            raise WrongSetting(
+                "rounds.initial_weights", 'aggregation.rule = "assemble" averages nothing'
+            )
+        if self.rounds.epochs == 0:
+            raise WrongSetting(
+                "rounds.epochs", 'it must be at least 1 with aggregation.rule = "assemble"'
+            )
+        if self.workload.name and "stages" in self.aggregation.options:
+            raise WrongSetting("aggregation.options.stages", "set workload.options.stages")
+        if 0 < self._num_stages < self.rounds.min_participants:
+            raise WrongSetting(
+                "rounds.min_participants",
+                f"it must not be more than the number of stages, {self._num_stages}: one "
+                "participant trains each",
+            )
+        return self
+
+    @property
+    def _num_stages(self) -> int:
+        """Stages that the rule "assemble" puts together; 0: one for each participant."""
+        options = self.workload.options
+        if not self.workload.name:
+            return int(self.aggregation.options.get("stages", 0))
+        cuts = options.get("cuts")
+        return int(options.get("stages", 0)) or (len(cuts) + 1 if cuts else 0)
+
+    def _rule_options(self) -> Mapping[str, Option]:
+        options = self.aggregation.whole_options
+        if self.aggregation.rule != "assemble":
+            return options
+        return {**options, "stages": self._num_stages}
+
+    @model_validator(mode="after")
+    def _can_be_requested(self) -> Self:
+        if self.rounds.start == "request" and not self.http.is_on:
+            raise WrongSetting("rounds.start", "without http.port nothing could request a fit")
+        if self.http.is_on and self.storage.format == "xain-pickle":
+            raise WrongSetting(
+                "http.port",
+                'each fit opens a session; leave it out with storage.format = "xain-pickle"',
+            )
+        return self
+
+    def _initial(self) -> Literal["first", "empty", "workload"]:
+        if self.workload.name:
+            return "workload"
+        # XAIN's participants all make some weights, and know of no other way.
+        default = "average" if self.storage.format == "xain-pickle" else "first"
+        chosen = self.rounds.initial_weights or default
+        return "empty" if chosen == "average" else "first"
+
+    @model_validator(mode="after")
+    def _one_initial_model(self) -> Self:
+        if self.workload.name and self.rounds.initial_weights is not None:
+            raise WrongSetting(
+                "rounds.initial_weights",
+                "nothing would read it with a workload, which makes the initial model",
+            )
+        return self
+
+    def rules(self) -> Rules:
+        """The rules of a new session."""
+        rounds = self.rounds
+        return Rules(
+            rounds=rounds.rounds,
+            epochs=rounds.epochs,
+            min_participants=rounds.min_participants,
+            fraction_participants=rounds.fraction_participants,
+            num_required=rounds.num_required,
+            max_participants=rounds.effective_max_participants,
+            start_participants=rounds.effective_start_participants,
+            start_timeout_s=rounds.start_timeout_s,
+            start=rounds.start or ("request" if self.http.is_on else "participants"),
+            controller=rounds.controller,
+            controller_options=rounds.whole_controller_options,
+            tags=rounds.tags,
+            refused_limit=rounds.refused_limit,
+            refused_rounds=rounds.refused_rounds,
+            max_lost_share=rounds.max_lost_share,
+            evaluate_every=0 if self._keeps_estimators else self.evaluate.every,
+            evaluate_metric=self.evaluate.metric,
+            evaluate_minimised=self.evaluate.is_minimised,
+            evaluate_patience=self.evaluate.patience,
+            evaluate_min_delta=self.evaluate.min_delta,
+            evaluate_data=bool(self.evaluate.data),
+            evaluate_deadline_s=self.evaluate.deadline_s,
+            train_config=json.dumps(self.train, sort_keys=True) if self.train else "",
+            aggregation=self.aggregation.rule,
+            aggregation_options=self._rule_options(),
+            optimizer=self.aggregation.optimizer,
+            optimizer_options=options_of(self.aggregation.made_optimizer(), {}),
+            seed=rounds.seed,
+            heartbeat_time_s=self.server.heartbeat_time_s,
+            heartbeat_timeout_s=self.server.heartbeat_timeout_s,
+            workload=self.workload.name,
+            workload_options=(
+                json.dumps(self.workload.options, sort_keys=True) if self.workload.options else ""
+            ),
+            preprocessing=self.workload.preprocessing.model_dump_json(),
+            initial=self._initial(),
+            deadline_s=rounds.deadline_s,
+            idle_timeout_s=rounds.idle_timeout_s,
+            quorum=rounds.quorum,
+            over_selection=rounds.over_selection,
+            consistency=rounds.consistency,
+            staleness=None if rounds.consistency == "asp" else rounds.staleness or 0,
+            buffer_size=rounds.buffer_size or rounds.min_participants,
+            schema=self.data_schema.agreed(self.workload.task),
+        )

@@ -1,0 +1,71 @@
+"""The section [evaluate]: how often models are evaluated, by which metric, and on what."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from xain_coordinator.config.fields import MAX_INT32
+from xain_coordinator.core.evaluation import WELL_KNOWN
+from xain_foundation.fields import Section, WrongSetting
+
+_MAX_WAIT_S = 24 * 3600.0
+
+
+class EvaluateSettings(Section):
+    """[evaluate]"""
+
+    every: int = Field(default=1, ge=0, le=MAX_INT32)
+    metric: str = ""
+    direction: Literal["", "max", "min"] = ""
+    patience: int = Field(default=0, ge=0, le=MAX_INT32)
+    min_delta: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    deadline_s: float = Field(default=600.0, gt=0, le=_MAX_WAIT_S)
+    data: str = ""
+    target: str | None = None
+    task: Literal["classification", "regression"] = "classification"
+    scale: float = Field(default=1.0, allow_inf_nan=False)
+
+    @property
+    def is_minimised(self) -> bool:
+        """Whether less of the named metric is better."""
+        return self.direction == "min" or (
+            not self.direction and WELL_KNOWN.get(self.metric, False)
+        )
+
+    @model_validator(mode="after")
+    def _has_direction(self) -> Self:
+        if self.direction and not self.metric:
+            raise WrongSetting("direction", "it is that of evaluate.metric, which is not set")
+        if self.metric and not self.direction and self.metric not in WELL_KNOWN:
+            raise WrongSetting(
+                "direction",
+                'it must be "max" or "min" for this evaluate.metric; it is known only of '
+                f"{', '.join(sorted(WELL_KNOWN))}",
+            )
+        if self.patience and not self.metric:
+            raise WrongSetting("patience", "evaluate.metric must say what is to improve")
+        if self.patience and self.every == 0:
+            raise WrongSetting("patience", "with evaluate.every = 0 nothing is evaluated")
+        if self.min_delta and not self.patience:
+            raise WrongSetting("min_delta", "nothing would read it without evaluate.patience")
+        return self
+
+    @model_validator(mode="after")
+    def _has_data(self) -> Self:
+        if not self.data:
+            for name in ("target", "task", "scale"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise WrongSetting(name, "nothing would read it without evaluate.data")
+            return self
+        if self.every == 0:
+            raise WrongSetting("data", "with evaluate.every = 0 nothing is evaluated")
+        from xain_workloads.data import BUNDLED, SUFFIXES  # --help need not wait for it
+
+        if self.data not in BUNDLED and Path(self.data).suffix.lower() not in SUFFIXES:
+            raise WrongSetting(
+                "data",
+                f"it must be one of: {', '.join(BUNDLED)}, or a file that ends in one of: "
+                f"{', '.join(SUFFIXES)}",
+            )
+        return self

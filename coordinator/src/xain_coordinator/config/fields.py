@@ -1,0 +1,168 @@
+"""Types of single settings: what may be written for each, as text or not, and what it becomes."""
+
+import json
+import re
+from fractions import Fraction
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, PlainSerializer, PlainValidator
+
+from xain_coordinator.core import pacing
+from xain_coordinator.core.values import Expression
+from xain_coordinator.stores.s3_names import MAX_PREFIX_BYTES, key_to_name
+from xain_foundation.fields import Allowed, join_host_port, parse_host
+from xain_foundation.schema import nests_deeply
+from xain_messaging import tags as tag_rules
+
+MAX_INT32 = 2**31 - 1  # rounds, epochs and participants are int32 on the wire
+MAX_PARTICIPANTS = 1_000_000
+
+# Without a limit "1e-400000000" would be computed for minutes, with 400 million digits.
+_EXACT = re.compile(r"[+-]?(\d{1,20}/\d{1,20}|\d{0,20}(\.\d{0,30})?([eE][+-]?\d{1,2})?)")
+
+
+def _exact(value: object) -> Fraction:
+    if isinstance(value, bool) or not isinstance(value, int | float | str | Fraction):
+        raise ValueError("no number")
+    text = str(value).strip()
+    if not _EXACT.fullmatch(text):
+        raise ValueError("no number, or one with too many digits")
+    try:
+        return Fraction(text)
+    except ZeroDivisionError:
+        raise ValueError("division by zero") from None
+
+
+def _fraction(value: object) -> Fraction:
+    return pacing.exact_fraction(_exact(value))
+
+
+ExactFraction = Annotated[
+    Fraction,
+    PlainValidator(_fraction),
+    PlainSerializer(str),
+    Allowed('a number above 0 and at most 1, or a fraction as text such as "1/3"'),
+]
+
+
+def _excess(value: object) -> Fraction:
+    excess = _exact(value)
+    if excess < 0:
+        raise ValueError(f"must not be negative, got {value}")
+    return excess
+
+
+ExactExcess = Annotated[
+    Fraction,
+    PlainValidator(_excess),
+    PlainSerializer(str),
+    Allowed('a number, not negative, such as 0.3, or a fraction as text such as "1/3"'),
+]
+
+
+# No name of a participant begins like this.
+_LIST = re.compile(r'\s*\[\s*["\[]')
+
+
+def _parse_list(text: str) -> object:
+    if nests_deeply(text):
+        raise ValueError("lists in lists, too deep")
+    return json.loads(text)
+
+
+def _quorum(value: object) -> Expression:
+    """Lists as tuples, which do not change. What they say is looked at later."""
+    if isinstance(value, str):
+        # In the environment and in flags a list is text.
+        return _quorum(_parse_list(value)) if _LIST.match(value) else value
+    if isinstance(value, list | tuple):
+        return tuple(_quorum(part) for part in value)
+    raise ValueError("neither text nor a list")
+
+
+Quorum = Annotated[
+    Expression,
+    PlainValidator(_quorum),
+    Allowed(
+        'a conditional event such as "participant:update:80%", "hospital-a:update:1", or a list of '
+        'them that ends in "AND" or "OR"'
+    ),
+]
+
+
+def _tag_values(value: object) -> tuple[str, ...]:
+    """One value, or a list of them: those that a tag may have."""
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, list | tuple) or not values:
+        raise ValueError("neither text nor a list")
+    for one in values:
+        if not isinstance(one, str) or tag_rules.why_not_value(one) is not None:
+            raise ValueError("no value of a tag")
+    return tuple(values)
+
+
+TagValues = Annotated[
+    tuple[str, ...],
+    PlainValidator(_tag_values),
+    Allowed(f'{tag_rules.VALUE_RULE}, such as "north", or a list of such texts'),
+]
+
+
+def _url(value: object) -> str:
+    """ "" or an http(s) URL of a server, without a slash at its end."""
+    if not isinstance(value, str):
+        raise ValueError("not text")
+    if value == "":
+        return value
+    if not value.isprintable() or " " in value:
+        raise ValueError("urlsplit() would pass over line ends")
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+        raise ValueError("no URL of a server")
+    if parts.query or parts.fragment or (parts.port is not None and parts.port < 1):
+        raise ValueError("no URL of a server")
+    return value.rstrip("/")
+
+
+OptionalUrl = Annotated[
+    str,
+    BeforeValidator(_url),
+    Allowed('a URL such as "https://host:9000", without user or query', is_url=True),
+]
+
+
+def _key_prefix(value: str) -> str:
+    if value and len(key_to_name(value).encode()) > MAX_PREFIX_BYTES:
+        raise ValueError("no room for the rest of a key")
+    return value
+
+
+KeyPrefix = Annotated[
+    str,
+    AfterValidator(_key_prefix),
+    Allowed(
+        f'the beginning of a key, such as "trials/7", of at most {MAX_PREFIX_BYTES} bytes and '
+        "without a slash at its ends"
+    ),
+]
+
+# A participant answers predictions within this time, and is asked so often after the first time.
+MAX_PREDICT_TIMEOUT_S = 3600.0
+MAX_PREDICT_RETRIES = 100
+
+
+def _weights_address(value: object) -> str:
+    if value == "":
+        return ""
+    if not isinstance(value, str):
+        raise ValueError("no text")
+    host, separator, port = value.rpartition(":")
+    if not separator or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise ValueError("no HOST:PORT")
+    return join_host_port(parse_host(host), int(port))
+
+
+WeightsAddress = Annotated[
+    str, BeforeValidator(_weights_address), Allowed('HOST:PORT, or "" for none')
+]

@@ -1,0 +1,48 @@
+"""The section [http]: the HTTP face, which is off unless it has a port."""
+
+from ipaddress import ip_address
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from xain_foundation.fields import Host, Section, WrongSetting, join_host_port
+
+_MAX_BODY_BYTES = 256 << 20  # a body is in memory as a whole, several times
+_MAX_WAIT_S = 24 * 3600.0
+
+
+class HttpSettings(Section):
+    """[http]"""
+
+    port: int | None = Field(default=None, ge=0, le=65535)
+    host: Host = "127.0.0.1"
+    insecure: bool = False
+    participants_timeout_s: float = Field(default=30.0, ge=0, le=_MAX_WAIT_S)
+    max_body_bytes: int = Field(default=4 << 20, ge=1024, le=_MAX_BODY_BYTES)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the coordinator has an HTTP face, and with it is in serve mode."""
+        return self.port is not None
+
+    def url(self, port: int) -> str:
+        """The address of the face. port: where it listens."""
+        return f"http://{join_host_port(self.host, port)}"
+
+    @model_validator(mode="after")
+    def _only_this_machine(self) -> Self:
+        if not self.insecure and not is_loopback(self.host):
+            raise WrongSetting(
+                "host",
+                "whoever reaches it could fit and predict, and there is no encryption yet; use "
+                "127.0.0.1, or set http.insecure = true in a network that you trust",
+            )
+        return self
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine, as only this machine reaches it."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"

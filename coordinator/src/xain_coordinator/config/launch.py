@@ -1,0 +1,126 @@
+"""The section [launch]: what `xain-coordinator launch` starts on this machine.
+
+A running coordinator does not read the section.
+"""
+
+import json
+import re
+from ipaddress import ip_network
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, Field, PlainValidator, model_validator
+
+from xain_coordinator.config.fields import MAX_PREDICT_RETRIES, MAX_PREDICT_TIMEOUT_S
+from xain_foundation.fields import Allowed, Host, Section, Texts, WrongSetting
+from xain_foundation.names import shortened, why_not
+
+MAX_WORKERS = 1000
+MIN_CPU_SHARES = 2  # Docker's least
+COORDINATOR = "coordinator"  # name of the one program that is no worker
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,39}")
+_NETWORK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+
+
+def _check_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError("no name of a launch")
+    return name
+
+
+LaunchName = Annotated[
+    str,
+    AfterValidator(_check_name),
+    Allowed(
+        'a name of at most 40 characters, of a to z, 0 to 9, "_", "." and "-", that begins with a '
+        "letter or a digit"
+    ),
+]
+
+
+def _check_network_name(name: str) -> str:
+    if name and not _NETWORK_NAME.fullmatch(name):
+        raise ValueError("no name of a network")
+    return name
+
+
+NetworkName = Annotated[
+    str,
+    AfterValidator(_check_network_name),
+    Allowed('the name of a Docker network: letters, digits, "_", "." and "-"'),
+]
+
+
+def _check_subnet(subnet: str) -> str:
+    if subnet:
+        ip_network(subnet)
+    return subnet
+
+
+Subnet = Annotated[
+    str,
+    AfterValidator(_check_subnet),
+    Allowed('the address of a network, such as "192.168.10.0/24", or "" for a free one'),
+]
+
+
+def _parse_numbers(value: object) -> tuple[int, ...]:
+    """A whole number, a list of them, or the text of either; as text "2,3" and "[2, 3]" are one."""
+    if isinstance(value, str):
+        text = value.strip()
+        value = json.loads(text if text.startswith("[") else f"[{text}]")
+    numbers = value if isinstance(value, list | tuple) else [value]
+    if not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
+        raise ValueError("an item is no whole number")
+    return tuple(numbers)
+
+
+Numbers = Annotated[
+    tuple[int, ...],
+    PlainValidator(_parse_numbers),
+    Allowed("a whole number, or a list of whole numbers such as [2, 3]"),
+]
+
+
+class LaunchSettings(Section):
+    """[launch]"""
+
+    name: LaunchName = "xain"
+    workers: int | None = Field(default=None, ge=1, le=MAX_WORKERS)
+    servers: int = Field(default=2, ge=1, le=MAX_WORKERS)
+    names: Texts = ()
+    host: Host = "127.0.0.1"
+    ports: Numbers = (0, 0)
+    network_name: NetworkName = ""
+    subnet: Subnet = ""
+    cpu_shares: Numbers = ()
+    max_retries: int = Field(default=0, ge=0, le=MAX_PREDICT_RETRIES)
+    timeout_s: float = Field(default=100.0, gt=0, le=MAX_PREDICT_TIMEOUT_S)
+
+    @property
+    def effective_network_name(self) -> str:
+        """The Docker network of this launch."""
+        return self.network_name or f"xain-{self.name}"
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if len(set(self.names)) < len(self.names):
+            raise WrongSetting("names", "two workers have the same name")
+        for name in self.names:
+            if name == COORDINATOR or (why := why_not(name)) is not None:
+                said = "it is the coordinator's name" if name == COORDINATOR else why
+                raise WrongSetting(
+                    "names", f"{shortened(repr(name))} cannot be the name of a worker: {said}"
+                )
+        if self.workers is not None and self.names and self.workers != len(self.names):
+            raise WrongSetting("workers", f"launch.names has {len(self.names)} names")
+        if len(self.ports) != 2 or not all(0 <= port <= 65535 for port in self.ports):
+            raise WrongSetting(
+                "ports",
+                "it must be two numbers from 0 to 65535: the port of gRPC, and the port of HTTP; 0 "
+                "takes a free one",
+            )
+        if self.ports[0] and self.ports[0] == self.ports[1]:
+            raise WrongSetting("ports", "gRPC and HTTP need different ports")
+        if any(shares < MIN_CPU_SHARES for shares in self.cpu_shares):
+            raise WrongSetting("cpu_shares", f"all must be at least {MIN_CPU_SHARES}")
+        return self

@@ -1,0 +1,75 @@
+"""The section [parameters]: a parameter server in the coordinator's process, off without a port."""
+
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from xain_coordinator.config.http import is_loopback
+from xain_foundation.fields import FilePath, Host, Section, WrongSetting, join_host_port
+
+
+class ParametersSettings(Section):
+    """[parameters]"""
+
+    port: int | None = Field(default=None, ge=0, le=65535)
+    host: Host = "127.0.0.1"
+    insecure: bool = False
+    server: bool = True
+    server_port: int = Field(default=0, ge=0, le=65535)
+    advertised: Host | None = None
+    path: FilePath = Path("xain-data/parameters")
+    replicas: int = Field(default=0, ge=0, le=16)
+    log: bool = False
+    checkpoint_interval: int = Field(default=0, ge=0)
+    checkpoints: str = ""
+    num_ranges: int = Field(default=0, ge=0, le=4096)
+    worker_lease_s: float = Field(default=10.0, ge=2.5, le=86_400)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the coordinator's process has a scheduler of a parameter server."""
+        return self.port is not None
+
+    @property
+    def address(self) -> str:
+        """Address that the scheduler listens on, if there is a scheduler."""
+        assert self.port is not None, "it is on"
+        return join_host_port(self.host, self.port)
+
+    @property
+    def local_host(self) -> str:
+        """The host by which this process reaches its own scheduler."""
+        if not _is_any(self.host):
+            return self.host
+        return "::1" if ":" in self.host else "127.0.0.1"
+
+    @property
+    def checkpoints_url(self) -> str:
+        """Folder or fsspec URL of the checkpoints."""
+        return self.checkpoints or str((self.path / "checkpoints").absolute())
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if not self.insecure and not is_loopback(self.host):
+            raise WrongSetting(
+                "host",
+                "whoever reaches it could read and change all tables, and there is no encryption "
+                "yet; use 127.0.0.1, or set parameters.insecure = true in a network that you trust",
+            )
+        if self.is_on and self.server and self.advertised is None and _is_any(self.host):
+            raise WrongSetting(
+                "advertised",
+                f"it must be given with parameters.host = {self.host}: the name or address of this "
+                "machine, by which workers reach the server in the coordinator's process",
+            )
+        return self
+
+
+def _is_any(host: str) -> bool:
+    """Whether a host stands for all addresses of this machine."""
+    try:
+        return ip_address(host).is_unspecified
+    except ValueError:
+        return False

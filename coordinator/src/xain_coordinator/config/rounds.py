@@ -1,0 +1,229 @@
+"""The section [rounds]: how many train, when a round closes, and that it can."""
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from xain_coordinator.aggregation.options import WrongOption, options_of
+from xain_coordinator.config.fields import (
+    MAX_INT32,
+    MAX_PARTICIPANTS,
+    ExactExcess,
+    ExactFraction,
+    Quorum,
+    TagValues,
+)
+from xain_coordinator.core import pacing
+from xain_coordinator.core.values import Consistency, Option
+from xain_coordinator.extensions.controllers import known_controllers, make_controller
+from xain_coordinator.extensions.plugins import PluginFailed
+from xain_foundation.fields import Section, WrongSetting
+from xain_foundation.names import why_not
+from xain_messaging import tags as tag_rules
+from xain_messaging.conditional_events import ConditionalEventError, parse
+
+_MAX_WAIT_S = 366 * 24 * 3600.0  # longer than this is for ever
+
+
+class RoundsSettings(Section):
+    """[rounds]"""
+
+    rounds: int = Field(default=10, ge=1, le=MAX_INT32)
+    epochs: int = Field(default=1, ge=0, le=MAX_INT32)
+    initial_weights: Literal["first", "average"] | None = None
+    min_participants: int = Field(default=1, ge=1, le=MAX_PARTICIPANTS)
+    fraction_participants: ExactFraction = Fraction(1)
+    max_participants: int | None = Field(default=None, ge=1, le=MAX_PARTICIPANTS)
+    start_participants: int | None = Field(default=None, ge=1, le=MAX_PARTICIPANTS)
+    start_timeout_s: float = Field(default=60.0, ge=0, le=_MAX_WAIT_S)
+    start: Literal["participants", "request"] | None = None
+    controller: str = "random"
+    controller_options: dict[str, Option] = Field(default_factory=dict)
+    tags: dict[str, TagValues] = Field(default_factory=dict)
+    # Each refusal is written down, so that their number must have a bound.
+    refused_limit: int = Field(default=3, ge=0, le=100)
+    refused_rounds: int = Field(default=3, ge=0, le=MAX_INT32)
+    max_lost_share: float = Field(default=0.2, ge=0, le=1)
+    seed: int = Field(default=0, ge=0)
+    over_selection: ExactExcess = Fraction(0)
+    quorum: Quorum = ""
+    deadline_s: float = Field(default=24 * 3600.0, gt=0, le=_MAX_WAIT_S)
+    idle_timeout_s: float = Field(default=7 * 24 * 3600.0, gt=0, le=_MAX_WAIT_S)
+    consistency: Consistency = "bsp"
+    staleness: int | None = Field(default=None, ge=1, le=MAX_INT32)
+    buffer_size: int | None = Field(default=None, ge=1, le=MAX_INT32)
+
+    @property
+    def num_required(self) -> int:
+        """N: how many must be connected for a round to be open."""
+        return pacing.num_required(self.min_participants, self.fraction_participants)
+
+    @property
+    def num_selected(self) -> int:
+        """k: how many train a round when N are connected."""
+        return self._num_selected(self.num_required)
+
+    @property
+    def num_wanted(self) -> int:
+        """Number of updates that complete a round when N participants are connected."""
+        if not self.over_selection:
+            return self.num_selected
+        return pacing.num_wanted(self.num_required, self.fraction_participants)
+
+    @property
+    def max_selected(self) -> int:
+        """Participants that train a round when max_participants are connected."""
+        return self._num_selected(self.effective_max_participants)
+
+    @property
+    def max_updates(self) -> int:
+        """The most updates that a model may be made of."""
+        if self.over_selection and not self.quorum:
+            return pacing.num_wanted(self.effective_max_participants, self.fraction_participants)
+        return self.max_selected
+
+    def _num_selected(self, num_connected: int) -> int:
+        if self.controller == "all":
+            return num_connected
+        return pacing.num_selected(num_connected, self.fraction_participants, self.over_selection)
+
+    @property
+    def whole_controller_options(self) -> Mapping[str, Option]:
+        """Options of the controller: those that are given, and the defaults of the others."""
+        made = make_controller(self.controller, self.controller_options)
+        return options_of(made, self.controller_options)
+
+    @property
+    def effective_start_participants(self) -> int:
+        """Participants that the first round waits for."""
+        return self.start_participants or self.num_required
+
+    @property
+    def effective_max_participants(self) -> int:
+        """Number of participants that may be connected."""
+        return self.max_participants or self.effective_start_participants
+
+    @model_validator(mode="after")
+    def _countable(self) -> Self:
+        """Sums and products that the wire carries as int32 fit into it."""
+        if self.rounds * self.epochs > MAX_INT32:
+            raise WrongSetting(
+                "epochs",
+                f"with rounds.rounds = {self.rounds} that comes to {self.rounds * self.epochs} "
+                f"epochs, and at most {MAX_INT32} can be counted",
+            )
+        if self.rounds + self.refused_rounds > MAX_INT32:
+            raise WrongSetting(
+                "refused_rounds",
+                f"with rounds.rounds = {self.rounds} it comes to round "
+                f"{self.rounds + self.refused_rounds}, and at most {MAX_INT32} can be counted",
+            )
+        if self.num_required > MAX_PARTICIPANTS:
+            raise WrongSetting(
+                "fraction_participants",
+                f"rounds.min_participants = {self.min_participants} need {self.num_required} "
+                f"connected participants at this fraction, and at most {MAX_PARTICIPANTS} can be "
+                "connected",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        required = self.num_required
+        # Where N comes from, since it is in no file.
+        because = (
+            f"the {required} connected participants that min_participants = {self.min_participants}"
+            f" at fraction_participants = {self.fraction_participants} need"
+        )
+        if self.max_participants is not None and self.max_participants < required:
+            raise WrongSetting("max_participants", f"it must not be less than {because}")
+        if self.start_participants is not None:
+            if self.start_participants < required:
+                raise WrongSetting("start_participants", f"it must not be less than {because}")
+            if self.start_participants > self.effective_max_participants:
+                raise WrongSetting(
+                    "start_participants",
+                    f"it must not be more than max_participants, {self.max_participants}",
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _can_select(self) -> Self:
+        try:
+            _ = self.whole_controller_options
+        except KeyError:
+            raise WrongSetting(
+                "controller", f"it must be one of: {', '.join(known_controllers())}"
+            ) from None
+        except WrongOption as error:
+            option = f"controller_options.{error.option}".removesuffix(".")
+            raise WrongSetting(option, error.text) from None
+        except PluginFailed as error:
+            raise WrongSetting("controller", str(error)) from None
+        for key in self.tags:
+            if (why := tag_rules.why_not_key(key)) is not None:
+                raise WrongSetting(f"tags.{key}", f"no participant can have such a tag: {why}")
+        return self
+
+    @model_validator(mode="after")
+    def _can_close(self) -> Self:
+        """A round that these settings describe can be complete."""
+        if self.consistency == "bsp":
+            for name in ("staleness", "buffer_size"):
+                if getattr(self, name) is not None:
+                    raise WrongSetting(name, 'nothing would read it with consistency = "bsp"')
+        else:
+            for name in ("over_selection", "quorum"):
+                if getattr(self, name):
+                    raise WrongSetting(
+                        name,
+                        f'with consistency = "{self.consistency}" a model is made of every '
+                        "rounds.buffer_size updates; leave this one out",
+                    )
+        if self.consistency == "ssp" and self.staleness is None:
+            raise WrongSetting("staleness", 'it must be given with consistency = "ssp"')
+        if self.consistency == "asp" and self.staleness is not None:
+            raise WrongSetting("staleness", 'there is no limit with consistency = "asp"; use "ssp"')
+        if self.buffer_size is not None:
+            if self.buffer_size < self.min_participants:
+                raise WrongSetting(
+                    "buffer_size",
+                    f"it must not be less than min_participants, {self.min_participants}",
+                )
+            if self.buffer_size > self.max_selected:
+                raise WrongSetting(
+                    "buffer_size", f"it must not be more than train at a time, {self.max_selected}"
+                )
+        if self.over_selection and (self.controller == "all" or self.fraction_participants == 1):
+            raise WrongSetting(
+                "over_selection",
+                "everybody is selected without it; it needs a fraction_participants below 1 and "
+                'another controller than "all"',
+            )
+        if self.quorum:
+            self._check_quorum()
+        return self
+
+    def _check_quorum(self) -> None:
+        try:
+            condition = parse(self.quorum)
+        except ConditionalEventError as error:
+            raise WrongSetting("quorum", str(error)) from None
+        for unit in condition.units:
+            is_one = unit.source not in ("*", pacing.PEER_TYPE)
+            if unit.tag not in ("*", pacing.TAG):
+                raise WrongSetting(
+                    "quorum", f'"{unit}" counts what no round gets; its tag must be "{pacing.TAG}"'
+                )
+            if is_one and (why := why_not(unit.source)) is not None:
+                raise WrongSetting("quorum", f'"{unit}" names a participant, but {why}')
+            if is_one and unit.count is not None and unit.count > 1:
+                raise WrongSetting(
+                    "quorum", f'"{unit}" never happens: a participant sends one update a round'
+                )
+            if unit.count is not None and unit.count > self.max_selected:
+                raise WrongSetting(
+                    "quorum", f'"{unit}" never happens: at most {self.max_selected} are selected'
+                )

@@ -1,0 +1,60 @@
+"""The section [schema]: what the data of all participants have in common."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from xain_coordinator.core.values import Schema
+from xain_foundation.fields import Section, Texts, WrongSetting
+from xain_workloads.schema import Column, ColumnType, check_names
+
+
+class SchemaSettings(Section):
+    """[schema]"""
+
+    columns: dict[str, ColumnType] = Field(default_factory=dict)
+    units: dict[str, str] = Field(default_factory=dict)
+    target: str = ""
+    task: Literal["", "classification", "regression"] = ""
+    classes: Texts = ()
+    allow_extra: bool = False
+    allow_missing: bool = False
+    allow_new_classes: bool = False
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        for name in self.units:
+            if name not in self.columns:
+                raise WrongSetting(f"units.{name}", "schema.columns has no column of this name")
+        try:
+            check_names(self._columns)
+        except ValueError as error:
+            raise WrongSetting("columns", str(error)) from None
+        if self.target in self.columns:
+            raise WrongSetting("target", "schema.columns lists it as a column of features")
+        if self.classes and self.task == "regression":
+            raise WrongSetting("classes", 'a schema.task = "regression" has none')
+        if self.classes and len(set(self.classes)) < 2:
+            raise WrongSetting("classes", "classification needs two classes or more")
+        return self
+
+    @property
+    def _columns(self) -> tuple[Column, ...]:
+        return tuple(
+            Column(name, kind, self.units.get(name, "")) for name, kind in self.columns.items()
+        )
+
+    def agreed(self, task: str) -> Schema:
+        """The schema of a new session. task: of the workload, "" if it has none."""
+        from xain_workloads.dataset import class_name
+        from xain_workloads.profile import sort_classes
+
+        return Schema(
+            self._columns,
+            self.target,
+            self.task or task,
+            sort_classes(map(class_name, self.classes)),
+            self.allow_extra,
+            self.allow_missing,
+            self.allow_new_classes,
+        )

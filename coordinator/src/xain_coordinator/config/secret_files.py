@@ -1,0 +1,39 @@
+"""Secrets of the configuration, given as they are or as the name of a file that holds them."""
+
+from pathlib import Path
+
+from xain_coordinator.ports import StoreError
+from xain_foundation.fields import Section
+
+
+def read_secret(section: str, settings: Section, name: str) -> str:
+    """The value of `name`, or what the file `name`_file holds, without blanks and line ends around
+    it; "" if neither is given.
+
+    section: what messages call the settings. Raises StoreError.
+    """
+    path: Path | None = getattr(settings, f"{name}_file")
+    if path is None:
+        source = f"{section}.{name}"
+        value: str = getattr(settings, name).get_secret_value().strip()
+    else:
+        # Without the path: it may be the secret itself, put under the wrong key.
+        source = f"{section}.{name}_file (not shown)"
+        value = _read(source, path)
+    if not value.isprintable():
+        # Sent as it is, it would be a header that no server understands.
+        raise StoreError(f"{source} has a line end or another control character in it; remove it")
+    return value
+
+
+def _read(source: str, path: Path) -> str:
+    try:
+        value = path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise StoreError(f"cannot read {source}: {reason}") from None
+    except UnicodeDecodeError:
+        value = ""
+    if not value:
+        raise StoreError(f"{source} holds no text")
+    return value

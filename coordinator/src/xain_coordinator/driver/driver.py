@@ -1,0 +1,670 @@
+"""The one owner of the session.
+
+Commands are decided one at a time, on the event loop, so no two ever race. Their events go to the
+journal in groups: while one transaction is being written, the decisions of the next gather. Nobody
+hears of anything before it is durable: a reply, a refusal or an effect waits for the commit of all
+that was decided before it. That is why there are two sessions here, `_decided`, which is ahead, and
+`session`, which is on disk.
+
+If the journal cannot be written, what was decided is lost to everybody alike: nothing more is
+answered, and the process is to end and be started again.
+
+So that a start need not read all that ever happened, what it has led to is saved now and then.
+Nobody waits for that, and nothing rests on it.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import structlog
+
+from xain_coordinator.core import events as e
+from xain_coordinator.core.commands import (
+    AggregationDone,
+    Command,
+    EndTrainingRound,
+    Heartbeat,
+    Tick,
+)
+from xain_coordinator.core.decider import Decision, decide, next_expiry, next_wait, resume
+from xain_coordinator.core.effects import Aggregate, Effect, Notify, RecordMetrics
+from xain_coordinator.core.errors import (
+    LateUpdate,
+    NotAMember,
+    NotInRound,
+    Refusal,
+    Unavailable,
+)
+from xain_coordinator.core.keys import is_journalled
+from xain_coordinator.core.points import late_point
+from xain_coordinator.core.questions import MayUpload, Question, advertise, ask, is_late
+from xain_coordinator.core.replies import Advertisement, Heard, Reply
+from xain_coordinator.core.selection import Controller, ControllerFailed, builtin_controller
+from xain_coordinator.core.session import Session, evolve, open_session
+from xain_coordinator.core.values import Lineage, Option, ParticipantState, Phase, Rules
+from xain_coordinator.driver.broadcast import Wave
+from xain_coordinator.driver.history import History
+from xain_coordinator.driver.lateness import Lateness
+from xain_coordinator.driver.log_lines import log_event, log_lacking, log_many_updates
+from xain_coordinator.journal.restore import restore
+from xain_coordinator.ports import Clock, Journal, Record, Snapshot
+from xain_coordinator.process.log_files import LatencyFile
+
+log = structlog.get_logger(__name__)
+
+# A snapshot is due at the end of a round when so many records have come since the last one. A start
+# reads them in the time that it takes to import what it needs, and they took fifty times as long to
+# be written as a snapshot does.
+SNAPSHOT_RECORDS = 10_000
+
+# And at any time when so many have come: participants may come and go for days without a round.
+MAX_UNSAVED_RECORDS = 30_000
+
+# How soon leases are looked at again whose time may be up for what we are late with ourselves.
+LOOK_AGAIN_S = 0.5
+
+# Late updates that are remembered, so that one which is sent again is not counted again.
+MAX_LATE = 10_000
+
+# How long an update waits for a model to be made.
+NEXT_ROUND_S = 30.0
+
+MakeController = Callable[[str, Mapping[str, Option]], Controller]
+
+_STOPPING = "the coordinator is shutting down; try again in a moment"
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A model that is made. objects: by key, to be written to the journal with the command's
+    events."""
+
+    command: AggregationDone
+    objects: Mapping[str, bytes]
+
+
+class Worker(Protocol):
+    """Does the effects. What it brings back, it submits."""
+
+    def make_at_once(self, effect: Aggregate, objects: Mapping[str, bytes]) -> Made | None:
+        """Make a small model of updates that are in memory. None if it is not small, an update is
+        not in memory, or anything is wrong: `perform` makes it then. Does not wait.
+
+        objects: updates that are not in the journal yet, by key.
+        """
+
+    def perform(self, effect: Effect) -> None:
+        """Begin; must not block."""
+
+
+@dataclass(slots=True)
+class _Decided:
+    """A decision on its way to the disk."""
+
+    records: Sequence[Record]
+    session: Session
+    effects: Sequence[Effect]
+    outcome: Reply | Refusal
+    answer: asyncio.Future[Reply | Refusal]
+    objects: Mapping[str, bytes]  # written with the records
+
+
+class Driver:
+    """Make one with `Driver.open`, then `start` it inside a running event loop.
+
+    num_late: updates that came when their round was over, each participant's once a round, since
+        the start of the process.
+    latencies: told how long after its round has opened each update is accepted.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        history: History,
+        journal: Journal,
+        clock: Clock,
+        controller: Controller | None = None,
+    ) -> None:
+        self.session = session
+        self.history = history
+        self.clock = clock
+        self.failed: asyncio.Event = asyncio.Event()
+        self.failure: BaseException | None = None
+        self._decided = session
+        self._controller = controller
+        self._journal = journal
+        self._opening: list[Record] = []  # to be written at the start
+        self._worker: Worker | None = None
+        self._waiting: list[_Decided] = []
+        self._unwritten: dict[str, bytes] = {}  # small updates of `_waiting` and of its group
+        self._committing = False
+        self._changes = Wave()
+        self._timer: asyncio.TimerHandle | None = None
+        self._expiry: float | None = None  # no lease ends before it; None: not known
+        self._due = 0.0  # what the timer waits for
+        self._looked_at = 0.0  # when the leases were last looked through
+        self._active_at = 0.0
+        self.lateness = Lateness(session.rules.lease_s, session.rules.heartbeat_time_s)
+        self._closing = self._closed = False
+        self._watchable = True
+        self.num_late = 0
+        self.latencies: LatencyFile | None = None
+        self._late: dict[tuple[str, int], None] = {}  # the latest, oldest first
+        # Of the session, in the journal: how many records, the time of the last, and how many there
+        # were when a snapshot was last begun.
+        self._num_records = 0
+        self._at = 0.0
+        self._num_saved = 0
+        self._saving = False
+        self._disk = ThreadPoolExecutor(2, "journal")  # one appends, one saves
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    def open(
+        cls,
+        journal: Journal,
+        make_clock: Callable[[float], Clock],
+        rules: Rules,
+        new_session_id: Callable[[], str],
+        *,
+        new_session: bool = False,
+        lineage: Lineage | None = None,
+        make_controller: MakeController = builtin_controller,
+    ) -> "Driver":
+        """Take up the journal's latest session, or prepare a new one with these rules.
+
+        Writes nothing: a new session is in the journal only from `start` on, so that whatever
+        prevents the start, such as a busy port, leaves the one before in its place.
+
+        The times for heartbeats are those of `rules`, also of a session that is taken up.
+
+        make_clock: a clock that begins at the given session time.
+        lineage: of a new session whose first model is given to `begin_with`.
+        make_controller: of a name and options, which are those of the session, not of `rules`.
+        Raises JournalError, and ControllerFailed if the session's controller cannot be had.
+        """
+        restored = None if new_session else restore(journal)
+        if restored is None:
+            clock = make_clock(0.0)
+            session, opened = open_session(new_session_id(), rules, clock.now(), lineage)
+            controller = make_controller(rules.controller, rules.controller_options)
+            driver = cls(session, History(rules=rules), journal, clock, controller)
+            driver._opening.append(Record(opened.at, opened))
+            return driver
+        last, num_saved = restored
+        clock = make_clock(last.at)
+        session = evolve(last.session, e.Restarted(clock.now()))
+        kept = session.rules
+        opening: list[Record] = []
+        heartbeat = (rules.heartbeat_time_s, rules.heartbeat_timeout_s)
+        is_other = heartbeat != (kept.heartbeat_time_s, kept.heartbeat_timeout_s)
+        if is_other and session.phase is not Phase.FINISHED:
+            changed = e.HeartbeatChanged(*heartbeat)
+            session = evolve(session, changed)
+            opening.append(Record(clock.now(), changed))
+        controller = make_controller(kept.controller, kept.controller_options)
+        last.history.max_lost_share = rules.max_lost_share
+        driver = cls(session, last.history, journal, clock, controller)
+        driver._opening = opening
+        driver._num_records, driver._at, driver._num_saved = last.num_records, last.at, num_saved
+        return driver
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the session is a new one that is not in the journal yet."""
+        return any(isinstance(record.event, e.SessionOpened) for record in self._opening)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the journal is closed, or about to be."""
+        return self._closed
+
+    def begin_with(self, events: Sequence[e.DurableEvent]) -> None:
+        """Add these to the beginning of a new session. Before `start`, which writes them."""
+        assert self.is_new, "the session has begun"
+        for event in events:
+            self.session = self._decided = evolve(self.session, event)
+            self.history.apply(event)
+            self._opening.append(Record(self._opening[0].at, event))
+
+    def start(self, worker: Worker) -> None:
+        """Begin to decide; what was owed when the last process died is done first.
+
+        Raises JournalError if the beginning of a new session cannot be written.
+        """
+        if self._opening:
+            self._journal.append(self._opening)  # blocks, but nobody is served yet
+            self._num_records += len(self._opening)
+            self._at = self._opening[-1].at
+            self._opening = []
+        self._worker = worker
+        for effect in resume(self.session):
+            worker.perform(effect)
+        self._active_at = self.clock.now()
+        self._arm()
+        self._save_if_due(SNAPSHOT_RECORDS)  # not even the next start is to read so much again
+
+    async def submit(self, command: Command, update: bytes = b"") -> Reply:
+        """Decide a command; the answer comes when all that led to it is durable.
+
+        An update that the core keeps for the next round waits for that round, for NEXT_ROUND_S at
+        most: its sender would wait for longer, and a participant that cannot come again would give
+        up.
+
+        update: of an EndTrainingRound whose update is to lie in the journal.
+        Raises the core's Refusals, and Unavailable while closing or after a failure, such as of the
+        controller.
+        """
+        gives_up_at = asyncio.get_running_loop().time() + NEXT_ROUND_S
+        while True:
+            decided = self._decided
+            try:
+                # However slow the journal is: what was decided counts, and its sender hears so.
+                return _returned(await self._outcome(command, update))
+            except NotInRound as refusal:
+                if not refusal.is_for_next:
+                    raise
+                # While the refusal waited for the disk, the next round may have been decided.
+                if self._decided is decided and not await self._changed_until(gives_up_at):
+                    raise
+
+    async def ask(self, question: Question) -> Reply:
+        """Answer a question by all that was decided. The answer comes at once where the session on
+        disk gives the same one: a fleet asks for the work of a round while the first updates of
+        that round are being written. Any other answer, and every refusal, waits until all that led
+        to it is durable.
+
+        Raises the core's Refusals, and Unavailable as `submit` does.
+        """
+        return _returned(await self._answer(question))
+
+    async def _answer(self, question: Question) -> Reply | Refusal:
+        self._begin()
+        outcome = _asked(self._decided, question)
+        effects: Sequence[Effect] = ()
+        if isinstance(outcome, LateUpdate) and isinstance(question, MayUpload):
+            effects = self._note_late(question)
+        if self._is_durable:
+            self._take_effect((), self._decided, effects)
+            return outcome
+        if outcome == _asked(self.session, question):  # two refusals are never equal
+            return outcome
+        return await self._when_durable((), effects, outcome, {}).answer
+
+    async def _outcome(self, command: Command, update: bytes) -> Reply | Refusal:
+        """The reply to a command, or its refusal without the traceback. Raises Unavailable."""
+        now = self._begin()
+        records: Sequence[Record] = ()
+        effects: Sequence[Effect] = ()
+        outcome: Reply | Refusal
+        try:
+            decision = decide(self._decided, command, now, self._controller)
+        except ControllerFailed as failed:
+            # Nothing has happened. Once the controller is mended, the session goes on from here.
+            self.fail(failed)
+            raise Unavailable("the coordinator's controller has failed; its log says why") from None
+        except Refusal as refusal:
+            outcome = refusal.with_traceback(None)
+            if isinstance(refusal, LateUpdate) and isinstance(command, EndTrainingRound):
+                effects = self._note_late(command)
+        else:
+            outcome, effects = decision.reply, decision.effects
+            self._decided = decision.session
+            records = _records(decision, now)
+            if isinstance(command, Tick):
+                # Before it is on the disk: that we stand still until then is to be seen, too.
+                self._arm()
+        if not records and (self._is_durable or isinstance(outcome, Heard)):
+            # A sign of life does not wait for a disk that is busy, and costs nobody its lease.
+            self._take_effect((), self._decided if self._is_durable else self.session, effects)
+            return outcome
+        objects = _objects(records, update)
+        self._unwritten |= objects
+        # The decision waits for the disk before a model is made of it: an error then must not lose
+        # the records of what `_decided` and the next replies take as given.
+        decided = self._when_durable(records, effects, outcome, objects)
+        made, decided.effects = self._made_at_once(effects)
+        if made is not None:
+            self._decide_made(made, now)
+        return await decided.answer
+
+    def _begin(self) -> float:
+        """The time at which a command or a question is taken up. Raises Unavailable."""
+        if self._worker is None or self._closing or self.failure is not None:
+            raise Unavailable(_STOPPING)
+        now = self.clock.now()
+        self._note_stall(now)
+        self._active_at = now
+        return now
+
+    @property
+    def _is_durable(self) -> bool:
+        """Whether all that was decided is on disk."""
+        return not self._waiting and not self._committing
+
+    def _when_durable(
+        self,
+        records: Sequence[Record],
+        effects: Sequence[Effect],
+        outcome: Reply | Refusal,
+        objects: Mapping[str, bytes],
+    ) -> _Decided:
+        """Write these after all that was decided before. The answer is told, and the effects run,
+        when they are on disk."""
+        answer: asyncio.Future[Reply | Refusal] = asyncio.get_running_loop().create_future()
+        decided = _Decided(records, self._decided, effects, outcome, answer, objects)
+        self._waiting.append(decided)
+        if not self._committing:
+            self._committing = True
+            self._spawn(self._commit())
+        return decided
+
+    def _made_at_once(self, effects: Sequence[Effect]) -> tuple[Made | None, Sequence[Effect]]:
+        """A small model that is to be made, and the effects that are left.
+
+        The model and the opening of the next round are then committed with the update that closed
+        the round: no transaction more, and no object of the store.
+        """
+        work = next((effect for effect in effects if isinstance(effect, Aggregate)), None)
+        if work is None or self._worker is None:
+            return None, effects
+        made = self._worker.make_at_once(work, self._unwritten)
+        return made, effects if made is None else [one for one in effects if one is not work]
+
+    def _decide_made(self, made: Made, now: float) -> None:
+        """Decide what follows from a model that was made at once. Called right after the decision
+        that asked for it, so that both are in one group."""
+        try:
+            decision = decide(self._decided, made.command, now, self._controller)
+        except Exception as error:  # the controller's, or a defect of ours
+            self.fail(error)  # the round is closed; the next start makes the model again
+            return
+        self._decided = decision.session
+        self._when_durable(_records(decision, now), decision.effects, decision.reply, made.objects)
+
+    async def _commit(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while self._waiting:
+                group, self._waiting = self._waiting, []
+                records = [record for decided in group for record in decided.records]
+                if records:
+                    objects = {k: data for decided in group for k, data in decided.objects.items()}
+                    commit = self._journal.prepare(records, objects)
+                    await loop.run_in_executor(self._disk, commit)
+                    for key in objects:
+                        self._unwritten.pop(key, None)
+                is_told = log_many_updates(records)
+                for decided in group:
+                    self._take_effect(
+                        decided.records, decided.session, decided.effects, is_told=is_told
+                    )
+                    _resolve(decided.answer, decided.outcome)
+                if records:
+                    self._num_records, self._at = self._num_records + len(records), records[-1].at
+                    self._arm()
+                    over = any(isinstance(record.event, e.ModelPublished) for record in records)
+                    self._save_if_due(SNAPSHOT_RECORDS if over else MAX_UNSAVED_RECORDS)
+        except Exception as error:  # whatever it is, nobody may wait for this group for ever
+            self.fail(error)
+            for decided in [*group, *self._waiting]:
+                _resolve(decided.answer, Unavailable("the coordinator lost its journal"))
+            self._waiting = []
+        finally:
+            self._committing = False
+
+    def _take_effect(
+        self,
+        records: Sequence[Record],
+        session: Session,
+        effects: Sequence[Effect],
+        *,
+        is_told: bool = False,
+    ) -> None:
+        """is_told: the log has a line already for all updates that are accepted here."""
+        assert self._worker is not None, "start() comes first"
+        for record in records:
+            self.history.apply(record.event)
+            if not (is_told and isinstance(record.event, e.UpdateAccepted)):
+                log_event(self.session, session, record.event, self.history)
+            if self.latencies is not None and isinstance(record.event, e.UpdateAccepted):
+                _note_latency(self.latencies, self.session, record.at, record.event)
+        log_lacking(self.session, session)
+        self.session = session
+        for effect in effects:
+            if isinstance(effect, Notify):
+                self._wake_watchers()
+            else:
+                self._worker.perform(effect)
+
+    def _note_late(self, sent: MayUpload | EndTrainingRound) -> Sequence[Effect]:
+        """Count a late update, unless it was counted before."""
+        participant_id, round_ = late = sent.participant_id, sent.round
+        if late in self._late or not is_late(self._decided, participant_id, round_):
+            return ()
+        self.num_late += 1
+        self._late[late] = None
+        if len(self._late) > MAX_LATE:
+            del self._late[next(iter(self._late))]
+        log.info("update_late", round=round_, participant=participant_id)
+        return (RecordMetrics((late_point(participant_id, round_),)),)
+
+    def fail(self, error: BaseException) -> None:
+        """Something the coordinator cannot go on after; the process should end."""
+        if self.failure is None:
+            self.failure = error
+            log.error("coordinator_failed", error=str(error), kind=type(error).__name__)
+        self.failed.set()
+        self._wake_watchers()
+
+    # --- snapshots ---
+
+    def _save_if_due(self, num_records: int) -> None:
+        """Save what is durable now, beside the appends, if that many records have come since."""
+        if self._saving or self._num_records - self._num_saved < num_records:
+            return
+        # If it fails, it is tried again when as many have come again.
+        self._num_saved = self._num_records
+        self._saving = True
+        snapshot = Snapshot(self._num_records, self._at, self.session, self.history.copy())
+        self._spawn(self._save(snapshot))
+
+    async def _save(self, snapshot: Snapshot) -> None:
+        round_ = snapshot.session.round
+        try:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._disk, self._journal.save, snapshot)
+        except Exception as error:
+            # Whatever it is, a defect of ours too: the records are there, so that it costs the next
+            # start time, and nothing else. If the disk takes no more, the next append says so.
+            log.warning("snapshot_failed", round=round_, error=str(error))
+            log.debug("snapshot_failed_because", exc_info=error)
+        else:
+            log.debug("snapshot_saved", round=round_, num_records=snapshot.num_records)
+        finally:
+            self._saving = False
+
+    # --- time ---
+
+    def _arm(self) -> None:
+        """Wake up when something is due. Heartbeats only ever move that later, so they need not
+        come here: at worst a tick finds nothing to do and sleeps again.
+
+        The leases, of which there may be thousands, are looked through at ticks only. Whoever comes
+        in between, or is heard again, has a longer one than the first that was found then.
+        """
+        now = self.clock.now()
+        self._note_stall(now)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._expiry is None:
+            self._expiry = next_expiry(self._decided)
+        due = [at for at in (self._expiry, next_wait(self._decided)) if at is not None]
+        if self.lateness.at(now):
+            # From the last look, not from now: however often there is a commit, they are looked at.
+            again_at = self._looked_at + LOOK_AGAIN_S
+            due = [max(at, again_at) if at == self._expiry else at for at in due]
+        if due and not self._closing:
+            self._due = max(now, min(due))
+            self._timer = asyncio.get_running_loop().call_later(self._due - now, self._on_timer)
+
+    def _note_stall(self, now: float) -> None:
+        """Whoever is the first to do something after we stood still notes it: it makes us look
+        active, or puts another timer in the place of the one that was missed."""
+        if self._timer is not None:
+            self.lateness.woke(now, self._due, self._active_at)
+
+    def _on_timer(self) -> None:
+        self._spawn(self._tick())
+
+    async def _tick(self) -> None:
+        now = self._looked_at = self.clock.now()
+        self._note_stall(now)
+        self._expiry = None  # to be found anew, after those who have gone
+        try:
+            await self.submit(Tick(self.lateness.at(now)))
+        except Unavailable:
+            return
+        except Exception as error:
+            # No caller waits for a tick: going on would be a session whose time stands still.
+            log.exception("tick_crashed", round=self.session.round)
+            self.fail(error)
+
+    # --- watching ---
+
+    async def watch(
+        self, participant_id: str, instance_id: str = ""
+    ) -> AsyncIterator[Advertisement]:
+        """The state as this process of a participant sees it: now, and after every change.
+
+        Ends after FINISHED. With the start "request" it stays open, so that participants in serve
+        mode hear at once that the next session is opened. Raises NotAMember when the participant
+        is not, or no longer, in the session, and Unavailable when the coordinator stops.
+        """
+        last: Advertisement | None = None
+        while True:
+            if not self._watchable or self.failure is not None:
+                raise Unavailable(_STOPPING)
+            finished = self.session.phase is Phase.FINISHED
+            if not finished and not self.session.is_member(participant_id, instance_id):
+                raise NotAMember(participant_id)
+            seen = advertise(self.session, participant_id)
+            is_last = finished and self.session.rules.start != "request"
+            if is_last and seen != last:
+                # Written down before it is sent: a participant that has read it closes the stream.
+                with contextlib.suppress(Unavailable):
+                    await self.submit(
+                        Heartbeat(participant_id, ParticipantState.FINISHED, seen.round)
+                    )
+            if seen != last:
+                yield seen
+                last = seen
+                continue  # something may have changed while it was being sent
+            if is_last:
+                return
+            await self._changes.wait()
+
+    async def changed(self) -> None:
+        """Wait for the next change that somebody may be told of.
+
+        Raises Unavailable when the coordinator stops.
+        """
+        if self._watchable and self.failure is None:
+            await self._changes.wait()
+        if not self._watchable or self.failure is not None:
+            raise Unavailable(_STOPPING)
+
+    async def _changed_until(self, gives_up_at: float) -> bool:
+        """Whether there was a change before this time of the event loop. Raises Unavailable."""
+        try:
+            async with asyncio.timeout_at(gives_up_at):
+                await self.changed()
+        except TimeoutError:
+            return False
+        return True
+
+    def _wake_watchers(self) -> None:
+        self._changes.wake()
+
+    # --- the end ---
+
+    def end_watches(self) -> None:
+        """Every watch ends with Unavailable, so that a server waiting for its calls can stop."""
+        self._watchable = False
+        self._wake_watchers()
+
+    async def end(self) -> None:
+        """Refuse what comes from now on, and wait for what is on its way to the disk."""
+        self._closing = True
+        self.end_watches()
+        if self._timer is not None:
+            self._timer.cancel()
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """End, and close the journal. Harmless when repeated."""
+        if self._closed:
+            return
+        self._closed = True
+        await self.end()
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._disk, self._journal.close)
+        finally:
+            self._disk.shutdown()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _note_latency(
+    latencies: LatencyFile, before: Session, at: float, event: e.UpdateAccepted
+) -> None:
+    """before: the session that accepted the update."""
+    round_ = event.round - event.staleness
+    base = before.base if round_ == event.round else before.bases[round_]
+    latencies.update(event.update.participant_id, round_, at - base.opened_at)
+
+
+def _records(decision: Decision, now: float) -> Sequence[Record]:
+    events = (event for event in decision.events if not isinstance(event, e.SoftEvent))
+    return [Record(now, event) for event in events]
+
+
+def _objects(records: Sequence[Record], update: bytes) -> Mapping[str, bytes]:
+    """The bytes in the journal of the updates that these records accept."""
+    accepted = (r.event.update for r in records if isinstance(r.event, e.UpdateAccepted))
+    keys = (one.weights.ref.key for one in accepted)
+    return {key: update for key in keys if is_journalled(key)} if update else {}
+
+
+def _asked(session: Session, question: Question) -> Reply | Refusal:
+    """The answer, or the refusal without its traceback."""
+    try:
+        return ask(session, question)
+    except Refusal as refusal:
+        return refusal.with_traceback(None)
+
+
+def _returned(outcome: Reply | Refusal) -> Reply:
+    """Return a reply, and raise a refusal."""
+    if not isinstance(outcome, Refusal):
+        return outcome
+    try:
+        raise outcome
+    finally:
+        # The refusal holds this frame, which must not hold the refusal: only the garbage collector
+        # would free them, and with them whatever the callers hold.
+        del outcome
+
+
+def _resolve(answer: asyncio.Future[Reply | Refusal], outcome: Reply | Refusal) -> None:
+    if not answer.done():  # else the caller has gone; what it asked for has happened all the same
+        answer.set_result(outcome)

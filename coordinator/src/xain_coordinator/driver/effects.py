@@ -1,0 +1,426 @@
+"""Doing what the session wants done: the initial model, aggregation, metrics.
+
+Heavy work runs in threads, off the event loop. A store that is away is waited for: the session
+stays where it is and goes on when the store is back. What a person can put right, such as weights
+that are missing, ends the process and not the session: started again on what it needs, it does the
+work then. Only what would fail for ever ends the session.
+"""
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import structlog
+
+from xain_coordinator.aggregation.aggregator import RuleFailed, Stopped
+from xain_coordinator.aggregation.engine import aggregate
+from xain_coordinator.aggregation.publishing import publish
+from xain_coordinator.aggregation.rules import RULES
+from xain_coordinator.aggregation.sources import UpdateChanged
+from xain_coordinator.core.attempts import RULE as ASSEMBLE
+from xain_coordinator.core.commands import (
+    AggregationDone,
+    Command,
+    EffectFailed,
+    EvaluationDone,
+    InitialisationDone,
+    InitialisationFailed,
+    NoteDamagedUpdates,
+)
+from xain_coordinator.core.effects import (
+    Aggregate,
+    Effect,
+    EvaluateModel,
+    InitialiseModel,
+    RecordMetrics,
+)
+from xain_coordinator.core.errors import StaleModel, Unavailable
+from xain_coordinator.core.keys import PREPROCESSING, model_key
+from xain_coordinator.core.values import BYTES, GlobalModel, Phase
+from xain_coordinator.driver.driver import Driver, Made
+from xain_coordinator.driver.outage import Outage
+from xain_coordinator.driver.own_evaluation import Types, evaluate_stored
+from xain_coordinator.driver.rebuilding import rebuild_damaged_model
+from xain_coordinator.extensions.plugins import PluginFailed
+from xain_coordinator.ports import MetricsStore, StoreError, StoreUnavailable, WeightsStore
+from xain_coordinator.stores.integrity import damaged_updates
+from xain_coordinator.stores.journalled import JournalledStore
+from xain_coordinator.stores.memory import MemoryStore
+from xain_proto.np import npy_header
+from xain_workloads.errors import DataError
+from xain_workloads.model import PERSONAL, Model, require_personal
+from xain_workloads.preprocessing import PreprocessingOptions, preprocessing_of
+from xain_workloads.table import Table
+from xain_workloads.workload import DEFAULT_PREPROCESSING, Workload, initial_model
+
+log = structlog.get_logger(__name__)
+
+FIRST_RETRY_S = 0.2
+LAST_RETRY_S = 10.0
+
+# A made model of up to this size stays in memory for the participants that ask for it.
+SMALL_MODEL_BYTES = 64 << 10
+
+# The updates of a round, and the model that they are for, up to which the next model is made at
+# once.
+AT_ONCE_BYTES = 256 << 10
+
+# Models that wait in the journal to be copied to the store, up to which another one is made at
+# once. A store that is slower than the rounds then slows them down, and the journal stays small.
+MAX_UNCOPIED = 1_000
+
+# Between two verifications of the model that participants ask for.
+VERIFY_AGAIN_S = 60.0
+
+_NOTHING = np.empty((0,), np.float32)  # XAIN's empty model
+
+
+class WorkloadMissing(Exception):
+    """The session needs a workload and the configuration has none."""
+
+
+class StoreWorker:
+    """Works on a weights store and a metrics store.
+
+    workload: makes the initial model; None where the participants bring it.
+    preprocessing: how columns are prepared for it.
+    publish_further: puts a new model where else it is looked for, before anybody hears of it; in a
+        thread, and again after a crash.
+    require_owner: called before a model is made at once; raises StoreError if another coordinator
+        has taken over the session.
+    own_data: reads the data that the coordinator evaluates models on; None if there are none.
+    personal: patterns of the names of tensors that each participant keeps for itself.
+    first_retry_s: how long to wait for a store that is away; each time twice as long.
+    trouble: what the store last said, "" once work has succeeded again. outage: the same for the
+        log, shared with the calls that need the store.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        store: JournalledStore,
+        metrics: MetricsStore,
+        workload: Workload | None,
+        *,
+        preprocessing: PreprocessingOptions = DEFAULT_PREPROCESSING,
+        publish_further: Callable[[GlobalModel], None] | None = None,
+        require_owner: Callable[[], None] = lambda: None,
+        own_data: Callable[[Types], Table] | None = None,
+        personal: Sequence[str] = (),
+        first_retry_s: float = FIRST_RETRY_S,
+    ) -> None:
+        self.trouble = ""
+        self.outage = Outage()
+        self._driver = driver
+        self._store = store
+        self._metrics = metrics
+        self._workload = workload
+        self._preprocessing = preprocessing
+        self._publish_further = publish_further
+        self._require_owner = require_owner
+        self._own_data = own_data
+        self._personal = tuple(personal)
+        self._first_retry_s = first_retry_s
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_verifying = False
+        self._verified_at: float | None = None
+        self._made_model = ("", b"")  # the key and the bytes of the latest, if it is small
+        self._stop = threading.Event()  # for the threads
+        self._closing = asyncio.Event()  # the same, for tasks that wait for a store
+
+    def perform(self, effect: Effect) -> None:
+        match effect:
+            case RecordMetrics(points):
+                # A tag, since every question about a series is about one session, and a database
+                # looks tags up in an index.
+                tags = {"session": self._driver.session.session_id}
+                self._metrics.write([replace(p, tags={**p.tags, **tags}) for p in points])
+            case InitialiseModel():
+                self._begin("initialise", lambda: self._initialise(effect))
+            case Aggregate():
+                self._begin("aggregate", lambda: self._aggregate(effect))
+            case EvaluateModel():
+                self._begin("evaluate", lambda: self._evaluate(effect.model))
+            case _:
+                raise AssertionError(f"nobody does {effect}")
+
+    def make_at_once(self, effect: Aggregate, objects: Mapping[str, bytes]) -> Made | None:
+        """See Worker. The updates and the model that they change together have AT_ONCE_BYTES at
+        most, which takes a fraction of a millisecond; a thread, a file and a transaction of its own
+        would take several."""
+        refs = [update.weights.ref for update in effect.updates]
+        if not effect.base.is_empty:
+            refs.append(effect.base.ref)
+        is_small = sum(ref.size_bytes for ref in refs) <= AT_ONCE_BYTES
+        is_plain = not (effect.optimizer or effect.base.dtype == BYTES or effect.rule == ASSEMBLE)
+        # A rule of a plug-in may take any time, and so may a store far away whose owner is asked.
+        is_quick = effect.rule in RULES and self._store.num_parallel == 1
+        if not (is_small and is_plain and is_quick) or self._publish_further is not None:
+            return None
+        if self._store.num_models >= MAX_UNCOPIED:
+            return None
+        memory = MemoryStore()
+        for ref in refs:
+            data = objects.get(ref.key) or self._at_hand(ref.key)
+            if not data:
+                return None
+            memory.place(ref.key, data, overwrite=True)
+        try:
+            self._require_owner()
+            model = aggregate(memory, effect, num_threads=1)
+        except (StoreError, RuleFailed):
+            return None  # the thread finds the same, and knows what to do
+        except Exception:
+            # The thread fails loudly if this was no accident; the event loop must go on.
+            log.exception("model_not_made_at_once", round=effect.round)
+            return None
+        with memory.open(model.ref.key) as reader:
+            data = reader.read(0, model.ref.size_bytes)
+        self._made_model = model.ref.key, data
+        self._store.add_model(model.ref.key)
+        return Made(AggregationDone(model), {model.ref.key: data})
+
+    def _at_hand(self, key: str) -> bytes | None:
+        return self.made_model(key) or self._store.journal.recent_object(key)
+
+    def _begin(self, name: str, work: Callable[[], Command]) -> None:
+        if self._closing.is_set():
+            return  # the next start does it
+        self._spawn(self._run(name, work))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, name: str, work: Callable[[], Command]) -> None:
+        round_ = self._driver.session.round
+        try:
+            command = await self._work(name, round_, work)
+            await self._driver.submit(command)
+        except Stopped:
+            log.info("work_stopped", work=name, round=round_)
+        except (Unavailable, StaleModel) as refusal:
+            log.info("work_not_needed", work=name, round=round_, reason=str(refusal))
+        except (StoreError, WorkloadMissing, PluginFailed) as error:
+            self._driver.fail(error)
+        except Exception as error:
+            # A defect of ours must end the process loudly, not leave the round hanging.
+            log.exception("work_crashed", work=name, round=round_)
+            self._driver.fail(error)
+
+    async def _work(self, name: str, round_: int, work: Callable[[], Command]) -> Command:
+        """Do the work in a thread, until it is done or cannot be.
+
+        Raises Stopped, every StoreError but StoreUnavailable, and what nobody expects.
+        """
+        delay = self._first_retry_s
+        while not self._closing.is_set():
+            if self._driver.session.phase is Phase.FINISHED:
+                # The session has ended by itself, as after the idle timeout: there is no trouble
+                # either.
+                self.trouble = ""
+                break
+            try:
+                command = await asyncio.to_thread(work)
+            except StoreUnavailable as error:
+                self.trouble = str(error)
+                self.outage.failed(name, error, work=name, round=round_)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(delay):
+                        await self._closing.wait()
+                delay = min(2 * delay, LAST_RETRY_S)
+            except StoreError as error:
+                self.trouble = str(error)
+                raise
+            except RuleFailed as error:
+                log.error("work_failed", work=name, round=round_, error=str(error))
+                return EffectFailed(f"{name} failed in round {round_}: {error}")
+            else:
+                self.trouble = ""
+                self.outage.worked(name)
+                return command
+        raise Stopped
+
+    async def close(self) -> None:
+        """Stop: no waiting for a store any more, and a thread ends after its tile. The next start
+        does the work again."""
+        self._stop.set()
+        self._closing.set()
+        await asyncio.gather(*self._tasks)
+
+    # --- the published model ---
+
+    def rebuild_damaged(self) -> bool:
+        """Compare the session's model with its digest, and rebuild it if it is damaged. Blocks.
+
+        Returns whether it was damaged. Raises DamagedModel, Fenced, Stopped and StoreUnavailable.
+        """
+        driver = self._driver
+        models = driver.history.models
+        return rebuild_damaged_model(
+            self._store, driver.session, models, self._make, self._heed_stop
+        )
+
+    def verify(self) -> bool:
+        """Start to verify the model, since a participant reports that it is damaged.
+
+        Returns False if it was verified less than VERIFY_AGAIN_S ago; True while it is verified.
+        """
+        now = asyncio.get_running_loop().time()
+        if self._is_verifying or self._closing.is_set():
+            return True
+        if self._verified_at is not None and now < self._verified_at + VERIFY_AGAIN_S:
+            return False
+        self._is_verifying = True
+        self._made_model = ("", b"")
+        self._spawn(self._verify())
+        return True
+
+    def made_model(self, key: str) -> bytes:
+        """The bytes of the model under this key; nothing if it is large, was not made by this
+        process, or was verified since."""
+        made_key, data = self._made_model
+        return data if key == made_key else b""
+
+    async def _verify(self) -> None:
+        round_ = self._driver.session.round
+        try:
+            await asyncio.to_thread(self.rebuild_damaged)
+            self.outage.worked("verify")
+        except Stopped:
+            log.info("work_stopped", work="verify", round=round_)
+        except StoreUnavailable as error:
+            self.outage.failed("verify", error, work="verify", round=round_)
+        except StoreError as error:
+            self._driver.fail(error)
+        except Exception as error:  # a defect of ours, as in _run
+            log.exception("work_crashed", work="verify", round=round_)
+            self._driver.fail(error)
+        finally:
+            self._is_verifying = False
+            self._verified_at = asyncio.get_running_loop().time()
+
+    def _make(self, store: WeightsStore, effect: Effect) -> None:
+        """Raises ValueError where no initial model can be made."""
+        if isinstance(effect, InitialiseModel):
+            try:
+                model = self._initial_model(effect)
+            except WorkloadMissing as error:
+                raise ValueError(str(error)) from error
+            store_model(store, 0, model)
+        elif isinstance(effect, Aggregate):
+            aggregate(store, effect, self._stop)
+
+    def _initial_model(self, effect: InitialiseModel) -> Model:
+        """Raises WorkloadMissing, and ValueError where the profiles do not suffice."""
+        model = self._model_of(effect)
+        if not self._personal:
+            return model
+        if model.layout:
+            require_personal([spec.name for spec in model.layout], self._personal)
+        metadata = {**model.metadata, PERSONAL: json.dumps(self._personal)}
+        return replace(model, metadata=metadata)
+
+    def _model_of(self, effect: InitialiseModel) -> Model:
+        if effect.initial != "workload":
+            return Model(_NOTHING, ())
+        if self._workload is None:
+            raise WorkloadMissing(
+                "the session has no initial model yet and needs a workload to make it: "
+                "set [workload] name to the one that the session was opened with"
+            )
+        made = effect.made
+        return initial_model(self._workload, effect.profiles, self._preprocessing, made)
+
+    # --- effects ---
+
+    def _initialise(self, effect: InitialiseModel) -> Command:
+        try:
+            model = self._initial_model(effect)
+        except ValueError as error:
+            # The data that have come so far do not suffice; the session knows what to do.
+            log.warning("initialisation_failed", round=0, error=str(error))
+            return InitialisationFailed(str(error))
+        self._record_preprocessing(model)
+        return InitialisationDone(self._published(store_model(self._store, 0, model)))
+
+    def _record_preprocessing(self, model: Model) -> None:
+        """Store the preprocessing beside the models, as people read it. The model's metadata hold
+        the same for programs."""
+        preprocessing = preprocessing_of(model.metadata)
+        if preprocessing is None:
+            if self._workload is not None:
+                log.warning(
+                    "no_preprocessing",
+                    round=0,
+                    hint="a participant sent no statistics of its columns, so nothing is scaled",
+                )
+            return
+        upload = self._store.upload(PREPROCESSING)
+        try:
+            upload.write(preprocessing.to_readable_json().encode())
+            upload.commit(overwrite=True)
+        finally:
+            upload.abort()
+
+    def _aggregate(self, effect: Aggregate) -> Command:
+        try:
+            model = aggregate(self._store, effect, self._stop)
+        except UpdateChanged:
+            damaged = damaged_updates(self._store, effect.updates, self._heed_stop)
+            if damaged:
+                return NoteDamagedUpdates(damaged)
+            if not self.rebuild_damaged():
+                raise
+            model = aggregate(self._store, effect, self._stop)
+        if model.ref.size_bytes <= SMALL_MODEL_BYTES:
+            with self._store.open(model.ref.key) as reader:
+                self._made_model = model.ref.key, reader.read(0, model.ref.size_bytes)
+        return AggregationDone(self._published(model))
+
+    def _evaluate(self, model: GlobalModel) -> Command:
+        """Measure a model on the coordinator's own data. A failure is logged and costs the session
+        this evaluation alone."""
+        try:
+            if self._own_data is None:
+                raise DataError("[evaluate] data is not set, and the session was opened with it")
+            evaluation = evaluate_stored(self._store, model, self._own_data)
+            return EvaluationDone(model.round, evaluation)
+        except StoreUnavailable:
+            raise
+        except Exception as error:  # the workload's code, which may raise anything
+            says_why = isinstance(error, DataError | StoreError)
+            reason = str(error) if says_why else f"{type(error).__name__}: {error}"
+            log.warning("evaluation_failed", round=model.round, reason=reason)
+            return EvaluationDone(model.round, None, reason)
+
+    def _heed_stop(self, num_bytes: int) -> None:
+        """Raise Stopped once the worker is closed. Called after each piece of a long read."""
+        if self._stop.is_set():
+            raise Stopped
+
+    def _published(self, model: GlobalModel) -> GlobalModel:
+        if self._publish_further is not None:
+            self._publish_further(model)
+        return model
+
+
+def store_model(store: WeightsStore, round_: int, model: Model) -> GlobalModel:
+    """Publish a model that is at hand as the one that `round_` starts from."""
+    vector = model.vector.astype(model.vector.dtype.newbyteorder("<"), copy=False)
+    header = npy_header(vector.dtype, vector.shape)
+    ref = publish(store, model_key(round_), [header, vector.tobytes()])
+    return GlobalModel(
+        round=round_,
+        ref=ref,
+        dtype=vector.dtype.name,
+        shape=vector.shape,
+        layout=model.layout,
+        metadata=dict(model.metadata),
+    )

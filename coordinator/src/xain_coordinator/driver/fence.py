@@ -1,0 +1,249 @@
+"""Fence: only the newest of several coordinators of one session publishes.
+
+Two of them meet when a journal was copied: restored from a backup, in a snapshot of a machine, or
+on a disk that its former machine still has. Each start therefore takes the next number, as an
+object "owners/NUMBER.TOKEN" beside the session's weights, and the greatest name is the owner. The
+others notice when they look, which they do every few seconds, and right before they publish or
+remove anything.
+
+What a coordinator that was overtaken has acknowledged does not count any more, so it must not come
+back and overtake in its turn, as whatever restarts it would have it do. A start therefore notes its
+name in its journal before the store has it, and a journal that does not know the name of the owner
+is not the one that the owner goes on with: who has it does not start.
+
+Names are unique, so they need no conditional create, and it is no matter when a request that was
+given up reaches the store after all.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import socket
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Protocol
+
+import structlog
+
+from xain_coordinator.driver.driver import Driver
+from xain_coordinator.driver.outage import Outage
+from xain_coordinator.ports import Fenced, Reader, StoreError, Unfinished, Upload, WeightsStore
+from xain_foundation.threads import run_to_end
+
+log = structlog.get_logger(__name__)
+
+# How long a coordinator that was overtaken may go on acknowledging, if it publishes nothing.
+LOOK_EVERY_S = 5.0
+
+FOLDER = "owners"
+_NAME = re.compile(r"[0-9]{8}\.[0-9a-f]{32}")
+_NOTE_BYTES = 256  # of what is shown of an owner's own words
+
+
+class TakenOver(Fenced):
+    """The session is another coordinator's, or goes on from another copy of the journal."""
+
+
+class OwnerNotes(Protocol):
+    """The part of a journal in which a coordinator notes its names."""
+
+    def owners(self, session_id: str) -> Collection[str]:
+        """Names of coordinators that were noted last for this session. Raises JournalError."""
+
+    def note_owners(self, session_id: str, names: Collection[str]) -> None:
+        """Note these, durably, in the place of those before. The session need not be in the journal
+        yet. Raises JournalError."""
+
+
+class Fence:
+    """Knowledge that a coordinator has of the others of its session.
+
+    store: the session's own part of it.
+    place: where it is, for messages.
+    """
+
+    def __init__(self, store: WeightsStore, notes: OwnerNotes, session_id: str, place: str) -> None:
+        self._store = store
+        self._notes = notes
+        self._session_id = session_id
+        self._place = place
+        self._name = ""
+
+    def take_over(self) -> None:
+        """Become the owner. Blocks.
+
+        Raises TakenOver if the session went on without this journal or is being taken over by
+        somebody else, JournalError, and the store's errors; after those the owner may be the one
+        before, or us.
+        """
+        noted = self._notes.owners(self._session_id)
+        owner = self._known_owner(noted)
+        number = 1 + max((_number(name) for name in (*noted, owner) if name), default=0)
+        name = f"{number:08d}.{uuid.uuid4().hex}"
+        # Names below the owner's are never asked for again.
+        kept = [other for other in noted if other >= owner]
+        self._notes.note_owners(self._session_id, [*kept, name])
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        note = f"host {socket.gethostname()}, pid {os.getpid()}, since {since}"
+        self._store.put({_key(name): note.encode()})
+        self._name = name
+        self.check()
+        for other in self._names():
+            if other < name:
+                with contextlib.suppress(StoreError):  # it is in nobody's way
+                    self._store.delete(_key(other))
+
+    def require_known_owner(self) -> None:
+        """Raises TakenOver if the session went on without this journal, JournalError, and the
+        store's errors. Blocks."""
+        self._known_owner(self._notes.owners(self._session_id))
+
+    def _known_owner(self, noted: Collection[str]) -> str:
+        """The owner; "" if there is none. noted: the names in the journal."""
+        owner = self._owner()
+        if owner and owner not in noted:
+            raise TakenOver(
+                f"the session {self._session_id} in {self._place} has gone on from another copy of "
+                f"this journal, under {self._describe(owner)}; start that one. If its journal is "
+                f"lost for good, and with it what was acknowledged there, delete "
+                f"{self._session_id}/{FOLDER} in {self._place} and start again"
+            )
+        return owner
+
+    def check(self) -> None:
+        """Raises TakenOver if we are not the owner any more, and the store's errors. Blocks."""
+        assert self._name, "take_over() comes first"
+        owner = self._owner()
+        # None at all: a store that was emptied, or one that is not mounted; nobody is newer. A
+        # lesser one: somebody has removed ours, and it was started after that.
+        if owner and owner != self._name:
+            raise TakenOver(
+                f"another coordinator has taken over the session {self._session_id} in "
+                f"{self._place}: {self._describe(owner)}. This one, owner {_number(self._name)}, "
+                "publishes nothing more. Of the two journals the other one's goes on; do not start "
+                "a coordinator on this one again"
+            )
+
+    async def watch(self, driver: Driver, outage: Outage | None = None) -> None:
+        """Look now and then, until this is cancelled or the driver has to hear that we are not the
+        owner any more. outage: told when the store is away."""
+        outage = outage if outage is not None else Outage()
+        work = "look for a newer coordinator"
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)  # how soon it is noticed, and what it costs
+            try:
+                await run_to_end(self.check)
+            except TakenOver as error:
+                driver.fail(error)
+                return
+            except StoreError as error:
+                # No reason to stop: without the store nobody publishes anything.
+                outage.failed(work, error, work=work, round=driver.session.round)
+            except Exception as error:
+                # A defect of ours: going on would be a coordinator that never notices.
+                log.exception("work_crashed", work="look", round=driver.session.round)
+                driver.fail(error)
+                return
+            else:
+                outage.worked(work)
+
+    def _owner(self) -> str:
+        """The greatest name; "" if there is none."""
+        return max(self._names(), default="")
+
+    def _names(self) -> list[str]:
+        start = len(FOLDER) + 1
+        names = (key[start:] for key in self._store.keys(f"{FOLDER}/"))
+        return [name for name in names if _NAME.fullmatch(name)]
+
+    def _describe(self, name: str) -> str:
+        try:
+            with self._store.open(_key(name)) as reader:
+                note = reader.read(0, _NOTE_BYTES).decode(errors="replace")
+        except StoreError:
+            note = "it cannot be read who that is"
+        printable = "".join(each if each.isprintable() else "?" for each in note)
+        return f"owner {_number(name)} ({printable})"
+
+
+def _key(name: str) -> str:
+    return f"{FOLDER}/{name}"
+
+
+def _number(name: str) -> int:
+    return int(name.partition(".")[0])
+
+
+class FencedStore:
+    """A store that calls `check` right before an object is published, which is written once and
+    never replaced, and before any are removed: the owner may need what we do not. If `check`
+    raises, nothing is written or removed."""
+
+    def __init__(self, store: WeightsStore, check: Callable[[], None]) -> None:
+        self._store = store
+        self._check = check
+        self.num_parallel = store.num_parallel
+
+    def open(self, key: str, start: int = 0, length: int | None = None) -> Reader:
+        return self._store.open(key, start, length)
+
+    def upload(self, key: str, label: str = "", size_bytes: int = 0) -> Upload:
+        return _FencedUpload(self._store.upload(key, label, size_bytes), self._check)
+
+    def find_unfinished(self, key: str, label: str) -> Unfinished | None:
+        found = self._store.find_unfinished(key, label)
+        return None if found is None else _FencedUnfinished(found, self._check)
+
+    def sweep(self) -> None:
+        self._store.sweep()
+
+    def put(self, objects: Mapping[str, bytes]) -> None:
+        self._store.put(objects)
+
+    def settle(self, key: str) -> None:
+        self._store.settle(key)
+
+    def keys(self, prefix: str = "") -> Iterator[str]:
+        return self._store.keys(prefix)
+
+    def delete(self, *keys: str) -> None:
+        self._check()
+        self._store.delete(*keys)
+
+
+class _FencedUpload:
+    def __init__(self, upload: Upload, check: Callable[[], None]) -> None:
+        self._upload = upload
+        self._check = check
+
+    def write(self, chunk: bytes | memoryview) -> None:
+        self._upload.write(chunk)
+
+    def commit(self, *, overwrite: bool) -> None:
+        if not overwrite:
+            self._check()
+        self._upload.commit(overwrite=overwrite)
+
+    def abort(self) -> None:
+        self._upload.abort()
+
+    def suspend(self) -> None:
+        self._upload.suspend()
+
+
+class _FencedUnfinished:
+    def __init__(self, unfinished: Unfinished, check: Callable[[], None]) -> None:
+        self._unfinished = unfinished
+        self._check = check
+        self.size = unfinished.size
+
+    def read(self, offset: int, length: int) -> bytes:
+        return self._unfinished.read(offset, length)
+
+    def go_on(self, size: int) -> Upload:
+        return _FencedUpload(self._unfinished.go_on(size), self._check)
+
+    def abort(self) -> None:
+        self._unfinished.abort()

@@ -1,0 +1,457 @@
+"""The history of a session, for operators: a second fold of the same events.
+
+The history is bounded: it has the latest rounds, with the names of participants where these are
+few, and the accounts of the participants that are connected and of the latest ones that have left.
+It has the reference of every model, since any model may be asked for; parts that models have in
+common are in memory once.
+"""
+
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from xain_coordinator.core import events as e
+from xain_coordinator.core.evaluation import Spread, mean_evaluation, mean_metrics, spreads
+from xain_coordinator.core.values import Evaluation, GlobalModel, Rules, Task
+from xain_coordinator.driver.accounts import NOT_WAITED_FOR, Account, Accounts, failed
+
+MAX_ROUNDS = 1000
+MAX_DEPARTED = 1000
+
+# Selected and contributors together, of a round that is over. Its names are for a person to read;
+# those of a thousand rounds of a thousand participants would fill the memory, and every snapshot.
+MAX_NAMES_OF_A_ROUND = 200
+
+# Reasons of damaged updates that are kept for each round.
+MAX_DAMAGED = 20
+
+# Why selected participants did not count: reasons that are kept in full for each round that is
+# over, and their characters. Of the others their kind is kept.
+MAX_REASONS = 20
+MAX_REASON = 120
+
+# [rounds] max_lost_share bounds the share of the samples that so many rounds lose together.
+SHARE_ROUNDS = 3
+
+# Reasons that a later one may replace.
+_DEADLINE = "deadline passed"
+_OPEN = ("", NOT_WAITED_FOR, _DEADLINE)
+_GONE = ("left", "expired", "replaced")
+
+# Events that the record of a round may lack until somebody asks for it: all its names are copied
+# when they are written into it, which with each update would take longer than all the rest.
+MAX_UNWRITTEN = 1000
+
+# Metrics of single sites that are kept, of all rounds together. Where there are more, the oldest
+# rounds lose those of their sites, and keep means and spreads.
+MAX_SITE_METRICS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class SiteRecord:
+    """Measurements of one participant in a round.
+
+    num_samples: of training, as metrics. evaluation: of the round's model.
+    """
+
+    num_samples: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    evaluation: Evaluation | None = None
+
+    @property
+    def num_metrics(self) -> int:
+        evaluated = 0 if self.evaluation is None else len(self.evaluation.metrics)
+        return len(self.metrics) + evaluated
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """The record of a round.
+
+    selected: all that were selected, also those that left or were replaced. missing: why a selected
+        participant did not count, by participant; complete when the round is over.
+    selected, contributors, missing: empty when the round is over and they were many. Then `counts`
+        has the numbers of the first two, and `num_missing` that of the last, by kind of reason.
+    lost: samples of those that were missing, and of all that could have counted.
+    damaged: why accepted updates were dropped, by participant; the first MAX_DAMAGED.
+    seconds: from opening to publication, None while it runs.
+    sites: measurements by participant; empty when the round is over and they were many, or the
+        round is long ago.
+    metrics: of training, the mean over sites, weighted by samples.
+    evaluation: of model `round`, the mean over sites, weighted by samples. spread: over sites.
+    coordinator_evaluation: of the same model, on the coordinator's own data.
+    """
+
+    round: int
+    selected: tuple[str, ...]
+    opened_at: float
+    contributors: tuple[str, ...] = ()
+    num_samples: int = 0
+    seconds: float | None = None
+    counts: tuple[int, int] | None = None
+    damaged: Mapping[str, str] = field(default_factory=dict)
+    task: Task = Task.TRAIN
+    sites: Mapping[str, SiteRecord] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    evaluation: Evaluation | None = None
+    spread: Mapping[str, Spread] = field(default_factory=dict)
+    coordinator_evaluation: Evaluation | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+    num_missing: Mapping[str, int] = field(default_factory=dict)
+    lost: tuple[int, int] = (0, 0)
+
+    @property
+    def num_selected(self) -> int:
+        return len(self.selected) if self.counts is None else self.counts[0]
+
+    @property
+    def num_contributors(self) -> int:
+        return len(self.contributors) if self.counts is None else self.counts[1]
+
+    def after(self, events: Iterable[e.Event]) -> "RoundRecord":
+        """The round after these events."""
+        selected, contributors = dict.fromkeys(self.selected), dict.fromkeys(self.contributors)
+        num_samples, damaged = self.num_samples, dict(self.damaged)
+        sites, missing = dict(self.sites), dict(self.missing)
+
+        def miss(participant_id: str, reason: str, *, over: Collection[str] = ("",)) -> None:
+            """Note why a selected participant does not count, over one of these reasons."""
+            owes = participant_id in selected and participant_id not in contributors
+            if owes and missing.get(participant_id, "") in over:
+                missing[participant_id] = reason
+
+        for event in events:
+            match event:
+                case e.UpdateAccepted(_, update, staleness, metrics, evaluation):
+                    contributors[update.participant_id] = None
+                    missing.pop(update.participant_id, None)
+                    num_samples += update.num_samples
+                    of_this = None if staleness else evaluation
+                    if metrics or of_this is not None:
+                        site = SiteRecord(update.num_samples, metrics, of_this)
+                        sites[update.participant_id] = site
+                case e.EvaluationAccepted(_, participant_id, evaluation):
+                    contributors[participant_id] = None
+                    missing.pop(participant_id, None)
+                    if evaluation.num_samples:
+                        sites[participant_id] = SiteRecord(evaluation=evaluation)
+                case e.UpdateDamaged(participant_id, _, lost, reason):
+                    del contributors[participant_id]
+                    sites.pop(participant_id, None)
+                    num_samples -= lost
+                    if len(damaged) < MAX_DAMAGED:
+                        damaged[participant_id] = reason
+                    missing[participant_id] = "damaged"
+                case e.UpdateRefused(participant_id, _, reason):
+                    missing[participant_id] = f"refused: {reason}"
+                case e.TrainingFailed(participant_id):
+                    missing[participant_id] = failed(event)
+                case e.GroupBroken(participant_id, reason=reason):
+                    miss(participant_id, f"group broke: {reason}", over=_OPEN)
+                case e.RoundRestarted(selected=more, missed=missed):
+                    for participant_id in missed:
+                        miss(participant_id, _DEADLINE)
+                    for participant_id in contributors:
+                        missing[participant_id] = "replaced"  # unless its stage is trained again
+                    selected |= dict.fromkeys(more)
+                    for participant_id in more:
+                        missing.pop(participant_id, None)
+                    contributors, sites, num_samples = {}, {}, 0
+                case e.ParticipantsSelected(_, more):
+                    selected |= dict.fromkeys(more)
+                    for participant_id in more:
+                        if missing.get(participant_id) in _GONE:
+                            del missing[participant_id]  # it is back
+                case e.ParticipantLeft(participant_id, cause):
+                    miss(participant_id, cause, over=_OPEN)
+                case e.ParticipantLeftOut(participant_id):
+                    miss(participant_id, "replaced")
+                case e.RoundOverdue(missed=missed):
+                    for participant_id in missed:
+                        miss(participant_id, _DEADLINE)
+                case e.RoundClosed(cause=cause):
+                    for participant_id in selected:
+                        if cause == "deadline":
+                            miss(participant_id, _DEADLINE, over=_OPEN)
+                        else:
+                            miss(participant_id, NOT_WAITED_FOR)
+                case e.SessionFinished():
+                    for participant_id in selected:
+                        miss(participant_id, "the session ended")
+        return replace(
+            self,
+            selected=tuple(selected),
+            contributors=tuple(contributors),
+            num_samples=num_samples,
+            damaged=damaged,
+            sites=sites,
+            missing=missing,
+        ).summarised()
+
+    def summarised(self) -> "RoundRecord":
+        """The record with means and spreads over its sites."""
+        sites = self.sites.values()
+        evaluations = [one.evaluation for one in sites if one.evaluation is not None]
+        return replace(
+            self,
+            metrics=mean_metrics((one.num_samples, one.metrics) for one in sites),
+            evaluation=mean_evaluation(evaluations),
+            spread=spreads(evaluations),
+        )
+
+    def published(self, at: float) -> "RoundRecord":
+        """The round when it is over: short enough to be kept."""
+        num_missing = Counter(reason.partition(":")[0] for reason in self.missing.values())
+        missing = {
+            name: reason[:MAX_REASON] if index < MAX_REASONS else reason.partition(":")[0]
+            for index, (name, reason) in enumerate(self.missing.items())
+        }
+        over = replace(
+            self, seconds=at - self.opened_at, missing=missing, num_missing=dict(num_missing)
+        )
+        counts = self.num_selected, self.num_contributors
+        if sum(counts) <= MAX_NAMES_OF_A_ROUND:
+            return over
+        return replace(over, selected=(), contributors=(), missing={}, counts=counts, sites={})
+
+    @property
+    def num_site_metrics(self) -> int:
+        return sum(site.num_metrics for site in self.sites.values())
+
+
+class History:
+    """Fold with `apply`, in the order of the journal.
+
+    models: by key, oldest first. contributions: by participant. departed: those of `contributions`
+    who have left, longest ago first. evaluated: the coordinator's own evaluation of a model whose
+    round has not opened yet, with the model's number. accounts: how often each participant counted.
+    rules: of the session; None where nothing is known of them. max_lost_share: the present setting.
+    """
+
+    def __init__(
+        self,
+        rounds: Iterable[RoundRecord] = (),
+        models: Mapping[str, GlobalModel] | None = None,
+        contributions: Mapping[str, int] | None = None,
+        departed: Iterable[str] = (),
+        evaluated: tuple[int, Evaluation] | None = None,
+        accounts: Mapping[str, Account] | None = None,
+        rules: Rules | None = None,
+    ) -> None:
+        self._rounds = deque(rounds, maxlen=MAX_ROUNDS)
+        self._unwritten: list[e.Event] = []  # of the round that runs
+        self.models = dict(models or {})
+        self.contributions = Counter(contributions or {})
+        self.departed = dict.fromkeys(departed)
+        self.evaluated = evaluated
+        self.accounts = Accounts(rules, accounts)
+        self._rules = rules
+        self.max_lost_share = 1.0 if rules is None else rules.max_lost_share
+        self._num_site_metrics = sum(record.num_site_metrics for record in self._rounds)
+
+    @property
+    def rounds(self) -> deque[RoundRecord]:
+        """Oldest first. The last one may run."""
+        self._write()
+        return self._rounds
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, History):
+            return NotImplemented
+        return self._content() == other._content()
+
+    def __repr__(self) -> str:
+        return f"History{self._content()!r}"
+
+    def _content(self) -> tuple[object, ...]:
+        return (
+            self.rounds,
+            self.models,
+            self.contributions,
+            self.departed,
+            self.evaluated,
+            self.accounts.by_name,
+        )
+
+    def apply(self, event: e.Event) -> None:
+        self.accounts.apply(event)
+        match event:
+            case e.UpdateAccepted(number, update, staleness, _, evaluation):
+                self._note(event)
+                if self._is_training:
+                    self.contributions[update.participant_id] += 1
+                if staleness and evaluation is not None:
+                    self._add_late(number - staleness, update.participant_id, evaluation)
+            case e.EvaluationAccepted():
+                self._note(event)
+            case e.UpdateDamaged(participant_id):
+                self._note(event)
+                if self._is_training:
+                    self.contributions[participant_id] -= 1
+            case e.ParticipantJoined(participant_id):
+                self.departed.pop(participant_id, None)
+            case e.ParticipantLeft(participant_id):
+                self._note(event)
+                self._leave(participant_id)
+            case e.RoundRestarted(number, _, selected):
+                for participant_id in self.rounds[-1].contributors:
+                    self.contributions[participant_id] -= 1
+                self._note(event)
+                self.accounts.select(number, selected)
+            case e.ParticipantsSelected(number, selected):
+                self._note(event)
+                if self._is_training:
+                    self.accounts.select(number, selected)
+            case e.ParticipantLeftOut() | e.UpdateRefused() | e.GroupBroken():
+                self._note(event)
+            case e.TrainingFailed() | e.RoundOverdue() | e.RoundClosed():
+                self._note(event)
+            case e.RoundOpened(number, selected, _, at, task=task):
+                record = RoundRecord(number, selected, at, task=task)
+                if task is Task.TRAIN:
+                    self.accounts.select(number, selected)
+                if self.evaluated is not None and self.evaluated[0] == number:
+                    record = replace(record, coordinator_evaluation=self.evaluated[1])
+                self.evaluated = None
+                if len(self.rounds) == MAX_ROUNDS:
+                    self._num_site_metrics -= self._rounds[0].num_site_metrics
+                self._rounds.append(record)
+            case e.ModelEvaluated(number, evaluation) if evaluation is not None:
+                self._add_own(number, evaluation)
+            case e.ModelInitialised(model):
+                self._keep(model)
+            case e.ModelPublished(at=at):
+                self._end_round(at)
+                self._keep(event.published(self._latest_model))
+            case e.SessionFinished(_, at):
+                self._note(event)
+                if self.rounds and self._rounds[-1].task is Task.EVALUATE:
+                    self._end_round(at)
+            case _:
+                pass
+
+    @property
+    def _is_training(self) -> bool:
+        """The latest round trains. Taking part in another one counts for nobody."""
+        return bool(self._rounds) and self._rounds[-1].task is Task.TRAIN
+
+    def copy(self) -> "History":
+        """A copy of the history for a reader in another thread."""
+        return History(
+            self.rounds,
+            self.models,
+            self.contributions,
+            self.departed,
+            self.evaluated,
+            self.accounts.by_name,
+            self._rules,
+        )
+
+    def lost_share(self, *, before_last: bool = False) -> float:
+        """Share of the samples that the latest SHARE_ROUNDS rounds that are over have lost.
+
+        before_last: without the last round, as it was before that.
+        """
+        over = (one for one in reversed(self.rounds) if one.seconds is not None)
+        latest = islice(over, before_last, SHARE_ROUNDS + before_last)
+        lost = [one.lost for one in latest]
+        could = sum(num_samples for _, num_samples in lost)
+        return sum(num_lost for num_lost, _ in lost) / could if could else 0.0
+
+    def warnings(self, *, is_over: bool) -> list[str]:
+        """One sentence for each thing that an operator should look at. is_over: the session is."""
+        found = list(self.accounts.warnings(self.contributions, is_over=is_over))
+        share = self.lost_share()
+        if share > self.max_lost_share:
+            found.append(
+                f"{share:.0%} of the samples were lost in the latest rounds; "
+                f"rounds.max_lost_share is {self.max_lost_share:.0%}."
+            )
+        return found
+
+    def _note(self, event: e.Event) -> None:
+        self._unwritten.append(event)
+        if len(self._unwritten) == MAX_UNWRITTEN:
+            self._write()
+
+    def _write(self) -> None:
+        """Bring the round that runs up to date."""
+        if self._unwritten:
+            if self._rounds and self._rounds[-1].seconds is None:
+                self._rounds.append(self._rounds.pop().after(self._unwritten))
+            self._unwritten = []
+
+    def _end_round(self, at: float) -> None:
+        record = self.rounds.pop()
+        if record.task is Task.TRAIN:
+            lost = self.accounts.round_over(
+                record.round, record.selected, record.contributors, record.missing
+            )
+            record = replace(record, lost=lost)
+        record = record.published(at)
+        self._rounds.append(record)
+        self._num_site_metrics += record.num_site_metrics
+        for index, old in enumerate(self._rounds):
+            if self._num_site_metrics <= MAX_SITE_METRICS:
+                return
+            self._num_site_metrics -= old.num_site_metrics
+            self._rounds[index] = replace(old, sites={})
+
+    def _add_own(self, number: int, evaluation: Evaluation) -> None:
+        """Keep the coordinator's own evaluation of a model with its round."""
+        index = self._index_of(number)
+        if index is None:
+            if not self._rounds or number > self._rounds[-1].round:
+                self.evaluated = (number, evaluation)
+            return
+        self._rounds[index] = replace(self._rounds[index], coordinator_evaluation=evaluation)
+
+    def _add_late(self, number: int, participant_id: str, evaluation: Evaluation) -> None:
+        """Keep an evaluation that came with an update of a later round with the round whose model
+        was measured, if that still has its sites."""
+        index = self._index_of(number)
+        if index is None:
+            return
+        record = self._rounds[index]
+        known = record.sites.get(participant_id, SiteRecord())
+        has_lost_sites = not record.sites and bool(record.metrics or record.evaluation)
+        if has_lost_sites or known.evaluation or len(record.sites) == MAX_NAMES_OF_A_ROUND:
+            return
+        sites = {**record.sites, participant_id: replace(known, evaluation=evaluation)}
+        self._rounds[index] = replace(record, sites=sites).summarised()
+        self._num_site_metrics += len(evaluation.metrics)
+
+    def _index_of(self, number: int) -> int | None:
+        """Index of the record of a round; None if there is none, or not any more."""
+        latest = reversed(range(len(self._rounds)))
+        return next((index for index in latest if self._rounds[index].round == number), None)
+
+    def _leave(self, participant_id: str) -> None:
+        account = self.accounts.by_name.get(participant_id)
+        is_selected = account is not None and account.num_selected
+        if participant_id in self.contributions or is_selected:
+            self.departed[participant_id] = None
+        else:
+            self.accounts.forget(participant_id)
+        if len(self.departed) > MAX_DEPARTED:
+            forgotten = next(iter(self.departed))
+            del self.departed[forgotten], self.contributions[forgotten]
+            self.accounts.forget(forgotten)
+
+    @property
+    def _latest_model(self) -> GlobalModel | None:
+        return next(reversed(self.models.values()), None)
+
+    def _keep(self, model: GlobalModel) -> None:
+        # Each event that is read back from a journal brings its own copy of what never changes.
+        before = self._latest_model
+        if before is not None:
+            model = replace(
+                model,
+                dtype=before.dtype if before.dtype == model.dtype else model.dtype,
+                shape=before.shape if before.shape == model.shape else model.shape,
+                layout=before.layout if before.layout == model.layout else model.layout,
+                metadata=before.metadata if before.metadata == model.metadata else model.metadata,
+            )
+        self.models[model.ref.key] = model

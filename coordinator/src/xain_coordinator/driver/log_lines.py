@@ -1,0 +1,197 @@
+"""Log lines of events, written once the events are durable."""
+
+import logging
+from collections.abc import Sequence
+
+import structlog
+
+from xain_coordinator.core import events as e
+from xain_coordinator.core.session import Session
+from xain_coordinator.core.values import Task
+from xain_coordinator.driver.accounts import MAX_WARNINGS
+from xain_coordinator.driver.history import MAX_NAMES_OF_A_ROUND, History
+from xain_coordinator.ports import Record
+
+log = structlog.get_logger(__name__)
+
+# More updates that are committed together share one line of the log. A person reads the names of a
+# few; thousands of lines would cost a noticeable part of the round.
+MAX_UPDATE_LINES = 8
+
+
+def log_many_updates(records: Sequence[Record]) -> bool:
+    """One line for the updates of a commit if they are too many for a line each, which there is at
+    debug all the same. Returns whether there was one."""
+    accepted = [r.event for r in records if isinstance(r.event, e.UpdateAccepted)]
+    if len(accepted) <= MAX_UPDATE_LINES or logging.getLogger(__name__).isEnabledFor(logging.DEBUG):
+        return False
+    for number in dict.fromkeys(event.round for event in accepted):
+        names = [event.update.participant_id for event in accepted if event.round == number]
+        log.info("updates_accepted", round=number, num_updates=len(names), **_named(names))
+    return True
+
+
+def log_event(before: Session, session: Session, event: e.DurableEvent, history: History) -> None:
+    """Write the line of an event. history: after the event."""
+    fields: dict[str, object] = {"round": session.round}
+    match event:
+        case e.ParticipantJoined(participant_id, tags=tags):
+            if tags:
+                fields |= {"tags": dict(tags), "eligible": session.rules.is_eligible(tags)}
+            log.info(
+                "participant_joined",
+                participant=participant_id,
+                connected=len(session.members),
+                required=session.rules.num_required,
+                **fields,
+            )
+        case e.ParticipantLeft(participant_id, cause):
+            log.info("participant_left", participant=participant_id, cause=cause, **fields)
+        case e.FitRequested():
+            log.info("fit_requested", connected=len(session.members), **fields)
+        case e.RoundOpened(number, selected, task=task):
+            fields = {"num_participants": len(selected), "task": task.value, **_named(selected)}
+            log.info("round_opened", round=number, **fields)
+        case e.ParticipantsSelected(number, selected):
+            log.info("participants_selected", round=number, **_named(selected))
+        case e.RoundPaused(number):
+            log.warning("round_paused", round=number, connected=len(session.members))
+        case e.RoundResumed(number):
+            log.info("round_resumed", round=number, connected=len(session.members))
+        case e.UpdateAccepted(number, update, staleness):
+            log.info(
+                "update_accepted",
+                round=number,
+                participant=update.participant_id,
+                num_samples=update.num_samples,
+                **({"staleness": staleness} if staleness else {}),
+            )
+        case e.UpdateRefused(participant_id, number, reason):
+            log.warning(
+                "update_refused",
+                round=number,
+                participant=participant_id,
+                reason=reason,
+                in_a_row=before.in_a_row(participant_id) + 1,
+            )
+        case e.TrainingFailed(participant_id, number, kind, message, trace):
+            log.warning(
+                "training_failed",
+                round=number,
+                participant=participant_id,
+                reason=f"{kind}: {message}" if message else kind,
+                # The line that failed first, and all on one line.
+                **({"traceback": " < ".join(reversed(trace.splitlines()))} if trace else {}),
+            )
+        case e.GroupBroken(participant_id, number, attempt, reason):
+            log.warning(
+                "group_broken",
+                round=number,
+                attempt=attempt,
+                participant=participant_id,
+                reason=reason,
+            )
+        case e.RoundRestarted(number, attempt, selected, _, reason):
+            log.warning(
+                "round_restarted",
+                round=number,
+                attempt=attempt,
+                reason=reason,
+                **_named(selected),
+            )
+        case e.UpdateDamaged(participant_id, number, reason=reason):
+            log.warning("update_damaged", round=number, participant=participant_id, reason=reason)
+        case e.ParticipantLeftOut(participant_id, until):
+            log.warning("participant_left_out", participant=participant_id, until=until, **fields)
+        case e.RoundOverdue(number):
+            log.warning("round_overdue", round=number, **_awaited(before))
+        case e.RoundClosed(number, _, "deadline"):
+            log.warning("round_closed_at_deadline", round=number, **_awaited(before))
+        case e.ModelPublished(number, model):
+            _log_evaluation(history)
+            log.info("model_published", round=number, key=model.ref.key)
+            _log_losses(history, number)
+        case e.EvaluationAccepted(number, participant_id, evaluation):
+            log.info(
+                "evaluation_accepted",
+                round=number,
+                participant=participant_id,
+                num_samples=evaluation.num_samples,
+            )
+        case e.ModelEvaluated(number, evaluation):
+            if evaluation is not None:
+                metrics = dict(evaluation.metrics)
+                log.info("model_evaluated", round=number, by="coordinator", metrics=metrics)
+        case e.SessionFinished(cause, _, ended_because):
+            if ended_because:
+                fields["ended_because"] = ended_because
+            if history.rounds and history.rounds[-1].task is Task.EVALUATE:
+                _log_evaluation(history)
+            log.info("session_finished", cause=cause, **fields)
+            _log_account(history, session.round)
+        case _:
+            log.debug(type(event).__name__, **fields)
+
+
+def log_lacking(before: Session, session: Session) -> None:
+    """Write a line when a session begins to wait for a participant that can make the initial
+    weights."""
+    if session.lacks_initialisers and not before.lacks_initialisers:
+        log.warning(
+            "no_initial_weights",
+            round=session.round,
+            connected=session.num_eligible,
+            hint="call xain.rounds(model) in a script",
+        )
+
+
+def _log_losses(history: History, round_: int) -> None:
+    """Lines of what is wrong since the round that is over, and was not before it."""
+    begun = history.accounts.begun
+    for participant_id in begun[:MAX_WARNINGS]:
+        account = history.accounts.by_name[participant_id]
+        log.warning(
+            "participant_not_counted",
+            round=round_,
+            participant=participant_id,
+            rounds=account.missed,
+            reason=account.reason,
+        )
+    if len(begun) > MAX_WARNINGS:
+        log.warning("participants_not_counted", round=round_, **_named(begun))
+    limit, share = history.max_lost_share, history.lost_share()
+    if share > limit >= history.lost_share(before_last=True):
+        log.warning("samples_lost", round=round_, share=round(share, 3), max_lost_share=limit)
+
+
+def _log_account(history: History, round_: int) -> None:
+    """Line at the end: rounds that each participant counted in, and participants without one."""
+    counts = history.contributions
+    shown = dict(sorted(counts.items(), key=lambda one: (one[1], one[0]))[:MAX_NAMES_OF_A_ROUND])
+    never = history.accounts.never(counts)
+    log.info("participation", round=round_, rounds_contributed=shown)
+    if never:
+        log.warning("participants_never_counted", round=round_, **_named(never))
+
+
+def _log_evaluation(history: History) -> None:
+    """Write what participants have measured the model at that the last round began with, in the
+    mean."""
+    record = history.rounds[-1]
+    if record.evaluation is not None:
+        metrics = dict(record.evaluation.metrics)
+        log.info("model_evaluated", round=record.round, by="participants", metrics=metrics)
+
+
+def _awaited(session: Session) -> dict[str, object]:
+    """Participants that have not handed in."""
+    round_ = session.open_round
+    return _named(round_.outstanding) if round_ is not None else {}
+
+
+def _named(participants: Sequence[str]) -> dict[str, object]:
+    """Names for a line that a person can read: the first of thousands, and their number."""
+    fields: dict[str, object] = {"participant": list(participants[:MAX_NAMES_OF_A_ROUND])}
+    if len(participants) > MAX_NAMES_OF_A_ROUND:
+        fields["num_participants"] = len(participants)
+    return fields

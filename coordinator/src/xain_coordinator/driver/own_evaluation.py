@@ -1,0 +1,56 @@
+"""The coordinator's own evaluation of a global model, on data that no participant trains on."""
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from xain_coordinator.core.evaluation import MAX_METRICS, why_not_metric
+from xain_coordinator.core.values import Evaluation, GlobalModel
+from xain_coordinator.ports import WeightsStore
+from xain_coordinator.stores.integrity import read_vector
+from xain_workloads.data import load_table
+from xain_workloads.dataset import Task
+from xain_workloads.errors import DataError
+from xain_workloads.model import Model
+from xain_workloads.preprocessing import preprocessing_of
+from xain_workloads.schema import ColumnType
+from xain_workloads.table import Table
+from xain_workloads.workload import evaluate
+
+Types = tuple[tuple[str, ColumnType], ...]  # of columns, by name
+
+
+def evaluate_stored(
+    store: WeightsStore, model: GlobalModel, load: Callable[[Types], Table]
+) -> Evaluation:
+    """Measure a stored model on the coordinator's own data. Blocks.
+
+    load: reads the data with the types that the model's columns have: a category may be coded as
+        numbers, which a file does not tell.
+    Raises DataError if no metric is finite, the store's errors, and whatever the model's workload
+    raises.
+    """
+    preprocessing = preprocessing_of(model.metadata)
+    data = load(() if preprocessing is None else tuple(preprocessing.types.items()))
+    metrics = evaluate(Model(read_vector(store, model.ref), model.layout, model.metadata), data)
+    usable = [name for name in sorted(metrics) if why_not_metric(name, metrics[name]) is None]
+    if not usable:
+        raise DataError("no metric of the model is finite")
+    return Evaluation(
+        data.num_samples, {name: float(metrics[name]) for name in usable[:MAX_METRICS]}
+    )
+
+
+@lru_cache(maxsize=1)
+def load_own_data(
+    source: str, target: str | None, task: Task, scale: float, types: Types = ()
+) -> Table:
+    """Load the coordinator's own data set. Raises DataError."""
+    try:
+        data = load_table(source, target=target, task=task, scale=scale, types=dict(types))
+    except ModuleNotFoundError as missing:
+        raise DataError(
+            f"{source} cannot be read without {missing.name}: pip install 'xain-workloads[train]'"
+        ) from missing
+    if data.num_samples == 0:
+        raise DataError(f"{source} has no rows to evaluate a model on")
+    return data

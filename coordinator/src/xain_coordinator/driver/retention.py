@@ -1,0 +1,154 @@
+"""Retention: how long a session keeps objects that its next model does not need.
+
+Updates are what participants have learnt from their data, and many times as large as the models: of
+a session of weeks they would fill any disk. An optimiser's state is as large as an update or two.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import structlog
+
+from xain_coordinator.core.errors import Unavailable
+from xain_coordinator.core.keys import INCOMING, OPTIMIZER, is_model
+from xain_coordinator.core.session import Session
+from xain_coordinator.core.values import Phase
+from xain_coordinator.driver.driver import Driver
+from xain_coordinator.ports import StoreError, WeightsStore
+from xain_foundation.threads import run_to_end
+
+log = structlog.get_logger(__name__)
+
+# There may be hundreds of small rounds a second: dropping each by itself would cost a tenth of it.
+EVERY_S = 1.0
+
+GROUP_SIZE = 64  # keys deleted at a time; in between it can be stopped
+
+# Objects that could not be dropped are tried again after this time, then after twice as long.
+FIRST_WAIT_S = 1.0
+MAX_WAIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """updates_from, earlier: updates that were trained in this round, in a later one or in one of
+    these earlier ones may still count. states_from: the model that the next one is made from; its
+    optimiser's state goes with it."""
+
+    updates_from: int
+    states_from: int
+    earlier: frozenset[int] = frozenset()
+
+
+def needed_by(session: Session) -> Needed:
+    """Objects that a session still needs, whatever it is going to do."""
+    newest = 0 if session.model is None else session.model.round
+    if session.phase is Phase.FINISHED:
+        return Needed(session.round + 1, newest)
+    return Needed(newest, newest, session.earlier_rounds)
+
+
+class Retention:
+    """Drops what is not needed any more from a session's store, at most every EVERY_S; the models
+    stay.
+
+    keep: of so many rounds that are over, the latest, updates and states stay; None: of all.
+    """
+
+    def __init__(self, store: WeightsStore, keep: int | None) -> None:
+        self._store = store
+        self._keep = keep
+        self._stop = threading.Event()
+        # First round of each folder that has not been looked through; rounds that were needed then
+        # are looked through again.
+        self._next: dict[str, int] = {}
+        self._spared: dict[str, frozenset[int]] = {}
+
+    async def watch(self, driver: Driver) -> None:
+        """Drop objects at the start and after each model, until the driver stops. One thread at a
+        time, however slow the store is: what more there is to drop then, is dropped next."""
+        with contextlib.suppress(Unavailable):
+            while True:
+                session = driver.session
+                await self._drop_at_last(driver, session)
+                await asyncio.sleep(EVERY_S)
+                while _when(driver.session) == _when(session):
+                    await driver.changed()
+
+    async def _drop_at_last(self, driver: Driver, session: Session) -> None:
+        """Tried again until it is done, or there is more to drop. Raises Unavailable."""
+        wait_s, is_told = FIRST_WAIT_S, False
+        while not await self._drop(needed_by(session), session.round, is_told=is_told):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    while _when(driver.session) == _when(session):
+                        await driver.changed()
+                    return
+            wait_s, is_told = min(2 * wait_s, MAX_WAIT_S), True
+
+    async def _drop(self, needed: Needed, round_: int, *, is_told: bool) -> bool:
+        """Whether it has worked. is_told: the log says already that it has not."""
+        try:
+            await run_to_end(self.drop, needed)
+        except StoreError as error:
+            if not is_told:
+                log.warning("updates_not_dropped", round=round_, error=str(error))
+        except Exception as error:
+            # A defect of ours costs room in the store, and no round.
+            if not is_told:
+                log.exception("dropping_crashed", round=round_, error=str(error))
+        else:
+            return True
+        return False
+
+    def stop(self) -> None:
+        """Nothing more is dropped. The next start does it."""
+        self._stop.set()
+
+    def drop(self, needed: Needed) -> None:
+        """Blocks. Raises the store's errors; the next call goes on where this one has ended."""
+        # Accepted updates are copies: no object of this folder counts any more.
+        self._drop_before(needed.updates_from, INCOMING, needed.earlier)
+        if self._keep is not None:
+            self._drop_before(needed.updates_from - self._keep, "", needed.earlier)
+            self._drop_before(needed.states_from - self._keep, OPTIMIZER)
+
+    def _drop_before(self, end: int, folder: str, spared: frozenset[int] = frozenset()) -> None:
+        group: list[str] = []
+        for key in self._keys(folder, end, spared):
+            if self._stop.is_set():
+                return
+            if not is_model(key):
+                group.append(key)
+            if len(group) == GROUP_SIZE:
+                self._store.delete(*group)
+                group.clear()
+        if self._stop.is_set():
+            return
+        if group:
+            self._store.delete(*group)
+        self._next[folder] = max(end, self._next.get(folder, 0))
+        self._spared[folder] = frozenset(round_ for round_ in spared if round_ < end)
+
+    def _keys(self, folder: str, end: int, spared: frozenset[int]) -> Iterator[str]:
+        """Keys of rounds before `end`. The first call lists all objects, and so finds those that
+        earlier processes have left, under other settings too."""
+        if self._stop.is_set():
+            return
+        if folder in self._next:
+            new = {*self._spared[folder], *range(self._next[folder], end)}
+            for round_ in sorted(new - spared):
+                yield from self._store.keys(f"{folder}{round_}/")
+            return
+        for key in self._store.keys(folder):
+            number, slash, _ = key.removeprefix(folder).partition("/")
+            if slash and number.isdecimal() and int(number) < end and int(number) not in spared:
+                yield key
+
+
+def _when(session: Session) -> tuple[int, Phase]:
+    """Round and phase: while they stay the same there is nothing more to drop."""
+    return -1 if session.model is None else session.model.round, session.phase

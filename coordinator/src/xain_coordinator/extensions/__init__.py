@@ -1,0 +1,1 @@
+"""Plug-ins of other distributions: rules of aggregation and controllers."""

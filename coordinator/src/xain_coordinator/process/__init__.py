@@ -1,0 +1,1 @@
+"""Process of a coordinator: start, checks before it, signals, exit statuses."""

@@ -1,0 +1,171 @@
+"""Compare the rules that a session was opened with to those of the configuration, key by key.
+
+A session keeps its rules to its end. A start with other settings would not do what they say, so it
+is refused unless the operator says which of the two counts.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import astuple, fields
+
+from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.core.session import Session
+from xain_coordinator.core.values import Phase, Rules
+from xain_coordinator.core.values import Schema as DataSchema
+from xain_coordinator.process.warm_start import is_source
+from xain_foundation.schema import Schema
+
+# The key of the configuration for each field of Rules that is not "rounds.FIELD". "*" stands for
+# the items of a table, which a field holds as a mapping, as a JSON object or as a schema of the
+# data. None: the field follows from others, or its new value is taken at every start.
+_KEYS: Mapping[str, str | None] = {
+    "num_required": None,
+    "controller_options": "rounds.controller_options.*",
+    "tags": "rounds.tags.*",
+    "max_lost_share": None,
+    "aggregation": "aggregation.rule",
+    "aggregation_options": "aggregation.options.*",
+    "optimizer": "aggregation.optimizer",
+    "optimizer_options": "aggregation.optimizer_options.*",
+    "workload": "workload.name",
+    "workload_options": "workload.options.*",
+    "preprocessing": "workload.preprocessing.*",
+    "initial": "rounds.initial_weights",
+    "evaluate_every": "evaluate.every",
+    "evaluate_metric": "evaluate.metric",
+    "evaluate_minimised": "evaluate.direction",
+    "evaluate_patience": "evaluate.patience",
+    "evaluate_min_delta": "evaluate.min_delta",
+    "evaluate_data": "evaluate.data",
+    "evaluate_deadline_s": "evaluate.deadline_s",
+    "train_config": "train.*",
+    "schema": "schema.*",
+    "heartbeat_time_s": None,
+    "heartbeat_timeout_s": None,
+}
+
+# Tables whose items mean nothing beside another value of the first field.
+_OPTIONS_OF = {
+    "controller_options": "controller",
+    "aggregation_options": "aggregation",
+    "optimizer_options": "optimizer",
+    "workload_options": "workload",
+    "preprocessing": "workload",
+}
+
+_WORKLOAD = {"workload", "workload_options", "preprocessing"}
+
+# Fields whose values follow from these where the configuration does not set them.
+_DERIVED = ("max_participants", "start_participants", "buffer_size")
+_DERIVED_FROM = ("min_participants", "fraction_participants")
+
+
+class OtherRules(Exception):
+    """A start whose settings are not those that the session was opened with."""
+
+
+def key_of(field: str) -> str | None:
+    """The key of the configuration for a field of Rules; None if the field is not compared."""
+    return _KEYS.get(field, f"rounds.{field}")
+
+
+def differences(session: Session, config: CoordinatorConfig) -> Iterator[str]:
+    """A text such as "rounds.epochs = 1 (configured: 3)" for each key with another value."""
+    schema, asked = Schema(CoordinatorConfig), config.rules()
+    changed = {
+        field.name
+        for field in fields(Rules)
+        if getattr(session.rules, field.name) != getattr(asked, field.name)
+    }
+    if session.lineage is not None or "workload" in changed:
+        changed.discard("initial")  # nothing reads it, or it follows from the workload
+    is_earlier = not session.rules.preprocessing  # the workload was not written down then
+    if is_earlier:
+        changed -= _WORKLOAD if "initial" not in changed else _WORKLOAD - {"workload"}
+        if asked.initial == "first" and config.rounds.initial_weights is None:
+            changed.discard("initial")  # an earlier version had no choice
+    mode_before = session.rules.aggregation_options.get("mode", "")
+    is_default = asked.aggregation == "trees" and "mode" not in config.aggregation.options
+    if is_default and mode_before == "bagging":  # the default of an earlier version
+        changed.discard("aggregation_options")
+    if _is_extended_as_configured(session, asked.rounds):
+        changed.discard("rounds")
+    if changed.intersection(_DERIVED_FROM):
+        changed -= {name for name in _DERIVED if getattr(config.rounds, name) is None}
+    # The task is the workload's, where the configuration does not say it.
+    follows = {"schema.task"} if is_earlier or changed.intersection(_WORKLOAD) else set()
+    for field in fields(Rules):
+        name = field.name
+        if name not in changed or _OPTIONS_OF.get(name) in changed:
+            continue
+        kept, wanted = _as_configured(session.rules, name), _as_configured(asked, name)
+        for key in sorted({*kept, *wanted} - follows):
+            before, now = _shown(schema, key, kept), _shown(schema, key, wanted)
+            if kept.get(key) != wanted.get(key):
+                yield f"{key} = {before} (configured: {now})"
+
+
+def _is_extended_as_configured(session: Session, configured_rounds: int) -> bool:
+    """Whether the configuration has the number of rounds from before an extension, or the new
+    total: `extend` changes the session and leaves the configuration to its owner."""
+    lineage = session.lineage
+    if lineage is None or not lineage.configured_rounds:
+        return False
+    total = lineage.num_rounds + session.rules.rounds
+    return configured_rounds in (lineage.configured_rounds, total)
+
+
+def _as_configured(rules: Rules, name: str) -> dict[str, object]:
+    """The values of a field by their dotted keys, as the configuration has them."""
+    key, value = key_of(name), getattr(rules, name)
+    if key is None:
+        return {}
+    if not key.endswith(".*"):
+        if name == "initial" and value == "empty":
+            value = "average"
+        elif name == "evaluate_minimised":
+            value = "min" if value else "max"
+        return {key: value}
+    if isinstance(value, str):
+        value = json.loads(value or "{}")
+    elif isinstance(value, DataSchema):
+        table = dict(zip(value.__slots__, astuple(value), strict=True))
+        del table["columns"]
+        table |= {f"columns.{column.name}": column.type for column in value.columns}
+        value = table | {f"units.{c.name}": c.unit for c in value.columns if c.unit}
+    return {f"{key[:-1]}{item}": of_item for item, of_item in value.items()}
+
+
+def _shown(schema: Schema, key: str, values: Mapping[str, object]) -> str:
+    value = values.get(key)
+    if value is None:
+        return "(not set)"
+    if isinstance(value, list | tuple | dict):
+        value = json.dumps(value)
+    return schema.shown(tuple(key.split(".")), value)
+
+
+def require_same_rules(session: Session, config: CoordinatorConfig, from_model: str) -> None:
+    """Refuse to go on with a session under other settings than its own.
+
+    from_model: the model that was asked for as the first one; "" if none was. Raises OtherRules.
+    """
+    different = list(differences(session, config))
+    lineage = session.lineage
+    own = "" if lineage is None else lineage.source
+    # `extend` changes the session and leaves the command line to its owner.
+    began_with = "" if lineage is None else lineage.began_with
+    if from_model and not any(is_source(from_model, one) for one in (own, began_with)):
+        different.append(f"--from-model = {own or '(not set)'} (configured: {from_model})")
+    if not different:
+        return
+    resume, more = "goes on with these", ""
+    if session.phase is Phase.FINISHED:
+        resume = "serves its result"
+        more = "`xain-coordinator extend --rounds +N` trains it further, "
+    raise OtherRules(
+        f"the session {session.session_id} in {config.journal.path} "
+        f"{'is finished and ' if more else ''}was opened with other settings than the configured "
+        f"ones: {', '.join(different)}; --resume {resume}, {more}--new-session opens a session "
+        "with the configured ones, another --data-dir leaves this one where it is"
+    )

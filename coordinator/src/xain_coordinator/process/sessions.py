@@ -1,0 +1,319 @@
+"""The sessions of one process, one after the other: serve mode.
+
+A fit that is requested while a session waits for it starts that session. After the end of a session
+a fit opens the next one: its coordinator, with the gRPC server, is stopped, and another one is
+started on the same port, journal and weights store. Participants find it as they find a coordinator
+that was restarted.
+
+Sessions run on the event loop of the gRPC server.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import structlog
+
+from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.core.commands import CancelFit, RequestFit
+from xain_coordinator.core.errors import AlreadyFitting, Unavailable
+from xain_coordinator.core.membership import is_connected_after_end
+from xain_coordinator.core.session import Session
+from xain_coordinator.core.values import ParticipantState, Phase, WeightsRef
+from xain_coordinator.driver.driver import Driver
+from xain_coordinator.driver.history import History
+from xain_coordinator.journal.restore import restore_session
+from xain_coordinator.ports import JournalError, Reader, WeightsStore
+from xain_coordinator.process.app import Coordinator
+from xain_coordinator.stores.bundles import open_weights
+from xain_coordinator.stores.prefixed import PrefixedStore
+from xain_coordinator.stores.reading import chunks
+
+if TYPE_CHECKING:  # the program's tables come with it, which a start need not wait for
+    from xain_coordinator.export.trained import Trained
+
+log = structlog.get_logger(__name__)
+
+COMPLETED = "completed"
+
+# How long a fit waits for the participants of the session before, beyond those that it needs.
+REJOIN_S = 5.0
+POLL_S = 0.05  # joining notifies nobody
+
+# How often a wait for the end of a session looks whether participants are still connected.
+LOOK_S = 0.5
+
+
+STOPPING = "the coordinator is shutting down; the fit goes on when it is back"
+
+
+class NoParticipants(Exception):
+    """Too few participants are connected."""
+
+
+class Stopping(Exception):
+    """The process is shutting down."""
+
+
+class Sessions:
+    """current: the coordinator of the present session.
+
+    open_next: start the coordinator of a new session; None if the process is told to stop
+        meanwhile. Its configuration has the ports in use.
+    failed: set when the process cannot go on, because of `failure`.
+    """
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        coordinator: Coordinator,
+        open_next: Callable[[CoordinatorConfig], Awaitable[Coordinator | None]],
+    ) -> None:
+        self.current = coordinator
+        server = config.server.model_copy(update={"port": coordinator.port})
+        self.config = config.model_copy(update={"server": server})
+        self._start_next = open_next
+        self._opening = asyncio.Lock()
+        self.failed = asyncio.Event()
+        self.failure: BaseException | None = None
+        self.stopping = asyncio.Event()
+        self._fitted: Trained | None = None  # the latest one that is known
+        self._watching = asyncio.create_task(self._watch(coordinator))
+
+    @property
+    def session(self) -> Session:
+        """The present session, up to its last durable event."""
+        return self.current.driver.session
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether a fit is being started, for which the next session may be opened."""
+        return self._opening.locked()
+
+    async def load_fitted(self) -> None:
+        """Find the models of the last session that was completed, in the journal if it is not the
+        present one."""
+        if self.fitted() is not None:
+            return
+        try:
+            self._fitted = await asyncio.to_thread(self._completed_before)
+        except JournalError as error:  # the present session goes on without them
+            log.warning("earlier_models_not_found", round=self.session.round, error=str(error))
+
+    def fitted(self) -> "Trained | None":
+        """The models of the last session that was completed; None if there is none yet.
+
+        Models of a session that trains, or has ended without a result, are not among them.
+        """
+        driver = self.current.driver
+        known = self._fitted
+        if known is None or known.session_id != driver.session.session_id:
+            found = self._trained(driver.session, driver.history)
+            self._fitted = known = found or known
+        return known
+
+    def models(self) -> "Trained":
+        """The models of the present session, whatever its state. Raises NoModel."""
+        driver = self.current.driver
+        return self._models_of(driver.session, driver.history)
+
+    async def fit(self, config: CoordinatorConfig) -> Driver:
+        """Request a fit under the rules of this configuration. Returns the session's driver.
+
+        On return the request is in the journal: the fit goes on after a kill. Raises
+        AlreadyFitting, NoParticipants, Unavailable and what opening a session raises.
+        """
+        if self.is_opening:
+            raise AlreadyFitting("another fit is being started; wait until it is finished")
+        async with self._opening:
+            session = self.session
+            if session.phase is not Phase.FINISHED and not session.waits_for_request:
+                raise AlreadyFitting(
+                    f"session {session.session_id} is fitting; wait until it is finished"
+                )
+            expected = 0
+            if not session.waits_for_request or not self._is_of(session, config):
+                if session.phase is Phase.FINISHED:  # it stays if the fit cannot begin
+                    await self._gathered(config.rules().num_required)
+                expected = self.num_connected()
+                await self._open_next(config)
+            await self._gathered(self.session.rules.num_required, expected)
+            if self.session.waits_for_request:  # else it starts by itself
+                await self.current.driver.submit(RequestFit())
+            return self.current.driver
+
+    async def cancel(self) -> None:
+        """End the fit of the present session without a result. Raises NotFitting and
+        Unavailable."""
+        await self.current.driver.submit(CancelFit())
+
+    async def ended(self, driver: Driver) -> Session:
+        """Wait for the end of the session that a fit has returned. Returns the session.
+
+        Raises NoParticipants when the last participant has been away for
+        http.participants_timeout_s, although the session goes on when enough are back, and
+        Stopping.
+        """
+        ending = asyncio.create_task(self._end_of(driver))
+        stopping = asyncio.create_task(self.stopping.wait())
+        _, pending = await asyncio.wait((ending, stopping), return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        if ending in pending:
+            raise Stopping(STOPPING)
+        return ending.result()
+
+    async def _end_of(self, driver: Driver) -> Session:
+        """Raises NoParticipants and Stopping."""
+        loop = asyncio.get_running_loop()
+        alone_since: float | None = None
+        while (session := driver.session).phase is not Phase.FINISHED:
+            alone_since = None if session.num_eligible else alone_since or loop.time()
+            timeout_s = self.config.http.participants_timeout_s
+            if alone_since is not None and loop.time() - alone_since > timeout_s:
+                raise NoParticipants(
+                    "no participant is connected any more; the fit goes on when "
+                    f"{session.rules.num_required} are back"
+                )
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await driver.changed()
+            except TimeoutError:
+                pass
+            except Unavailable:
+                raise Stopping(STOPPING) from None
+        return session
+
+    async def close(self) -> None:
+        """End all waits with Stopping. The caller stops the present coordinator."""
+        self.stopping.set()
+        async with self._opening:  # a session that is being opened
+            self._watching.cancel()
+
+    # --- the next session ---
+
+    def _is_of(self, session: Session, config: CoordinatorConfig) -> bool:
+        """Whether a session that waits has the rules of this configuration."""
+        if session.lineage is not None and config is self.config:
+            return True  # it begins with a model, and that changes its rules
+        return session.rules == config.rules()
+
+    def num_connected(self) -> int:
+        """Eligible participants that are connected. After the end: participants that have stayed,
+        or come since, for the next session."""
+        driver = self.current.driver
+        session = driver.session
+        if session.phase is not Phase.FINISHED:
+            return session.num_eligible
+        now, lease_s = driver.clock.now(), session.rules.lease_s
+        stayed = sum(
+            member.is_eligible
+            and is_connected_after_end(
+                member, session.heard.get(name), session.lease_floor, lease_s, now
+            )
+            for name, member in session.members.items()
+        )
+        return stayed + sum(
+            name not in session.members
+            and sign.state is not ParticipantState.FINISHED
+            and now < sign.at + lease_s
+            for name, sign in session.heard.items()
+        )
+
+    async def _open_next(self, config: CoordinatorConfig) -> None:
+        """Stop the present coordinator and start one with a new session in its place."""
+        before = self.current
+        self.fitted()  # while its history is at hand
+        self._watching.cancel()
+        try:
+            await before.stop()
+            server = self.config.server
+            coordinator = await self._start_next(config.model_copy(update={"server": server}))
+        except BaseException as error:
+            log.error("next_session_failed", round=self.session.round, error=str(error))
+            self.fail(error)
+            raise
+        if coordinator is None:
+            raise Unavailable("the coordinator is shutting down; the fit was not started")
+        self.current = coordinator
+        if self.config.storage.kind == "memory":
+            self._fitted = None  # its models have gone with the store
+        self._watching = asyncio.create_task(self._watch(coordinator))
+        log.info("session_opened", session=self.session.session_id, round=0)
+
+    async def _gathered(self, required: int, expected: int = 0) -> None:
+        """Wait until `required` participants are connected, and for a moment until `expected` ones
+        are. Raises NoParticipants and Unavailable."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        timeout_s = self.config.http.participants_timeout_s
+        while True:
+            connected = self.num_connected()
+            waited_s = loop.time() - began
+            if connected >= required and (connected >= expected or waited_s > REJOIN_S):
+                return
+            if self.stopping.is_set():
+                raise Unavailable("the coordinator is shutting down; the fit was not started")
+            if waited_s > timeout_s:
+                raise NoParticipants(
+                    f"{connected} of {required} participants are connected; the fit was not started"
+                )
+            await asyncio.sleep(POLL_S)
+
+    async def _watch(self, coordinator: Coordinator) -> None:
+        await coordinator.driver.failed.wait()
+        failure = coordinator.driver.failure
+        assert failure is not None, "it says why"
+        self.fail(failure)
+
+    def fail(self, error: BaseException) -> None:
+        """End the process because of this error."""
+        self.failure = error
+        self.failed.set()
+
+    # --- models ---
+
+    def _trained(self, session: Session, history: History) -> "Trained | None":
+        if session.phase is not Phase.FINISHED or session.cause != COMPLETED:
+            return None
+        if session.model is None or session.model.is_empty:
+            return None
+        return self._models_of(session, history)
+
+    def _models_of(self, session: Session, history: History) -> "Trained":
+        from xain_coordinator.export.trained import Trained
+
+        best = session.evaluation.best
+        session_id = session.session_id
+        return Trained(
+            session_id,
+            tuple(history.models.values()),
+            tuple(history.rounds),
+            None if best is None else best.round,
+            lambda ref: self._read(session_id, ref),
+        )
+
+    def open(self, session_id: str, ref: WeightsRef) -> Reader:
+        """A stored object; blocks, in any thread. Raises StoreError."""
+        return open_weights(self.store_of(session_id), ref.key)
+
+    def store_of(self, session_id: str) -> WeightsStore:
+        """The models of a session, the present one or an earlier one."""
+        current = self.current
+        if session_id == current.driver.session.session_id:
+            return current.store
+        return PrefixedStore(current.weights, session_id)
+
+    def _read(self, session_id: str, ref: WeightsRef) -> bytes:
+        with self.open(session_id, ref) as reader:
+            return b"".join(chunks(reader))
+
+    def _completed_before(self) -> "Trained | None":
+        journal = self.current.journal
+        for session_id in reversed(journal.session_ids()):
+            records = journal.records_of(session_id)
+            assert records is not None, "the journal has just named it"
+            last = restore_session(records)
+            if (found := self._trained(last.session, last.history)) is not None:
+                return found
+        return None

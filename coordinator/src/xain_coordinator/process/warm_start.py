@@ -1,0 +1,322 @@
+"""Sessions that begin with a model that is there already: of a file, or of another session.
+
+The model is copied into the new session's store before the session is written to the journal, so
+that the session depends on nothing else from its first instant on.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xain_coordinator.aggregation.publishing import publication
+from xain_coordinator.aggregation.trees import mode_option
+from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.core.events import DurableEvent, ModelInitialised, ModelRequested
+from xain_coordinator.core.keys import model_key, state_key
+from xain_coordinator.core.values import BYTES, DataProfile, GlobalModel, Lineage, Rules, WeightsRef
+from xain_coordinator.driver.effects import store_model
+from xain_coordinator.journal.restore import restore_session
+from xain_coordinator.ports import Journal, KeyNotFound, Snapshot, StoreError, WeightsStore
+from xain_coordinator.stores.journalled import store_of_session
+from xain_coordinator.stores.reading import chunks
+from xain_foundation.commands import CommandFailed
+from xain_workloads.model import Model, TensorSpec, size_of
+from xain_workloads.schema import Column
+from xain_workloads.unlike_rows import KEY as POINTS_KEY
+from xain_workloads.workload import create
+
+LAST, BEST = "last", "best"
+SIDECAR = ".json"  # beside a .npy, or MODELS_INDEX in its folder
+MODELS_INDEX = "index.json"
+NPZ_SIDECAR = "xain"  # in an .npz: the text that a sidecar has
+
+_OF_SESSION = re.compile(r"([0-9a-f]{12})/(\d{1,10}|last|best)")
+
+
+class CannotStartFrom(CommandFailed):
+    """A new session cannot begin with this model."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstModel:
+    """The model that a new session begins with.
+
+    profiles: those that it was made from, which later ones must fit; empty if they are not known.
+    copy: put it into the store of the new session; blocks, and raises StoreError.
+    """
+
+    lineage: Lineage
+    metadata: Mapping[str, str]
+    profiles: tuple[DataProfile, ...]
+    copy: Callable[[WeightsStore], GlobalModel]
+
+    def rules(self, rules: Rules) -> Rules:
+        """Rules of the new session, in which no participant makes initial weights."""
+        return replace(rules, initial="empty") if rules.initial == "first" else rules
+
+    def events(self, store: WeightsStore, at: float) -> list[DurableEvent]:
+        """Copy the model, and return the events with which the session has it."""
+        model = self.copy(store)
+        return [ModelRequested(self.profiles), ModelInitialised(model, at)]
+
+
+def is_source(text: str, source: str) -> bool:
+    """Whether a session whose Lineage has this source began with the model that the text names."""
+    session_id, _, round_ = text.rpartition("/")
+    if round_ in (LAST, BEST) and _OF_SESSION.fullmatch(text):
+        return source.startswith(f"{session_id}/")
+    return source in (text, str(Path(text).absolute()))
+
+
+def first_model(
+    text: str, config: CoordinatorConfig, journal: Journal, store: WeightsStore
+) -> FirstModel:
+    """The model that --from-model names. store: of all sessions.
+
+    Raises CannotStartFrom, JournalError and StoreError.
+    """
+    found = _OF_SESSION.fullmatch(text)
+    if found is not None and not Path(text).exists():
+        first = model_of_session(journal, store, found[1], found[2])
+    else:
+        first = _model_of_file(Path(text).absolute())
+    _require_fit(first, config)
+    name = config.workload.name
+    options = {**config.workload.options, **mode_option(config.rules())}
+    if not name or not options:
+        return first
+    # The model keeps its metadata; the options of the training are those that are asked for now.
+    options = json.loads(first.metadata.get("options", "{}")) | options
+    metadata = {**first.metadata, "options": json.dumps(options, sort_keys=True)}
+
+    def copy(target: WeightsStore) -> GlobalModel:
+        return replace(first.copy(target), metadata=metadata)
+
+    return replace(first, metadata=metadata, copy=copy)
+
+
+def model_of_session(
+    journal: Journal, store: WeightsStore, session_id: str, round_: str, *, extends: bool = False
+) -> FirstModel:
+    """A global model of a session in the journal: of a number, the last or the best one.
+
+    extends: the new session goes on with the training, its epochs and the optimiser's state.
+    """
+    records = journal.records_of(session_id)
+    if records is None:
+        raise CannotStartFrom(
+            f"{session_id}/{round_}: this journal has no session {session_id}, and without it the "
+            "layout of its models is not known"
+        )
+    last = restore_session(records)
+    session = last.session
+    model = session.model
+    if round_ == BEST:
+        best = session.evaluation.best
+        if best is None:
+            raise CannotStartFrom(f"{session_id}/{round_}: no model of it was evaluated")
+        round_ = str(best.round)
+    if round_ != LAST:
+        model = last.history.models.get(model_key(int(round_)))
+    if model is None or model.is_empty:
+        models = [m.round for m in last.history.models.values() if not m.is_empty]
+        there_are = (
+            f"its models are {min(models)} to {max(models)}" if models else "it has no model"
+        )
+        raise CannotStartFrom(f"{session_id}/{round_}: there is no such model; {there_are}")
+    lineage = Lineage(f"{session_id}/{model.round}")
+    if extends:
+        lineage = _extended(last, lineage)
+    source, chosen = store_of_session(store, journal, session_id), model
+
+    def copy(target: WeightsStore) -> GlobalModel:
+        ref = _copied(source, chosen.ref, target, model_key(0))
+        state = {}
+        if extends:
+            for name, old in chosen.state.items():
+                state[name] = _copied(source, old, target, state_key(0, name))
+        return replace(chosen, round=0, ref=ref, state=state)
+
+    return FirstModel(lineage, model.metadata, session.requested or (), copy)
+
+
+def _extended(last: Snapshot, lineage: Lineage) -> Lineage:
+    session = last.session
+    assert session.model is not None, "a session without a model is not extended"
+    before = session.lineage or Lineage("")
+    return replace(
+        lineage,
+        num_rounds=before.num_rounds + session.num_trained,
+        num_epochs=session.epoch_base,
+        configured_rounds=before.configured_rounds or session.rules.rounds,
+        began_with=before.began_with if before.configured_rounds else before.source,
+    )
+
+
+def _copied(source: WeightsStore, ref: WeightsRef, target: WeightsStore, key: str) -> WeightsRef:
+    """Raises StoreError if the object is not there, or is not what was written."""
+    try:
+        with source.open(ref.key) as reader, publication(target, key) as begun:
+            for chunk in chunks(reader):
+                begun.write(chunk)
+            copied = begun.commit()
+    except KeyNotFound as error:
+        raise StoreError(f"{error}; the journal has it, the weights store does not") from error
+    if copied.digest != ref.digest:
+        raise StoreError(f"the weights under {ref.key!r} are damaged: they have another digest")
+    return copied
+
+
+def _model_of_file(path: Path) -> FirstModel:
+    model, profile = load_model_file(path)
+
+    def copy(target: WeightsStore) -> GlobalModel:
+        return store_model(target, 0, model)
+
+    profiles = () if profile is None else (profile,)
+    return FirstModel(Lineage(str(path)), model.metadata, profiles, copy)
+
+
+def load_model_file(path: Path) -> tuple[Model, DataProfile | None]:
+    """A model, and the data profile that it was made for if the file tells.
+
+    .npy: a flat vector. What belongs to it is in a JSON object in the file of the same name with
+    ".json" behind it, or in MODELS_INDEX of its folder: layout, metadata, profile.
+    .npz: a tensor for each array, in their order; the same JSON object is the text NPZ_SIDECAR.
+    Raises CannotStartFrom. Nothing is unpickled.
+    """
+    try:
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as arrays:
+                about = json.loads(str(arrays[NPZ_SIDECAR])) if NPZ_SIDECAR in arrays else {}
+                tensors = {name: arrays[name] for name in arrays if name != NPZ_SIDECAR}
+            layout = tuple(
+                TensorSpec(name, array.shape, array.dtype.name) for name, array in tensors.items()
+            )
+            vector = np.concatenate([array.ravel() for array in tensors.values()])
+        elif path.suffix == ".npy":
+            vector = np.load(path, allow_pickle=False)
+            about = _sidecar(path)
+            layout = tuple(
+                TensorSpec(
+                    str(t["name"]), tuple(t["shape"]), str(t["dtype"]), t.get("kind", "weight")
+                )
+                for t in about.get("layout", ())
+            )
+        else:
+            raise CannotStartFrom(f"{path}: a model is a .npy or .npz file")
+        metadata = {str(key): str(value) for key, value in about.get("metadata", {}).items()}
+        profile = _profile(about.get("profile"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CannotStartFrom(f"{path}: no model can be read from it: {error}") from None
+    is_bytes = vector.dtype.name == BYTES
+    is_vector = vector.ndim == 1 and len(vector) > 0
+    if not is_vector or not (is_bytes or np.issubdtype(vector.dtype, np.floating)):
+        raise CannotStartFrom(
+            f"{path}: a model is one vector of floating-point numbers, and this is an array of "
+            f"{vector.dtype} with the shape {vector.shape}"
+        )
+    if layout and not is_bytes and size_of(layout) != len(vector):
+        raise CannotStartFrom(
+            f"{path}: it has {len(vector)} numbers, and its layout needs {size_of(layout)}"
+        )
+    if not is_bytes and not np.isfinite(vector).all():
+        raise CannotStartFrom(f"{path}: not all of its numbers are finite")
+    return Model(vector, layout, metadata), profile
+
+
+def _sidecar(path: Path) -> dict[str, Any]:
+    for beside in (path.with_suffix(SIDECAR), path.with_name(MODELS_INDEX)):
+        if beside.exists():
+            about = json.loads(beside.read_text(encoding="utf-8"))
+            if not isinstance(about, dict):
+                raise ValueError(f"{beside} is not a JSON object")
+            return about
+    return {}
+
+
+def _profile(about: Any) -> DataProfile | None:
+    if about is None:
+        return None
+    return DataProfile(
+        num_samples=1,  # a profile without rows would be passed over
+        num_features=int(about["num_features"]),
+        classes=tuple(map(str, about.get("classes", ()))),
+        columns=tuple(
+            Column(str(c["name"]), c["type"], str(c["unit"])) for c in about.get("columns", ())
+        ),
+        target=str(about.get("target", "")),
+        task=str(about.get("task", "")),
+    )
+
+
+def _require_fit(first: FirstModel, config: CoordinatorConfig) -> None:
+    """The configured workload can go on with the model. Raises CannotStartFrom."""
+    name, source = config.workload.name, first.lineage.source
+    if config.storage.format == "xain-pickle":
+        raise CannotStartFrom(
+            'storage.format = "xain-pickle": XAIN\'s participants know one session a bucket'
+        )
+    made_by = first.metadata.get("workload", "")
+    _require_same_updates(first, config)
+    if not name:
+        return
+    if made_by != name:
+        is_of = f"is a model of the workload {made_by!r}" if made_by else "names no workload"
+        raise CannotStartFrom(f"{source} {is_of}, and workload.name is {name!r}")
+    if not first.profiles:
+        raise CannotStartFrom(
+            f"{source}: nothing tells how many features and which classes it was trained for; "
+            f'give them as "profile" in {MODELS_INDEX} beside it'
+        )
+    try:
+        own = json.loads(first.metadata.get("options", "{}"))
+        mode = mode_option(config.rules()).get("mode")
+        create(name, own | config.workload.options)
+    except ValueError as error:
+        raise CannotStartFrom(f"{source}: its options are not usable: {error}") from None
+    if name == "bagging" and own.get("publish") != config.workload.options.get("publish", False):
+        told = str(bool(own.get("publish"))).lower()
+        raise CannotStartFrom(f"{source} was made with workload.options.publish = {told}; keep it")
+    vote = (own | config.workload.options).get("vote")
+    if name == "bagging" and vote == "open" and POINTS_KEY not in first.metadata:
+        made, mend = f"with workload.options.vote = {own.get('vote')!r}", "keep it"
+        if own.get("vote") == "open":
+            made, mend = "by an earlier version", "begin a new session without it"
+        raise CannotStartFrom(
+            f"{source} was made {made}, and has no points of the columns' distributions, which "
+            f"vote = 'open' needs; {mend}"
+        )
+    made_in = own.get("mode", "bagging")
+    if mode == "histogram" and made_in != mode:
+        raise CannotStartFrom(
+            f"{source} was trained in the mode {made_in!r}, and has no bins to grow trees from; set"
+            f' aggregation.options.mode = "{made_in}"'
+        )
+
+
+def _require_same_updates(first: FirstModel, config: CoordinatorConfig) -> None:
+    """Participants send gradients if the model's options say so, whatever the rule takes."""
+    try:
+        own = json.loads(first.metadata.get("options", "{}"))
+        mode = (own | config.workload.options).get("mode")
+    except (ValueError, TypeError) as error:
+        raise CannotStartFrom(
+            f"{first.lineage.source}: its options are not usable: {error}"
+        ) from None
+    takes_gradients = config.aggregation.rule == "gradient"
+    if mode == "gradient" and not takes_gradients:
+        raise CannotStartFrom(
+            f'{first.lineage.source} trains in the mode "gradient"; set aggregation.rule = '
+            '"gradient", or workload.options.mode = "federated"'
+        )
+    if "workload" in first.metadata and takes_gradients and mode != "gradient":
+        raise CannotStartFrom(
+            f"{first.lineage.source} trains models, and aggregation.rule takes gradients; set "
+            'workload.options.mode = "gradient"'
+        )

@@ -1,0 +1,321 @@
+"""The paths of the HTTP face. See fits.py for what a path does."""
+
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+import structlog
+from fastapi import FastAPI, Header, HTTPException, Query, Request, Response
+from fastapi import Path as InPath
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from xain_coordinator.cli.status import as_json
+from xain_coordinator.config.http import HttpSettings, is_loopback
+from xain_coordinator.export import formats
+from xain_coordinator.export.commands import described
+from xain_coordinator.export.trained import NoModel
+from xain_coordinator.ports import Reader
+from xain_coordinator.server.http import bodies, chimera
+from xain_coordinator.server.http.errors import HttpError
+from xain_coordinator.server.http.events import EventReaders
+from xain_coordinator.server.http.fits import Fits
+from xain_coordinator.stores.reading import chunks
+
+log = structlog.get_logger(__name__)
+
+Format = Literal["npy", "npz", "safetensors", "json", "skops", "onnx"]
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+_ROUND = r"^(last|best|[0-9]{1,10})$"
+Which = Annotated[str, InPath(alias="round", pattern=_ROUND, description="A number, last, or best")]
+SessionId = Annotated[
+    str | None,
+    Query(max_length=100, description="The present session, or the one to predict with"),
+]
+
+
+_AS_CONFIGURED = bodies.FitRequest()
+
+
+def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": bodies.ErrorBody} for status in statuses}
+
+
+def make_app(
+    fits: Fits, settings: HttpSettings, is_full: Callable[[], bool] = lambda: False
+) -> Any:
+    """The ASGI application. is_full: whether there are too many connections."""
+    app = FastAPI(
+        title="xain-coordinator",
+        version="1",
+        description="Fit a model over the participants of a coordinator, and predict with it.",
+        redoc_url=None,
+        openapi_url="/v1/openapi.json",
+        docs_url="/v1/docs",
+        # A redirect to the path with another slash at its end would lose the body.
+        redirect_slashes=False,
+    )
+    _add_errors(app)
+    _add_paths(app, fits)
+    app.include_router(chimera.make_router(fits))
+    return _Guarded(app, settings, is_full)
+
+
+def _add_paths(app: FastAPI, fits: Fits) -> None:
+    readers = EventReaders(fits)
+
+    @app.post(
+        "/v1/fit",
+        status_code=202,
+        responses={
+            200: {"model": bodies.Status, "description": "With wait: the session is completed"},
+            **_errors(409, 413, 422, 503),
+        },
+    )
+    async def fit(response: Response, request: bodies.FitRequest = _AS_CONFIGURED) -> bodies.Status:
+        """Fit. The request survives a kill of the coordinator once it is acknowledged. Poll
+        /v1/status, or listen to /v1/events, or wait."""
+        fitting = await fits.fit(request)
+        if request.wait:
+            await fits.ended(fitting)
+            response.status_code = 200
+        return await fits.status()
+
+    @app.post("/v1/fit/cancel", responses=_errors(409, 503))
+    async def cancel() -> bodies.Status:
+        """End the fit that goes on, without a result. The participants stay for the next one."""
+        await fits.cancel()
+        return await fits.status()
+
+    @app.post("/v1/predict", responses=_errors(404, 409, 413, 422, 501, 503))
+    async def predict(request: bodies.PredictRequest) -> bodies.Predictions:
+        """Predict rows with a model of the last session that was completed."""
+        predictor = await fits.predictor(str(request.model))
+        predicted = await fits.predict(
+            predictor, request.columns, request.rows, probabilities=request.probabilities
+        )
+        probabilities = predicted.probabilities
+        return bodies.Predictions(
+            session=predictor.session_id,
+            round=predictor.round,
+            predictions=predicted.values.tolist(),
+            classes=list(predicted.classes),
+            probabilities=None if probabilities is None else probabilities.tolist(),
+            answered=list(predicted.answered),
+            missing=dict(predicted.missing),
+        )
+
+    @app.get("/v1/status", responses=_errors(503))
+    async def status() -> bodies.Status:
+        """The present session: its state and progress, and the models to predict with."""
+        return await fits.status()
+
+    @app.get("/v1/rounds", responses=_errors(503))
+    async def rounds() -> bodies.Rounds:
+        """The latest rounds of the present session: who was selected, who counted, metrics."""
+        snapshot = await fits.snapshot()
+        return bodies.Rounds(session=snapshot.status.session_id, rounds=as_json(snapshot)["rounds"])
+
+    @app.get("/v1/models", responses=_errors(404, 422, 503))
+    async def models(session: SessionId = None) -> bodies.Models:
+        """The global models of the present session."""
+        trained = await fits.models(session)
+        if trained is None:
+            return bodies.Models(session=fits.sessions.session.session_id, models=[])
+        listed = [described(trained, entry) for entry in trained.entries.values()]
+        return bodies.Models(session=trained.session_id, models=listed)
+
+    @app.get("/v1/models/{round}", responses=_errors(404, 422, 503))
+    async def model(round_: Which, session: SessionId = None) -> dict[str, Any]:
+        """Lineage and metrics of a global model of the present session."""
+        trained = await fits.models(session)
+        if trained is None:
+            raise HttpError("NO_MODEL", "the present session has no model yet")
+        try:
+            return described(trained, trained.choose(round_))
+        except NoModel as error:
+            raise HttpError("NO_MODEL", str(error)) from None
+
+    @app.get(
+        "/v1/models/{round}/download",
+        response_class=Response,
+        responses={
+            200: {
+                "content": {"application/octet-stream": {}},
+                "description": "The flat vector as .npy, or an export",
+            },
+            **_errors(404, 422, 503),
+        },
+    )
+    async def download(
+        round_: Which,
+        format_: Annotated[Format, Query(alias="format")] = "npy",
+        session: SessionId = None,
+    ) -> Response:
+        """The weights of a global model of the present session as a file."""
+        trained = await fits.models(session)
+        if trained is None:
+            raise HttpError("NO_MODEL", "the present session has no model yet")
+
+        def work() -> tuple[str, Iterator[bytes]]:
+            entry = trained.choose(round_)
+            name = f"{trained.session_id}-{entry.model.round}.{format_}"
+            if format_ == "npy":
+                return name, _read(fits.sessions.open(trained.session_id, entry.model.ref))
+            with tempfile.TemporaryDirectory(prefix="xain-") as folder:
+                path = Path(folder) / f"model.{format_}"
+                formats.write(path, trained.load(entry.model), described(trained, entry))
+                return name, iter((path.read_bytes(),))
+
+        name, data = await fits.in_thread(work)
+        disposition = f'attachment; filename="{name}"'
+        return StreamingResponse(
+            data,
+            media_type="application/octet-stream",
+            headers={"content-disposition": disposition},
+        )
+
+    @app.get(
+        "/v1/events",
+        response_class=StreamingResponse,
+        responses={
+            200: {"content": {"text/event-stream": {}}, "description": "One event after another"},
+            **_errors(422, 503),
+        },
+    )
+    async def events(
+        last_event_id: Annotated[str | None, Header(max_length=100)] = None,
+    ) -> StreamingResponse:
+        """The events of the journal as server-sent events, from the beginning of the present
+        session, or after the one that Last-Event-ID names."""
+        return StreamingResponse(
+            readers.open(last_event_id),
+            media_type="text/event-stream",
+            headers={"cache-control": "no-store"},
+        )
+
+
+def _read(reader: Reader) -> Iterator[bytes]:
+    with reader:
+        yield from chunks(reader)
+
+
+# --- errors ---
+
+
+def _answer(request: Request, error: HttpError, headers: Any = None) -> JSONResponse:
+    if request.url.path.startswith(chimera.PREFIX):
+        body = chimera.envelope(error)
+    else:
+        body = {"error": {"code": error.code, "message": error.message}}
+    return JSONResponse(body, error.status, headers)
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(HttpError)
+    async def refused(request: Request, error: HttpError) -> JSONResponse:
+        return _answer(request, error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        where = ".".join(str(step) for step in first["loc"][:6])[:200]
+        text = f"{where}: {first['msg']}"
+        if where == "body" and "json" not in request.headers.get("content-type", ""):
+            text = "the body must be JSON, with the header content-type: application/json"
+        return _answer(request, HttpError("INVALID_REQUEST", text))
+
+    @app.exception_handler(400)
+    @app.exception_handler(404)
+    @app.exception_handler(405)
+    @app.exception_handler(HTTPException)
+    async def unknown(request: Request, error: HTTPException) -> JSONResponse:
+        codes = {404: "NO_SUCH_PATH", 405: "NO_SUCH_METHOD"}
+        code = codes.get(error.status_code, "INVALID_REQUEST")
+        return _answer(request, HttpError(code, str(error.detail)), error.headers)
+
+    @app.exception_handler(Exception)
+    async def crashed(request: Request, error: Exception) -> JSONResponse:
+        log.error("http_crashed", path=request.url.path, exc_info=error)
+        return _answer(request, HttpError("INTERNAL", "the coordinator's log says why"))
+
+
+class _Guarded:
+    """Refuses requests of too many connections, requests that web pages of other sites make in a
+    browser on this machine, and bodies that are too large, before the bodies are read."""
+
+    def __init__(self, app: Any, settings: HttpSettings, is_full: Callable[[], bool]) -> None:
+        self._app = app
+        self._is_full = is_full
+        self._max = settings.max_body_bytes
+        self._any_host = settings.insecure
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if self._is_full():
+            busy = HttpError("TOO_BUSY", "there are too many connections; try again later")
+            await _answer(Request(scope), busy, {"connection": "close"})(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        if (error := self._foreign(headers)) is not None:
+            await _answer(Request(scope), error)(scope, receive, send)
+            return
+        error = HttpError("TOO_LARGE", f"the body has more than {self._max} bytes")
+        answer = _answer(Request(scope), error)
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._max:
+            await answer(scope, receive, send)
+            return
+        body = bytearray()
+        while True:  # a body is parsed as a whole
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message.get("body", b"")
+            if len(body) > self._max:
+                await answer(scope, receive, send)
+                return
+            if not message.get("more_body"):
+                break
+        messages: Iterator[Message] = iter(
+            [{"type": "http.request", "body": bytes(body), "more_body": False}]
+        )
+
+        async def replay() -> Message:
+            return next(messages, None) or await receive()
+
+        await self._app(scope, replay, send)
+
+    def _foreign(self, headers: dict[bytes, bytes]) -> HttpError | None:
+        """The refusal of a request that another site's page makes; None for other requests.
+
+        Browsers send a page's POST request without a body and ask nothing beforehand. The header
+        Origin tells the page's site. The header Host tells the name in the URL, which another site
+        may point to this machine (DNS rebinding).
+        """
+        host = headers.get(b"host", b"").decode("latin-1")
+        if not self._any_host and not _names_loopback(host):
+            return HttpError(
+                "FOREIGN_SITE",
+                f"the face answers as 127.0.0.1 or localhost, and not as {host[:80]!r}",
+            )
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        if origin and origin.partition("://")[2].lower() != host.lower():
+            return HttpError("FOREIGN_SITE", f"web pages of {origin[:80]!r} may not make requests")
+        return None
+
+
+def _names_loopback(host: str) -> bool:
+    """host: with its port, if it has one."""
+    try:
+        return is_loopback(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False

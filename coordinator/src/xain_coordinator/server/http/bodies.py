@@ -1,0 +1,152 @@
+"""Bodies of requests and answers. They are the OpenAPI description, too."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from xain_coordinator.config.fields import MAX_INT32
+
+Cell = Annotated[str, Field(max_length=10_000)] | bool | int | float | None
+Row = Annotated[list[Cell], Field(max_length=100_000)]
+Rows = Annotated[list[Row], Field(min_length=1, max_length=1_000_000)]
+Name = Annotated[str, Field(max_length=1000)]
+Given = Annotated[Name, Field(min_length=1)]
+Option = bool | int | float | str
+Count = Annotated[int, Field(ge=1, le=MAX_INT32)]
+Number = Annotated[int, Field(ge=0, le=MAX_INT32)]
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
+
+
+class WorkloadChange(_Request):
+    """Other options replace those of the same name; another workload begins without any."""
+
+    name: Given | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class AggregationChange(_Request):
+    """Another rule, or other options of the rule."""
+
+    rule: Given | None = None
+    options: dict[str, Option] = Field(default_factory=dict)
+    optimizer: Name | None = None
+    optimizer_options: dict[str, Option] = Field(default_factory=dict)
+
+
+class FitRequest(_Request):
+    """A fit as configured, but for what is given here. wait: answer when the session has ended."""
+
+    wait: bool = False
+    rounds: Count | None = None
+    epochs: Number | None = None
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
+    min_participants: Count | None = None
+    workload: WorkloadChange | None = None
+    aggregation: AggregationChange | None = None
+
+
+class PredictRequest(_Request):
+    """Rows by columns. Names are matched without case and surrounding blanks; null is a missing
+    value."""
+
+    columns: Annotated[list[Name], Field(min_length=1, max_length=100_000)]
+    rows: Rows
+    model: Literal["last", "best"] | Number = "last"
+    probabilities: bool = False
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"columns": ["age", "ward"], "rows": [[71, "north"]]}]}
+    )
+
+
+class Fitted(BaseModel):
+    """The models that predictions are made with: those of the last session that was completed."""
+
+    session: str
+    last: int
+    best: int | None
+
+
+class Status(BaseModel):
+    """state: "waiting" for a request, "fitting", "finished", or "failed" if the session has ended
+    without a result, for `cause`. progress: share of the rounds that are over, 0 to 1."""
+
+    state: Literal["waiting", "fitting", "finished", "failed"]
+    session: str
+    phase: str
+    round: int
+    rounds: int
+    progress: float
+    connected: int
+    required: int
+    waiting_for: str
+    cause: str
+    workload: str
+    fitted: Fitted | None
+
+
+class Predictions(BaseModel):
+    """predictions: one for each row, a class name or a number. classes: names of the columns of
+    `probabilities`. answered, missing: of a model whose parts stay with the participants: the
+    participants that have answered, and why the others have not."""
+
+    session: str
+    round: int
+    predictions: list[str | float]
+    classes: list[str] = Field(default_factory=list)
+    probabilities: list[list[float]] | None = None
+    answered: list[str] = Field(default_factory=list)
+    missing: dict[str, str] = Field(default_factory=dict)
+
+
+class Rounds(BaseModel):
+    """Records of the latest rounds of the present session, oldest first."""
+
+    session: str
+    rounds: list[dict[str, Any]]
+
+
+class Models(BaseModel):
+    """Global models of the present session, oldest first."""
+
+    session: str
+    models: list[dict[str, Any]]
+
+
+class Detail(BaseModel):
+    code: str
+    message: str
+
+
+class ErrorBody(BaseModel):
+    """Every error of /v1 has this body. code: stable, for programs."""
+
+    error: Detail
+
+
+class ChimeraDetails(BaseModel):
+    errorCode: int  # noqa: N815  # Chimera's names
+    errorMessage: str  # noqa: N815
+
+
+class ChimeraError(BaseModel):
+    """Every error of Chimera's paths has this body. errorCode: the HTTP status."""
+
+    message: str
+    details: ChimeraDetails
+
+
+class ChimeraFit(BaseModel):
+    fit: Literal["ok"]
+
+
+class ChimeraPredictRequest(BaseModel):
+    X_pred_columns: Annotated[list[Name], Field(min_length=1, max_length=100_000)]
+    X_pred_rows: Rows
+
+
+class ChimeraPredictions(BaseModel):
+    y_pred_rows: list[str | float]

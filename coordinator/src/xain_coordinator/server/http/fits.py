@@ -1,0 +1,286 @@
+"""Fit, predict and the questions, as /v1 and Chimera's paths ask for them.
+
+The handlers run on the event loop of the HTTP server. Questions to the session run on the event
+loop of the gRPC server, and predictions in a thread.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
+
+from pydantic import ValidationError
+
+from xain_coordinator.cli.status import Snapshot, ask_service
+from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.core.session import Session
+from xain_coordinator.core.values import Phase
+from xain_coordinator.driver.driver import Driver
+from xain_coordinator.export.trained import Entry, NoModel, Trained
+from xain_coordinator.process.sessions import COMPLETED, Sessions
+from xain_coordinator.server.http import bodies
+from xain_coordinator.server.http.errors import KNOWN, HttpError, refuse
+from xain_coordinator.server.http.predicting import Predicted, Predictor, Rows
+from xain_coordinator.server.inspection_service import waiting_for
+from xain_foundation.fields import WrongSetting
+
+T = TypeVar("T")
+
+# One prediction at a time, so that a burst leaves the processors to the training. With MAX_WAITING
+# predictions in the queue the answer is TOO_BUSY.
+PREDICTING_THREADS = 1
+MAX_WAITING = 32
+
+# Options that only the configuration may set, and why.
+_NOT_FROM_REQUESTS = {
+    "builder": "only the configuration may name code to import",
+    "publish": "only the configuration may have fitted estimators sent to the coordinator",
+}
+
+
+class Fits:
+    """sessions: of the event loop `loop`."""
+
+    def __init__(self, sessions: Sessions, loop: asyncio.AbstractEventLoop) -> None:
+        self.sessions = sessions
+        self._loop = loop
+        self._pool = ThreadPoolExecutor(PREDICTING_THREADS, "predict")
+        self._num_waiting = 0
+        self._predictor: Predictor | None = None  # the latest
+
+    def close(self) -> None:
+        """Cancel queued predictions without waiting for the running one."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def is_stopping(self) -> bool:
+        return self.sessions.stopping.is_set() or self.sessions.failed.is_set()
+
+    async def on_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the event loop of the sessions, to its end even if the request is
+        given up meanwhile. Raises HttpError."""
+        running = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return await asyncio.shield(asyncio.wrap_future(running))
+        except KNOWN as error:
+            refuse(error)
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run blocking work in the thread pool. Raises HttpError."""
+        if self._num_waiting >= MAX_WAITING:
+            raise HttpError("TOO_BUSY", "too many requests are being answered; try again")
+        self._num_waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        except KNOWN as error:
+            refuse(error)
+        finally:
+            self._num_waiting -= 1
+
+    # --- fit ---
+
+    async def fit(self, request: bodies.FitRequest) -> Driver:
+        """Request a fit, which goes on whatever happens. Returns what `ended` waits for. Raises
+        HttpError."""
+        config = changed(self.sessions.config, request)
+        return await self.on_loop(self.sessions.fit(config))
+
+    async def cancel(self) -> None:
+        """End the fit that goes on, without a result. Raises HttpError."""
+        await self.on_loop(self.sessions.cancel())
+
+    async def ended(self, driver: Driver) -> None:
+        """Wait for the end of a fit. Raises HttpError if it has no result."""
+        session = await self.on_loop(self.sessions.ended(driver))
+        if session.cause != COMPLETED:
+            raise HttpError(
+                "FIT_FAILED",
+                f"session {session.session_id} has ended without a result: {session.cause}",
+            )
+
+    # --- predict ---
+
+    async def predict(
+        self,
+        predictor: Predictor,
+        columns: Sequence[str],
+        rows: Rows,
+        *,
+        probabilities: Literal["if_any"] | bool = False,
+    ) -> Predicted:
+        """Predict rows with a model of this process, or with estimators of the participants.
+
+        probabilities: those of the classes, too; with "if_any" a model without them is no error.
+        Raises HttpError.
+        """
+        if predictor.is_held:
+            asked = self._ask(predictor, predictor.names(columns), rows)
+            predicted = await self.on_loop(asked)
+            return predicted if probabilities else replace(predicted, probabilities=None)
+        return await self.in_thread(
+            lambda: predictor.predict(columns, rows, probabilities=probabilities)
+        )
+
+    async def _ask(self, predictor: Predictor, columns: Sequence[str], rows: Rows) -> Predicted:
+        """Ask the participants, which keep the estimators of earlier sessions."""
+        store = self.sessions.store_of(predictor.session_id)
+        answer = await self.sessions.current.predictions.ask(
+            columns, rows, earlier=(predictor.source, store)
+        )
+        return Predicted(
+            answer.values, answer.classes, answer.probabilities, answer.answered, answer.missing
+        )
+
+    async def predictor(self, which: str = "last") -> Predictor:
+        """The model to predict with that "last", "best" or a number names. Raises HttpError."""
+        trained = await self.fitted()
+        return await self.in_thread(lambda: self._open(trained, trained.choose(which)))
+
+    async def fitted(self) -> Trained:
+        """The models that predictions are made with. Raises HttpError."""
+
+        async def find() -> Trained | None:
+            return self.sessions.fitted()
+
+        trained = await self.on_loop(find())
+        if trained is None:
+            raise HttpError("NOT_FITTED", f"there is no fitted model: {self._why_not_fitted()}")
+        return trained
+
+    def _why_not_fitted(self) -> str:
+        session = self.sessions.session
+        if session.phase is Phase.FINISHED:
+            return f"session {session.session_id} has ended without a result: {session.cause}"
+        if session.waits_for_request:
+            return "request one with POST /v1/fit"
+        return f"session {session.session_id} is fitting; see GET /v1/status"
+
+    def _open(self, trained: Trained, entry: Entry) -> Predictor:
+        """Run a call in the thread pool."""
+        known, round_ = self._predictor, entry.model.round
+        if known is None or (known.session_id, known.round) != (trained.session_id, round_):
+            model = trained.load(entry.model)
+            self._predictor = known = Predictor(trained.session_id, entry.model, model)
+        return known
+
+    # --- questions ---
+
+    async def status(self) -> bodies.Status:
+        """State of the present session."""
+
+        async def find() -> tuple[Session, Trained | None, int]:
+            sessions = self.sessions
+            return sessions.session, sessions.fitted(), sessions.num_connected()
+
+        session, trained, num_connected = await self.on_loop(find())
+        fitted = None
+        if trained is not None:
+            fitted = bodies.Fitted(session=trained.session_id, last=trained.last, best=trained.best)
+        finished = session.phase is Phase.FINISHED
+        state = "fitting"
+        if finished:
+            state = "finished" if session.cause == COMPLETED else "failed"
+        elif session.waits_for_request:
+            state = "waiting"
+        share = min(1.0, session.num_trained / session.rules.rounds)
+        return bodies.Status.model_validate(
+            {
+                "state": state,
+                "session": session.session_id,
+                "phase": session.phase.value,
+                "round": session.round,
+                "rounds": session.rules.rounds,
+                "progress": 1.0 if state == "finished" else share,
+                "connected": num_connected,
+                "required": session.rules.num_required,
+                "waiting_for": waiting_for(session),
+                "cause": session.cause,
+                "workload": session.rules.workload,
+                "fitted": fitted,
+            }
+        )
+
+    async def snapshot(self) -> Snapshot:
+        """All that the Inspection service tells."""
+
+        async def ask() -> Snapshot:
+            return await ask_service(self.sessions.current.inspection, everything=True)
+
+        return await self.on_loop(ask())
+
+    async def models(self, session_id: str | None = None) -> Trained | None:
+        """The models of the present session, or of the one to predict with if it is named; None if
+        there are none yet. Raises HttpError if the session is another one."""
+
+        async def find() -> Trained | None:
+            if session_id not in (None, self.sessions.session.session_id):
+                fitted = self.sessions.fitted()
+                if fitted is None or fitted.session_id != session_id:
+                    raise NoModel("take the present session, or the one to predict with")
+                return fitted
+            try:
+                return self.sessions.models()
+            except NoModel:
+                return None
+
+        return await self.on_loop(find())
+
+
+def changed(config: CoordinatorConfig, request: bodies.FitRequest) -> CoordinatorConfig:
+    """The configuration with what a request changes. Raises HttpError that names the key."""
+    sections: dict[str, dict[str, Any]] = {}
+    for key in ("rounds", "epochs", "seed", "min_participants"):
+        if (value := getattr(request, key)) is not None:
+            sections.setdefault("rounds", {})[key] = value
+    if (change := request.workload) is not None:
+        name = change.name or config.workload.name
+        kept = config.workload.options if name == config.workload.name else {}
+        if refused := [key for key in _NOT_FROM_REQUESTS if key in change.options]:
+            key = f"workload.options.{refused[0]}"
+            raise HttpError("INVALID_SETTING", f"{key}: {_NOT_FROM_REQUESTS[refused[0]]}")
+        sections["workload"] = {"name": name, "options": {**kept, **change.options}}
+    if (other := request.aggregation) is not None:
+        rule = other.rule or config.aggregation.rule
+        optimizer = config.aggregation.optimizer if other.optimizer is None else other.optimizer
+        kept_options: Mapping[str, Any] = {}
+        if rule == config.aggregation.rule:
+            kept_options = config.aggregation.options
+        kept_of_optimizer: Mapping[str, Any] = {}
+        if optimizer == config.aggregation.optimizer:
+            kept_of_optimizer = config.aggregation.optimizer_options
+        sections["aggregation"] = {
+            "rule": rule,
+            "options": {**kept_options, **other.options},
+            "optimizer": optimizer,
+            "optimizer_options": {**kept_of_optimizer, **other.optimizer_options},
+        }
+    if not sections:
+        return config
+    fields = type(config).model_fields
+    whole: dict[str, Any] = {
+        field.alias or name: getattr(config, name) for name, field in fields.items()
+    }
+    for name, changes in sections.items():
+        section = whole[name]
+        whole[name] = _checked(
+            type(section), {**section.model_dump(exclude_unset=True), **changes}, name
+        )
+    made: CoordinatorConfig = _checked(type(config), whole, "")
+    return made
+
+
+def _checked(kind: Any, values: Mapping[str, Any], section: str) -> Any:
+    """Raises HttpError with the first wrong key."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        cause = first.get("ctx", {}).get("error")
+        where = [section, *map(str, first["loc"])] if section else [*map(str, first["loc"])]
+        text = first["msg"]
+        if isinstance(cause, WrongSetting):
+            where.append(cause.key)
+            text = cause.text
+        key = ".".join(filter(None, where))
+        raise HttpError("INVALID_SETTING", f"{key}: {text}") from None

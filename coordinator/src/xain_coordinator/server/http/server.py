@@ -1,0 +1,98 @@
+"""The HTTP face on its port: uvicorn in a thread with an event loop of its own.
+
+Parsing a large body, or a slow reader, does not hold up the event loop of the gRPC server, which
+answers the heartbeats of the participants.
+"""
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+import structlog
+
+from xain_coordinator.config.http import HttpSettings
+
+if TYPE_CHECKING:
+    from xain_coordinator.process.sessions import Sessions
+
+log = structlog.get_logger(__name__)
+
+STOP_S = 3  # for answers that are under way
+MAX_CONNECTIONS = 256
+
+
+class CannotServe(Exception):
+    """The HTTP face cannot be started."""
+
+
+def open_listener(settings: HttpSettings) -> socket.socket:
+    """Take the port; nobody can connect before `serving`. Raises CannotServe."""
+    try:
+        import fastapi  # noqa: F401  # to say so now, and not when the coordinator has begun
+        import uvicorn  # noqa: F401
+    except ModuleNotFoundError as missing:
+        raise CannotServe(
+            f"http.port needs {missing.name}: pip install 'xain-coordinator[http]'"
+        ) from None
+    assert settings.port is not None, "it is on"
+    host = settings.host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, settings.port))
+    except OSError as error:
+        listener.close()
+        raise CannotServe(f"cannot listen on {settings.url(settings.port)}: {error}") from None
+    return listener
+
+
+@contextlib.asynccontextmanager
+async def serving(sessions: "Sessions", listener: socket.socket) -> AsyncIterator[None]:
+    """Answer requests while open. sessions: of the event loop that runs, which fail when the server
+    ends early."""
+    import uvicorn
+
+    from xain_coordinator.server.http.app import make_app
+    from xain_coordinator.server.http.fits import Fits
+
+    loop = asyncio.get_running_loop()
+    fits = Fits(sessions, loop)
+    settings = sessions.config.http
+
+    def is_full() -> bool:
+        return len(server.server_state.connections) > MAX_CONNECTIONS
+
+    config = uvicorn.Config(
+        make_app(fits, settings, is_full),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        http="h11",
+        server_header=False,
+        timeout_graceful_shutdown=STOP_S,
+    )
+    server = uvicorn.Server(config)
+
+    def serve() -> None:
+        try:
+            asyncio.run(server.serve(sockets=[listener]))
+        except BaseException as error:  # SystemExit, too, which a thread ignores
+            log.error("http_failed", round=sessions.session.round, exc_info=error)
+            loop.call_soon_threadsafe(sessions.fail, error)
+
+    # Not as a daemon: predictions that are under way would be cut off in the middle of numpy.
+    thread = threading.Thread(target=serve, name="http")
+    thread.start()
+    url = settings.url(listener.getsockname()[1])
+    log.info("serving_http", url=url, round=sessions.session.round)
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await asyncio.to_thread(thread.join)
+        fits.close()

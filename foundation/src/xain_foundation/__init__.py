@@ -1,0 +1,1 @@
+"""Foundation of every program: settings, logs, command line, atomic files, threads."""

@@ -1,0 +1,407 @@
+"""Settings of a process: a TOML file, over it the environment, over that the command line.
+
+A wrong setting stops the start with one line that says where it was given, which key it is, what it
+is and what it may be. A misspelt key is a wrong setting too, in all three places: a default that
+quietly stays in force is found out a week later.
+
+TOML has types, so they are taken at their word: "false" is text and no boolean, true is no number.
+The environment and the command line have text only, which is read as the type of the key.
+
+pydantic-settings merges the sources and pydantic checks the values. What they do not tell, which
+source a value came from and which names nobody knows, is kept here; and messages are written here,
+because theirs show the input, whatever it is.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar, cast
+
+from pydantic import BaseModel, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from xain_foundation.fields import WrongSetting
+from xain_foundation.schema import (
+    MASK,
+    TOO_DEEP,
+    Key,
+    Schema,
+    dotted,
+    dotted_unknown,
+    may_hold_password,
+    nests_deeply,
+    why_not_value,
+)
+
+Model = TypeVar("Model", bound=BaseModel)
+Origin = Literal["default", "file", "environment", "flag"]
+
+COMMAND_LINE = "command line"
+_MAX_FILE_BYTES = 1 << 20
+
+# Kubernetes sets these in every pod beside a Service called xain-coordinator. All of ours have two
+# underscores after the section, so neither can be taken for the other.
+_SERVICE_LINK = re.compile(
+    r"SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?"
+)
+
+
+class ConfigError(Exception):
+    """The settings cannot be used. The message is one line and has no secrets in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One value in force, as check-config shows it.
+
+    value: as in TOML; "" if the key is not set or a secret that is empty, MASK for other secrets.
+    where: the file or the environment variable; "" for defaults and flags.
+    """
+
+    key: str
+    value: str
+    origin: Origin
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A value and where it was given. source: what a message about it begins with."""
+
+    value: object
+    origin: Origin
+    where: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved(Generic[Model]):
+    """A checked configuration that remembers where its values came from."""
+
+    config: Model
+    given: Mapping[Key, _Given]
+
+    def settings(self) -> list[Setting]:
+        """Every value in force, in the order of the model. Secrets are masked."""
+        schema = Schema(type(self.config))
+        settings = []
+        for leaf in schema.leaves:
+            in_force = reduce(_value_of, leaf, cast(Any, self.config))
+            for key, value in schema.items(leaf, in_force):
+                shown = "" if value is None else "{}"
+                if value not in (None, {}):
+                    shown = schema.shown(key, value, whole=True)
+                if schema.is_secret(key):
+                    shown = MASK if value and str(value) else ""  # whether it is set may be told
+                given = self.given.get(key)
+                origin: Origin = given.origin if given else "default"
+                where = given.where if given else ""
+                settings.append(Setting(dotted(key), shown, origin, where))
+        return settings
+
+
+def _value_of(section: BaseModel, key: str) -> Any:
+    """A field of a section by the name of its key, which is its alias if it has one."""
+    fields = type(section).model_fields
+    return getattr(section, next(name for name in fields if (fields[name].alias or name) == key))
+
+
+def load(
+    model: type[Model],
+    file: Path | None = None,
+    env_prefix: str = "",
+    overrides: Mapping[str, object] | None = None,
+) -> Model:
+    """The configuration in force; see resolve()."""
+    return resolve(model, file, env_prefix, overrides).config
+
+
+def resolve(
+    model: type[Model],
+    file: Path | None = None,
+    env_prefix: str = "",
+    overrides: Mapping[str, object] | None = None,
+    defaults: Callable[[Mapping[str, object]], Mapping[str, object]] | None = None,
+) -> Resolved[Model]:
+    """Read and check the settings: the file, over it the environment, over that the overrides.
+
+    env_prefix: such as "XAIN_COORDINATOR_"; two underscores separate section and key, as in
+        XAIN_COORDINATOR_ROUNDS__EPOCHS=3. "" leaves the environment out.
+    overrides: by dotted key. Text is read as the type of the key; None counts as not given.
+    defaults: called with the given values by dotted key; returns further values, in the form of
+        overrides, for keys that none of the sources gives.
+    Raises ConfigError with the first of the errors and the number of the others.
+    """
+    schema = Schema(model)
+    sources = [_from_flags(schema, overrides or {})]
+    if env_prefix:
+        sources.insert(0, _from_environment(schema, env_prefix))
+    if file is not None:
+        sources.insert(0, _from_file(schema, file))
+    if defaults is not None:
+        told = {dotted(key): one.value for source in sources for key, one in source.given.items()}
+        sources.insert(0, _from_flags(schema, defaults(told)))
+    given = {key: value for source in sources for key, value in source.given.items()}
+    problems = [problem for source in sources for problem in source.problems]
+    try:
+        config = model.model_validate(_merge(sources))
+    except ValidationError as error:
+        wrong = list(_wrong_values(schema, given, error))
+        # Two keys at odds are worth a word only if all others are right: one of the two may be a
+        # default that stands in for a misspelt key.
+        problems += [w.text for w in wrong if not w.is_conflict]
+        problems = problems or [w.text for w in wrong]
+    if problems:
+        others = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise ConfigError(problems[0] + others)
+    return Resolved(config, given)
+
+
+# --- the sources ----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Source:
+    """One place that settings come from. given: what is known. problems: what is not."""
+
+    given: dict[Key, _Given] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def take(
+        self, schema: Schema, key: Key, value: object, origin: Origin, where: str, source: str
+    ) -> None:
+        """Add the value of a leaf, or those of a table's items."""
+        for item, item_value in schema.items(key, value):
+            why = why_not_value((*item, item_value))
+            if why is None:
+                self.given[item] = _Given(item_value, origin, where, source)
+            else:
+                self.problems.append(f"{source}: {_is(schema, item, item_value)}; {why}")
+
+    def tree(self) -> dict[str, Any]:
+        """The given values, nested as the model is."""
+        tree: dict[str, Any] = {}
+        for (*sections, name), given in self.given.items():
+            at = tree
+            for section in sections:
+                # A flag may set a whole table to nonsense and then one item of it.
+                if not isinstance(at.get(section), dict):
+                    at[section] = {}
+                at = at[section]
+            at[name] = given.value
+        return tree
+
+
+def _merge(sources: Sequence[_Source]) -> dict[str, Any]:
+    """The trees of all sources in one; later ones prevail."""
+
+    class Merged(BaseSettings):
+        model_config = SettingsConfigDict(extra="allow")
+
+        @classmethod
+        def settings_customise_sources(
+            cls, settings_cls: type[BaseSettings], *args: Any, **kwargs: Any
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            # The strongest comes first here.
+            return tuple(
+                InitSettingsSource(settings_cls, source.tree()) for source in reversed(sources)
+            )
+
+    return Merged().model_extra or {}
+
+
+def _from_file(schema: Schema, file: Path) -> _Source:
+    source = _Source()
+    _walk(schema, file, (), _read(file), source)
+    return source
+
+
+def _read(file: Path) -> dict[str, object]:
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(_MAX_FILE_BYTES + 1)
+        if len(data) > _MAX_FILE_BYTES:
+            raise ConfigError(f"{file}: it has more than {_MAX_FILE_BYTES} bytes")
+        text = data.decode()
+        if nests_deeply(text):
+            raise ConfigError(f"{file}: {TOO_DEEP}")
+        return tomllib.loads(text)
+    except FileNotFoundError:
+        raise ConfigError(f"{file}: there is no such file") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{file}: this is a directory; name a TOML file") from None
+    except PermissionError:
+        raise ConfigError(f"{file}: no permission to read it") from None
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{file}: this is no TOML: it is not encoded in UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file}: this is no TOML: {error}") from None
+    except ValueError:
+        raise ConfigError(f"{file}: a number in it has thousands of digits") from None
+
+
+def _walk(
+    schema: Schema, file: Path, at: Key, table: Mapping[str, object], source: _Source
+) -> None:
+    for name, value in table.items():
+        key = (*at, name)
+        if key in schema.sections and isinstance(value, dict):
+            _walk(schema, file, key, value, source)
+        elif key in schema.sections:
+            source.problems.append(
+                f"{file}: {_is(schema, key, value)}; it must be a section, [{dotted(key)}]"
+            )
+        elif key in schema.leaves:
+            source.take(schema, key, value, "file", str(file), str(file))
+        elif isinstance(value, dict) and any(
+            f"{dotted(key)}.{old}" in schema.moved for old in value
+        ):
+            _walk(schema, file, key, value, source)  # an old section: its keys have more to tell
+        else:
+            source.problems.append(f"{file}: {_unknown(schema, key, dotted)}")
+
+
+def _from_environment(schema: Schema, prefix: str) -> _Source:
+    source = _Source()
+    variables: dict[Key, str] = {}
+
+    def name(key: Key) -> str:
+        return prefix + "__".join(key).upper()
+
+    for variable in sorted(os.environ):
+        rest = variable[len(prefix) :]
+        if not variable.upper().startswith(prefix.upper()) or _SERVICE_LINK.fullmatch(rest):
+            continue
+        where = f"environment variable {variable}"
+        # In any case of letters: some systems change it, and none should be passed over.
+        key = tuple(rest.lower().split("__"))
+        if key in variables:
+            source.problems.append(f"{where}: {variables[key]} is the same key; keep one of them")
+        elif not schema.knows(key):
+            source.problems.append(f"{where}: {_unknown(schema, key, name)}")
+        else:
+            variables[key] = variable
+            value = schema.parse(key, os.environ[variable])
+            source.take(schema, key, value, "environment", variable, where)
+    return source
+
+
+def _from_flags(schema: Schema, overrides: Mapping[str, object]) -> _Source:
+    source = _Source()
+    for text, value in overrides.items():
+        if value is None:
+            continue
+        key = tuple(text.split("."))
+        leaf = schema.leaf_of(key)
+        if leaf is not None and len(key) > len(leaf):
+            # gRPC's options have dots in their names.
+            key = (*leaf, ".".join(key[len(leaf) :]).strip('"'))
+        if leaf is None:
+            source.problems.append(f"{COMMAND_LINE}: {_unknown(schema, key, dotted)}")
+            continue
+        parsed = schema.parse(key, value) if isinstance(value, str) else value
+        source.take(schema, key, parsed, "flag", "", COMMAND_LINE)
+    return source
+
+
+# --- the messages ---------------------------------------------------------------------------------
+
+
+def _is(schema: Schema, key: Key, value: object) -> str:
+    """How a message about a value begins."""
+    return f"{dotted(key)} is {schema.shown(key, value)}"
+
+
+def _unknown(schema: Schema, key: Key, name: Callable[[Key], str]) -> str:
+    """Why a key cannot be used, and which was meant. name: how this source writes keys."""
+    text = dotted(key)
+    if text in schema.moved:
+        return f"{text} {schema.moved[text]}"
+    inside = [name(leaf) for leaf in schema.leaves if leaf[: len(key)] == key]
+    if key in schema.sections:
+        return f"{text} is a section; set one of its keys: {', '.join(inside)}"
+    meant = schema.nearest(key)
+    if meant is not None:
+        hint = f"did you mean {f'[{dotted(meant)}]' if meant in schema.sections else name(meant)}?"
+    elif key[:-1] in schema.sections:
+        siblings = [leaf[-1] for leaf in schema.leaves if leaf[:-1] == key[:-1]]
+        hint = f"[{dotted(key[:-1])}] has: {', '.join(siblings)}"
+    else:
+        hint = f"there are: {', '.join(f'[{dotted(section)}]' for section in schema.sections)}"
+    return f"unknown key {dotted_unknown(key)}; {hint}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Wrong:
+    text: str
+    is_conflict: bool
+
+
+def _wrong_values(
+    schema: Schema, given: Mapping[Key, _Given], error: ValidationError
+) -> Iterator[_Wrong]:
+    seen = set()
+    for details in error.errors(include_url=False):
+        at = tuple(map(str, details["loc"]))
+        cause = details.get("ctx", {}).get("error")
+        if isinstance(cause, WrongSetting):
+            key, must = (*at, *_split(schema, at, cause.key)), cause.text
+        else:
+            leaf = schema.leaf_of(at)
+            # pydantic goes on after the key, with the member of a union that did not fit.
+            key = at if leaf is None else at[: len(leaf) + schema.is_table(leaf)]
+            must = _must(schema, key, details["type"])
+        if key not in seen:  # every member of a union complains
+            seen.add(key)
+            source, value = _origin(given, key)
+            if may_hold_password(value) and not schema.is_url(key):
+                must = "a URL is not taken here"  # the cause may repeat what is not shown
+            if value is _NO_VALUE:
+                text = f"{source}: {dotted(key)}: {must}"
+            else:
+                text = f"{source}: {_is(schema, key, value)}; {must}"
+            yield _Wrong(text, isinstance(cause, WrongSetting))
+
+
+_NO_VALUE = object()
+
+
+def _origin(given: Mapping[Key, _Given], key: Key) -> tuple[str, object]:
+    """Where a message says that a key was given, and its value."""
+    if key in given:
+        return given[key].source, given[key].value
+    # A whole table, or a key that is not there: whoever gave anything of it, last and strongest.
+    for n in range(len(key), 0, -1):
+        beside = [g for other, g in given.items() if other[:n] == key[:n]]
+        if beside:
+            return beside[-1].source, _NO_VALUE
+    return "settings", _NO_VALUE
+
+
+def _split(schema: Schema, at: Key, relative: str) -> Key:
+    """A dotted key of a WrongSetting; the name of a table's item may have dots."""
+    parts = tuple(relative.split("."))
+    leaf = schema.leaf_of((*at, *parts))
+    depth = len(leaf) - len(at) if leaf is not None else len(parts)
+    return (*parts[:depth], ".".join(parts[depth:])) if len(parts) > depth else parts
+
+
+def _must(schema: Schema, key: Key, kind: str) -> str:
+    if schema.leaf_of(key) is None:
+        return "it must be a section"
+    if kind == "missing":
+        return f"it must be given, as {schema.allowed(key)}"
+    if kind == "finite_number":
+        return "it must be finite"
+    return f"it must be {schema.allowed(key)}"

@@ -1,1 +1,0 @@
-"""Settings, addresses and logs, which every process of a fleet needs before it can talk."""
