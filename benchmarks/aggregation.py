@@ -39,6 +39,7 @@ from xain_coordinator.aggregation.engine import aggregate
 from xain_coordinator.core.effects import Aggregate
 from xain_coordinator.core.values import GlobalModel, Update
 from xain_coordinator.ports import WeightsStore
+from xain_coordinator.process.allocator import configure_allocator
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.updates.measuring import measure
 from xain_proto.np import npy_header
@@ -223,6 +224,7 @@ def measure_peak(pipe: Connection, folder: Path, name: str, num_updates: int) ->
     work = Aggregate(
         ROUND, case.rule, updates, base, options=case.options, optimizer=case.optimizer
     )
+    configure_allocator()
     before = peak_memory_mb()
     seconds = baselines.seconds(lambda: aggregate(store, work))
     pipe.send((seconds, before, peak_memory_mb()))
@@ -247,6 +249,7 @@ def main() -> None:
     if given.peaks:
         results.report("aggregation_peaks", {"by_rule": peaks(given.quick)})
         return
+    configure_allocator()
     elements = baselines.ELEMENTS
     if given.quick:
         given.updates, given.total_mb, elements = [5], 1, 1 << 20

@@ -14,7 +14,7 @@ from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import GlobalModel, Phase, WeightsRef
 from xain_coordinator.driver import retention
 from xain_coordinator.driver.broadcast import Wave
-from xain_coordinator.driver.retention import GROUP_SIZE, Needed, Retention, needed_by
+from xain_coordinator.driver.retention import GROUP_SIZE, LARGE_BYTES, Needed, Retention, needed_by
 from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.stores.memory import MemoryStore
 
@@ -194,8 +194,9 @@ class Driver:
         if self.is_over:
             raise Unavailable("it stops")
 
-    def at(self, round_: int) -> None:
-        model = GlobalModel(round_, WeightsRef(f"{round_}/global", 1, ""), "float32", (1,))
+    def at(self, round_: int, size_bytes: int = 1) -> None:
+        ref = WeightsRef(f"{round_}/global", size_bytes, "")
+        model = GlobalModel(round_, ref, "float32", (1,))
         self.session = replace(self.session, round=round_, model=model, phase=Phase.COLLECTING)
         self.changes.wake()
 
@@ -230,6 +231,19 @@ async def test_it_drops_at_the_start_and_after_each_model():
     await driver.until_it_waits()
     assert not store.asked
     driver.at(4)
+    await driver.until_it_waits()
+    assert updates(store) == [4, 5]
+    await end(driver, watching)
+
+
+async def test_updates_of_a_large_model_are_dropped_without_a_pause(monkeypatch):
+    """Uploads of the next round can be written over their files."""
+    monkeypatch.setattr(retention, "EVERY_S", 1e6)
+    driver, store = driver_of(), store_of(6)
+    driver.at(2, LARGE_BYTES)
+    watching = asyncio.create_task(Retention(store, 0).watch(driver))
+    await driver.until_it_waits()
+    driver.at(4, LARGE_BYTES)
     await driver.until_it_waits()
     assert updates(store) == [4, 5]
     await end(driver, watching)

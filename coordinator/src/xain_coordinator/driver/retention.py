@@ -24,6 +24,8 @@ log = structlog.get_logger(__name__)
 
 # There may be hundreds of small rounds a second: dropping each by itself would cost a tenth of it.
 EVERY_S = 1.0
+# A round of a large model drops at once: uploads of the next one are written over the files.
+LARGE_BYTES = 1 << 20
 
 GROUP_SIZE = 64  # keys deleted at a time; in between it can be stopped
 
@@ -74,7 +76,8 @@ class Retention:
             while True:
                 session = driver.session
                 await self._drop_at_last(driver, session)
-                await asyncio.sleep(EVERY_S)
+                if session.model is None or session.model.ref.size_bytes < LARGE_BYTES:
+                    await asyncio.sleep(EVERY_S)
                 while _when(driver.session) == _when(session):
                     await driver.changed()
 

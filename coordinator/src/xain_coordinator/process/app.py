@@ -58,7 +58,7 @@ from xain_coordinator.ports import (
     StoreUnavailable,
     WeightsStore,
 )
-from xain_coordinator.process.allocator import share_one_heap
+from xain_coordinator.process.allocator import configure_allocator
 from xain_coordinator.process.changed_rules import OtherRules, differences, require_same_rules
 from xain_coordinator.process.log_files import LatencyFile, status_stream
 from xain_coordinator.process.warm_start import CannotStartFrom, FirstModel, first_model
@@ -568,7 +568,7 @@ def run(
     allow_builders(filter(None, [config.workload.options.get("builder")]))
     use_threads(1)  # for its own evaluations, beside everything else
     _raise_file_limit()
-    share_one_heap()
+    configure_allocator()
     with contextlib.ExitStack() as at_end:
         try:
             latencies = _open_log_files(logging, at_end)
