@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from xain_coordinator.process.log_files import LatencyFile
+from xain_coordinator.driver.log_files import LatencyFile
 from xain_coordinator.server.interceptor import COORDINATOR, _timed
 
 ROUNDS = 7

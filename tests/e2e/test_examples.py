@@ -18,7 +18,7 @@ from sklearn.datasets import load_digits
 
 from integration.conftest import config_for
 from support.process import PATIENCE_S
-from xain_coordinator.process.app import Coordinator
+from xain_coordinator.assembly.coordinator import Coordinator
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

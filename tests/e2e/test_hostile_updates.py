@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from support.crowd import HUGE_EPOCH, TARGET_MODEL
 from support.process import PATIENCE_S, CoordinatorProcess, Process
-from xain_coordinator.cli.status import fetch
+from xain_coordinator.server.inspection_client import fetch
 from xain_proto.fl.inspection_pb2 import GetStatusResponse
 
 CROWD = Path(__file__).parents[1] / "support" / "crowd.py"

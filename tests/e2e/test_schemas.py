@@ -12,7 +12,7 @@ import pytest
 
 from support.process import PATIENCE_S, CoordinatorProcess
 from xain_coordinator.cli.demo.training import Observer
-from xain_coordinator.cli.status import fetch
+from xain_coordinator.server.inspection_client import fetch
 from xain_workloads.data import load_table
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]

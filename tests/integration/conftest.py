@@ -9,9 +9,9 @@ import pytest
 from support.fault_proxy import FaultProxy
 from support.process import CoordinatorProcess
 from support.wire import Member
+from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.process.app import Coordinator
-from xain_coordinator.process.log_files import LatencyFile
+from xain_coordinator.driver.log_files import LatencyFile
 
 Start = Callable[..., Awaitable[Coordinator]]
 Join = Callable[..., Member]

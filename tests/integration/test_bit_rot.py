@@ -17,12 +17,12 @@ from typer.testing import CliRunner, Result
 from integration.conftest import config_for
 from support.transfers import until
 from support.wire import Member, digest, npy, reason
+from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.cli import main as cli
 from xain_coordinator.driver.effects import Stopped, StoreWorker
 from xain_coordinator.driver.rebuilding import DamagedModel
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import JournalDamaged
-from xain_coordinator.process.app import Coordinator
 from xain_foundation import logs
 from xain_participant import Agent, Participant, StateDirectory
 from xain_proto.fl import coordinator_pb2 as pb

@@ -11,12 +11,13 @@ import pytest
 
 from support.transfers import PATIENCE_S, until
 from support.wire import digest, npy, reason
+from xain_coordinator.assembly import coordinator
 from xain_coordinator.core.keys import incoming_key
 from xain_coordinator.core.values import Phase
 from xain_coordinator.ports import StoreUnavailable, WrongSize
-from xain_coordinator.process import app
 from xain_coordinator.server.downloads import INLINE_BYTES
 from xain_coordinator.stores.memory import MemoryStore, MemoryUpload
+from xain_coordinator.stores.opening import OpenStore
 from xain_coordinator.updates import readings
 from xain_proto.fl import coordinator_pb2 as pb
 
@@ -60,7 +61,7 @@ class Reachable(MemoryStore):
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Reachable:
     store = Reachable()
-    monkeypatch.setattr(app, "open_store", lambda _: app.OpenStore(store, store))
+    monkeypatch.setattr(coordinator, "open_store", lambda _: OpenStore(store, store))
     return store
 
 

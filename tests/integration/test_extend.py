@@ -9,10 +9,10 @@ from typer.testing import CliRunner, Result
 
 from integration.conftest import config_for
 from support.wire import Member
+from xain_coordinator.assembly.changed_rules import OtherRules, require_same_rules
+from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.cli import main as cli
 from xain_coordinator.journal.sqlite import SqliteJournal
-from xain_coordinator.process.app import Coordinator
-from xain_coordinator.process.changed_rules import OtherRules, require_same_rules
 from xain_proto.fl import coordinator_pb2 as pb
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.process import PATIENCE_S, CoordinatorProcess, Process
-from xain_coordinator.cli.status import fetch
+from xain_coordinator.server.inspection_client import fetch
 
 SETTINGS: dict[str, object] = {
     "server.heartbeat_time_s": 0.4,

@@ -13,7 +13,7 @@ import pytest
 import xain
 from support.transfers import until
 from support.wire import Member
-from xain_coordinator.process.app import Coordinator
+from xain_coordinator.assembly.coordinator import Coordinator
 from xain_participant import Agent, StateDirectory, WorkloadParticipant
 from xain_participant.participant import Assignment, call_train_round
 from xain_participant.personal import PersonalTensors

@@ -23,8 +23,8 @@ from support.transfers import (
     until,
     written,
 )
+from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.core.values import Phase
-from xain_coordinator.process.app import Coordinator
 from xain_coordinator.server import uploads
 from xain_coordinator.stores.files import FileReader
 from xain_coordinator.updates import readings

@@ -15,8 +15,8 @@ import pytest
 from support.clock import HeldClock
 from support.wire import digest, npy
 from xain_coordinator.core.commands import Rendezvous, Tick
+from xain_coordinator.core.history import RoundRecord
 from xain_coordinator.core.values import DataProfile, GlobalModel, Phase, WeightsRef
-from xain_coordinator.driver.history import RoundRecord
 from xain_coordinator.server.inspection_service import waiting_for
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import inspection_pb2 as inspection

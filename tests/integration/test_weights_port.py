@@ -33,7 +33,7 @@ from support.transfers import (
     written,
 )
 from support.wire import Member, digest, npy
-from xain_coordinator.process.app import Coordinator
+from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.server import weights_port as ports
 from xain_coordinator.server.capabilities import Capabilities, PortFile
 from xain_coordinator.server.serve import WEIGHTS_PORT

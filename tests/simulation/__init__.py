@@ -12,7 +12,7 @@ processes. One seed is one history, to the last step, so whatever goes wrong can
     server.py       the coordinator's end of it
     direct.py       the way past the coordinator, on both sides
     disk.py         the journal and the store, and what a crash leaves of them
-    coordinator.py  a coordinator's process, put together as app.py does it
+    coordinator.py  a coordinator's process, put together as assembly/coordinator.py does it
     fleet.py        the participants' processes
     scenario.py     what is simulated: the session, its fleet and its faults
     oracle.py       what must always be true

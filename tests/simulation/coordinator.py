@@ -1,4 +1,4 @@
-"""The machine that coordinators run on, one process after the other, put together as in app.py."""
+"""The machine that coordinators run on, one process after the other, as assembly/ makes them."""
 
 import asyncio
 from collections import Counter

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from xain_messaging.clock_table import ClockTable
 from xain_parameters.client.core import Core
-from xain_parameters.client.ports import Progress
 from xain_parameters.client.sync import Server
 from xain_parameters.errors import Closed, Invalid, TableConflict
 from xain_parameters.keys import even
@@ -27,6 +26,7 @@ from xain_parameters.messages import (
     Rows,
     Said,
 )
+from xain_parameters.ports import Progress
 from xain_parameters.replica import Replica
 from xain_parameters.specs import RangeView, TableSpec, View
 from xain_parameters.transport.channel import Channel

@@ -22,8 +22,8 @@ from support.logs import capture_logs
 from support.process import CoordinatorProcess, ParticipantProcess
 from support.trainee import Trainee
 from support.wire import Member
+from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.process.app import Coordinator
 from xain_participant import Agent
 
 Flags = Callable[[str], Sequence[str]]

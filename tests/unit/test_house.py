@@ -49,9 +49,11 @@ CORE_MAY_KNOW = {
     "enum",
     "fractions",
     "functools",
+    "itertools",
     "math",
     "random",
     "re",
+    "statistics",
     "typing",
     "xain_messaging.clock_table",
     "xain_messaging.conditional_events",
@@ -101,6 +103,51 @@ def test_arrows_point_one_way(name):
         top = module.partition(".")[0]
         is_ours = top == SCRIPTS or top.startswith("xain_")
         assert not is_ours or top in allowed, f"{file} imports {module}"
+
+
+def room(package: Path, file: Path) -> str:
+    """The folder of a file, as a dotted name; the HTTP face is a room of its own in server/."""
+    folder = file.relative_to(package).parent.parts
+    return ".".join(folder[: 2 if folder[:2] == ("server", "http") else 1])
+
+
+def imported_rooms(name: str) -> dict[str, set[str]]:
+    """For each folder of a distribution, the other folders of it that it imports from."""
+    package = ROOT / name / "src" / DISTRIBUTIONS[name]
+    rooms: dict[str, set[str]] = {}
+    for file, module in imports(package):
+        top, *path = module.split(".")
+        if top != DISTRIBUTIONS[name]:
+            continue
+        target = package.joinpath(*path)
+        imported = room(package, target / "__init__.py" if target.is_dir() else target)
+        if room(package, file) and imported not in ("", room(package, file)):
+            rooms.setdefault(room(package, file), set()).add(imported)
+    return rooms
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_no_folders_import_each_other_in_a_circle(name):
+    """Folders without their imports are taken away until none is left; a circle would stay."""
+    rooms = imported_rooms(name)
+    while leaves := {one for one in rooms if not rooms[one] & rooms.keys()}:
+        rooms = {one: imported for one, imported in rooms.items() if one not in leaves}
+    assert not rooms
+
+
+def test_folders_of_the_coordinator_are_known_only_to_those_above():
+    """Stores, journal and metrics know no configuration; the core knows no folder."""
+    rooms = imported_rooms("coordinator")
+    assert "core" not in rooms
+    for adapter in ("stores", "journal", "metrics"):
+        assert rooms[adapter] <= {"core", "stores"}
+    assert not rooms["driver"] & {"server", "updates", "config", "assembly", "process", "cli"}
+    assert not rooms["server"] & {"server.http", "assembly", "process", "cli", "xain06"}
+
+
+def test_no_file_of_the_coordinator_lies_loose():
+    package = ROOT / "coordinator/src/xain_coordinator"
+    assert {file.stem for file in package.glob("*.py")} == {"__init__", "__main__", "ports"}
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)

@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from xain_coordinator.core.events import DurableEvent
+from xain_coordinator.core.history import History
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Point
-from xain_coordinator.driver.history import History
 
 
 class StoreError(Exception):

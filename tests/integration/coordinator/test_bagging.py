@@ -23,10 +23,10 @@ from integration.coordinator.test_trees import (
 )
 from integration.test_bit_rot import flip, stored
 from unit.workloads.test_bagging import edit_schema, rewritten
+from xain_coordinator.assembly.coordinator import Coordinator
+from xain_coordinator.assembly.warm_start import MODELS_INDEX, CannotStartFrom
+from xain_coordinator.driver.log_files import LatencyFile
 from xain_coordinator.export import formats
-from xain_coordinator.process.app import Coordinator
-from xain_coordinator.process.log_files import LatencyFile
-from xain_coordinator.process.warm_start import MODELS_INDEX, CannotStartFrom
 from xain_participant import Agent, WorkloadParticipant
 from xain_participant.client import INLINE_BYTES
 from xain_proto.fl import coordinator_pb2 as pb

@@ -11,8 +11,8 @@ import pytest
 
 from integration.coordinator.test_trees import array
 from support.wire import reason
-from xain_coordinator.process.app import Coordinator
-from xain_coordinator.process.warm_start import CannotStartFrom
+from xain_coordinator.assembly.coordinator import Coordinator
+from xain_coordinator.assembly.warm_start import CannotStartFrom
 from xain_participant import Agent, WorkloadParticipant
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_workloads.data import load

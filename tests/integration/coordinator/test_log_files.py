@@ -12,7 +12,7 @@ import pytest
 from support.process import CoordinatorProcess
 from support.wire import Member
 from xain_coordinator.cli.timings import TRAINING, read
-from xain_coordinator.process.log_files import LatencyFile
+from xain_coordinator.driver.log_files import LatencyFile
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import inspection_pb2
 

@@ -21,12 +21,13 @@ from support.journals import copy_journal
 from support.process import PATIENCE_S, CoordinatorProcess
 from support.s3_servers import S3Server
 from support.wire import Member, digest, npy
+from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.values import GlobalModel
 from xain_coordinator.driver import fence as fencing
 from xain_coordinator.driver.fence import TakenOver
 from xain_coordinator.driver.model_copies import ModelCopies
-from xain_coordinator.process.app import EXIT_ERROR, EXIT_FENCED, Coordinator
+from xain_coordinator.process.run import EXIT_ERROR, EXIT_FENCED
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_coordinator.xain06.bucket import XainBucket
@@ -35,7 +36,7 @@ from xain_proto.fl import coordinator_pb2 as pb
 # A coordinator that never looks but before it publishes, and stops (SIGSTOP) where it is told to.
 ODD = """
 import os, signal, sys, threading
-from xain_coordinator.process import app
+from xain_coordinator.process import run
 from xain_coordinator.cli import main as cli
 from xain_coordinator.driver import fence as fencing
 from xain_coordinator.driver import effects as work
@@ -274,8 +275,8 @@ async def test_a_start_that_fails_ends_nobody(ward: Ward) -> None:
 # A coordinator on S3 whose takeover is not answered at first, or never.
 UNANSWERED = """
 fencing.LOOK_EVERY_S = 100_000
-app.FIRST_RETRY_S = 1.0
-app.LAST_STEPS_S = 0.2
+run.FIRST_RETRY_S = 1.0
+run.LAST_STEPS_S = 0.2
 take_over = fencing.Fence.take_over
 tries = []
 
@@ -291,7 +292,7 @@ fencing.Fence.take_over = unanswered
 
 HANGS = """
 import time
-app.LAST_STEPS_S = 0.2
+run.LAST_STEPS_S = 0.2
 
 def hanging(fence):
     print("it hangs", file=sys.stderr, flush=True)

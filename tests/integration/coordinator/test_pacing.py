@@ -15,10 +15,10 @@ import pytest
 from support.clock import HeldClock
 from support.wire import Member, npy, reason
 from xain_coordinator.aggregation.engine import aggregate
+from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.core.commands import Tick
 from xain_coordinator.core.values import Phase
 from xain_coordinator.driver import effects as work
-from xain_coordinator.process.app import Coordinator
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import inspection_pb2 as inspection
 

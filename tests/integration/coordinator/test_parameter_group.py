@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 import xain_parameters as parameters
 from support.process import CoordinatorProcess, ParticipantProcess
 from support.s3_servers import free_ports
+from xain_coordinator.assembly.parameter_group import ParameterGroup
 from xain_coordinator.cli import main as coordinator_cli
 from xain_coordinator.config.parameters import ParametersSettings
-from xain_coordinator.process.parameter_group import ParameterGroup
 from xain_parameters import cli as server_cli
 from xain_parameters.node.server import ParameterServer
 from xain_parameters.scheduler.client import SchedulerCalls
@@ -205,7 +205,7 @@ def test_port_or_folder_that_is_taken_is_an_error_of_one_line(tmp_path: Path) ->
 
 def test_coordinator_without_a_parameter_server_does_not_import_one() -> None:
     program = (
-        "import sys, xain_coordinator.process.app, xain_coordinator.cli.main; "
+        "import sys, xain_coordinator.process.run, xain_coordinator.cli.main; "
         "import xain_coordinator.config.coordinator; "
         "print([name for name in sys.modules if name.startswith(('xain_parameters', 'msgspec'))])"
     )

@@ -16,10 +16,10 @@ from integration.coordinator.test_bagging import halves, model_of, settings
 from integration.coordinator.test_trees import array, gather
 from support.wire import Member, reason
 from unit.workloads.test_bagging import by_class, flowers
+from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.cli.extend import extend
 from xain_coordinator.core.errors import NobodyAnswered, NotFitted, TooManyCalls
 from xain_coordinator.core.values import Phase
-from xain_coordinator.process.app import Coordinator
 from xain_coordinator.server import predictions as module
 from xain_participant import Agent, WorkloadParticipant
 from xain_participant.estimators import FOLDER, KeptEstimators

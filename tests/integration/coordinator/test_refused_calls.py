@@ -13,9 +13,9 @@ from structlog.testing import capture_logs
 
 from support.hostile import METHODS, Metadata, ask, channel, npy_with_shape, path
 from support.wire import Member, digest, reason
+from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.core.errors import Refusal
-from xain_coordinator.process.app import Coordinator
-from xain_coordinator.process.log_files import LatencyFile
+from xain_coordinator.driver.log_files import LatencyFile
 from xain_coordinator.server import requests
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import inspection_pb2 as inspection

@@ -18,7 +18,7 @@ from support.process import CoordinatorProcess
 from support.s3_servers import Identity, MinioGateway, S3Server, SeaweedFS
 from support.wire import Member
 from xain_coordinator.core.keys import place_of
-from xain_coordinator.process.app import EXIT_FENCED
+from xain_coordinator.process.run import EXIT_FENCED
 from xain_proto.fl import coordinator_pb2 as pb
 
 pytestmark = pytest.mark.e2e

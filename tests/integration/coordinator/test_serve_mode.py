@@ -14,12 +14,13 @@ import pytest
 
 from integration.conftest import config_for
 from integration.coordinator.test_bagging import halves, settings
+from xain_coordinator.assembly.coordinator import Coordinator
+from xain_coordinator.assembly.sessions import NoParticipants, Sessions
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.core.values import Phase
 from xain_coordinator.ports import JournalDamaged, StoreUnavailable
-from xain_coordinator.process.app import Coordinator, started
-from xain_coordinator.process.sessions import NoParticipants, Sessions
+from xain_coordinator.process.run import started
 from xain_coordinator.server.http import server
 from xain_coordinator.server.http.app import make_app
 from xain_coordinator.server.http.errors import HttpError

@@ -15,14 +15,14 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from xain_coordinator.cli import main as cli
-from xain_coordinator.cli import status as status_view
+from xain_coordinator.server import inspection_client
 from xain_proto.fl import coordinator_pb2, inspection_pb2, inspection_pb2_grpc
 
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """More of it than an operator has: the machine may have other things to do."""
-    monkeypatch.setattr(status_view, "DEADLINE_S", 60.0)
+    monkeypatch.setattr(inspection_client, "DEADLINE_S", 60.0)
 
 
 class Inspection(inspection_pb2_grpc.InspectionServicer):
@@ -309,7 +309,7 @@ def test_no_answer_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A coordinator that hangs does not hang its operator."""
     import socket
 
-    monkeypatch.setattr(status_view, "DEADLINE_S", 0.2)
+    monkeypatch.setattr(inspection_client, "DEADLINE_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and says nothing
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         result = run("status", "--address", address)
@@ -332,9 +332,9 @@ def test_status_asks_at_the_port_that_participants_ask_at(
     """A host alone means port 50051, as in `xain-participant --coordinator`."""
 
     def refuse(address: str, *, everything: bool) -> None:
-        raise status_view.NoStatus(f"asked {address}")
+        raise inspection_client.NoStatus(f"asked {address}")
 
-    monkeypatch.setattr(status_view, "fetch", refuse)
+    monkeypatch.setattr(inspection_client, "fetch", refuse)
     assert run("status", "--address", given).stderr == f"xain-coordinator: asked {asked}\n"
     told = run("report", "--address", given, "--html", "no.html").stderr
     assert told == f"xain-coordinator report: asked {asked}\n"
@@ -344,6 +344,7 @@ INTERRUPTED = """
 import os, signal
 from grpc import _channel
 from xain_coordinator.cli import status as status_view
+from xain_coordinator.server import inspection_client
 
 begin = _channel._run_channel_spin_thread
 
@@ -353,7 +354,7 @@ def interrupted(state):
 
 _channel._run_channel_spin_thread = interrupted
 try:
-    status_view.fetch("127.0.0.1:9")
+    inspection_client.fetch("127.0.0.1:9")
 except KeyboardInterrupt:
     print("ended")
 """
@@ -410,7 +411,7 @@ def test_bad_config(command: tuple[str, ...], arguments: tuple[str, ...], messag
 
 def test_a_run_gets_what_the_flags_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """And ends with the exit status of the coordinator."""
-    from xain_coordinator.process import app
+    from xain_coordinator.process import run as app
 
     seen: dict[str, Any] = {}
 

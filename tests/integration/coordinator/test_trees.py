@@ -16,8 +16,8 @@ from integration.conftest import config_for
 from integration.test_bit_rot import flip, stored
 from integration.test_direct_uploads import Reachable, put, store  # noqa: F401  # a fixture
 from support.wire import Member, digest, npy, reason
-from xain_coordinator.process.app import Coordinator
-from xain_coordinator.process.warm_start import CannotStartFrom
+from xain_coordinator.assembly.coordinator import Coordinator
+from xain_coordinator.assembly.warm_start import CannotStartFrom
 from xain_participant import Agent, WorkloadParticipant
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_workloads import trees

@@ -8,7 +8,7 @@ import pytest
 from integration.participant.agents import Adder, Running
 from integration.participant.scripted import Ledger, ScriptedCoordinator
 from integration.participant.store import ScriptedStore
-from xain_coordinator.process.app import Coordinator
+from xain_coordinator.assembly.coordinator import Coordinator
 from xain_participant import Agent, Participant
 from xain_participant.alive import Alive
 

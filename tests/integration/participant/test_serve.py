@@ -8,9 +8,9 @@ from integration.conftest import config_for
 from integration.participant.agents import Adder
 from integration.participant.scripted import PATIENCE_S
 from support.process import CoordinatorProcess, Process
+from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.core.commands import RequestFit
 from xain_coordinator.core.values import Phase
-from xain_coordinator.process.app import Coordinator
 from xain_participant import Agent
 
 ROUNDS = {"rounds": 2, "min_participants": 2}

@@ -5,7 +5,7 @@ import uuid
 from pathlib import Path
 
 from support.containers.engine import BASE, PATIENCE_S, docker, run
-from xain_coordinator.cli import status as status_view
+from xain_coordinator.server import inspection_client
 
 OVERRIDE = Path(__file__).with_name("compose.test.yml")
 
@@ -43,11 +43,11 @@ class Stack:
         (only,) = self.containers(service)
         return only
 
-    def status(self) -> status_view.Snapshot | None:
+    def status(self) -> inspection_client.Snapshot | None:
         """What the coordinator tells; None if it does not answer."""
         try:
-            return status_view.fetch(f"127.0.0.1:{self.ports['XAIN_PORT']}", everything=True)
-        except status_view.NoStatus:
+            return inspection_client.fetch(f"127.0.0.1:{self.ports['XAIN_PORT']}", everything=True)
+        except inspection_client.NoStatus:
             return None
 
     def secret(self, volume: str, file: str) -> str:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from tests.unit.core.bench import Bench
 
 from xain_coordinator.config.coordinator import ENV_PREFIX, CoordinatorConfig
-from xain_coordinator.config.secret_files import read_secret
 from xain_coordinator.core import events as e
 from xain_coordinator.core.keys import attempt_key, incoming_key, model_key, update_key
 from xain_coordinator.core.values import Phase, Rules, Schema
@@ -18,6 +17,7 @@ from xain_coordinator.ports import StoreError
 from xain_coordinator.stores.prefixed import PrefixedAccess
 from xain_coordinator.stores.s3 import S3Store
 from xain_coordinator.stores.s3_bucket import connect
+from xain_coordinator.stores.secret_files import read_secret
 from xain_foundation import names
 from xain_foundation.fields import Section
 from xain_foundation.settings import ConfigError, load

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from xain_coordinator.aggregation.options import WrongOption
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.selection import Candidate, ControllerFailed, Weighted, select
 from xain_coordinator.extensions.controllers import (
@@ -16,6 +15,7 @@ from xain_coordinator.extensions.controllers import (
     known_controllers,
     make_controller,
 )
+from xain_coordinator.extensions.options import WrongOption
 from xain_coordinator.extensions.plugins import PluginFailed
 from xain_foundation.settings import ConfigError, load
 

@@ -29,9 +29,9 @@ from xain_coordinator.aggregation.distances import (
     gram,
     squares,
 )
-from xain_coordinator.aggregation.options import WrongOption, options_of
 from xain_coordinator.aggregation.order_statistics import TrimmedMean
 from xain_coordinator.aggregation.rules import make_rule, rule_of_session
+from xain_coordinator.extensions.options import WrongOption, options_of
 
 Array = NDArray[Any]
 

@@ -6,6 +6,14 @@ from dataclasses import replace
 import pytest
 
 from xain_coordinator.core import events as e
+from xain_coordinator.core import history as module
+from xain_coordinator.core.history import (
+    MAX_DEPARTED,
+    MAX_NAMES_OF_A_ROUND,
+    MAX_ROUNDS,
+    History,
+    SiteRecord,
+)
 from xain_coordinator.core.values import (
     Evaluation,
     GlobalModel,
@@ -13,14 +21,6 @@ from xain_coordinator.core.values import (
     Task,
     Update,
     WeightsRef,
-)
-from xain_coordinator.driver import history as module
-from xain_coordinator.driver.history import (
-    MAX_DEPARTED,
-    MAX_NAMES_OF_A_ROUND,
-    MAX_ROUNDS,
-    History,
-    SiteRecord,
 )
 from xain_coordinator.journal.codec import decode_record, encode_record
 from xain_coordinator.ports import Record

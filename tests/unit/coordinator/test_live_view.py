@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from xain_coordinator.cli.live_view import line, sparkline, view
-from xain_coordinator.cli.status import Snapshot
+from xain_coordinator.server.inspection_client import Snapshot
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import inspection_pb2 as inspection
 

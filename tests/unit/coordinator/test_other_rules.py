@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from xain_coordinator.assembly.changed_rules import differences, key_of
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Lineage, Rules
-from xain_coordinator.process.changed_rules import differences, key_of
 from xain_foundation.schema import Schema
 from xain_workloads.schema import OPEN_SCHEMA
 

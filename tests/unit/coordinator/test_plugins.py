@@ -17,14 +17,15 @@ import pytest
 from support.aggregation import load, npy, put, work_on
 from xain_coordinator.aggregation.aggregator import RuleFailed
 from xain_coordinator.aggregation.engine import aggregate
-from xain_coordinator.aggregation.options import WrongOption, options_of
 from xain_coordinator.aggregation.rules import BUILT_IN, known_rules, make_rule
 from xain_coordinator.aggregation.sources import UpdateChanged
+from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.extensions import plugins
+from xain_coordinator.extensions.options import WrongOption, options_of
 from xain_coordinator.extensions.plugins import AGGREGATORS, PluginFailed
-from xain_coordinator.process import app
-from xain_coordinator.process.app import EXIT_ERROR, Coordinator
+from xain_coordinator.process import run
+from xain_coordinator.process.run import EXIT_ERROR
 from xain_coordinator.stores.memory import MemoryStore
 from xain_foundation import settings
 from xain_foundation.settings import ConfigError
@@ -334,7 +335,7 @@ async def _status_of(config: CoordinatorConfig) -> object:
     """The exit status of a start that fails."""
     with contextlib.ExitStack() as at_end:
         start = partial(Coordinator, config, resume=True)
-        return await app._start(config, start, asyncio.Event(), at_end)
+        return await run._start(config, start, asyncio.Event(), at_end)
 
 
 def test_a_session_whose_plug_in_is_gone(site: Path, tmp_path: Path) -> None:

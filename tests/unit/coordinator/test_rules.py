@@ -15,12 +15,12 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from xain_coordinator.aggregation.aggregator import RuleFailed
-from xain_coordinator.aggregation.options import options_of
 from xain_coordinator.aggregation.rules import RULES, make_rule
 from xain_coordinator.aggregation.staleness import mixing_weights
 from xain_coordinator.cli import main as cli
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.events import SessionOpened
+from xain_coordinator.extensions.options import options_of
 from xain_coordinator.journal.codec import decode, encode
 from xain_foundation.settings import ConfigError, load
 

@@ -16,8 +16,8 @@ from tests.unit.core.bench import (
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
 from xain_coordinator.core.effects import Aggregate
+from xain_coordinator.core.history import History
 from xain_coordinator.core.values import Phase
-from xain_coordinator.driver.history import History
 
 REASON = "0/b has the digest 1 in the store, not 2"
 

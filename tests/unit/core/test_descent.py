@@ -9,13 +9,13 @@ from sklearn.linear_model import SGDRegressor
 from tests.unit.core.bench import Bench, make_rules, replay, stored
 
 from xain_coordinator.aggregation.averages import Gradient
-from xain_coordinator.aggregation.options import options_of
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
 from xain_coordinator.core.descent import NOT_BEGUN, after_step, learning_rate
 from xain_coordinator.core.keys import update_key
 from xain_coordinator.core.session import begin
 from xain_coordinator.core.values import Lineage
+from xain_coordinator.extensions.options import options_of
 
 
 def options(**given: Any) -> Any:

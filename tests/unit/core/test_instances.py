@@ -6,9 +6,9 @@ from tests.unit.core.bench import HEARTBEAT_TIME_S, LEASE_S, PROFILE, Bench, mak
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import replies as r
+from xain_coordinator.core.history import History
 from xain_coordinator.core.membership import CONTENDER_KEPT_S, MAX_CONTENDERS
 from xain_coordinator.core.values import ParticipantState
-from xain_coordinator.driver.history import History
 from xain_coordinator.server.inspection_service import warnings
 
 TIMEOUT_S = LEASE_S - HEARTBEAT_TIME_S  # how late a heartbeat may be

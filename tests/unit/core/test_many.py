@@ -13,11 +13,11 @@ from tests.unit.core.bench import PROFILE, make_rules, model_from, stored
 from xain_coordinator.core import commands as c
 from xain_coordinator.core.decider import Decision, decide
 from xain_coordinator.core.effects import InitialiseModel
+from xain_coordinator.core.history import History
 from xain_coordinator.core.keys import update_key
 from xain_coordinator.core.session import Session, open_session
 from xain_coordinator.core.values import DataProfile, Phase
 from xain_coordinator.core.versioned import _Versioned
-from xain_coordinator.driver.history import History
 
 NUM = 1000
 NAMES = tuple(f"site-{i:04}" for i in range(NUM))

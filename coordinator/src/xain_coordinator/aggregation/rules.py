@@ -13,9 +13,9 @@ from xain_coordinator.aggregation.distances import (
     NormClipping,
 )
 from xain_coordinator.aggregation.optimizers import OPTIMIZERS, Optimizer
-from xain_coordinator.aggregation.options import WrongOption, make
 from xain_coordinator.aggregation.order_statistics import Median, TrimmedMean
 from xain_coordinator.aggregation.trees import Ensemble, Trees
+from xain_coordinator.extensions.options import WrongOption, make
 from xain_coordinator.extensions.plugins import AGGREGATORS, PluginFailed, known, load
 
 RULES: Mapping[str, type[Aggregator]] = {

@@ -9,6 +9,7 @@ import uuid
 from contextlib import closing
 from dataclasses import replace
 
+from xain_coordinator.assembly.warm_start import LAST, model_of_session
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.config.fields import MAX_INT32
 from xain_coordinator.core.events import SessionOpened
@@ -16,8 +17,7 @@ from xain_coordinator.core.values import Phase
 from xain_coordinator.driver.model_copies import copy_latest
 from xain_coordinator.journal.restore import open_stopped
 from xain_coordinator.ports import Record
-from xain_coordinator.process.app import open_store
-from xain_coordinator.process.warm_start import LAST, model_of_session
+from xain_coordinator.stores.opening import open_store
 from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_foundation.commands import EXIT_BAD_CONFIG, CommandFailed, fail
 
@@ -38,7 +38,7 @@ def extend(config: CoordinatorConfig, rounds: str) -> str:
         raise CommandFailed(
             "XAIN's participants know one session a bucket; open one in another bucket"
         )
-    with open_stopped(config) as (journal, last):
+    with open_stopped(config.journal.path) as (journal, last):
         session = last.session
         if session.phase is not Phase.FINISHED:
             raise CommandFailed(
@@ -46,7 +46,7 @@ def extend(config: CoordinatorConfig, rounds: str) -> str:
                 f"{session.num_trained} of {session.rules.rounds} rounds; start the "
                 "coordinator to train the others first"
             )
-        with closing(open_store(config)) as opened:
+        with closing(open_store(config.storage)) as opened:
             first = model_of_session(journal, opened.store, session.session_id, LAST, extends=True)
             trained = first.lineage.num_rounds
             more = int(rounds) if rounds.startswith("+") else int(rounds) - trained

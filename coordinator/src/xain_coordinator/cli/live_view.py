@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from math import isfinite
 from statistics import median
-from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -20,7 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from xain_coordinator.cli import status as status_view
-from xain_coordinator.cli.status import NoStatus, Snapshot, clean, duration
+from xain_coordinator.cli.status import duration
+from xain_coordinator.server import inspection_client
+from xain_coordinator.server.inspection_client import NoStatus, Snapshot, clean
 from xain_foundation import logs
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl.inspection_pb2 import ParticipantStatus, RoundStatus
@@ -198,7 +199,7 @@ def watch(address: str, console: Console) -> None:
     In a pipe it prints a line for each change. Raises NoStatus if nobody answers at first; later a
     coordinator that is away is waited for.
     """
-    snapshot = status_view.fetch(address, num_rounds=ROUNDS)
+    snapshot = inspection_client.fetch(address, num_rounds=ROUNDS)
     if not console.is_terminal:
         _watch_in_lines(address, console, snapshot)
         return
@@ -206,7 +207,7 @@ def watch(address: str, console: Console) -> None:
         while snapshot.status.state != pb.FINISHED:
             time.sleep(EVERY_S)
             try:
-                snapshot = status_view.fetch(address, num_rounds=ROUNDS)
+                snapshot = inspection_client.fetch(address, num_rounds=ROUNDS)
                 live.update(view(snapshot), refresh=True)
             except NoStatus as away:
                 note = Text(f"! {clean(str(away))}; waiting for it", style="yellow")
@@ -224,14 +225,14 @@ def _watch_in_lines(address: str, console: Console, snapshot: Snapshot) -> None:
             return
         time.sleep(EVERY_S)
         with contextlib.suppress(NoStatus):
-            snapshot = status_view.fetch(address, num_rounds=ROUNDS)
+            snapshot = inspection_client.fetch(address, num_rounds=ROUNDS)
 
 
 @contextlib.asynccontextmanager
-async def on_terminal(ask: Callable[[], Awaitable[Snapshot]]) -> AsyncIterator[None]:
+async def on_terminal(ask: Callable[[int], Awaitable[Snapshot]]) -> AsyncIterator[None]:
     """Show the session below the log lines of this process, on standard error.
 
-    ask: for the snapshot, in the event loop that runs.
+    ask: for a snapshot with a number of rounds, in the event loop that runs.
     """
     console = Console(stderr=True)
     live = Live(console=console, auto_refresh=False, redirect_stdout=False, transient=True)
@@ -248,7 +249,7 @@ async def on_terminal(ask: Callable[[], Awaitable[Snapshot]]) -> AsyncIterator[N
             logs.write_to(before)
 
 
-async def _refreshed(live: Live, ask: Callable[[], Awaitable[Any]]) -> None:
+async def _refreshed(live: Live, ask: Callable[[int], Awaitable[Snapshot]]) -> None:
     while True:
-        live.update(view(await ask()), refresh=True)
+        live.update(view(await ask(ROUNDS)), refresh=True)
         await asyncio.sleep(EVERY_S)

@@ -156,10 +156,19 @@ def _run(
         fail(PROGRAM, f"{message}; give one of them", EXIT_BAD_CONFIG)
     resolved = _resolve(flags)
 
-    from xain_coordinator.process.app import run
+    from xain_coordinator.process.run import run
 
+    show = None
+    if resolved.config.logging.console is None and sys.stderr.isatty():
+        from xain_coordinator.cli.live_view import on_terminal
+
+        show = on_terminal
     status = run(
-        resolved.config, resume=resume, new_session=new_session, from_model=from_model or ""
+        resolved.config,
+        resume=resume,
+        new_session=new_session,
+        from_model=from_model or "",
+        live_view=show,
     )
     raise typer.Exit(status)
 
@@ -334,6 +343,7 @@ def _status(
     from rich.console import Console
 
     from xain_coordinator.cli import status as status_view
+    from xain_coordinator.server import inspection_client
 
     if watch and as_json:
         fail(PROGRAM, "command line: give --watch or --json, not both", EXIT_BAD_CONFIG)
@@ -343,11 +353,11 @@ def _status(
 
             live_view.watch(address, Console())
             return
-        snapshot = status_view.fetch(address, everything=as_json)
-    except status_view.NoStatus as error:
+        snapshot = inspection_client.fetch(address, everything=as_json)
+    except inspection_client.NoStatus as error:
         fail(PROGRAM, str(error), EXIT_FAILED)
     if as_json:
-        typer.echo(json.dumps(status_view.as_json(snapshot)))
+        typer.echo(json.dumps(inspection_client.as_json(snapshot)))
     else:
         status_view.render(snapshot, Console())
 
@@ -602,7 +612,7 @@ def _report(
     with _explained("report"):
         from xain_coordinator.cli.report.files import snapshot_of_files
         from xain_coordinator.cli.report.page import page
-        from xain_coordinator.cli.status import fetch
+        from xain_coordinator.server.inspection_client import fetch
 
         if address is None:
             snapshot = snapshot_of_files(resolved.config)

@@ -23,9 +23,9 @@ from xain_coordinator.ports import (
     StoreError,
     WeightsStore,
 )
-from xain_coordinator.process.app import open_store
 from xain_coordinator.stores.integrity import why_damaged
 from xain_coordinator.stores.journalled import store_of_session
+from xain_coordinator.stores.opening import open_store
 from xain_foundation import logs
 from xain_foundation.commands import CommandFailed
 
@@ -65,7 +65,7 @@ def _repair(config: CoordinatorConfig, drop_update: str | None) -> int:
         if restored is None:
             return EXIT_SOUND
         last, _ = restored
-        opened = open_store(config)
+        opened = open_store(config.storage)
         stack.callback(opened.close)
         store = store_of_session(opened.store, journal, last.session.session_id)
         damaged = _look(store, last)

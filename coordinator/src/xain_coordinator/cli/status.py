@@ -1,201 +1,16 @@
-"""Output of `xain-coordinator status`: answers of the Inspection service, for people or as one
-JSON object."""
+"""Output of `xain-coordinator status` for people: the snapshot as tables."""
 
-import json
-import time
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
 
-import grpc
-from google.protobuf.message import Message
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from xain_foundation.commands import CommandFailed
-from xain_foundation.fields import proxy_options
-from xain_foundation.schema import MASK
-from xain_proto.fl import coordinator_pb2, inspection_pb2, inspection_pb2_grpc
+from xain_coordinator.server.inspection_client import MAX_PARTICIPANTS, MAX_ROUNDS, Snapshot, clean
+from xain_proto.fl import coordinator_pb2, inspection_pb2
 
-DEADLINE_S = 5.0
-
-# Rows shown; --json has all. A screen is enough for people, and a fleet may be thousands.
-_MAX_PARTICIPANTS = 40
-_MAX_ROUNDS = 8
-_MAX_MODELS = 3
 _MAX_NAMES = 6
-
 _LONG = frozenset(("tags", "problems", "last problem"))  # columns of long texts
-
-_ALL = 2**31 - 1  # rounds and models: as many as the coordinator gives
-
-
-class NoStatus(CommandFailed):
-    """The coordinator did not answer with its status."""
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Answers of the coordinator, which are moments apart."""
-
-    status: inspection_pb2.GetStatusResponse
-    participants: inspection_pb2.ListParticipantsResponse  # all pages that were asked for
-    rounds: inspection_pb2.ListRoundsResponse
-    models: inspection_pb2.ListModelsResponse
-
-
-def fetch(address: str, *, everything: bool = False, num_rounds: int = _MAX_ROUNDS) -> Snapshot:
-    """Ask the coordinator at "host:port".
-
-    everything: all participants, and as many rounds and models as it gives, not the first or latest
-    few. num_rounds: of the latest few.
-
-    Raises NoStatus within DEADLINE_S or little more.
-    """
-    # In a thread of its own, where no signal raises KeyboardInterrupt: between the start of a call
-    # and that of gRPC's own thread, it would leave a channel whose close() never returns.
-    pool = ThreadPoolExecutor(1, "status")
-    try:
-        return pool.submit(_fetch, address, everything, num_rounds).result()
-    finally:
-        pool.shutdown(wait=False)
-
-
-def _fetch(address: str, everything: bool, num_rounds: int) -> Snapshot:
-    limits = (_ALL, _ALL) if everything else (num_rounds, _MAX_MODELS)
-    page_size = 0 if everything else _MAX_PARTICIPANTS
-    gives_up_at = time.monotonic() + DEADLINE_S
-    # A list of models with their layouts may exceed gRPC's usual 4 MiB.
-    options = [("grpc.max_receive_message_length", -1), *proxy_options(address)]
-    with grpc.insecure_channel(address, options=options) as channel:
-        stub = inspection_pb2_grpc.InspectionStub(channel)
-        try:
-            # Together, so that one deadline holds for all.
-            pending = (
-                stub.GetStatus.future(inspection_pb2.GetStatusRequest(), timeout=DEADLINE_S),
-                stub.ListParticipants.future(
-                    inspection_pb2.ListParticipantsRequest(page_size=page_size),
-                    timeout=DEADLINE_S,
-                ),
-                stub.ListRounds.future(
-                    inspection_pb2.ListRoundsRequest(limit=limits[0]), timeout=DEADLINE_S
-                ),
-                stub.ListModels.future(
-                    inspection_pb2.ListModelsRequest(limit=limits[1]), timeout=DEADLINE_S
-                ),
-            )
-            status = pending[0].result()
-            participants = pending[1].result()
-            while everything and participants.next_page_token:
-                request = inspection_pb2.ListParticipantsRequest(
-                    page_token=participants.next_page_token
-                )
-                participants.ClearField("next_page_token")
-                left_s = max(0.0, gives_up_at - time.monotonic())
-                participants.MergeFrom(stub.ListParticipants(request, timeout=left_s))
-            return Snapshot(status, participants, pending[2].result(), pending[3].result())
-        except grpc.RpcError as error:
-            raise NoStatus(_why(address, error)) from None
-
-
-async def ask_service(
-    service: Any, *, everything: bool = False, num_rounds: int = _MAX_ROUNDS
-) -> Snapshot:
-    """The same of an InspectionService in this process, without a call over the network.
-
-    service: not imported by its type, since the server and all below it come with it.
-    """
-    no_call: Any = None  # the answers to such requests do not depend on it
-    limits = (_ALL, _ALL) if everything else (num_rounds, _MAX_MODELS)
-    page_size = 0 if everything else _MAX_PARTICIPANTS
-    request = inspection_pb2.ListParticipantsRequest(page_size=page_size)
-    participants = await service.ListParticipants(request, no_call)
-    while everything and participants.next_page_token:
-        request.page_token = participants.next_page_token
-        participants.ClearField("next_page_token")
-        participants.MergeFrom(await service.ListParticipants(request, no_call))
-    return Snapshot(
-        await service.GetStatus(inspection_pb2.GetStatusRequest(), no_call),
-        participants,
-        await service.ListRounds(inspection_pb2.ListRoundsRequest(limit=limits[0]), no_call),
-        await service.ListModels(inspection_pb2.ListModelsRequest(limit=limits[1]), no_call),
-    )
-
-
-def _why(address: str, error: grpc.RpcError) -> str:
-    assert isinstance(error, grpc.Call)
-    if "@" in address:
-        address = MASK  # no address has one, but a URL with a password in it
-    match error.code():
-        case grpc.StatusCode.UNAVAILABLE:
-            return f"nobody answers at {address}; is a coordinator running there? Try --address"
-        case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return f"no answer from {address} within {DEADLINE_S:g} s"
-        case grpc.StatusCode.UNIMPLEMENTED:
-            return f"{address} answers, but not as a coordinator that can be inspected"
-        case code:
-            return f"{address} answered {code.name}: {clean(error.details() or '')}"
-
-
-# --- JSON -----------------------------------------------------------------------------------------
-
-
-def as_json(snapshot: Snapshot) -> dict[str, Any]:
-    """Everything, in plain values. Unlike protobuf's own JSON, whole numbers are numbers and
-    digests are in hex."""
-    told = snapshot.status.parameters
-    return {
-        "status": _plain(snapshot.status),
-        "participants": _plain(snapshot.participants)["participants"],
-        "rounds": _plain(snapshot.rounds)["rounds"],
-        "models": _plain(snapshot.models)["models"],
-        "parameters": json.loads(told) if told else None,
-    }
-
-
-# Fields that do not travel with a status, or, as `parameters`, are shown apart from it.
-_LEFT_OUT = frozenset(
-    (
-        "xain_proto.fl.GetStatusResponse.parameters",
-        "xain_proto.fl.WeightsRef.data",
-        "xain_proto.fl.WeightsRef.url",
-        "xain_proto.fl.DataProfile.columns",
-        "xain_proto.fl.DataProfile.statistics",
-    )
-)
-
-
-def _plain(message: Message) -> dict[str, Any]:
-    fields = message.DESCRIPTOR.fields
-    return {f.name: _field(f, message) for f in fields if f.full_name not in _LEFT_OUT}
-
-
-def _field(field: Any, message: Message) -> Any:  # a FieldDescriptor, of Python's or upb's
-    value = getattr(message, field.name)
-    if isinstance(value, Mapping):
-        of_values = field.message_type.fields_by_name["value"]
-        return {key: _value(of_values, value[key]) for key in sorted(value)}
-    if field.is_repeated:
-        return [_value(field, item) for item in value]
-    if field.message_type is not None and not message.HasField(field.name):
-        return None
-    return _value(field, value)
-
-
-def _value(field: Any, value: Any) -> Any:
-    if isinstance(value, Message):
-        return _plain(value)
-    if isinstance(value, bytes):
-        return value.hex()
-    if field.enum_type is not None:
-        known = field.enum_type.values_by_number.get(value)
-        return known.name if known else value
-    return value
-
-
-# --- for people -----------------------------------------------------------------------------------
 
 
 def render(snapshot: Snapshot, console: Console) -> None:
@@ -317,7 +132,7 @@ def _participants(snapshot: Snapshot) -> Table:
         *([("last problem", False)] if has_problems else []),
         *([("tags", False)] if has_tags else []),
     )
-    for one, why in list(zip(everybody, problems, strict=True))[:_MAX_PARTICIPANTS]:
+    for one, why in list(zip(everybody, problems, strict=True))[:MAX_PARTICIPANTS]:
         update = "in" if one.update_accepted else "awaited" if one.selected else ""
         update = transfer(one) or update
         row: list[str | Text] = [
@@ -335,9 +150,9 @@ def _participants(snapshot: Snapshot) -> Table:
         if has_tags:
             row.append(_text(", ".join(f"{key}={one.tags[key]}" for key in sorted(one.tags))))
         table.add_row(*row)
-    shown = min(len(everybody), _MAX_PARTICIPANTS)
+    shown = min(len(everybody), MAX_PARTICIPANTS)
     _more(table, max(len(everybody), snapshot.status.num_connected) - shown)
-    for away in gone[: _MAX_PARTICIPANTS - shown]:
+    for away in gone[: MAX_PARTICIPANTS - shown]:
         row = [_text(away.participant_id), _text(away.away), "", "", "", counted(away, away)]
         row += [""] if has_refusals else []
         row += [_text(problem(away, away))] if has_problems else []
@@ -403,7 +218,7 @@ def _selected(one: inspection_pb2.ParticipantStatus) -> str:
 
 def _rounds(rounds: Iterable[inspection_pb2.RoundStatus], metric: str) -> Table:
     """metric: the one that models are compared by; empty if there is none yet."""
-    shown_rounds = list(rounds)[-_MAX_ROUNDS:]
+    shown_rounds = list(rounds)[-MAX_ROUNDS:]
     by_sites = any(metric in one.evaluation.metrics for one in shown_rounds)
     by_us = any(metric in one.coordinator_evaluation.metrics for one in shown_rounds)
     table = _table(
@@ -468,11 +283,6 @@ def _more(table: Table, hidden: int) -> None:
 def _text(text: str) -> Text:
     # Text, so that a name with brackets is not taken for rich's markup.
     return Text(clean(text))
-
-
-def clean(text: str) -> str:
-    """Without control characters: names come from the network and could move the cursor."""
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
 def duration(seconds: float) -> str:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from xain_coordinator.cli.status import clean
+from xain_coordinator.server.inspection_client import clean
 from xain_foundation.commands import CommandFailed
 
 TRAINING = "training"  # the endpoint of updates

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
-from xain_coordinator.aggregation.options import WrongOption, options_of
 from xain_coordinator.config.evaluate import EvaluateSettings
 from xain_coordinator.config.fields import (
     MAX_PREDICT_RETRIES,
@@ -26,6 +25,7 @@ from xain_coordinator.config.parameters import ParametersSettings
 from xain_coordinator.config.rounds import RoundsSettings
 from xain_coordinator.config.schema import SchemaSettings
 from xain_coordinator.core.values import Option, Rules
+from xain_coordinator.extensions.options import WrongOption, options_of
 from xain_coordinator.extensions.plugins import PluginFailed
 from xain_foundation.fields import (
     Allowed,

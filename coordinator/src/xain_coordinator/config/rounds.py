@@ -6,7 +6,6 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from xain_coordinator.aggregation.options import WrongOption, options_of
 from xain_coordinator.config.fields import (
     MAX_INT32,
     MAX_PARTICIPANTS,
@@ -18,6 +17,7 @@ from xain_coordinator.config.fields import (
 from xain_coordinator.core import pacing
 from xain_coordinator.core.values import Consistency, Option
 from xain_coordinator.extensions.controllers import known_controllers, make_controller
+from xain_coordinator.extensions.options import WrongOption, options_of
 from xain_coordinator.extensions.plugins import PluginFailed
 from xain_foundation.fields import Section, WrongSetting
 from xain_foundation.names import why_not

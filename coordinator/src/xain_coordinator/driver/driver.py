@@ -39,6 +39,7 @@ from xain_coordinator.core.errors import (
     Refusal,
     Unavailable,
 )
+from xain_coordinator.core.history import History
 from xain_coordinator.core.keys import is_journalled
 from xain_coordinator.core.points import late_point
 from xain_coordinator.core.questions import MayUpload, Question, advertise, ask, is_late
@@ -47,12 +48,11 @@ from xain_coordinator.core.selection import Controller, ControllerFailed, builti
 from xain_coordinator.core.session import Session, evolve, open_session
 from xain_coordinator.core.values import Lineage, Option, ParticipantState, Phase, Rules
 from xain_coordinator.driver.broadcast import Wave
-from xain_coordinator.driver.history import History
 from xain_coordinator.driver.lateness import Lateness
+from xain_coordinator.driver.log_files import LatencyFile
 from xain_coordinator.driver.log_lines import log_event, log_lacking, log_many_updates
 from xain_coordinator.journal.restore import restore
 from xain_coordinator.ports import Clock, Journal, Record, Snapshot
-from xain_coordinator.process.log_files import LatencyFile
 
 log = structlog.get_logger(__name__)
 

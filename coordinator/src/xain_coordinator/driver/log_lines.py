@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import structlog
 
 from xain_coordinator.core import events as e
+from xain_coordinator.core.accounts import MAX_WARNINGS
+from xain_coordinator.core.history import MAX_NAMES_OF_A_ROUND, History
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Task
-from xain_coordinator.driver.accounts import MAX_WARNINGS
-from xain_coordinator.driver.history import MAX_NAMES_OF_A_ROUND, History
 from xain_coordinator.ports import Record
 
 log = structlog.get_logger(__name__)

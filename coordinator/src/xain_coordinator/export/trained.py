@@ -10,17 +10,17 @@ from typing import Any
 
 import grpc
 
-from xain_coordinator.cli.status import fetch
 from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.core.history import RoundRecord
 from xain_coordinator.core.values import Evaluation, GlobalModel, Task, WeightsRef
-from xain_coordinator.driver.history import RoundRecord
 from xain_coordinator.journal.restore import open_stopped
 from xain_coordinator.ports import StoreError, WeightsStore
-from xain_coordinator.process.app import open_store
+from xain_coordinator.server.inspection_client import fetch
 from xain_coordinator.server.translate import layout_of
 from xain_coordinator.stores.bundles import open_weights
 from xain_coordinator.stores.integrity import parse_vector
 from xain_coordinator.stores.journalled import store_of_session
+from xain_coordinator.stores.opening import open_store
 from xain_coordinator.stores.reading import chunks
 from xain_foundation.commands import CommandFailed
 from xain_foundation.fields import proxy_options
@@ -126,9 +126,9 @@ def open_files(config: CoordinatorConfig) -> Iterator[Trained]:
 
     Raises NoModel, JournalError and StoreError.
     """
-    with open_stopped(config) as (journal, last):
+    with open_stopped(config.journal.path) as (journal, last):
         session, history, best = last.session, last.history, last.session.evaluation.best
-        with closing(open_store(config)) as opened:
+        with closing(open_store(config.storage)) as opened:
             store = store_of_session(opened.store, journal, session.session_id)
             yield Trained(
                 session.session_id,

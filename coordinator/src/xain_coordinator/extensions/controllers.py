@@ -3,10 +3,10 @@
 
 from collections.abc import Mapping
 
-from xain_coordinator.aggregation.options import make
 from xain_coordinator.core.selection import CONTROLLERS, Controller, ControllerFailed
 from xain_coordinator.core.values import Option
 from xain_coordinator.extensions import plugins
+from xain_coordinator.extensions.options import make
 
 
 def known_controllers() -> list[str]:

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 
-from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core import events as e
+from xain_coordinator.core.history import History
 from xain_coordinator.core.session import begin, evolve
-from xain_coordinator.driver.history import History
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import Journal, JournalError, Record, Snapshot
 
@@ -26,10 +26,9 @@ def restore(journal: Journal) -> tuple[Snapshot, int] | None:
 
 
 @contextmanager
-def open_stopped(config: CoordinatorConfig) -> Iterator[tuple[SqliteJournal, Snapshot]]:
+def open_stopped(path: Path) -> Iterator[tuple[SqliteJournal, Snapshot]]:
     """The journal of a stopped coordinator, and its latest session. Raises JournalError."""
-    path = config.journal.path
-    if config.storage.kind == "memory" or not path.exists():
+    if not path.exists():
         raise JournalError(f"there is no journal at {path}; name its folder with --data-dir")
     with closing(SqliteJournal(path)) as journal:
         restored = restore(journal)

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 import structlog
 from pydantic import TypeAdapter
 
+from xain_coordinator.core.accounts import Account
+from xain_coordinator.core.history import History, RoundRecord
 from xain_coordinator.core.session import EvaluationProgress, Session
 from xain_coordinator.core.values import Base, Evaluation, GlobalModel, Round, WeightsRef
-from xain_coordinator.driver.accounts import Account
-from xain_coordinator.driver.history import History, RoundRecord
 from xain_coordinator.journal.codec import make_adapter, reason
 from xain_coordinator.ports import JournalError, Snapshot
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 import urllib3
@@ -31,11 +31,10 @@ from influxdb_client.client.write.point import Point as LinePoint
 from influxdb_client.rest import ApiException
 from influxdb_client.service.write_service import WriteService
 
-from xain_coordinator.config.coordinator import MetricsSettings
-from xain_coordinator.config.secret_files import read_secret
 from xain_coordinator.core.values import Point
 from xain_coordinator.metrics.queue import MAX_WAITING, Outcome, QueuedMetrics, Stamped
 from xain_coordinator.ports import StoreError
+from xain_coordinator.stores.secret_files import read_secret
 
 log = structlog.get_logger(__name__)
 
@@ -89,7 +88,20 @@ class InfluxMetrics(QueuedMetrics):
         )
 
 
-def open_influx(settings: MetricsSettings, wall_ns: Callable[[], int]) -> InfluxMetrics:
+class InfluxSettings(Protocol):
+    """Settings of the bucket, as in [metrics]; read_secret() reads the token."""
+
+    @property
+    def url(self) -> str: ...
+    @property
+    def org(self) -> str: ...
+    @property
+    def bucket(self) -> str: ...
+    @property
+    def timeout_s(self) -> float: ...
+
+
+def open_influx(settings: InfluxSettings, wall_ns: Callable[[], int]) -> InfluxMetrics:
     """Raises StoreError."""
     token = read_secret("metrics", settings, "token")
     return InfluxMetrics(

@@ -12,8 +12,10 @@ from typing import Any, NoReturn
 import grpc
 import numpy as np
 
+from xain_coordinator.core.accounts import MAX_WARNINGS, Account
 from xain_coordinator.core.decider import due_of_round
 from xain_coordinator.core.errors import InvalidRequest, NotFitted
+from xain_coordinator.core.history import MAX_NAMES_OF_A_ROUND, History, RoundRecord
 from xain_coordinator.core.membership import (
     Heard,
     Refusals,
@@ -23,9 +25,7 @@ from xain_coordinator.core.membership import (
 from xain_coordinator.core.pacing import describe
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import ParticipantState, Phase, Round, Rules, Task
-from xain_coordinator.driver.accounts import MAX_WARNINGS, Account
 from xain_coordinator.driver.driver import Driver
-from xain_coordinator.driver.history import MAX_NAMES_OF_A_ROUND, History, RoundRecord
 from xain_coordinator.ports import MetricsStore
 from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.server.translate import (

@@ -22,9 +22,9 @@ import grpc
 import structlog
 
 from xain_coordinator.core.errors import InvalidRequest, Refusal, Unavailable
+from xain_coordinator.driver.log_files import LatencyFile
 from xain_coordinator.driver.outage import Outage
 from xain_coordinator.ports import StoreError
-from xain_coordinator.process.log_files import LatencyFile
 from xain_coordinator.server.admission_control import AdmissionControl
 from xain_coordinator.server.identity import participant_of
 from xain_coordinator.server.requests import bounded, only_request

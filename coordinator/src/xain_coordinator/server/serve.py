@@ -11,9 +11,9 @@ from grpc_reflection.v1alpha import reflection
 
 from xain_coordinator.core.values import Point, WeightsRef
 from xain_coordinator.driver.driver import Driver
+from xain_coordinator.driver.log_files import LatencyFile
 from xain_coordinator.driver.outage import Outage
 from xain_coordinator.ports import DirectAccess, MetricsStore, WeightsStore
-from xain_coordinator.process.log_files import LatencyFile
 from xain_coordinator.server.admission_control import CALLS_OF_STRANGERS, AdmissionControl
 from xain_coordinator.server.capabilities import Capability
 from xain_coordinator.server.coordinator_service import is_known

@@ -14,7 +14,6 @@ from typing import IO, cast
 
 import xxhash
 
-from xain_coordinator.config.coordinator import StorageSettings
 from xain_coordinator.ports import (
     KeyExists,
     KeyNotFound,
@@ -35,6 +34,7 @@ from xain_coordinator.stores.s3_bucket import (
 from xain_coordinator.stores.s3_claims import Claims
 from xain_coordinator.stores.s3_names import MAX_NAME_BYTES, key_to_name, name_to_key
 from xain_coordinator.stores.s3_requests import Requests, results
+from xain_coordinator.stores.s3_settings import S3Settings
 
 _MIB = 1 << 20
 
@@ -500,7 +500,7 @@ class S3Upload:
             self._file.close()
 
 
-def open_s3(settings: StorageSettings) -> S3Store:
+def open_s3(settings: S3Settings) -> S3Store:
     """The store of [storage], tried out.
 
     Raises StoreUnavailable if the server cannot be reached, and StoreError where a person must act.
@@ -526,7 +526,7 @@ def open_s3(settings: StorageSettings) -> S3Store:
     return store
 
 
-def _find(bucket: Bucket, settings: StorageSettings) -> None:
+def _find(bucket: Bucket, settings: S3Settings) -> None:
     try:
         bucket.check(settings.prefix)
     except BucketMissing as error:

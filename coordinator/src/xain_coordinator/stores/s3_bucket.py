@@ -17,9 +17,9 @@ from botocore import exceptions as boto
 from botocore.config import Config
 from urllib3.exceptions import HTTPError
 
-from xain_coordinator.config.coordinator import StorageSettings
-from xain_coordinator.config.secret_files import read_secret
 from xain_coordinator.ports import KeyNotFound, StoreError, StoreUnavailable
+from xain_coordinator.stores.s3_settings import S3Settings
+from xain_coordinator.stores.secret_files import read_secret
 
 T = TypeVar("T")
 
@@ -451,7 +451,7 @@ def _harmless(code: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "?", code)[:64]
 
 
-def connect(settings: StorageSettings) -> Bucket:
+def connect(settings: S3Settings) -> Bucket:
     """The bucket of [storage]; no request is made yet.
 
     Raises StoreError if a file of credentials cannot be read or a value makes no sense to boto3.
@@ -483,7 +483,7 @@ def connect(settings: StorageSettings) -> Bucket:
     return Bucket(client, signer, settings.bucket, settings.url_lifetime_s)
 
 
-def _config(settings: StorageSettings) -> Config:
+def _config(settings: S3Settings) -> Config:
     return Config(
         signature_version="s3v4",
         connect_timeout=min(settings.timeout_s, MAX_CONNECT_S),

@@ -12,11 +12,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from xain_foundation.logger import get_logger
 from xain_parameters.client.cuts import summed, unique, whole_numbers
-from xain_parameters.client.ports import Progress, Scheduler
 from xain_parameters.client.requests import Piece, Requests
 from xain_parameters.errors import Closed, Invalid, ParameterError, RolledBack
 from xain_parameters.keys import Keys
 from xain_parameters.messages import Mark, Pull, Push
+from xain_parameters.ports import Progress, Scheduler
 from xain_parameters.specs import Plugin, RangeView, Staleness, TableSpec, View
 from xain_parameters.tables.part import is_finite
 from xain_parameters.transport.connection import Request

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from xain_foundation.logger import get_logger
 from xain_parameters.client.cuts import cut_keys, cut_rows
-from xain_parameters.client.ports import Scheduler
 from xain_parameters.errors import Closed, Evicted, Invalid, RolledBack, Unavailable
 from xain_parameters.keys import Keys, Range
 from xain_parameters.messages import MAX_TEXT_BYTES, Command, Refused, Said
+from xain_parameters.ports import Scheduler
 from xain_parameters.specs import RangeView, TableSpec, View
 from xain_parameters.transport.channel import hello
 from xain_parameters.transport.connection import Broken, Connection, Request

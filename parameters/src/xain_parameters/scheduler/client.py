@@ -22,8 +22,8 @@ from xain_messaging.errors import (
     NameTaken,
 )
 from xain_messaging.ports import Roster
-from xain_parameters.client.ports import Progress
 from xain_parameters.errors import Closed, Evicted, Invalid, TableConflict, Unavailable
+from xain_parameters.ports import Progress
 from xain_parameters.scheduler.reports import (
     Load,
     Report,

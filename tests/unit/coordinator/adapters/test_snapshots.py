@@ -17,10 +17,10 @@ from tests.unit.core.bench import LEASE_S, PROFILE, Bench, make_rules, stored
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
 from xain_coordinator.core.errors import Refusal
+from xain_coordinator.core.history import MAX_ROUNDS, History
 from xain_coordinator.core.keys import update_key
 from xain_coordinator.core.session import begin, evolve
 from xain_coordinator.core.values import DataProfile, Evaluation, Phase, WeightsRef
-from xain_coordinator.driver.history import MAX_ROUNDS, History
 from xain_coordinator.journal.codec import decode, encode
 from xain_coordinator.journal.snapshots import (
     FOLD,

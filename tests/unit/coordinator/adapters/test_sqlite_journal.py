@@ -20,11 +20,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from xain_coordinator.core.events import RoundClosed, SessionFinished, SessionOpened
+from xain_coordinator.core.history import History
 from xain_coordinator.core.session import begin
 from xain_coordinator.core.values import Phase, Rules
 from xain_coordinator.driver.clock import SessionClock
 from xain_coordinator.driver.driver import Driver
-from xain_coordinator.driver.history import History
 from xain_coordinator.journal.codec import FORMAT, decode_record, digest_of
 from xain_coordinator.journal.memory import MemoryJournal
 from xain_coordinator.journal.restore import restore
@@ -41,7 +41,7 @@ from pathlib import Path
 from xain_coordinator.core.events import RoundClosed, SessionOpened
 from xain_coordinator.core.session import begin
 from xain_coordinator.core.values import Rules
-from xain_coordinator.driver.history import History
+from xain_coordinator.core.history import History
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import JournalError, Record, Snapshot
 

@@ -17,8 +17,9 @@ from xain_coordinator.cli.launch.plan import (
     worker_program,
 )
 from xain_coordinator.cli.launch.programs import KILLED, Backend
-from xain_coordinator.cli.status import NoStatus, Snapshot
 from xain_coordinator.config.launch import COORDINATOR
+from xain_coordinator.server import inspection_client
+from xain_coordinator.server.inspection_client import NoStatus, Snapshot
 from xain_foundation.commands import CommandFailed
 from xain_foundation.fields import join_host_port
 
@@ -190,7 +191,7 @@ class RoundsLaunch(Launch):
 
     def _ask(self) -> Snapshot | None:
         try:
-            snapshot = status_view.fetch(self.address, everything=not self._is_ready)
+            snapshot = inspection_client.fetch(self.address, everything=not self._is_ready)
         except NoStatus:
             return None
         self._joined |= {one.participant_id for one in snapshot.participants.participants}

@@ -5,10 +5,10 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
-from xain_coordinator.cli.status import Snapshot, ask_service
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.journal.restore import open_stopped
 from xain_coordinator.metrics.null import NullMetricsStore
+from xain_coordinator.server.inspection_client import Snapshot, ask_service
 from xain_coordinator.server.inspection_service import InspectionService
 
 
@@ -17,7 +17,7 @@ def snapshot_of_files(config: CoordinatorConfig) -> Snapshot:
 
     Raises JournalError.
     """
-    with open_stopped(config) as (_, last):
+    with open_stopped(config.journal.path) as (_, last):
         # The part of a driver that the service reads. The time is that of the last record.
         clock = SimpleNamespace(now=lambda: last.at)
         driver: Any = SimpleNamespace(

@@ -10,7 +10,8 @@ from importlib.resources import files
 
 from xain_coordinator.cli import status as status_view
 from xain_coordinator.cli.report.charts import Line, chart, number, timeline
-from xain_coordinator.cli.status import Snapshot, duration
+from xain_coordinator.cli.status import duration
+from xain_coordinator.server.inspection_client import Snapshot
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl.inspection_pb2 import GetStatusResponse, RoundStatus
 

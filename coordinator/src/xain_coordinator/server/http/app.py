@@ -12,7 +12,6 @@ from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from xain_coordinator.cli.status import as_json
 from xain_coordinator.config.http import HttpSettings, is_loopback
 from xain_coordinator.export import formats
 from xain_coordinator.export.commands import described
@@ -22,6 +21,7 @@ from xain_coordinator.server.http import bodies, chimera
 from xain_coordinator.server.http.errors import HttpError
 from xain_coordinator.server.http.events import EventReaders
 from xain_coordinator.server.http.fits import Fits
+from xain_coordinator.server.inspection_client import as_json
 from xain_coordinator.stores.reading import chunks
 
 log = structlog.get_logger(__name__)

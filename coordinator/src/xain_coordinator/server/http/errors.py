@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import NoReturn
 
+from xain_coordinator.assembly.sessions import NoParticipants, Stopping
 from xain_coordinator.core.errors import (
     AlreadyFitting,
     NobodyAnswered,
@@ -13,7 +14,6 @@ from xain_coordinator.core.errors import (
 )
 from xain_coordinator.export.trained import NoModel
 from xain_coordinator.ports import JournalError, StoreError
-from xain_coordinator.process.sessions import NoParticipants, Stopping
 from xain_workloads.errors import DataError
 
 

@@ -12,16 +12,16 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
-from xain_coordinator.cli.status import Snapshot, ask_service
+from xain_coordinator.assembly.sessions import COMPLETED, Sessions
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Phase
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.export.trained import Entry, NoModel, Trained
-from xain_coordinator.process.sessions import COMPLETED, Sessions
 from xain_coordinator.server.http import bodies
 from xain_coordinator.server.http.errors import KNOWN, HttpError, refuse
 from xain_coordinator.server.http.predicting import Predicted, Predictor, Rows
+from xain_coordinator.server.inspection_client import Snapshot, ask_service
 from xain_coordinator.server.inspection_service import waiting_for
 from xain_foundation.fields import WrongSetting
 

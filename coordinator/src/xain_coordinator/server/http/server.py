@@ -16,7 +16,7 @@ import structlog
 from xain_coordinator.config.http import HttpSettings
 
 if TYPE_CHECKING:
-    from xain_coordinator.process.sessions import Sessions
+    from xain_coordinator.assembly.sessions import Sessions
 
 log = structlog.get_logger(__name__)
 

@@ -20,6 +20,7 @@ from xain_coordinator.core.events import DurableEvent, ModelInitialised, ModelRe
 from xain_coordinator.core.keys import model_key, state_key
 from xain_coordinator.core.values import BYTES, DataProfile, GlobalModel, Lineage, Rules, WeightsRef
 from xain_coordinator.driver.effects import store_model
+from xain_coordinator.driver.model_folder import MODELS_INDEX
 from xain_coordinator.journal.restore import restore_session
 from xain_coordinator.ports import Journal, KeyNotFound, Snapshot, StoreError, WeightsStore
 from xain_coordinator.stores.journalled import store_of_session
@@ -32,7 +33,6 @@ from xain_workloads.workload import create
 
 LAST, BEST = "last", "best"
 SIDECAR = ".json"  # beside a .npy, or MODELS_INDEX in its folder
-MODELS_INDEX = "index.json"
 NPZ_SIDECAR = "xain"  # in an .npz: the text that a sidecar has
 
 _OF_SESSION = re.compile(r"([0-9a-f]{12})/(\d{1,10}|last|best)")

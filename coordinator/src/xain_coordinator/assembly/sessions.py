@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.commands import CancelFit, RequestFit
 from xain_coordinator.core.errors import AlreadyFitting, Unavailable
+from xain_coordinator.core.history import History
 from xain_coordinator.core.membership import is_connected_after_end
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import ParticipantState, Phase, WeightsRef
 from xain_coordinator.driver.driver import Driver
-from xain_coordinator.driver.history import History
 from xain_coordinator.journal.restore import restore_session
 from xain_coordinator.ports import JournalError, Reader, WeightsStore
-from xain_coordinator.process.app import Coordinator
 from xain_coordinator.stores.bundles import open_weights
 from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_coordinator.stores.reading import chunks

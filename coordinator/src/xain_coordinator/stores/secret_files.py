@@ -3,10 +3,9 @@
 from pathlib import Path
 
 from xain_coordinator.ports import StoreError
-from xain_foundation.fields import Section
 
 
-def read_secret(section: str, settings: Section, name: str) -> str:
+def read_secret(section: str, settings: object, name: str) -> str:
     """The value of `name`, or what the file `name`_file holds, without blanks and line ends around
     it; "" if neither is given.
 

@@ -27,10 +27,10 @@ from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import GlobalModel
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.driver.model_copies import ModelCopies
-from xain_coordinator.process.warm_start import MODELS_INDEX
 from xain_coordinator.stores.paths import folder_to_path, key_to_path
 from xain_foundation.threads import run_to_end
 
+MODELS_INDEX = "index.json"
 log = structlog.get_logger(__name__)
 
 FOLDER = "models"

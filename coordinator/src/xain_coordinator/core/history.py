@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from xain_coordinator.core import events as e
+from xain_coordinator.core.accounts import NOT_WAITED_FOR, Account, Accounts, failed
 from xain_coordinator.core.evaluation import Spread, mean_evaluation, mean_metrics, spreads
 from xain_coordinator.core.values import Evaluation, GlobalModel, Rules, Task
-from xain_coordinator.driver.accounts import NOT_WAITED_FOR, Account, Accounts, failed
 
 MAX_ROUNDS = 1000
 MAX_DEPARTED = 1000

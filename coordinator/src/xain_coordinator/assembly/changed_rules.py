@@ -8,11 +8,11 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple, fields
 
+from xain_coordinator.assembly.warm_start import is_source
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Phase, Rules
 from xain_coordinator.core.values import Schema as DataSchema
-from xain_coordinator.process.warm_start import is_source
 from xain_foundation.schema import Schema
 
 # The key of the configuration for each field of Rules that is not "rounds.FIELD". "*" stands for

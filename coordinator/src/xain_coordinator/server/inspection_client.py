@@ -1,0 +1,193 @@
+"""Answers of the Inspection service as one snapshot, and the snapshot as JSON."""
+
+import json
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from xain_foundation.commands import CommandFailed
+from xain_foundation.fields import proxy_options
+from xain_foundation.schema import MASK
+from xain_proto.fl import inspection_pb2, inspection_pb2_grpc
+
+DEADLINE_S = 5.0
+
+# Rows shown; --json has all. A screen is enough for people, and a fleet may be thousands.
+MAX_PARTICIPANTS = 40
+MAX_ROUNDS = 8
+_MAX_MODELS = 3
+
+_ALL = 2**31 - 1  # rounds and models: as many as the coordinator gives
+
+
+class NoStatus(CommandFailed):
+    """The coordinator did not answer with its status."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Answers of the coordinator, which are moments apart."""
+
+    status: inspection_pb2.GetStatusResponse
+    participants: inspection_pb2.ListParticipantsResponse  # all pages that were asked for
+    rounds: inspection_pb2.ListRoundsResponse
+    models: inspection_pb2.ListModelsResponse
+
+
+def fetch(address: str, *, everything: bool = False, num_rounds: int = MAX_ROUNDS) -> Snapshot:
+    """Ask the coordinator at "host:port".
+
+    everything: all participants, and as many rounds and models as it gives, not the first or latest
+    few. num_rounds: of the latest few.
+
+    Raises NoStatus within DEADLINE_S or little more.
+    """
+    # In a thread of its own, where no signal raises KeyboardInterrupt: between the start of a call
+    # and that of gRPC's own thread, it would leave a channel whose close() never returns.
+    pool = ThreadPoolExecutor(1, "status")
+    try:
+        return pool.submit(_fetch, address, everything, num_rounds).result()
+    finally:
+        pool.shutdown(wait=False)
+
+
+def _fetch(address: str, everything: bool, num_rounds: int) -> Snapshot:
+    limits = (_ALL, _ALL) if everything else (num_rounds, _MAX_MODELS)
+    page_size = 0 if everything else MAX_PARTICIPANTS
+    gives_up_at = time.monotonic() + DEADLINE_S
+    # A list of models with their layouts may exceed gRPC's usual 4 MiB.
+    options = [("grpc.max_receive_message_length", -1), *proxy_options(address)]
+    with grpc.insecure_channel(address, options=options) as channel:
+        stub = inspection_pb2_grpc.InspectionStub(channel)
+        try:
+            # Together, so that one deadline holds for all.
+            pending = (
+                stub.GetStatus.future(inspection_pb2.GetStatusRequest(), timeout=DEADLINE_S),
+                stub.ListParticipants.future(
+                    inspection_pb2.ListParticipantsRequest(page_size=page_size),
+                    timeout=DEADLINE_S,
+                ),
+                stub.ListRounds.future(
+                    inspection_pb2.ListRoundsRequest(limit=limits[0]), timeout=DEADLINE_S
+                ),
+                stub.ListModels.future(
+                    inspection_pb2.ListModelsRequest(limit=limits[1]), timeout=DEADLINE_S
+                ),
+            )
+            status = pending[0].result()
+            participants = pending[1].result()
+            while everything and participants.next_page_token:
+                request = inspection_pb2.ListParticipantsRequest(
+                    page_token=participants.next_page_token
+                )
+                participants.ClearField("next_page_token")
+                left_s = max(0.0, gives_up_at - time.monotonic())
+                participants.MergeFrom(stub.ListParticipants(request, timeout=left_s))
+            return Snapshot(status, participants, pending[2].result(), pending[3].result())
+        except grpc.RpcError as error:
+            raise NoStatus(_why(address, error)) from None
+
+
+async def ask_service(
+    service: Any, *, everything: bool = False, num_rounds: int = MAX_ROUNDS
+) -> Snapshot:
+    """The same of an InspectionService in this process, without a call over the network.
+
+    service: not imported by its type, since the server and all below it come with it.
+    """
+    no_call: Any = None  # the answers to such requests do not depend on it
+    limits = (_ALL, _ALL) if everything else (num_rounds, _MAX_MODELS)
+    page_size = 0 if everything else MAX_PARTICIPANTS
+    request = inspection_pb2.ListParticipantsRequest(page_size=page_size)
+    participants = await service.ListParticipants(request, no_call)
+    while everything and participants.next_page_token:
+        request.page_token = participants.next_page_token
+        participants.ClearField("next_page_token")
+        participants.MergeFrom(await service.ListParticipants(request, no_call))
+    return Snapshot(
+        await service.GetStatus(inspection_pb2.GetStatusRequest(), no_call),
+        participants,
+        await service.ListRounds(inspection_pb2.ListRoundsRequest(limit=limits[0]), no_call),
+        await service.ListModels(inspection_pb2.ListModelsRequest(limit=limits[1]), no_call),
+    )
+
+
+def _why(address: str, error: grpc.RpcError) -> str:
+    assert isinstance(error, grpc.Call)
+    if "@" in address:
+        address = MASK  # no address has one, but a URL with a password in it
+    match error.code():
+        case grpc.StatusCode.UNAVAILABLE:
+            return f"nobody answers at {address}; is a coordinator running there? Try --address"
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return f"no answer from {address} within {DEADLINE_S:g} s"
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return f"{address} answers, but not as a coordinator that can be inspected"
+        case code:
+            return f"{address} answered {code.name}: {clean(error.details() or '')}"
+
+
+# --- JSON -----------------------------------------------------------------------------------------
+
+
+def as_json(snapshot: Snapshot) -> dict[str, Any]:
+    """Everything, in plain values. Unlike protobuf's own JSON, whole numbers are numbers and
+    digests are in hex."""
+    told = snapshot.status.parameters
+    return {
+        "status": _plain(snapshot.status),
+        "participants": _plain(snapshot.participants)["participants"],
+        "rounds": _plain(snapshot.rounds)["rounds"],
+        "models": _plain(snapshot.models)["models"],
+        "parameters": json.loads(told) if told else None,
+    }
+
+
+# Fields that do not travel with a status, or, as `parameters`, are shown apart from it.
+_LEFT_OUT = frozenset(
+    (
+        "xain_proto.fl.GetStatusResponse.parameters",
+        "xain_proto.fl.WeightsRef.data",
+        "xain_proto.fl.WeightsRef.url",
+        "xain_proto.fl.DataProfile.columns",
+        "xain_proto.fl.DataProfile.statistics",
+    )
+)
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    fields = message.DESCRIPTOR.fields
+    return {f.name: _field(f, message) for f in fields if f.full_name not in _LEFT_OUT}
+
+
+def _field(field: Any, message: Message) -> Any:  # a FieldDescriptor, of Python's or upb's
+    value = getattr(message, field.name)
+    if isinstance(value, Mapping):
+        of_values = field.message_type.fields_by_name["value"]
+        return {key: _value(of_values, value[key]) for key in sorted(value)}
+    if field.is_repeated:
+        return [_value(field, item) for item in value]
+    if field.message_type is not None and not message.HasField(field.name):
+        return None
+    return _value(field, value)
+
+
+def _value(field: Any, value: Any) -> Any:
+    if isinstance(value, Message):
+        return _plain(value)
+    if isinstance(value, bytes):
+        return value.hex()
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_number.get(value)
+        return known.name if known else value
+    return value
+
+
+def clean(text: str) -> str:
+    """Without control characters: names come from the network and could move the cursor."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
