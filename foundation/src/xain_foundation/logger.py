@@ -15,7 +15,7 @@ from structlog.typing import EventDict, Processor
 _NUM_FRAMES: Final = 4
 
 
-class _Event(dict[str, Any]):
+class Fields(dict[str, Any]):
     """Fields of a line. As text, which other formatters than ours show: `event name=value ...`."""
 
     def __str__(self) -> str:
@@ -30,7 +30,7 @@ def to_record(logger: logging.Logger, method: str, event: EventDict) -> tuple[An
         options["exc_info"] = exc_info
     if type(logger).findCaller is logging.Logger.findCaller:
         options["stacklevel"] = _NUM_FRAMES  # a logger class of structlog skips them itself
-    return (_Event(event),), options
+    return (Fields(event),), options
 
 
 # A list that is changed in place by tests which look at what is logged.

@@ -11,17 +11,16 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import lru_cache, partial
 from math import isfinite
 from typing import Annotated, Any, Literal
 
 import structlog
 from pydantic import BeforeValidator
-from structlog.typing import EventDict, Processor, WrappedLogger
 
 from xain_foundation.fields import Section
-from xain_foundation.logger import to_record
+from xain_foundation.logger import Fields, to_record
 from xain_foundation.schema import MASK
 
 Level = Literal["notset", "debug", "info", "warning", "error", "critical"]
@@ -105,7 +104,7 @@ def configure(level: str, console: bool, third_party: bool) -> None:
     )
     handler = _Handler(sys.stderr)
     handler.setLevel(threshold)  # a logger with a copy elsewhere may have a lower one
-    handler.setFormatter(_formatter(_console() if console else _json()))
+    handler.setFormatter(_console() if console else _Formatter(_dumps))
     root = logging.getLogger()
     for old in [old for old in root.handlers if isinstance(old, _Handler)]:
         root.removeHandler(old)
@@ -129,7 +128,7 @@ def copied(name: str, write: Callable[[str], None], level: str) -> Iterator[None
     """
     logger = logging.getLogger(name)
     handler = _Copy(write)
-    handler.setFormatter(_formatter(_json()))
+    handler.setFormatter(_Formatter(_dumps))
     before = logger.level
     logger.addHandler(handler)
     logger.setLevel(min(logging.INFO, max(logging.getLevelName(level.upper()), logging.DEBUG)))
@@ -174,36 +173,51 @@ def _without_secrets(line: str) -> str:
     return line
 
 
-def _formatter(rendering: list[Processor]) -> logging.Formatter:
-    return structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=[structlog.stdlib.ExtraAdder()],
-        processors=[
-            structlog.stdlib.add_logger_name,
-            structlog.stdlib.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.StackInfoRenderer(),
-            _mask,
-            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-            *rendering,
-        ],
-    )
+class _Formatter(logging.Formatter):
+    """Makes the line of a record. render: of its fields, as a reader of JSON gets them."""
+
+    def __init__(self, render: Callable[[Mapping[str, Any]], str]) -> None:
+        super().__init__()
+        self._render = render
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._render(self._fields(record))
+
+    def _fields(self, record: logging.LogRecord) -> dict[str, Any]:
+        """The fields of a line: first those that every line has, then its own without secrets."""
+        own: Mapping[str, Any] = (
+            record.msg
+            if isinstance(record.msg, Fields)
+            else {"event": record.getMessage(), **_extra(record)}
+        )
+        time = datetime.fromtimestamp(record.created, UTC).replace(tzinfo=None)
+        fields: dict[str, Any] = {
+            "timestamp": f"{time.isoformat(timespec='microseconds')}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": own.get("event"),
+        }
+        for name, value in own.items():
+            fields[name] = _masked(name, value)
+        fields.pop("exc_info", None)  # also in the record
+        if record.stack_info:
+            fields["stack"] = record.stack_info
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return fields
 
 
-def _json() -> list[Processor]:
-    return [
-        structlog.processors.format_exc_info,
-        _in_order,
-        structlog.processors.JSONRenderer(serializer=_dumps),
-    ]
+def _extra(record: logging.LogRecord) -> dict[str, Any]:
+    """The fields that another program's call of `logging` has added."""
+    return {name: value for name, value in vars(record).items() if name not in _STANDARD}
 
 
-def _console() -> list[Processor]:
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+
+
+def _console() -> _Formatter:
     colors = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    return [structlog.processors.format_exc_info, partial(_render, colors)]
-
-
-def _render(colors: bool, logger: WrappedLogger, method: str, event: EventDict) -> str:
-    return line_for_people(event, colors=colors)
+    return _Formatter(partial(line_for_people, colors=colors))
 
 
 def line_for_people(event: Mapping[str, Any], *, colors: bool = False) -> str:
@@ -246,15 +260,6 @@ def _shown(value: object) -> str:
     return text if text.isprintable() and " " not in text else repr(text)
 
 
-def _in_order(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    first = {name: event[name] for name in _FIRST if name in event}
-    return {**first, **event}
-
-
-def _mask(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    return {name: _masked(name, value) for name, value in event.items()}
-
-
 @lru_cache(1024)  # names of fields come again with every line
 def _is_secret(name: str) -> bool:
     return _SECRET_NAME.search(name) is not None
@@ -263,6 +268,8 @@ def _is_secret(name: str) -> bool:
 def _masked(name: str, value: object) -> object:
     if _is_secret(name):
         return MASK
+    if type(value) in (str, int, float):  # most are
+        return value
     if isinstance(value, Mapping):
         return {str(inner): _masked(str(inner), item) for inner, item in value.items()}
     if type(value) in (list, tuple):
@@ -270,12 +277,15 @@ def _masked(name: str, value: object) -> object:
     return value
 
 
-def _dumps(event: object, **options: Any) -> str:
+def _dumps(fields: Mapping[str, Any]) -> str:
     # ASCII only, whatever the encoding of standard error is.
     try:
-        return json.dumps(event, default=str, allow_nan=False)
+        return _ENCODER.encode(fields)
     except ValueError:  # JSON has no NaN
-        return json.dumps(_finite(event), default=str)
+        return _ENCODER.encode(_finite(fields))
+
+
+_ENCODER = json.JSONEncoder(default=str, allow_nan=False)
 
 
 def _finite(value: object) -> object:
