@@ -150,8 +150,9 @@ class FileStore:
             except ValueError:
                 return  # no key begins like this
         with _unavailable("list", start):
-            for path in self._files(start):
-                key = path_to_key(path.relative_to(self._root).as_posix())
+            below = f"{start.relative_to(self._root).as_posix()}/" if folder else ""
+            for path in self._files(str(start), below):
+                key = path_to_key(path)
                 if key is not None and key.startswith(prefix):
                     yield key
 
@@ -213,19 +214,20 @@ class FileStore:
     def _path(self, key: str) -> Path:
         return self._root / key_to_path(key)
 
-    def _files(self, folder: Path) -> Iterator[Path]:
+    def _files(self, folder: str, below: str) -> Iterator[str]:
+        """Paths of all files in a folder, relative to the root. below: that of the folder, and '/',
+        or nothing for the root."""
         try:
             entries = list(os.scandir(folder))
         except (FileNotFoundError, NotADirectoryError):
-            if folder == self._root:
+            if not below:
                 raise
             return
         for entry in entries:
-            path = folder / entry.name
             if entry.is_dir(follow_symlinks=False):
-                yield from self._files(path)
+                yield from self._files(entry.path, f"{below}{entry.name}/")
             else:
-                yield path
+                yield below + entry.name
 
     def _settle(self, folder: Path) -> None:
         """Create a folder, and see to it that its name and those above it are on the disk."""

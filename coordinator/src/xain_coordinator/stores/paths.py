@@ -11,6 +11,7 @@ be keys. Only PREPROCESSING, a text for people, is called what it is.
 """
 
 import re
+from functools import lru_cache
 
 MAX_KEY_BYTES = 1024  # that of S3, so that a key that fits one store fits all
 
@@ -20,6 +21,9 @@ PREPROCESSING = "preprocessing.json"  # a key, or the last part of one
 # ends with a bare '%', which cannot stand at the end of a name that is not cut.
 _MAX_PART = 200
 _CUT = "%"
+
+# Paths that are remembered: each small round lists the folder of its owners.
+_NUM_KEPT = 64
 
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789._-")
 # Windows opens the device whatever follows the first dot.
@@ -56,6 +60,7 @@ def key_to_path(key: str) -> str:
     return "/".join([*(_encode(folder) for folder in folders), last])
 
 
+@lru_cache(_NUM_KEPT)
 def folder_to_path(folder: str) -> str:
     """The relative path of the folder that holds every key that begins with `folder` and '/'.
 
@@ -65,6 +70,7 @@ def folder_to_path(folder: str) -> str:
     return "/".join(_encode(part) for part in folder.split("/"))
 
 
+@lru_cache(_NUM_KEPT)
 def path_to_key(path: str) -> str | None:
     """The key whose object lies at this relative path; None if the file is none of ours."""
     if not path.endswith((SUFFIX, PREPROCESSING)):
