@@ -144,6 +144,22 @@ def test_any_tile_size_gives_the_same_bytes(store: WeightsStore, rule: str, dtyp
         )
 
 
+@pytest.mark.parametrize("rule", ["weighted_average", "median", "krum", "centred_clipping"])
+def test_updates_in_memory_give_the_same_bytes(rule: str) -> None:
+    """Of rules with and without a survey, and with a part of the global model for stale updates."""
+    store, made = MemoryStore(), MemoryStore()
+    updates, base = hand_in(store, random_vectors()), model_of(store, random_vectors()[2])
+    works = [Aggregate(3, rule, updates, base)]
+    if RULES[rule].takes_stale:
+        works.append(Aggregate(3, rule, updates, base, STALENESS))
+    objects = {key: read(store, key) for key in list(store.keys())}
+    for work in works:
+        assert aggregate(made, work, objects=objects) == aggregate(store, work)
+        assert read(made, "4/global") == read(store, "4/global")
+        store.delete("4/global")
+        made.delete("4/global")
+
+
 def test_the_order_of_arrival_does_not_matter() -> None:
     """The order is that of the selection; when the objects were written plays no part."""
     models = []

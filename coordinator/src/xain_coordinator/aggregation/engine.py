@@ -44,7 +44,14 @@ from xain_coordinator.aggregation.optimizers import MAX_DIFFERENCE, Optimizer
 from xain_coordinator.aggregation.publishing import publication
 from xain_coordinator.aggregation.rules import RULES, optimizer_of_session, rule_of_session
 from xain_coordinator.aggregation.staleness import mixing_weights
-from xain_coordinator.aggregation.tiles import MAX_COLUMNS, DType, TileBuffer, Tiles, Vector
+from xain_coordinator.aggregation.tiles import (
+    MAX_COLUMNS,
+    DType,
+    InMemory,
+    TileBuffer,
+    Tiles,
+    Vector,
+)
 from xain_coordinator.aggregation.trees import join_updates
 from xain_coordinator.core.attempts import RULE as ASSEMBLE
 from xain_coordinator.core.effects import Aggregate
@@ -81,6 +88,7 @@ def aggregate(
     tile_bytes: int | None = None,
     max_readers: int = MAX_READERS,
     num_threads: int | None = None,
+    objects: Mapping[str, bytes] | None = None,
 ) -> GlobalModel:
     """Make and store the optimiser's state and the model of the round after `work.round`.
 
@@ -88,6 +96,7 @@ def aggregate(
     stop: once set, the work ends after the reads and the tiles at hand.
     tile_bytes: of the tile of one thread; None for its share of TILES_BYTES.
     num_threads: None for one for each processor.
+    objects: the updates and the global model, by key, if they are in memory: nothing is read then.
     Raises UpdateChanged, Fenced, RuleFailed, PluginFailed, Stopped, and the store's errors.
     """
     if work.base.dtype == BYTES:
@@ -101,22 +110,26 @@ def aggregate(
         optimizer = optimizer_of_session(work.optimizer, work.optimizer_options)
     weights = work.updates[0].weights
     dtype, length = _little_endian(weights.dtype), weights.shape[0]
-    num_rows = len(work.updates) + 1
-    if num_threads is None:
-        is_small = length * dtype.itemsize * num_rows < _SMALL_BYTES
-        num_threads = 1 if is_small else min(_num_processors(), MAX_THREADS)
-        if store.num_parallel > 1:
-            num_threads = 2  # one tile is read while another is computed
-    if tile_bytes is None:
-        tile_bytes = TILES_BYTES // max(num_threads, 2)
-    tiles = Tiles(
-        store,
-        length,
-        stop or threading.Event(),
-        num_threads=num_threads,
-        tile_bytes=tile_bytes,
-        max_readers=max_readers,
-    )
+    tiles: Tiles | InMemory
+    if objects is not None:
+        tiles = InMemory(store, length, objects)
+    else:
+        num_rows = len(work.updates) + 1
+        if num_threads is None:
+            is_small = length * dtype.itemsize * num_rows < _SMALL_BYTES
+            num_threads = 1 if is_small else min(_num_processors(), MAX_THREADS)
+            if store.num_parallel > 1:
+                num_threads = 2  # one tile is read while another is computed
+        if tile_bytes is None:
+            tile_bytes = TILES_BYTES // max(num_threads, 2)
+        tiles = Tiles(
+            store,
+            length,
+            stop or threading.Event(),
+            num_threads=num_threads,
+            tile_bytes=tile_bytes,
+            max_readers=max_readers,
+        )
     making = _Making(work, rule, optimizer, dtype, tiles)
     try:
         return making.make()
@@ -170,7 +183,7 @@ class _Making:
     rule: Aggregator
     optimizer: Optimizer | None
     dtype: DType
-    tiles: Tiles
+    tiles: Tiles | InMemory
 
     def make(self) -> GlobalModel:
         rows = [self._update(i) for i in range(len(self.work.updates))]

@@ -164,15 +164,14 @@ class StoreWorker:
             return None
         if self._store.num_models >= MAX_UNCOPIED:
             return None
+        found = {ref.key: objects.get(ref.key) or self._at_hand(ref.key) for ref in refs}
+        at_hand = {key: data for key, data in found.items() if data}
+        if len(at_hand) < len(found):
+            return None
         memory = MemoryStore()
-        for ref in refs:
-            data = objects.get(ref.key) or self._at_hand(ref.key)
-            if not data:
-                return None
-            memory.place(ref.key, data, overwrite=True)
         try:
             self._require_owner()
-            model = aggregate(memory, effect, num_threads=1)
+            model = aggregate(memory, effect, objects=at_hand)
         except (StoreError, RuleFailed):
             return None  # the thread finds the same, and knows what to do
         except Exception:
