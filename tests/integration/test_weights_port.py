@@ -386,13 +386,21 @@ async def test_sender_of_single_bytes_ends(start, join, monkeypatch):
 
 
 async def test_idle_connections_give_way_to_new_ones(start, join, monkeypatch):
-    """Strangers that send no head cannot fill the port."""
-    monkeypatch.setattr(ports, "MAX_HEADS", 4)
+    """Strangers cannot fill the port: neither with connections that send no head, nor with refused
+    requests whose answer they do not read to its end."""
+    monkeypatch.setattr(ports, "MAX_IDLE", 4)
+    monkeypatch.setattr(ports, "MAX_CONNECTIONS", 8)
+    monkeypatch.setattr(ports, "LINGER_S", 1e6)
     _, a = await with_model(start, join, VECTOR)
     work = await a.start()
+    refused = head("GET", f"{work.model.url}x")
 
     def through() -> int:
         idle = [connected(work.model.url) for _ in range(20)]
+        for sock in idle[::2]:
+            with suppress(OSError):
+                sock.sendall(refused)
+                sock.recv(1)
         try:
             return request("GET", work.model.url)[0]
         finally:
@@ -400,6 +408,30 @@ async def test_idle_connections_give_way_to_new_ones(start, join, monkeypatch):
                 sock.close()
 
     assert await asyncio.to_thread(through) == 200
+
+
+async def test_slow_transfer_gives_way_to_a_new_connection(start, join, tmp_path, monkeypatch):
+    """When the port is full, the peer that has kept its transfer waiting for longest makes room,
+    and can go on with its upload later."""
+    _, a = await with_model(start, join, VECTOR)
+    work = await a.start()
+    monkeypatch.setattr(ports, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(ports, "MAX_WAIT_S", 0.0)
+
+    def status() -> int:
+        try:
+            return request("GET", work.model.url)[0]
+        except ConnectionResetError:  # refused, before the request came
+            return 503
+
+    with await asyncio.to_thread(put_part, work.upload.url, OTHER_DATA, 2 * MIB) as slow:
+        await written(tmp_path, 2 * MIB)
+        async with asyncio.timeout(PATIENCE_S):
+            while await asyncio.to_thread(status) == 503:  # until the slow transfer waits
+                pass
+        with suppress(ConnectionResetError):
+            assert slow.recv(1) == b""
+    assert await asyncio.to_thread(offset_of, work.upload.url, OTHER_DATA) == 2 * MIB
 
 
 async def test_newer_upload_of_a_participant_replaces_the_earlier_one(start, join):
@@ -515,9 +547,9 @@ async def test_training_by_the_port_makes_the_models_of_training_by_grpc(start, 
     puts: list[str] = []
     take = ports.WeightsPort._take_update
 
-    async def counted(self: Any, sock: Any, request: Any, allowed: Any) -> None:
+    async def counted(self: Any, sock: Any, request: Any, allowed: Any, task: Any) -> None:
         puts.append(allowed.participant_id)
-        await take(self, sock, request, allowed)
+        await take(self, sock, request, allowed, task)
 
     monkeypatch.setattr(ports.WeightsPort, "_take_update", counted)
     made: list[list[bytes]] = []
@@ -566,6 +598,37 @@ async def test_health_service_knows_the_port(start, join):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await status()
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+async def test_port_that_has_ended_is_not_serving(start, join):
+    """An error that ends the thread of the port is told by the health service, and weights go
+    through gRPC."""
+    coordinator, a = await with_model(start, join, VECTOR)
+    work = await a.start()
+
+    def leave() -> None:
+        raise SystemExit
+
+    coordinator._weights_port._loop.call_soon_threadsafe(leave)
+
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        grpc.aio.insecure_channel(f"127.0.0.1:{coordinator.port}") as channel,
+    ):
+        async for reply in HealthStub(channel).Watch(HealthCheckRequest(service=WEIGHTS_PORT)):
+            if reply.status == HealthCheckResponse.NOT_SERVING:
+                break
+    await until(lambda: not is_listening(work.model.url))
+    await a.hand_in(OTHER, round_=1)
+    await a.until(pb.FINISHED, 1)
+
+
+def is_listening(url: str) -> bool:
+    try:
+        connected(url).close()
+    except ConnectionRefusedError:
+        return False
+    return True
 
 
 async def test_malformed_requests_crash_and_leak_nothing(start, join):

@@ -11,7 +11,8 @@ URL end here, too: an OfferFailed has neither cause nor context.
   elsewhere.
 - Certificates are checked against the system's; SSL_CERT_FILE names others.
 - HTTP_PROXY, HTTPS_PROXY and NO_PROXY are honoured, as gRPC and curl do, because a network that
-  has a proxy often has no other way out. The proxy itself must be an http:// one.
+  has a proxy often has no other way out. The proxy itself must be an http:// one. It sees no URL
+  of a weights port, which it is asked to CONNECT to.
 """
 
 import os
@@ -379,11 +380,14 @@ class DirectTransfer:
     def _connection(self, target: "_Target") -> HTTPConnection:
         host, port = target.proxy or (target.name, target.port)
         if target.scheme == "http":
-            return HTTPConnection(host, port, timeout=self._connect_timeout_s)
-        if self._tls is None:
-            self._tls = ssl.create_default_context()
-        connection = HTTPSConnection(host, port, timeout=self._connect_timeout_s, context=self._tls)
-        if target.proxy is not None:
+            connection = HTTPConnection(host, port, timeout=self._connect_timeout_s)
+        else:
+            if self._tls is None:
+                self._tls = ssl.create_default_context()
+            connection = HTTPSConnection(
+                host, port, timeout=self._connect_timeout_s, context=self._tls
+            )
+        if target.is_tunnelled:
             connection.set_tunnel(target.name, target.port, target.tunnel_headers)
         return connection
 
@@ -479,7 +483,13 @@ class _Target:
     @property
     def is_port(self) -> bool:
         """Whether this is a weights port, and no object store."""
-        return urlsplit(self.path).path.startswith(PATH)
+        return self.path.startswith(PATH)
+
+    @property
+    def is_tunnelled(self) -> bool:
+        """Whether the proxy only connects, and does not see the request. It would note the URL of a
+        weights port in its log; gRPC is tunnelled, too."""
+        return self.proxy is not None and (self.scheme == "https" or self.is_port)
 
     @classmethod
     def of(cls, url: str) -> Self:
@@ -507,7 +517,7 @@ class _Target:
             credentials = b64encode(unquote(userinfo).encode()).decode()
             headers = {"Proxy-Authorization": f"Basic {credentials}"}
         proxy = (proxy_name, proxy_port or 80)
-        if scheme == "https":
+        if scheme == "https" or direct.is_port:
             return cls(scheme, name, port, path, proxy, tunnel_headers=headers)
         # The whole URL is what a proxy takes in the place of the path.
         return cls(scheme, name, port, url.partition("#")[0], proxy, proxy_headers=headers)

@@ -32,6 +32,7 @@ from xain_participant.direct import (
 )
 from xain_participant.download import Download
 from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.weights_port import PATH
 
 MODEL = npy(np.arange(100_000, dtype=np.float32))
 PART = len(MODEL) // 3
@@ -469,6 +470,20 @@ def test_a_proxy_is_used(
     assert [headers["Host"] for headers in store.headers] == ["store.invalid:9000"] * 2
     # user:p@ss
     assert [h["Proxy-Authorization"] for h in store.headers] == ["Basic dXNlcjpwQHNz"] * 2
+
+
+def test_proxy_sees_no_url_of_a_weights_port(
+    direct: DirectTransfer, store: ScriptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The URL is a capability, and a proxy may note it: the proxy is asked to connect only."""
+    monkeypatch.setenv("http_proxy", f"http://user:p%40ss@{store.host}")
+    store.faults.append(status(403))
+    failed = failure(
+        lambda: direct.fetch(f"http://port.invalid:41000{PATH}{SECRET}", download_of())
+    )
+    assert failed.reason == "the proxy does not let us through"
+    assert store.calls == [("CONNECT", "port.invalid:41000", "")]
+    assert store.headers[0]["Proxy-Authorization"] == "Basic dXNlcjpwQHNz"
 
 
 def test_no_proxy_is_used_where_none_is_wanted(

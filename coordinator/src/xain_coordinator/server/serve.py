@@ -197,7 +197,7 @@ class GrpcServer:
     async def start(self) -> None:
         self._is_started = True
         if self._weights_port is not None:
-            self._weights_port.start(self._receive, self._find)
+            self._weights_port.start(self._receive, self._find, self._weights_port_ended)
         await self._server.start()
         self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         self._say_serving(True)
@@ -229,6 +229,9 @@ class GrpcServer:
 
     async def _find(self, allowed: Capability, announced: Announced) -> int:
         return await self.uploads.find_unfinished(allowed.participant_id, announced)
+
+    def _weights_port_ended(self) -> None:
+        self._health.set(WEIGHTS_PORT, health_pb2.HealthCheckResponse.NOT_SERVING)
 
     def _say_serving(self, serving: bool) -> None:
         response = health_pb2.HealthCheckResponse

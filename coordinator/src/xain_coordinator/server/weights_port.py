@@ -42,8 +42,12 @@ log = structlog.get_logger(__name__)
 NUM_THREADS = 4  # that move bodies; each has a buffer of 1 MiB
 MAX_HEAD_BYTES = 16 << 10
 HEAD_S = 10.0  # for a whole head
-MAX_HEADS = 128  # that are being read; a new one then ends the one that has taken longest
-MAX_CONNECTIONS = 512
+# Connections of peers that have shown no capability yet, or have their answer and read it still. A
+# new connection then ends the one of them that has taken longest.
+MAX_IDLE = 128
+MAX_CONNECTIONS = 500  # select() on Windows takes 512 sockets
+# When there are so many, one whose peer has kept it waiting for so long is ended for a new one.
+MAX_WAIT_S = 5.0
 MAX_PER_PARTICIPANT = 4
 LINGER_S = 1.0  # for a peer to read an answer that came before the end of its request
 LINGER_BYTES = 1 << 20
@@ -169,14 +173,17 @@ class WeightsPort:
         self._base = f"http://{advertised or f':{self.port}'}"
         self._receive: Receive
         self._find: Find
+        self._ended: Callable[[], None]
         self._core: asyncio.AbstractEventLoop
         self._loop = asyncio.SelectorEventLoop()  # that of Windows by default has no readers
         self._pool = ThreadPoolExecutor(NUM_THREADS, "weights")
         self._thread = threading.Thread(target=self._serve, name="weights-port", daemon=True)
         self._is_stopped = False
         self._num_moving = 0  # pieces of work that have a thread or wait for one
-        self._heads: dict[asyncio.Task[None], None] = {}  # the oldest first
+        # The oldest first; see MAX_IDLE.
+        self._idle: dict[asyncio.Task[None], None] = {}
         self._connections: set[asyncio.Task[None]] = set()
+        self._moving: dict[asyncio.Task[None], Transfer] = {}
         self._by_participant: Counter[str] = Counter()
         self._crashed = RareLine(log.error, "weights_port_crashed")
 
@@ -189,10 +196,11 @@ class WeightsPort:
         path = self._capabilities.path(method, participant_id, round_, key, size_bytes)
         return self._base + path
 
-    def start(self, receive: Receive, find: Find) -> None:
-        """Serve. receive: take an upload. find: bytes that are there of one that broke off. Both
-        run on the event loop of the caller."""
-        self._receive, self._find = receive, find
+    def start(self, receive: Receive, find: Find, ended: Callable[[], None]) -> None:
+        """Serve. receive: take an upload. find: bytes that are there of one that broke off. ended:
+        called if the port serves no more, though nobody has stopped it. All of them run on the
+        event loop of the caller."""
+        self._receive, self._find, self._ended = receive, find, ended
         self._core = asyncio.get_running_loop()
         self._thread.start()
 
@@ -205,7 +213,7 @@ class WeightsPort:
         if self._thread.ident is None:
             self._listener.close()
             self._loop.close()
-        else:
+        elif self._thread.is_alive():
             await asyncio.wrap_future(self.run(self._drain(drain_s)))
             self._loop.call_soon_threadsafe(self._loop.stop)
             await asyncio.to_thread(self._thread.join)
@@ -221,14 +229,18 @@ class WeightsPort:
         self._accepting = self._loop.create_task(self._accept())
         try:
             self._loop.run_forever()
+        except BaseException as error:  # whatever it is, participants have gRPC
+            log.critical("weights_port_ended", error=type(error).__name__, exc_info=error)
+            self._core.call_soon_threadsafe(self._ended)
         finally:
+            self._listener.close()
             self._loop.close()
 
     async def _drain(self, drain_s: float) -> None:
         self._accepting.cancel()
         await asyncio.wait([self._accepting])
         self._listener.close()
-        for task in list(self._heads):
+        for task in list(self._idle):
             task.cancel()
         if self._connections:
             await asyncio.wait(self._connections, timeout=drain_s)
@@ -242,47 +254,64 @@ class WeightsPort:
         while True:
             try:
                 sock, _ = await self._loop.sock_accept(self._listener)
-            except OSError as error:  # no descriptor is left, or the peer has gone already
+            except Exception as error:  # no descriptor is left, or the peer has gone already
                 self._crashed(error=str(error))
                 await asyncio.sleep(0.1)
                 continue
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if len(self._connections) >= MAX_CONNECTIONS:
+            if not self._make_room():
                 with contextlib.suppress(OSError):
                     sock.send(_full().encode())
                 sock.close()
                 continue
-            if len(self._heads) >= MAX_HEADS:
-                oldest = next(iter(self._heads))
-                del self._heads[oldest]
-                oldest.cancel()
             task = self._loop.create_task(self._connection(sock))
             self._connections.add(task)
-            self._heads[task] = None
+            self._idle[task] = None
             task.add_done_callback(partial(self._forget, sock))
+
+    def _make_room(self) -> bool:
+        """Admit one more connection, in place of one that is idle or slow if need be."""
+        is_full = len(self._connections) >= MAX_CONNECTIONS
+        if self._idle and (is_full or len(self._idle) >= MAX_IDLE):
+            ended = next(iter(self._idle))
+            del self._idle[ended]
+            ended.cancel()
+        elif is_full:
+            slow = {task: moving.pace.waited_s for task, moving in self._moving.items()}
+            if max(slow.values(), default=0.0) < MAX_WAIT_S or not slow:
+                return False
+            ended = max(slow, key=slow.__getitem__)
+            del self._moving[ended]
+            ended.cancel()
+        return True
 
     def _forget(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
         sock.close()  # a task that is cancelled before it begins never does
         self._connections.discard(task)
-        self._heads.pop(task, None)
+        self._idle.pop(task, None)
+        self._moving.pop(task, None)
 
     async def _connection(self, sock: socket.socket) -> None:
         request: _Request | None = None
+        task = asyncio.current_task()
+        assert task is not None
         try:
             request = await self._request(sock)
-            task = asyncio.current_task()
-            assert task is not None
-            self._heads.pop(task, None)
-            await self._answer(sock, request)
+            await self._answer(sock, request, task)
         except _Answer as answer:
             is_head = request is not None and request.method == "HEAD"
-            await _say(self._loop, sock, answer.encode(is_head=is_head))
+            said = answer.encode(is_head=is_head)
         except OSError:
-            pass  # the peer has gone
+            return  # the peer has gone
         except Exception as error:  # a defect of ours ends one connection
             self._crashed(error=type(error).__name__, exc_info=error)
-            await _say(self._loop, sock, _Answer(500, "internal error").encode())
+            said = _Answer(500, "internal error").encode()
+        else:
+            return  # the answer was a model
+        self._moving.pop(task, None)
+        self._idle[task] = None
+        await _say(self._loop, sock, said)
 
     async def _request(self, sock: socket.socket) -> _Request:
         """The head of the request. Raises _Answer."""
@@ -315,8 +344,10 @@ class WeightsPort:
         target = event.target.decode("ascii")
         return _Request(event.method.decode("ascii"), target, dict(event.headers), rest)
 
-    async def _answer(self, sock: socket.socket, request: _Request) -> None:
-        """Carry out a request. Raises _Answer."""
+    async def _answer(
+        self, sock: socket.socket, request: _Request, task: asyncio.Task[None]
+    ) -> None:
+        """Carry out a request. Raises _Answer. task: of the connection."""
         if request.method not in ("GET", "PUT", "HEAD"):
             raise _Answer(
                 405, "only GET, PUT and HEAD are answered", (("Allow", "GET, PUT, HEAD"),)
@@ -330,15 +361,16 @@ class WeightsPort:
             )
         except Forbidden as forbidden:
             raise _Answer(403, str(forbidden)) from None
+        self._idle.pop(task, None)
         name = allowed.participant_id
         if self._by_participant[name] >= MAX_PER_PARTICIPANT:
             raise _full()
         self._by_participant[name] += 1
         try:
             if request.method == "GET":
-                await self._send_model(sock, request, allowed)
+                await self._send_model(sock, request, allowed, task)
             elif request.method == "PUT":
-                await self._take_update(sock, request, allowed)
+                await self._take_update(sock, request, allowed, task)
             else:
                 await self._say_offset(request, allowed)
         finally:
@@ -349,7 +381,11 @@ class WeightsPort:
     # --- down ---
 
     async def _send_model(
-        self, sock: socket.socket, request: _Request, allowed: Capability
+        self,
+        sock: socket.socket,
+        request: _Request,
+        allowed: Capability,
+        task: asyncio.Task[None],
     ) -> None:
         try:
             reader = await self._in_thread(self._open_model, allowed.key)
@@ -369,15 +405,22 @@ class WeightsPort:
             if not is_whole:
                 headers += (("Content-Range", f"bytes {start}-{end - 1}/{reader.size}"),)
             head = _head(200 if is_whole else 206, end - start, headers)
+            outgoing = self._moving[task] = Outgoing(
+                sock, head, reader, reader.fileno(), start, end
+            )
             try:
-                await self._move(Outgoing(sock, head, reader, reader.fileno(), start, end))
+                await self._move(outgoing)
             except (Stalled, StoreError) as error:
                 raise ConnectionError(str(error)) from None  # the answer has begun
 
     # --- up ---
 
     async def _take_update(
-        self, sock: socket.socket, request: _Request, allowed: Capability
+        self,
+        sock: socket.socket,
+        request: _Request,
+        allowed: Capability,
+        task: asyncio.Task[None],
     ) -> None:
         headers = request.headers
         if b"transfer-encoding" in headers or b"content-length" not in headers:
@@ -396,7 +439,7 @@ class WeightsPort:
             raise _Answer(413, f"at most {allowed.size_bytes} bytes are taken here")
         announced = Announced(allowed.round, size_bytes, _digest_of(headers))
         is_awaited = headers.get(b"expect", b"").lower() == b"100-continue" and not request.rest
-        incoming = Incoming(sock, request.rest, length)
+        incoming = self._moving[task] = Incoming(sock, request.rest, length)
         body = Body(self, incoming, is_awaited=is_awaited)
         ref = await self._ask_core(self._receive(allowed, announced, offset, body))
         raise _Answer(200, "the update is stored", ((KEY_HEADER, ref.key),))
@@ -517,7 +560,8 @@ def _listen(address: tuple[str, int], preferred: int) -> socket.socket:
 def _head(status: int, length: int, headers: tuple[tuple[str, str], ...]) -> bytes:
     lines = [f"HTTP/1.1 {status} {_PHRASES[status]}", f"Content-Length: {length}"]
     lines += [f"{name}: {value}" for name, value in headers]
-    return "\r\n".join([*lines, "Connection: close", "", ""]).encode()
+    # no-store: a proxy on the way must not keep what a capability gives.
+    return "\r\n".join([*lines, "Cache-Control: no-store", "Connection: close", "", ""]).encode()
 
 
 async def _say(loop: asyncio.AbstractEventLoop, sock: socket.socket, answer: bytes) -> None:

@@ -68,6 +68,14 @@ class Pace:
     def __init__(self) -> None:
         self._bytes = 0
         self._waited_s = 0.0
+        self._waits_since: float | None = None
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds for which the peer has kept its transfer waiting, if it does so now; else 0.
+        May be read in any thread."""
+        since = self._waits_since
+        return 0.0 if since is None else self._waited_s + time.monotonic() - since
 
     @property
     def left_s(self) -> float:
@@ -83,8 +91,9 @@ class Pace:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Count the time for which the peer keeps us waiting."""
-        began_at = time.monotonic()
+        began_at = self._waits_since = time.monotonic()
         yield
+        self._waits_since = None
         self._waited_s += time.monotonic() - began_at
 
 
