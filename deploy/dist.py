@@ -1,8 +1,8 @@
 """Build wheels of all distributions: `python deploy/dist.py FOLDER`, or `make dist`.
 
-    FOLDER/xain_participant-*.whl    the participant with the four libraries inside
+    FOLDER/xain_participant-*.whl    the participant with the five libraries inside
     FOLDER/xain_coordinator-*.whl    the coordinator, which needs the participant's wheel
-    FOLDER/libraries/                protos, messaging, parameters and workloads on their own
+    FOLDER/libraries/                protos, foundation, messaging, parameters, workloads
 
 docs/decisions/0026-wheels.md gives the reasons. Needs hatchling.
 """
@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[1]
 LIBRARIES = {
     "xain-proto": "protos",
+    "xain-foundation": "foundation",
     "xain-messaging": "messaging",
     "xain-parameters": "parameters",
     "xain-workloads": "workloads",
