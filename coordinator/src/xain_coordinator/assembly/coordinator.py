@@ -128,6 +128,8 @@ class Coordinator:
             _require_rule(session)
             opened = self._opened = self._opened or open_store(config.storage)
             whole: WeightsStore = opened.store
+            if isinstance(whole, FileStore) and isinstance(self._journal, SqliteJournal):
+                self._journal.make_room = whole.spares.clear
             self._fence: Fence | None = None
             if isinstance(self._journal, SqliteJournal):  # one in memory has no second copy
                 owners = PrefixedStore(whole, session.session_id)

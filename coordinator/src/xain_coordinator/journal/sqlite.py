@@ -93,11 +93,18 @@ _STEPS = {
 assert max(_STEPS) == FORMAT
 
 
+class _DiskFull(JournalError):
+    """The disk has no room; nothing of the transaction is written."""
+
+
 class SqliteJournal:
     """The journal at `path`, which is created, with its folder, if it is missing.
 
     May be used from any thread. Raises JournalError if another process has the journal open, if it
     is of another format, or if it cannot be read or written; nothing in the file is changed then.
+
+    make_room: frees space on a full disk, and tells whether there was any; an append is then tried
+    again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -107,6 +114,7 @@ class SqliteJournal:
         self._recent: dict[str, bytes] = {}  # the latest objects of the latest session
         self._recent_bytes = 0
         self._numbers: dict[str, int] | None = None  # of sessions by id; None until asked for
+        self.make_room: Callable[[], bool] = lambda: False
         try:
             make_directory(self._path.parent)
         except OSError as error:
@@ -199,7 +207,17 @@ class SqliteJournal:
             return
         rows = [encode_record(record) for record in records]
         with self._lock:
-            self._commit(self._write(records, rows, objects or {}))
+            self._append(records, rows, objects or {})
+
+    def _append(
+        self, records: Sequence[Record], rows: Sequence[Row], objects: Mapping[str, bytes]
+    ) -> None:
+        try:
+            self._commit(self._write(records, rows, objects))
+        except _DiskFull:
+            if not self.make_room():
+                raise
+            self._commit(self._write(records, rows, objects))
 
     def prepare(
         self, records: Sequence[Record], objects: Mapping[str, bytes] | None = None
@@ -211,14 +229,21 @@ class SqliteJournal:
             return partial(self.append, records, objects)
         try:
             written = self._write(records, rows, objects)
+        except _DiskFull:
+            self._lock.release()
+            return partial(self.append, records, objects)
         except BaseException:
             self._lock.release()
             raise
-        return partial(self._commit_prepared, written)
+        return partial(
+            self._commit_prepared, written, partial(self._append, records, rows, objects)
+        )
 
-    def _commit_prepared(self, written: "_Written") -> None:
+    def _commit_prepared(self, written: "_Written", again: Callable[[], None]) -> None:
         try:
             self._commit(written)
+        except _DiskFull:
+            again()
         finally:
             self._lock.release()
 
@@ -433,13 +458,17 @@ class SqliteJournal:
             reason = _REASONS.get(code) or _REASONS.get(code & 0xFF)
             if reason is None:
                 reason = f"cannot be used: {' '.join(str(error).split())}; {_DAMAGED_HINT}"
-            kind = JournalDamaged if code & 0xFF in _DAMAGED else JournalError
+            kind = _KINDS.get(code & 0xFF, JournalError)
             raise kind(f"the journal {self._path} {reason}") from error
         except UnicodeDecodeError as error:  # SQLite quotes what is there in its message
             raise self._damaged("it has text that is not UTF-8") from error
 
 
-_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_KINDS = {
+    sqlite3.SQLITE_CORRUPT: JournalDamaged,
+    sqlite3.SQLITE_NOTADB: JournalDamaged,
+    sqlite3.SQLITE_FULL: _DiskFull,
+}
 
 _DAMAGED_HINT = (
     "restore it from a backup, or begin anew with --new-session or another [journal] path"

@@ -229,6 +229,40 @@ def test_a_full_disk(tmp_path: Path) -> None:
         assert list(journal.load()) == [OPENED, closed(0)]
 
 
+@pytest.mark.parametrize("num_bytes", [20_000, MAX_PREPARED_BYTES + 1])
+@pytest.mark.parametrize("is_prepared", [True, False])
+def test_room_is_made_on_a_full_disk(tmp_path: Path, num_bytes: int, is_prepared: bool) -> None:
+    """The append is tried again, once: on a disk that stays full it fails."""
+    with closing(SqliteJournal(tmp_path / "journal")) as journal:
+        journal.append([OPENED])
+        db = journal._db
+        assert db is not None
+        (num_pages,) = db.execute("PRAGMA page_count").fetchone()
+        asked: list[bool] = []
+
+        def make_room() -> bool:
+            asked.append(True)
+            db.execute("PRAGMA max_page_count = 1000000")
+            return True
+
+        journal.make_room = make_room
+        db.execute(f"PRAGMA max_page_count = {num_pages + 1}")
+        objects = {"a": bytes(num_bytes)}
+        if is_prepared:
+            journal.prepare([closed(0)], objects)()
+        else:
+            journal.append([closed(0)], objects)
+        assert asked == [True]
+        assert list(journal.load()) == [OPENED, closed(0)]
+        assert journal.read_object("a") == bytes(num_bytes)
+        (num_pages,) = db.execute("PRAGMA page_count").fetchone()
+        db.execute(f"PRAGMA max_page_count = {num_pages + 1}")
+        journal.make_room = lambda: True
+        with pytest.raises(JournalError, match="has no room left on its disk"):
+            journal.append([closed(1)], {"b": bytes(num_bytes)})
+        assert list(journal.load()) == [OPENED, closed(0)]
+
+
 def test_no_room_for_a_snapshot(tmp_path: Path) -> None:
     """An append needs less than that, and goes on; the snapshot before stays."""
     chance = Random(1)
