@@ -12,6 +12,7 @@ import pytest
 from support.transfers import PATIENCE_S, until
 from support.wire import digest, npy, reason
 from xain_coordinator.assembly import coordinator
+from xain_coordinator.core.errors import InvalidUpdate
 from xain_coordinator.core.keys import incoming_key
 from xain_coordinator.core.values import Phase
 from xain_coordinator.ports import StoreUnavailable, WrongSize
@@ -19,6 +20,7 @@ from xain_coordinator.server.downloads import INLINE_BYTES
 from xain_coordinator.stores.memory import MemoryStore, MemoryUpload
 from xain_coordinator.stores.opening import OpenStore
 from xain_coordinator.updates import readings
+from xain_coordinator.updates.inbox import Inbox
 from xain_proto.fl import coordinator_pb2 as pb
 
 SIZE = INLINE_BYTES // 4 + 1  # float32, just too large to travel inside
@@ -359,6 +361,39 @@ async def test_work_goes_on_when_its_caller_has_lost_patience(store, start, join
     assert len(copies) == 1
 
 
+async def test_refused_copy_answers_for_no_other_update(store, start, join, monkeypatch):
+    """The call that would have heard that the update is wrong was given up. What its sender has put
+    there since is read itself."""
+    coordinator, member = await first_round(start, join)
+    work = await member.start()
+    good = npy(np.ones(SIZE, np.float32))
+    ref = await put(store, work, good)
+    await put(store, work, good[:-1] + b"x")
+    copies, go_on = [], threading.Event()
+
+    def slow(target: str) -> None:
+        copies.append(target)
+        assert go_on.wait(60)
+
+    monkeypatch.setattr(store, "begin_copy", slow)
+    given_up = asyncio.ensure_future(member.end(ref, round_=1))
+    await until(lambda: copies)
+    task = coordinator._server.inbox._slots["a"].reading.task
+    given_up.cancel()
+    await asyncio.wait([given_up])
+    go_on.set()
+    await asyncio.wait([task])
+    assert isinstance(task.exception(), InvalidUpdate)
+    await put(store, work, good)
+    await member.end(ref, round_=1)
+    assert len(copies) == 2
+
+
+def is_reading(inbox: Inbox, participant_id: str) -> bool:
+    slot = inbox._slots.get(participant_id)
+    return slot is not None and slot.reading is not None
+
+
 @pytest.mark.parametrize("is_late_at", ["its turn", "its end"])
 async def test_what_is_late_is_not_copied_or_does_not_stay(
     store, start, join, monkeypatch, is_late_at
@@ -380,16 +415,16 @@ async def test_what_is_late_is_not_copied_or_does_not_stay(
         assert go_on.wait(60)
 
     monkeypatch.setattr(store, "copy", slow)
-    adoptions = coordinator._server.uploads._adoptions
+    inbox = coordinator._server.inbox
     async with AsyncExitStack() as turns:
         if is_late_at == "its turn":
             for _ in range(readings.NUM_READINGS):
-                await turns.enter_async_context(adoptions._readings.turn())
+                await turns.enter_async_context(inbox._readings.turn())
         given_up = asyncio.ensure_future(b.end(ref, round_=1))
         async with asyncio.timeout(60):
-            while not (copies if is_late_at == "its end" else adoptions._adoptions):
+            while not (copies if is_late_at == "its end" else is_reading(inbox, "b")):
                 await a.heartbeat()
-        (task,) = [adoption.task for adoption in adoptions._adoptions.values()]
+        task = inbox._slots["b"].reading.task
         given_up.cancel()
         await asyncio.wait([given_up])
         await a.hand_in(np.zeros(SIZE, np.float32), round_=1)
@@ -415,11 +450,11 @@ async def test_a_coordinator_that_stops_ends_no_copy_half_way(store, start, join
 
     monkeypatch.setattr(store, "begin_copy", slow)
     handing_in = [asyncio.ensure_future(member.end(refs[member], round_=1)) for member in (a, b)]
-    uploads = coordinator._server.uploads
+    inbox = coordinator._server.inbox
     async with asyncio.timeout(60):
-        while not copies or len(uploads._locks) < 2:
+        while not copies or not all(is_reading(inbox, name) for name in "ab"):
             await a.heartbeat()
-    stopping = asyncio.ensure_future(uploads.close())
+    stopping = asyncio.ensure_future(inbox.close())
     for _ in range(5):
         await a.heartbeat()
     assert not stopping.done()

@@ -31,8 +31,8 @@ from support.transfers import (
 from support.wire import Member, digest, npy
 from xain_coordinator.core.values import Phase, StoredWeights
 from xain_coordinator.ports import StoreUnavailable
-from xain_coordinator.server import unfinished, uploads
 from xain_coordinator.stores.files import FileUnfinished
+from xain_coordinator.updates import inbox
 from xain_coordinator.updates.reception import Announced, Reception
 from xain_participant import upload as outgoing
 from xain_participant.client import CoordinatorClient, Refused
@@ -165,7 +165,7 @@ async def test_what_goes_on_with_other_bytes_is_refused(start, join, tmp_path):
 
 async def test_only_the_latest_broken_upload_of_each_is_kept(start, join, tmp_path, monkeypatch):
     """And of no more participants than stated: the disk is not everybody's."""
-    monkeypatch.setattr(unfinished, "MAX_BROKEN", 1)
+    monkeypatch.setattr(inbox, "MAX_BROKEN", 1)
     a, b = await two_in_round(start, join)
     await broken_off(a, tmp_path, 2 * MIB)
     assert await found(a) == 2 * MIB
@@ -222,8 +222,8 @@ async def test_what_is_read_again_is_not_lost_with_who_asked(start, join, tmp_pa
     coordinator, a = await begun_again(start, join, tmp_path)
     gate = held(monkeypatch, "pick_up")
     announced = Announced(0, len(DATA), digest(DATA).hex())
-    uploads = coordinator._server.uploads
-    asked = [asyncio.ensure_future(uploads.find_unfinished("a", announced)) for _ in range(2)]
+    of_session = coordinator._server.inbox
+    asked = [asyncio.ensure_future(of_session.find_unfinished("a", announced)) for _ in range(2)]
     await gate.entered()
     asked[0].cancel()
     gate.open()
@@ -247,11 +247,11 @@ async def test_no_message_is_read_while_a_part_is_read_again(start, join, tmp_pa
             yield pb.PutWeightsRequest(header=head, data=DATA[at : at + MIB])
 
     uploading = a.stub.PutWeights(requests(), metadata=a.metadata)
-    uploads = coordinator._server.uploads
-    await until(lambda: "a" in uploads.receiving)
+    slot = coordinator._server.inbox._slots["a"]
+    await until(lambda: slot.upload is not None)
     for _ in range(5):
         await a.heartbeat()
-        assert not uploads._intakes
+        assert slot.source is None
     gate.open()
     await asked
     assert (await uploading).ref.digest == digest(DATA)
@@ -280,7 +280,7 @@ async def test_what_others_let_go_of_is_aborted_once(start, join, tmp_path, monk
         abort(self)
 
     monkeypatch.setattr(Reception, "abort", noted)
-    monkeypatch.setattr(unfinished, "MAX_BROKEN", 0)
+    monkeypatch.setattr(inbox, "MAX_BROKEN", 0)
     assert await found(a) == 0
     assert len(aborted) == 1
     assert parts(tmp_path) == []
@@ -302,7 +302,7 @@ async def test_a_commit_outlives_its_line(start, join, monkeypatch):
     monkeypatch.setattr(Reception, "complete", gated)
     call = await put(a)
     await gate.entered()
-    coordinator._server.uploads.receiving["a"].cancel()
+    coordinator._server.inbox._slots["a"].upload.cancel()
     gate.open()
     await refused(call)
     assert await found(a) == len(DATA)
@@ -384,10 +384,10 @@ async def test_a_commit_leaves_a_newer_upload_alone(start, join, tmp_path, monke
     first = await put(a)
     await gate.entered()
     newer = Announced(0, len(DATA), "ab" * 16)
-    unfinished = coordinator._server.uploads._unfinished
-    reception = unfinished.begin("a", "0/a", newer)
-    reception.flush([DATA[:MIB]])
-    await unfinished.keep("a", reception)
+    of_session = coordinator._server.inbox
+    reception = of_session._begin("a", "0/a", newer)
+    reception.write(DATA[:MIB])
+    await of_session._keep_broken(of_session._slots["a"], "a", reception)
     gate.open()
     await first
     assert await found(a, digest=bytes.fromhex(newer.digest)) == MIB
@@ -490,10 +490,10 @@ async def test_a_failed_question_does_not_begin_an_upload_again(start, proxy, mo
     client = await connected(proxy, coordinator)
     await until(lambda: coordinator.driver.session.phase is Phase.COLLECTING)
     is_away = True
-    find_unfinished, chunks = uploads.Uploads.find_unfinished, outgoing.Upload.chunks
+    find_unfinished, chunks = inbox.Inbox.find_unfinished, outgoing.Upload.chunks
     offsets: list[int] = []
 
-    async def failing(self: uploads.Uploads, *args: Any) -> int:
+    async def failing(self: inbox.Inbox, *args: Any) -> int:
         if is_away:
             raise StoreUnavailable("the disk is away")
         return await find_unfinished(self, *args)
@@ -505,7 +505,7 @@ async def test_a_failed_question_does_not_begin_an_upload_again(start, proxy, mo
                 proxy.cut()
             yield chunk
 
-    monkeypatch.setattr(uploads.Uploads, "find_unfinished", failing)
+    monkeypatch.setattr(inbox.Inbox, "find_unfinished", failing)
     monkeypatch.setattr(outgoing.Upload, "chunks", cut_once)
     for _ in range(2):
         with pytest.raises(Refused):
@@ -633,7 +633,7 @@ async def test_upload_that_waits_for_its_sender_makes_room_for_another(
     start, join, tmp_path, monkeypatch
 ):
     """Uploads at a time are bounded. One that is ended keeps what has come of it."""
-    monkeypatch.setattr(uploads, "MAX_UPLOADS", 1)
+    monkeypatch.setattr(inbox, "MAX_UPLOADS", 1)
     a, b = await two_in_round(start, join)
     call = await put(a, 0, 3 * MIB)
     await written(tmp_path, 3 * MIB)
@@ -642,7 +642,7 @@ async def test_upload_that_waits_for_its_sender_makes_room_for_another(
     code, why, message = await refused(silent)
     assert (code, why) == (Code.UNAVAILABLE, "UNAVAILABLE")
     assert message == "1 uploads are under way; come again in a moment"
-    monkeypatch.setattr(uploads, "MAX_WAIT_S", 0.0)
+    monkeypatch.setattr(inbox, "MAX_WAIT_S", 0.0)
     ref = (await (await put(b))).ref
     assert ref.digest == digest(DATA)
     code, why, _ = await refused(call)

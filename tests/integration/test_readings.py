@@ -25,9 +25,8 @@ from support.transfers import (
 )
 from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.core.values import Phase
-from xain_coordinator.server import uploads
 from xain_coordinator.stores.files import FileReader
-from xain_coordinator.updates import readings
+from xain_coordinator.updates import readings, sources
 from xain_coordinator.updates.readings import NUM_READINGS
 from xain_coordinator.updates.reception import Reception
 from xain_proto.fl import coordinator_pb2 as pb
@@ -71,7 +70,7 @@ class Held:
 def held(monkeypatch: pytest.MonkeyPatch) -> Held:
     """Whatever reads back what lies in the store."""
     held = Held()
-    monkeypatch.setattr(uploads, "measure", held.holding(uploads.measure))
+    monkeypatch.setattr(sources, "measure", held.holding(sources.measure))
     monkeypatch.setattr(Reception, "pick_up", held.holding(Reception.pick_up))
     return held
 
@@ -125,8 +124,14 @@ QUORUM = {"quorum": "participant:update:50%", "start_participants": 2, "max_part
 async def nobodys_turn(coordinator: Coordinator) -> AsyncIterator[None]:
     async with AsyncExitStack() as turns:
         for _ in range(NUM_READINGS):
-            await turns.enter_async_context(coordinator._server.uploads._readings.turn())
+            await turns.enter_async_context(coordinator._server.inbox._readings.turn())
         yield
+
+
+def is_reading(coordinator: Coordinator, participant_id: str) -> bool:
+    """Whether something is read back for the participant, or waits for its turn."""
+    slot = coordinator._server.inbox._slots.get(participant_id)
+    return slot is not None and slot.reading is not None
 
 
 async def test_what_is_not_wanted_any_more_is_not_read(start, join, held):
@@ -138,7 +143,7 @@ async def test_what_is_not_wanted_any_more_is_not_read(start, join, held):
     coordinator.store.put({"0/b": DATA})
     async with nobodys_turn(coordinator):
         handing_in = asyncio.ensure_future(b.end(name="b", round_=None))
-        await until(lambda: "b" in coordinator._server.uploads._locks)
+        await until(lambda: is_reading(coordinator, "b"))
         await a.hand_in(VECTOR)
         await a.until(pb.ROUND, 1)
     held.let_go()
@@ -163,7 +168,7 @@ async def test_nor_is_a_part_that_nobody_goes_on_with(start, join, tmp_path, hel
     a, b = join(coordinator, "a"), join(coordinator, "b")
     async with nobodys_turn(coordinator):
         asked = asyncio.ensure_future(found(b))
-        await until(lambda: "b" in coordinator._server.uploads._unfinished._picking_up)
+        await until(lambda: is_reading(coordinator, "b"))
         await a.hand_in(VECTOR)
         await a.until(pb.ROUND, 1)
     held.let_go()
@@ -205,11 +210,11 @@ async def test_what_waits_for_its_turn_in_vain_is_left_as_it_was(
     monkeypatch.setattr(Reception, "look", noted)
     coordinator = await start(server=PATIENT)
     a = join(coordinator, "a")
-    picking_up = coordinator._server.uploads._unfinished._picking_up
+    slots = coordinator._server.inbox._slots
     async with nobodys_turn(coordinator):
         asked = asyncio.ensure_future(found(a))
         assert await asyncio.to_thread(looked.wait, PATIENCE_S)
-        task = picking_up["a"]
+        task = slots["a"].reading.task
         for one in (task, asked):
             one.cancel()
         await asyncio.wait([task, asked])
@@ -238,9 +243,8 @@ async def test_a_coordinator_that_stops_begins_no_other_reading(
     coordinator = await start(**settings)
     a, b = join(coordinator, "a"), join(coordinator, "b")
     asked = [asyncio.ensure_future(found(member)) for member in (a, b)]
-    uploads = coordinator._server.uploads
-    await until(lambda: held.num == 1 and len(uploads._unfinished._picking_up) == 2)
-    stopping = asyncio.ensure_future(uploads.close())
+    await until(lambda: held.num == 1 and all(is_reading(coordinator, name) for name in "ab"))
+    stopping = asyncio.ensure_future(coordinator._server.inbox.close())
     await a.heartbeat()
     held.let_go()
     await stopping

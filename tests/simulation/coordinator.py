@@ -29,8 +29,8 @@ from xain_coordinator.server.coordinator_service import CoordinatorService
 from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.server.interceptor import RefusalInterceptor
 from xain_coordinator.server.predictions import RemotePredictor
-from xain_coordinator.server.uploads import Uploads
 from xain_coordinator.stores.journalled import JournalledStore
+from xain_coordinator.updates.inbox import Inbox
 from xain_foundation.threads import run_to_end
 from xain_proto.fl.coordinator_pb2 import Encoding
 from xain_proto.fl.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
@@ -240,7 +240,7 @@ class CoordinatorMachine:
         server.answered = lambda participant_id, method, at: self.oracle.answered(
             participant_id, method, driver.clock.now() - (hub.now - at) * process.clock_rate
         )
-        uploads = Uploads(
+        inbox = Inbox(
             driver,
             store,
             MAX_UPDATE_BYTES,
@@ -250,7 +250,7 @@ class CoordinatorMachine:
         add_CoordinatorServicer_to_server(
             CoordinatorService(
                 driver,
-                uploads,
+                inbox,
                 Downloads(driver, store, access),
                 _points_of(driver),
                 RemotePredictor(driver, store, timeout_s=1.0, max_retries=0),
@@ -279,7 +279,7 @@ class CoordinatorMachine:
         retention.stop()
         driver.end_watches()
         await server.stop(DRAIN_S)
-        await uploads.close()
+        await inbox.close()
         await worker.close()
         await driver.end()
         if driver.failure is None:

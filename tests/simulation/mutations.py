@@ -21,6 +21,7 @@ from xain_coordinator.core import events as e
 from xain_coordinator.core import session as session_module
 from xain_coordinator.core.commands import Command
 from xain_coordinator.core.effects import Aggregate, Effect
+from xain_coordinator.core.needed import Needed
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Round, Rules
 from xain_coordinator.driver import driver as driver_module
@@ -29,7 +30,7 @@ from xain_coordinator.driver import retention
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.driver.effects import StoreWorker
 from xain_coordinator.driver.fence import Fence
-from xain_coordinator.driver.retention import Needed, Retention
+from xain_coordinator.driver.retention import Retention
 from xain_coordinator.journal import restore as restore_module
 from xain_coordinator.ports import Journal, Record, Snapshot
 from xain_coordinator.server.downloads import Downloads

@@ -35,8 +35,9 @@ class Store(FileStore):
 def test_tiny_messages_are_measured_together(tmp_path: Path) -> None:
     """However they are cut."""
     reception = Reception(FileStore(tmp_path), "0/a", ANNOUNCED, Inspector())
-    reception.flush([DATA[2 * at : 2 * at + 2] for at in range(64)])
-    reception.flush([DATA[128:]])
+    for at in range(64):
+        reception.write(DATA[2 * at : 2 * at + 2])
+    reception.write(DATA[128:])
     measured = reception.complete()
     assert (measured.ref.digest, measured.shape) == (DIGEST, VECTOR.shape)
 
@@ -53,14 +54,14 @@ def test_an_upload_holds_no_memory_between_batches(tmp_path: Path) -> None:
     try:
         distance = Distance(BaseModel(store, model), norm * 1.001)
         reception = Reception(store, "0/a", ANNOUNCED, Inspector(distance))
-        reception.flush([DATA[:MIB]])
+        reception.write(DATA[:MIB])
         assert tracemalloc.get_traced_memory()[1] > MIB
         assert tracemalloc.get_traced_memory()[0] < MIB / 4
     finally:
         tracemalloc.stop()
-    reception.flush([DATA[MIB : MIB + 100]])
+    reception.write(DATA[MIB : MIB + 100])
     assert len(store.readers) == 1
     reception.pause()
-    reception.flush([DATA[MIB + 100 :]])
+    reception.write(DATA[MIB + 100 :])
     assert len(store.readers) == 2, "the model is opened again"
     assert reception.complete().ref.digest == DIGEST

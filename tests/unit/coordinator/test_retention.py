@@ -10,11 +10,12 @@ from structlog.testing import capture_logs
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.errors import Unavailable
+from xain_coordinator.core.needed import Needed, needed_by
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import GlobalModel, Phase, WeightsRef
 from xain_coordinator.driver import retention
 from xain_coordinator.driver.broadcast import Wave
-from xain_coordinator.driver.retention import GROUP_SIZE, LARGE_BYTES, Needed, Retention, needed_by
+from xain_coordinator.driver.retention import GROUP_SIZE, LARGE_BYTES, Retention
 from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.stores.memory import MemoryStore
 

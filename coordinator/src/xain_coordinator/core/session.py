@@ -380,6 +380,17 @@ class Session:
         round_ = self.opened
         return Base(self.model, round_.epochs, self.epoch_base, round_.opened_at)
 
+    def model_of(self, round_: int) -> GlobalModel | None:
+        """The model that the updates of a round are trained from; None if there is none yet."""
+        base = self.bases.get(round_)
+        model = self.model if base is None else base.model
+        return None if model is None or model.is_empty or model.round != round_ else model
+
+    def epochs_of(self, round_: int) -> int:
+        """Epochs that the updates of a round are trained for."""
+        base = self.bases.get(round_)
+        return self.rules.epochs if base is None else base.epochs
+
     def is_carried_over(self, participant_id: str) -> bool:
         """The participant trains while a model is made, and its update goes into the next one."""
         is_being_made = self.phase is Phase.AGGREGATING and self.is_buffered

@@ -8,12 +8,12 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import structlog
 
 from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.core.keys import INCOMING, OPTIMIZER, is_model
+from xain_coordinator.core.needed import Needed, needed_by
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Phase
 from xain_coordinator.driver.driver import Driver
@@ -32,25 +32,6 @@ GROUP_SIZE = 64  # keys deleted at a time; in between it can be stopped
 # Objects that could not be dropped are tried again after this time, then after twice as long.
 FIRST_WAIT_S = 1.0
 MAX_WAIT_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Needed:
-    """updates_from, earlier: updates that were trained in this round, in a later one or in one of
-    these earlier ones may still count. states_from: the model that the next one is made from; its
-    optimiser's state goes with it."""
-
-    updates_from: int
-    states_from: int
-    earlier: frozenset[int] = frozenset()
-
-
-def needed_by(session: Session) -> Needed:
-    """Objects that a session still needs, whatever it is going to do."""
-    newest = 0 if session.model is None else session.model.round
-    if session.phase is Phase.FINISHED:
-        return Needed(session.round + 1, newest)
-    return Needed(newest, newest, session.earlier_rounds)
 
 
 class Retention:

@@ -18,7 +18,6 @@ from xain_coordinator.core import replies as r
 from xain_coordinator.core.answers import MAX_REASON
 from xain_coordinator.core.errors import InvalidTags, ProfileMismatch
 from xain_coordinator.core.evaluation import checked
-from xain_coordinator.core.keys import incoming_key
 from xain_coordinator.core.membership import (
     check_name,
     check_number_of_tags,
@@ -52,8 +51,9 @@ from xain_coordinator.server.translate import (
     wire_state,
     wire_task,
 )
-from xain_coordinator.server.uploads import Uploads
+from xain_coordinator.updates.inbox import Inbox, Reference
 from xain_coordinator.updates.reception import Announced
+from xain_coordinator.updates.streams import NUM_WRITES, Intake
 from xain_foundation.names import shortened
 from xain_foundation.rare_lines import RareLine
 from xain_proto.fl import coordinator_pb2 as pb
@@ -98,14 +98,15 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     def __init__(
         self,
         driver: Driver,
-        uploads: Uploads,
+        inbox: Inbox,
         downloads: Downloads,
         parse_points: Callable[[str, int, str], tuple[Point, ...]],
         predictions: RemotePredictor,
     ) -> None:
         self._driver = driver
         self._predictions = predictions
-        self._uploads = uploads
+        self._inbox = inbox
+        self._writes = asyncio.Semaphore(NUM_WRITES)
         self._downloads = downloads
         self._parse_points = parse_points
         self._evaluation_dropped = RareLine(log.warning, "evaluation_dropped")
@@ -247,7 +248,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         if made is not None and made[0] == reply:
             return made[1]
         ref = reply.model.ref
-        encoding = self._uploads.encoding_for(reply.model)
+        encoding = self._inbox.encoding_for(reply.model)
         data = await self._downloads.inline(ref)
         # An empty model travels inside, but what is made of it need not be small.
         offer = (
@@ -292,19 +293,15 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         participant_id = self._caller(context)
         check_name(request.participant_id)
         round_ = request.round if request.HasField("round") else None
-        names = {participant_id}
-        if not request.HasField("update"):
-            names.add(request.participant_id)  # what lies under that name is meant
         trained = self._driver.session.trained_by(participant_id)
         try:
-            async with self._uploads.exclusive(*names):
+            async with self._inbox.handing_in(participant_id):
                 session = self._driver.session  # read under the lock
                 number = round_
                 if number is None:
                     number = session.round_meant(participant_id, has_upload=True)
-                weights = await self._uploaded(participant_id, number, request)
+                weights = await self._obtained(participant_id, number, request)
                 inside = request.update.data  # a small update
-                await self._uploads.check_content(participant_id, number, weights, inside)
                 if round_ is None and weights is None:
                     number = session.round_meant(participant_id, has_upload=False)
                 points = self._parse_points(participant_id, number, request.metrics)
@@ -363,21 +360,18 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             told.set_result(message)
         return None
 
-    async def _uploaded(
+    async def _obtained(
         self, participant_id: str, round_: int, request: pb.EndTrainingRoundRequest
     ) -> StoredWeights | None:
-        """The update that the sender means, brought to its place if it is not there yet."""
+        """The update that the sender means."""
         if self._driver.session.evaluates_last(round_):
             return None  # nothing is trained in it
-        update, uploads = request.update, self._uploads
-        digest = update.digest.hex()
-        if not request.HasField("update"):
-            return await uploads.named(participant_id, round_, request.participant_id)
-        if update.data:
-            return await uploads.take(participant_id, round_, update.data, digest)
-        if update.key == incoming_key(round_, participant_id):
-            await uploads.adopt(participant_id, round_, update.size_bytes, digest)
-        return await uploads.find(participant_id, round_, update.key, digest)
+        reference = Reference(request.participant_id)
+        if request.HasField("update"):
+            ref = request.update
+            digest = ref.digest.hex()
+            reference = Reference(participant_id, ref.key, ref.size_bytes, digest, ref.data)
+        return await self._inbox.obtain(participant_id, round_, reference)
 
     def _evaluation(
         self, participant_id: str, round_: int, request: pb.EndTrainingRoundRequest
@@ -512,12 +506,12 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             return message
 
         try:
-            received = await self._uploads.receive(participant_id, read)
+            intake = Intake(read, self._writes)
+            ref = ref_message(await self._inbox.receive(participant_id, intake))
         except errors.UnusableUpdate as refusal:
             await self._note_refusal(participant_id, trained, refusal)
             raise
-        ref = ref_message(received.ref)
-        ref.encoding = received.encoding
+        ref.encoding = intake.encoding
         return pb.PutWeightsResponse(ref=ref)
 
     async def _chunk_turn(self, num_bytes: int) -> None:
@@ -529,7 +523,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self, request: pb.FindUploadRequest, context: Context
     ) -> pb.FindUploadResponse:
         announced = Announced(request.round, request.size_bytes, request.digest.hex())
-        offset = await self._uploads.find_unfinished(self._caller(context), announced)
+        offset = await self._inbox.find_unfinished(self._caller(context), announced)
         return pb.FindUploadResponse(offset=offset)
 
     async def ReportFailure(

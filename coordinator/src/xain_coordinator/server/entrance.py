@@ -31,7 +31,7 @@ from xain_coordinator.server.identity import instance_of, participant_of
 from xain_coordinator.server.pace import Pace
 from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.server.statuses import STATUSES, status_details
-from xain_coordinator.server.uploads import Uploads
+from xain_coordinator.updates.inbox import Inbox
 from xain_proto.fl import coordinator_pb2 as pb
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -55,13 +55,13 @@ class Entrance(CoordinatorService):
     def __init__(
         self,
         driver: Driver,
-        uploads: Uploads,
+        inbox: Inbox,
         downloads: Downloads,
         parse_points: Callable[[str, int, str], tuple[Point, ...]],
         counters: Counter[str],
         predictions: RemotePredictor,
     ) -> None:
-        super().__init__(driver, uploads, downloads, parse_points, predictions)
+        super().__init__(driver, inbox, downloads, parse_points, predictions)
         self._counters = counters
         self._strangers = Pace(ADMISSIONS_PER_S, BURST, MAX_WAITING)
         # A place is a name, so that the two calls of a member cannot share a queue.

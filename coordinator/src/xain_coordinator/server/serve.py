@@ -9,13 +9,12 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from xain_coordinator.core.values import Point, WeightsRef
+from xain_coordinator.core.values import Point
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.driver.log_files import LatencyFile
 from xain_coordinator.driver.outage import Outage
 from xain_coordinator.ports import DirectAccess, MetricsStore, WeightsStore
 from xain_coordinator.server.admission_control import CALLS_OF_STRANGERS, AdmissionControl
-from xain_coordinator.server.capabilities import Capability
 from xain_coordinator.server.coordinator_service import is_known
 from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.server.entrance import Entrance
@@ -23,9 +22,9 @@ from xain_coordinator.server.health import Health
 from xain_coordinator.server.inspection_service import InspectionService
 from xain_coordinator.server.interceptor import RefusalInterceptor
 from xain_coordinator.server.predictions import RemotePredictor
-from xain_coordinator.server.uploads import Bucket, Uploads
-from xain_coordinator.server.weights_port import Body, PortTaken, WeightsPort
-from xain_coordinator.updates.reception import Announced
+from xain_coordinator.server.weights_port import PortTaken, WeightsPort
+from xain_coordinator.updates.inbox import Inbox
+from xain_coordinator.updates.sources import Bucket
 from xain_messaging.discovery.service import (
     KEEPALIVE,
     MAX_MEMBERS,
@@ -62,7 +61,7 @@ class GrpcServer:
 
     address: "host:port"; port 0 picks a free one, see `port`.
     options: further gRPC channel arguments; they win over ours.
-    access, bucket, weights_port: other ways of weights, see Uploads and Downloads.
+    access, bucket, weights_port: other ways of weights, see Inbox and Downloads.
     outage: told when calls find the store away. latencies: told how long each call took.
     trouble: what holds up the work under way, for the operator; empty if nothing does.
     verify_model, made_model: see Downloads. predict_timeout_s, predict_max_retries: see
@@ -144,7 +143,7 @@ class GrpcServer:
             interceptors=[RefusalInterceptor(counters, self.admission, outage, latencies)],
             options=list(settings.items()),
         )
-        self.uploads = Uploads(
+        self.inbox = Inbox(
             driver,
             store,
             max_update_bytes,
@@ -158,7 +157,7 @@ class GrpcServer:
         )
         service = Entrance(
             driver,
-            self.uploads,
+            self.inbox,
             Downloads(
                 driver, store, access, verify_model, made_model, weights_port, max_update_bytes
             ),
@@ -197,7 +196,9 @@ class GrpcServer:
     async def start(self) -> None:
         self._is_started = True
         if self._weights_port is not None:
-            self._weights_port.start(self._receive, self._find, self._weights_port_ended)
+            inbox = self.inbox
+            # Refusals are not counted: the sender takes PutWeights then, and is refused there.
+            self._weights_port.start(inbox.receive, inbox.find_unfinished, self._weights_port_ended)
         await self._server.start()
         self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         self._say_serving(True)
@@ -218,17 +219,7 @@ class GrpcServer:
             ports.append(self._weights_port.stop(drain_s))
         await asyncio.gather(*ports)
         self.admission.close()
-        await self.uploads.close()
-
-    async def _receive(
-        self, allowed: Capability, announced: Announced, offset: int, body: Body
-    ) -> WeightsRef:
-        """An update that comes by the weights port. A refusal is not counted here: its sender takes
-        PutWeights then, and hears of it there."""
-        return await self.uploads.receive_body(allowed.participant_id, announced, offset, body)
-
-    async def _find(self, allowed: Capability, announced: Announced) -> int:
-        return await self.uploads.find_unfinished(allowed.participant_id, announced)
+        await self.inbox.close()
 
     def _weights_port_ended(self) -> None:
         self._health.set(WEIGHTS_PORT, health_pb2.HealthCheckResponse.NOT_SERVING)

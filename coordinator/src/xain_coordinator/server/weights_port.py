@@ -29,7 +29,8 @@ from xain_coordinator.server.capabilities import Capabilities, Capability, Forbi
 from xain_coordinator.server.statuses import message_of
 from xain_coordinator.stores.files import FileReader
 from xain_coordinator.updates.bodies import Incoming, Outgoing, Stalled, Transfer
-from xain_coordinator.updates.reception import Announced, Reception
+from xain_coordinator.updates.inbox import Source
+from xain_coordinator.updates.reception import Announced, Header, Reception
 from xain_foundation.fields import join_host_port
 from xain_foundation.rare_lines import RareLine
 from xain_foundation.threads import wait_to_end
@@ -119,15 +120,26 @@ class _Request:
 class Body:
     """The body of a PUT, for the coordinator's event loop to take."""
 
-    def __init__(self, port: "WeightsPort", incoming: Incoming, *, is_awaited: bool) -> None:
+    waited_s = 0.0  # a body that does not come is ended by its Pace
+
+    def __init__(
+        self, port: "WeightsPort", header: Header, incoming: Incoming, *, is_awaited: bool
+    ) -> None:
         """is_awaited: the peer sends it when it has been told to continue."""
+        self._header = header
         self._port = port
         self._incoming = incoming
         self._is_awaited = is_awaited
 
+    async def header(self) -> Header:
+        return self._header
+
+    def end(self, why: str) -> None:
+        self._incoming.end()
+
     async def into(self, reception: Reception) -> None:
         """Receive all that comes. Returns when it is written. Raises Unavailable, and what
-        Reception.flush raises."""
+        Reception.write raises."""
         self._incoming.begin(reception)
         receiving = asyncio.wrap_future(
             self._port.run(self._port.receive_body(self._incoming, is_awaited=self._is_awaited))
@@ -143,8 +155,8 @@ class Body:
             pass  # the connection broke; the caller sees what is missing
 
 
-Receive = Callable[[Capability, Announced, int, Body], Coroutine[Any, Any, WeightsRef]]
-Find = Callable[[Capability, Announced], Coroutine[Any, Any, int]]
+Receive = Callable[[str, Source], Coroutine[Any, Any, WeightsRef]]
+Find = Callable[[str, Announced], Coroutine[Any, Any, int]]
 
 
 class WeightsPort:
@@ -440,8 +452,8 @@ class WeightsPort:
         announced = Announced(allowed.round, size_bytes, _digest_of(headers))
         is_awaited = headers.get(b"expect", b"").lower() == b"100-continue" and not request.rest
         incoming = self._moving[task] = Incoming(sock, request.rest, length)
-        body = Body(self, incoming, is_awaited=is_awaited)
-        ref = await self._ask_core(self._receive(allowed, announced, offset, body))
+        body = Body(self, Header(announced, offset), incoming, is_awaited=is_awaited)
+        ref = await self._ask_core(self._receive(allowed.participant_id, body))
         raise _Answer(200, "the update is stored", ((KEY_HEADER, ref.key),))
 
     async def receive_body(self, incoming: Incoming, *, is_awaited: bool) -> None:
@@ -455,7 +467,7 @@ class WeightsPort:
         if size is None:
             raise _Answer(400, "Content-Range must be: bytes */SIZE")
         announced = Announced(allowed.round, int(size[1]), _digest_of(request.headers))
-        offset = await self._ask_core(self._find(allowed, announced))
+        offset = await self._ask_core(self._find(allowed.participant_id, announced))
         raise _Answer(200, "", ((OFFSET_HEADER, str(offset)),))
 
     async def _ask_core(self, work: Coroutine[Any, Any, T]) -> T:

@@ -129,7 +129,7 @@ class Incoming:
         while self._left and not self._has_ended:
             count, is_waiting = self._fill(buffer[: min(PIECE_BYTES, self._left)], is_wanted)
             if count:
-                self._reception.flush([buffer[:count]])
+                self._reception.write(buffer[:count])
                 self._left -= count
                 moved += count
             self.pace.moved(count)

@@ -1,10 +1,10 @@
 """One upload on its way to the store, and what is kept of it when it breaks off.
 
-What comes is measured, decoded and written by a thread, batch by batch. Between two batches nothing
+What comes is measured, decoded and written by a thread, piece by piece. Between two pieces nothing
 of the weights stays in memory but a tile or an element that a message has cut in two.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from xain_coordinator.core.errors import InvalidUpdate, UploadMissing
@@ -12,17 +12,29 @@ from xain_coordinator.core.values import StoredWeights
 from xain_coordinator.ports import Unfinished, Upload, WeightsStore
 from xain_coordinator.stores.reading import CHUNK_BYTES
 from xain_coordinator.updates.measuring import BaseModel, Inspector
+from xain_proto.fl.coordinator_pb2 import Encoding
 from xain_proto.np import TILE_ELEMENTS, DeltaCodec, NpyHeader, parse_npy_header
 from xain_proto.np.codec import MAX_HEADER_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """What a sender says of the object, as it will be stored. digest: in hex."""
+    """What a sender says of the object, as it will be stored. digest: in hex; None if the sender
+    says none."""
 
     round: int
     size_bytes: int
-    digest: str
+    digest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The beginning of an upload. offset: bytes of the object that are there already. encoding: of
+    the bytes that follow."""
+
+    announced: Announced
+    offset: int = 0
+    encoding: "Encoding.ValueType" = Encoding.PLAIN
 
 
 class Decoder:
@@ -149,29 +161,26 @@ class Reception:
         """All bytes that were announced are written."""
         return self.offset == self.announced.size_bytes
 
-    def flush(self, batch: Sequence[bytes | memoryview]) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Measure and write. Leaves nothing behind if it fails: what was measured is not what was
         written then. Raises InvalidUpdate, and the store's errors."""
         try:
-            self._flush(batch)
+            self._write(data)
         except BaseException:  # whatever it is, nobody may go on with this
             self.abort()
             raise
 
-    def _flush(self, batch: Sequence[bytes | memoryview]) -> None:
+    def _write(self, data: bytes | memoryview) -> None:
         if self._upload is None:
             self._upload = self._store.upload(self.key, self._label, self.announced.size_bytes)
-        if len(batch) > 1 and sum(map(len, batch)) <= CHUNK_BYTES:
-            batch = [b"".join(batch)]  # a piece costs as much to measure as some KiB
-        for data in batch:
-            for piece in (data,) if self.decoder is None else self.decoder.feed(data):
-                if self.offset + len(piece) > self.announced.size_bytes:
-                    raise InvalidUpdate(
-                        f"the upload is longer than the {self.announced.size_bytes} bytes announced"
-                    )
-                self._inspector.feed(piece)
-                self._upload.write(piece)
-        # The next batch may be a while in coming, and there may be many who wait for theirs.
+        for piece in (data,) if self.decoder is None else self.decoder.feed(data):
+            if self.offset + len(piece) > self.announced.size_bytes:
+                raise InvalidUpdate(
+                    f"the upload is longer than the {self.announced.size_bytes} bytes announced"
+                )
+            self._inspector.feed(piece)
+            self._upload.write(piece)
+        # The next bytes may be a while in coming, and there may be many who wait for theirs.
         self._inspector.rest()
         if self.decoder is not None:
             self.decoder.rest()
@@ -229,9 +238,9 @@ class Reception:
         """
         try:
             if self._upload is None:
-                self.flush([])  # an upload of nothing
+                self.write(b"")  # an upload of nothing
             assert self._upload is not None
-            if self._inspector.digest != self.announced.digest:
+            if self.announced.digest not in (None, self._inspector.digest):
                 if self._is_picked_up:
                     # After a power cut a file need not hold what its sender has sent.
                     raise UploadMissing(

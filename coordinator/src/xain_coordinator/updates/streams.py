@@ -11,9 +11,9 @@ from typing import Any
 import grpc
 
 from xain_coordinator.core.errors import InvalidUpdate, Unavailable
-from xain_coordinator.updates.reception import Reception
+from xain_coordinator.updates.reception import Announced, Header, Reception
 from xain_foundation.threads import run_to_end
-from xain_proto.fl.coordinator_pb2 import PutWeightsRequest
+from xain_proto.fl.coordinator_pb2 import Encoding
 
 # Threads of the pool that write messages. The others are left for commits and models.
 NUM_WRITES = 4
@@ -41,28 +41,29 @@ class Intake:
         self._waited_s = 0.0  # for the sender, since the last LEAST_BYTES
         self._num_bytes = 0  # since then
         self._why_ended = ""
+        self.encoding: Encoding.ValueType = Encoding.PLAIN  # of the data
 
-    async def header(self) -> PutWeightsRequest.Header:
+    async def header(self) -> Header:
         """Read the first message. Raises InvalidUpdate and Unavailable."""
         first = await self._message()
         if first is grpc.aio.EOF or not first.HasField("header"):
             raise InvalidUpdate("the first message of an upload must carry its header")
         self._first = first.data
-        # A copy: a part of a message keeps the whole of it in memory, with its data.
-        header = PutWeightsRequest.Header()
-        header.CopyFrom(first.header)
-        return header
+        said = first.header
+        self.encoding = said.encoding
+        announced = Announced(said.round, said.size_bytes, said.digest.hex())
+        return Header(announced, said.offset, said.encoding)
 
     async def into(self, reception: Reception) -> None:
         """Write all messages. Returns when the last one is written.
 
-        Raises Unavailable, and what Reception.flush raises.
+        Raises Unavailable, and what Reception.write raises.
         """
         data, self._first = self._first, b""
         while True:
             if data:
                 async with self._writes:
-                    await run_to_end(reception.flush, (data,))
+                    await run_to_end(reception.write, data)
             data = b""  # not held while the next message comes
             message = await self._message()
             if message is grpc.aio.EOF:

@@ -4,8 +4,9 @@ They know one bucket, its bare keys, and pickles. Everything else in a coordinat
 alone: a model is translated when it is published, an update when it is handed in.
 """
 
-from collections.abc import Generator
-from contextlib import closing
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
+from itertools import chain
 
 import numpy as np
 import xxhash
@@ -68,11 +69,13 @@ class XainBucket:
             raise StoreError(f"the model {ref.key!r} has changed in the store")
         yield tail
 
-    def fetch(self, round_: int, name: str, target: str) -> None:
-        """Bring the update that a participant has put into the bucket to the session's own objects,
-        under the key `target`, as an .npy file. Durable when this returns.
+    @contextmanager
+    def reading(self, round_: int, name: str) -> Iterator[tuple[int, Iterator[bytes]]]:
+        """Open an update that a participant has put into the bucket. Gives its size as an .npy
+        file, and the pieces of that file.
 
-        Raises KeyNotFound, InvalidUpdate, TooLarge, and the stores' errors.
+        Raises KeyNotFound, InvalidUpdate, TooLarge, and the store's errors, also while the pieces
+        are read.
         """
         key = update_key(round_, name)
         with self._bare.open(key) as reader:
@@ -82,15 +85,17 @@ class XainBucket:
                 )
             try:
                 array = find_array(reader)
-                self._check(array)
-                self._store_array(target, array)
+                size_bytes = self._check(array)
+                header = npy_header(array.dtype, array.shape)
+                yield len(header) + size_bytes, chain((header,), array.pieces())
             except NotAnArray as error:
                 raise InvalidUpdate(
                     f"the upload {key!r} is not the pickle of a plain array: {error}"
                 ) from None
 
-    def _check(self, array: PickledArray) -> None:
-        """Refuse what would be refused anyhow, before any of it is written."""
+    def _check(self, array: PickledArray) -> int:
+        """The bytes of the elements. Refuses what would be refused anyhow, before any of it is
+        read."""
         if array.dtype.kind != "f":
             raise InvalidUpdate(f"the weights must be floats, they are {array.dtype.name}")
         if len(array.shape) != 1:
@@ -100,13 +105,4 @@ class XainBucket:
         size = array.shape[0] * array.dtype.itemsize
         if size > self._max_update_bytes:
             raise TooLarge(f"an upload of {size} bytes; at most {self._max_update_bytes} are taken")
-
-    def _store_array(self, key: str, array: PickledArray) -> None:
-        upload = self._store.upload(key)
-        try:
-            upload.write(npy_header(array.dtype, array.shape))
-            for piece in array.pieces():
-                upload.write(piece)
-            upload.commit(overwrite=True)
-        finally:
-            upload.abort()
+        return size

@@ -110,6 +110,8 @@ class PickledArray:
         missing = prod(self.shape) * self.dtype.itemsize
         for piece in self._raw() if self._pickled_dtype == self.dtype else self._swapped():
             missing -= len(piece)
+            if missing < 0:
+                break
             yield piece
         if missing:
             raise _wrong_length()

@@ -7,12 +7,13 @@ import pytest
 
 from xain_coordinator.aggregation.publishing import AnotherModel
 from xain_coordinator.core.errors import InvalidUpdate, TooLarge
-from xain_coordinator.core.values import GlobalModel
+from xain_coordinator.core.values import GlobalModel, StoredWeights
 from xain_coordinator.driver.effects import store_model
 from xain_coordinator.ports import KeyNotFound, StoreError
 from xain_coordinator.stores.memory import MemoryStore
 from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_coordinator.updates.measuring import measure
+from xain_coordinator.updates.sources import fetched
 from xain_coordinator.xain06.bucket import PICKLE_BYTES, XainBucket
 from xain_proto.np import proto_to_ndarray
 from xain_proto.np.ndarray_pb2 import NDArray
@@ -42,8 +43,11 @@ class Place:
     def hand_in(self, data: bytes) -> None:
         self.bare.put({"1/name": data})
 
+    def fetch(self) -> StoredWeights:
+        return fetched(self.bucket, self.store, 1, "name", "1/name", None)
+
     def fetched(self) -> np.ndarray:
-        self.bucket.fetch(1, "name", "1/name")
+        self.fetch()
         return proto_to_ndarray(NDArray(ndarray=read(self.store, "1/name")))
 
 
@@ -95,10 +99,17 @@ def test_an_update_becomes_one_of_ours(place, vector, protocol):
     if protocol == 2 and vector is LONG:
         vector = LONG[:200_000]  # its pickle is larger than itself
     place.hand_in(pickle.dumps(vector, protocol))
-    fetched = place.fetched()
-    np.testing.assert_array_equal(fetched, vector)
-    measured = measure(place.store, "1/name")
+    measured = place.fetch()
     assert (measured.dtype, measured.shape) == (vector.dtype.name, vector.shape)
+    assert measured == measure(place.store, "1/name")
+    np.testing.assert_array_equal(place.fetched(), vector)
+
+
+def test_an_update_is_not_read_again_to_be_measured(place, monkeypatch):
+    """It is measured while it is written."""
+    place.hand_in(pickle.dumps(VECTOR))
+    monkeypatch.setattr(PrefixedStore, "open", None)
+    assert place.fetch().shape == VECTOR.shape
 
 
 def test_a_newer_update_takes_the_place_of_the_last(place):
@@ -111,7 +122,7 @@ def test_a_newer_update_takes_the_place_of_the_last(place):
 
 def test_there_may_be_no_update(place):
     with pytest.raises(KeyNotFound):
-        place.bucket.fetch(1, "name", "1/name")
+        place.fetch()
 
 
 def test_the_limit_is_for_the_elements(place):
@@ -121,7 +132,7 @@ def test_the_limit_is_for_the_elements(place):
     np.testing.assert_array_equal(place.fetched(), largest)
     place.hand_in(b"?" * (MAX_UPDATE_BYTES + PICKLE_BYTES + 1))
     with pytest.raises(TooLarge, match="an upload of 2001025 bytes; at most 2000000 are taken"):
-        place.bucket.fetch(1, "name", "1/name")
+        place.fetch()
 
 
 @pytest.mark.parametrize(
@@ -139,7 +150,7 @@ def test_an_update_that_is_no_array_is_refused(place, data, reason):
     """With the reason, for its sender; nothing of it comes into the session's own objects."""
     place.hand_in(data)
     with pytest.raises(InvalidUpdate, match="the upload '1/name' is not the pickle of") as caught:
-        place.bucket.fetch(1, "name", "1/name")
+        place.fetch()
     assert reason in str(caught.value)
     assert list(place.store.keys()) == []
 
@@ -172,4 +183,4 @@ def test_what_cannot_count_is_not_written(place, array, refusal, reason):
     place.hand_in(pickle.dumps(array))
     bucket = XainBucket(place.bare, Untouched(), MAX_UPDATE_BYTES)
     with pytest.raises(refusal, match=reason):
-        bucket.fetch(1, "name", "1/name")
+        fetched(bucket, Untouched(), 1, "name", "1/name", None)

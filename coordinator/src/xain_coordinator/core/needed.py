@@ -1,0 +1,29 @@
+"""Which rounds still matter to a session."""
+
+from dataclasses import dataclass
+
+from xain_coordinator.core.session import Session
+from xain_coordinator.core.values import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """updates_from, earlier: updates that were trained in this round, in a later one or in one of
+    these earlier ones may still count. states_from: the model that the next one is made from; its
+    optimiser's state goes with it."""
+
+    updates_from: int
+    states_from: int
+    earlier: frozenset[int] = frozenset()
+
+    def has_updates_of(self, round_: int) -> bool:
+        """Whether updates that were trained in this round may still count."""
+        return round_ >= self.updates_from or round_ in self.earlier
+
+
+def needed_by(session: Session) -> Needed:
+    """The rounds that a session still needs, whatever it is going to do."""
+    newest = 0 if session.model is None else session.model.round
+    if session.phase is Phase.FINISHED:
+        return Needed(session.round + 1, newest)
+    return Needed(newest, newest, session.earlier_rounds)

@@ -1,0 +1,681 @@
+"""The inbox: everything that arrives for a participant, until its update is handed in.
+
+An update comes in one of four ways: inside the call that hands it in; as a body of the weights port
+or a stream of gRPC; as an object that the participant has put into the store; or as a pickle in
+XAIN's bucket. The ways differ only in how the bytes come. All bytes pass one Inspector, once.
+
+An object is visible only when it is whole and measured, and every attempt has a key of its own. So
+an accepted update is never written again, not even by a request that was given up and reaches a
+remote store late. An upload that goes on after it broke off is still the same attempt: it is
+committed once, or never.
+
+The core is asked once before the bytes are taken in, and decides once when the update is handed in.
+"""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import astuple, dataclass, field
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import xxhash
+
+from xain_coordinator.core.attempts import RULE as ASSEMBLE
+from xain_coordinator.core.errors import (
+    InvalidUpdate,
+    NotAMember,
+    TooLarge,
+    Unavailable,
+    UploadMissing,
+)
+from xain_coordinator.core.keys import (
+    attempt_key,
+    incoming_key,
+    is_attempt,
+    is_journalled,
+    journalled_key,
+    piece_of,
+    place_of,
+    update_key,
+)
+from xain_coordinator.core.needed import needed_by
+from xain_coordinator.core.questions import MayUpload
+from xain_coordinator.core.replies import AlreadyUploaded, UploadTo
+from xain_coordinator.core.values import BYTES, GlobalModel, Phase, StoredWeights, WeightsRef
+from xain_coordinator.driver.driver import Driver
+from xain_coordinator.ports import DirectAccess, KeyNotFound, WeightsStore
+from xain_coordinator.updates.background import Background
+from xain_coordinator.updates.content import TreesCheck, check_announced_size
+from xain_coordinator.updates.measuring import BaseModel, Distance, Inspector, measure_bytes
+from xain_coordinator.updates.readings import Readings
+from xain_coordinator.updates.reception import Announced, Decoder, Header, Reception
+from xain_coordinator.updates.sources import Bucket, copied, fetched, in_place
+from xain_foundation.threads import run_to_end, wait_to_end
+from xain_proto.fl.coordinator_pb2 import Encoding
+from xain_proto.np import ENCODING_BITS
+from xain_proto.np.codec import MAX_HEADER_BYTES
+
+# Uploads at a time. Each takes some 25 KB, and its sender can make gRPC hold more.
+MAX_UPLOADS = 500
+# When there are so many, one that has waited for its sender for so long is ended for a new one.
+MAX_WAIT_S = 5.0
+
+# Parts of broken uploads are kept for so many participants. Each is an open file as large as what
+# came, and some KiB of memory.
+MAX_BROKEN = 64
+
+# An update inside its call: as large as those of our participants, with its header.
+MAX_INLINE_BYTES = (64 << 10) + MAX_HEADER_BYTES
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """An update as the participant that hands it in describes it.
+
+    name: the participant's id, or the name that a XAIN client has chosen. key, size_bytes, digest:
+    as told by the upload; a XAIN client sends none of them, and digest is None. data: the whole
+    update, if it is small.
+    """
+
+    name: str
+    key: str = ""
+    size_bytes: int = 0
+    digest: str | None = None
+    data: bytes = b""
+
+    def means(self, round_: int, weights: StoredWeights) -> bool:
+        """Whether these weights are the update. Without a digest the place tells."""
+        if self.digest is not None:
+            return weights.ref.digest == self.digest
+        return place_of(weights.ref.key) == update_key(round_, self.name)
+
+
+class Source(Protocol):
+    """One upload that comes over a connection.
+
+    waited_s: seconds for which it has waited for its sender; 0 while it does not wait.
+    """
+
+    @property
+    def waited_s(self) -> float: ...
+
+    async def header(self) -> Header:
+        """The description of the upload. Raises InvalidUpdate and Unavailable."""
+
+    async def into(self, reception: Reception) -> None:
+        """Write all bytes that come. Returns when they are written, though some may be missing.
+        Raises Unavailable, and what Reception.write raises."""
+
+    def end(self, why: str) -> None:
+        """End an upload that waits for its sender."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Work that reads back what lies in a store. It belongs to no call: a caller that gives up
+    finds it done, or joins it, when it comes again.
+
+    what: a Reference or an Announced; the same for callers that may share the result.
+    """
+
+    what: object
+    task: asyncio.Task[Any]
+
+
+@dataclass(slots=True)
+class _Slot:
+    """Everything that arrives for one participant.
+
+    num_calls: calls that use the slot. lock: held while an update becomes durable or is handed in.
+    upload: the task of the upload whose bytes come in, and source: where they come from.
+    broken: the latest upload that broke off, measured as far as it came.
+    stored: the latest durable update of each round.
+    """
+
+    num_calls: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    upload: asyncio.Task[WeightsRef] | None = None
+    source: Source | None = None
+    reading: _Reading | None = None
+    broken: Reception | None = None
+    stored: dict[int, StoredWeights] = field(default_factory=dict)
+
+
+class Inbox:
+    """The updates that arrive for one session. Used from one event loop.
+
+    max_update_bytes: larger uploads are refused before a byte is written.
+    access: how participants reach the store themselves; None if they cannot.
+    bucket: where updates lie of which only a name is said; None: in the store.
+    max_update_norm: L2 norm that the difference to the model may have; None: any.
+    encoding: how large updates are wanted.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        store: WeightsStore,
+        max_update_bytes: int,
+        access: DirectAccess | None = None,
+        bucket: Bucket | None = None,
+        max_update_norm: float | None = None,
+        encoding: "Encoding.ValueType" = Encoding.PLAIN,
+    ) -> None:
+        self._driver = driver
+        self._store = store
+        self._max_update_bytes = max_update_bytes
+        self._access = access
+        self._bucket = bucket
+        self._max_update_norm = max_update_norm
+        self._encoding = encoding
+        self._slots: dict[str, _Slot] = {}
+        self._num_uploads = 0
+        self._round = -1  # when the slots were last looked through
+        self._has_swept = False  # once: predecessors write nothing any more
+        self._readings = Readings()
+        self._background = Background(store)
+        self._trees = TreesCheck(store)
+        # One at a time: parsed JSON takes many times the memory of its text.
+        self._parsing = asyncio.Lock()
+
+    # --- handing in ---
+
+    @asynccontextmanager
+    async def handing_in(self, participant_id: str) -> AsyncIterator[None]:
+        """Let no other call store or hand in an update of the participant meanwhile."""
+        with self._slot(participant_id) as slot:
+            async with slot.lock:
+                yield
+
+    async def obtain(
+        self, participant_id: str, round_: int, reference: Reference
+    ) -> StoredWeights | None:
+        """The measured update that a participant hands in for a round; None if there is none. The
+        caller is `handing_in`.
+
+        A small update inside the reference is to be committed to the journal under its key,
+        together with its event.
+        Raises InvalidUpdate, TooLarge, Unavailable, the store's errors, and MayUpload's refusals.
+        """
+        slot = self._slots[participant_id]
+        # A name may mean another object now.
+        what = object() if reference.digest is None else reference
+        await _until_read(slot, unless=what)
+        accepted = self._driver.session.accepted(participant_id, round_)
+        if accepted is not None:
+            return accepted.weights if reference.means(round_, accepted.weights) else None
+        weights = self._stored(slot, round_, reference)
+        if weights is not None:
+            await self._check_content(round_, weights)
+            return weights
+        size_bytes = len(reference.data) or reference.size_bytes
+        announced = Announced(round_, size_bytes, reference.digest)
+        bring = self._bringer(participant_id, reference, announced)
+        if bring is None and not reference.data:
+            return None
+        place = await self._place(participant_id, announced, reference.name)
+        if isinstance(place, WeightsRef):  # accepted while the question waited for the journal
+            return await self.obtain(participant_id, round_, reference)
+        if bring is None:
+            weights = await self._measured(place, announced, reference.data)
+        else:
+            work = partial(self._bring, slot, round_, bring)
+            weights = await self._read(slot, participant_id, what, work)
+        if weights is not None:
+            await self._check_content(round_, weights, reference.data)
+        return weights
+
+    def _stored(self, slot: _Slot, round_: int, reference: Reference) -> StoredWeights | None:
+        """The durable update that the reference means, if this process has measured it, and it was
+        not found to be damaged since."""
+        stored = slot.stored.get(round_)
+        if stored is None or self._is_damaged(stored.ref.key):
+            return None
+        if reference.digest is None and self._bucket is not None:
+            return None  # the bucket may hold another one now
+        return stored if reference.means(round_, stored) else None
+
+    async def _measured(self, place: str, announced: Announced, data: bytes) -> StoredWeights:
+        """Measure an update that came inside its call."""
+        if len(data) > MAX_INLINE_BYTES:
+            raise TooLarge(
+                f"an update of {len(data)} bytes inside its call; at most {MAX_INLINE_BYTES} are "
+                "taken so, larger ones by PutWeights"
+            )
+        self._forget_earlier_rounds()
+        key = journalled_key(place, uuid.uuid4().hex)
+        distance = self._distance(announced.round)
+        # Without a distance there is nothing to read, and a small object costs less than a thread.
+        if distance is None:
+            return measure_bytes(data, key, None, announced.digest)
+        return await run_to_end(measure_bytes, data, key, distance, announced.digest)
+
+    def _bringer(
+        self, participant_id: str, reference: Reference, announced: Announced
+    ) -> Callable[[Distance | None], StoredWeights] | None:
+        """What reads and measures the object that a reference means; None if it means none."""
+        store, key, round_ = self._store, reference.key, announced.round
+        place = update_key(round_, reference.name)
+        if reference.data:
+            return None
+        if reference.digest is None:
+            if self._bucket is None:
+                return partial(in_place, store, place)
+            target = _new_attempt_at(place)
+            return partial(fetched, self._bucket, store, round_, reference.name, target)
+        if self._access is not None and key == incoming_key(round_, participant_id):
+            return partial(copied, self._access, store, key, _new_attempt_at(place), announced)
+        # An update that was uploaded to an earlier process; a small one comes with every call.
+        is_object = place_of(key) == place and piece_of(key) is None and not is_journalled(key)
+        if not is_object or self._is_damaged(key):
+            return None
+        return partial(in_place, store, key)
+
+    async def _bring(
+        self, slot: _Slot, round_: int, bring: Callable[[Distance | None], StoredWeights]
+    ) -> StoredWeights | None:
+        """Read an object when it is its turn; None if nothing is there, or the round is over."""
+        async with self._readings.turn():
+            if not needed_by(self._driver.session).has_updates_of(round_):
+                return None
+            try:
+                measured = await run_to_end(bring, self._distance(round_))
+            except KeyNotFound:
+                return None
+        # An object without an attempt in its key is the participant's, which may write it again.
+        is_ours = is_attempt(measured.ref.key)
+        return measured if not is_ours or self._keep(slot, round_, measured) else None
+
+    async def _check_content(self, round_: int, weights: StoredWeights, array: bytes = b"") -> None:
+        """Refuse bytes that are no update of the round's model, before they count. An update of
+        numbers has been checked while it came.
+
+        array: the bytes, if they are not in the store. Raises InvalidUpdate and the store's errors.
+        """
+        session = self._driver.session
+        model = session.model_of(round_)
+        if model is None or not model.dtype == weights.dtype == BYTES:
+            return
+        async with self._parsing:
+            epochs = session.epochs_of(round_)
+            await run_to_end(self._trees.check, model, weights, epochs, array)
+
+    # --- uploads ---
+
+    def encoding_for(self, model: GlobalModel) -> "Encoding.ValueType":
+        """How updates of this model are wanted."""
+        return self._encoding if _has_differences(model) else Encoding.PLAIN
+
+    async def receive(self, participant_id: str, source: Source) -> WeightsRef:
+        """Take one upload. Returns when it is durable.
+
+        A participant has one upload at a time: a new one ends the one before, whose sender has
+        lost its connection or its patience.
+        Raises TooLarge, InvalidUpdate, Unavailable, and MayUpload's refusals.
+        """
+        session = self._driver.session
+        # A stranger takes no slot in memory, not even until its header is there. After the end the
+        # answer is the same for all, and nobody is held up any more.
+        if session.phase is not Phase.FINISHED and participant_id not in session.members:
+            raise NotAMember(participant_id)
+        with self._slot(participant_id) as slot:
+            if slot.upload is None:
+                self._make_room()
+            earlier = slot.upload
+            slot.upload = task = asyncio.ensure_future(self._receive(slot, participant_id, source))
+            if earlier is None:
+                self._num_uploads += 1
+            else:
+                earlier.cancel()
+            try:
+                return await task
+            except asyncio.CancelledError:
+                caller = asyncio.current_task()
+                if caller is None or caller.cancelling():
+                    raise  # it was our own caller who went away
+                reason = "a newer upload of the same participant has replaced it"
+                raise Unavailable(reason) from None
+            finally:
+                if slot.upload is task:
+                    slot.upload = slot.source = None
+                    self._num_uploads -= 1
+
+    def _make_room(self) -> None:
+        """Admit one more upload: end the one that has waited longest. Raises Unavailable."""
+        if self._num_uploads < MAX_UPLOADS:
+            return
+        sources = [slot.source for slot in self._slots.values() if slot.source is not None]
+        longest = max(sources, key=lambda source: source.waited_s, default=None)
+        if longest is None or longest.waited_s < MAX_WAIT_S:
+            raise Unavailable(f"{MAX_UPLOADS} uploads are under way; come again in a moment")
+        longest.end("the upload has waited for its sender, and others wait for its slot")
+
+    async def _receive(self, slot: _Slot, participant_id: str, source: Source) -> WeightsRef:
+        # Before anything of this one is in memory: gigabytes may have to be read.
+        await _until_read(slot)
+        slot.source = source
+        header = await source.header()
+        announced = header.announced
+        place = await self._place(participant_id, announced)
+        if isinstance(place, WeightsRef):
+            return place
+        if (stored := self._stored_like(slot, announced)) is not None:
+            return stored.ref
+        await _until_read(slot)
+        reception = await self._reception(slot, participant_id, place, header)
+        is_broken = False  # a wrong update is wrong the next time; a connection is not
+        try:
+            self._decode(reception, header.encoding)
+            await source.into(reception)
+            if not reception.is_whole:
+                raise Unavailable(
+                    f"the upload ended after {reception.offset} of {announced.size_bytes} bytes; "
+                    "FindUpload says where it can go on"
+                )
+            # Once it is whole, a connection that breaks does not throw it away.
+            return await wait_to_end(
+                asyncio.ensure_future(self._commit(slot, participant_id, reception))
+            )
+        except (asyncio.CancelledError, Unavailable):
+            is_broken = True
+            raise
+        finally:
+            if is_broken and reception.is_open and reception.offset:
+                await self._keep_broken(slot, participant_id, reception)
+            elif reception.is_open:
+                await run_to_end(reception.abort)
+
+    async def _commit(self, slot: _Slot, participant_id: str, reception: Reception) -> WeightsRef:
+        """Make a whole upload durable: it is the one that its sender hands in."""
+        announced = reception.announced
+        async with slot.lock:
+            # Another update may have been accepted meanwhile, and the round may be over.
+            session = self._driver.session
+            is_needed = needed_by(session).has_updates_of(announced.round)
+            is_accepted = session.accepted(participant_id, announced.round) is not None
+            if announced.round in slot.stored or is_accepted or not is_needed:
+                latest = await self._place(participant_id, announced)
+                if isinstance(latest, WeightsRef):
+                    return latest
+            measured = await run_to_end(reception.complete)
+            if not self._keep(slot, announced.round, measured):
+                await self._place(participant_id, announced)  # tells its sender why
+        return measured.ref
+
+    def _decode(self, reception: Reception, encoding: "Encoding.ValueType") -> None:
+        """Raises InvalidUpdate."""
+        if encoding == Encoding.PLAIN:
+            return
+        bits = ENCODING_BITS.get(encoding)
+        if bits is None:
+            raise InvalidUpdate(f"no encoding of updates has the number {encoding}")
+        model = self._driver.session.model_of(reception.announced.round)
+        if model is None or not _has_differences(model):
+            raise InvalidUpdate(
+                "only updates of a float32 model that there is can be encoded; send it as it is"
+            )
+        decoder = Decoder(bits, BaseModel(self._store, model))
+        if reception.header is not None:
+            decoder.go_on(reception.header, reception.offset)
+        elif reception.offset:
+            raise InvalidUpdate(f"no tile of the update begins at its byte {reception.offset}")
+        reception.decoder = decoder
+
+    # --- uploads that broke off ---
+
+    async def find_unfinished(self, participant_id: str, announced: Announced) -> int:
+        """Bytes that are there of an upload, and that its sender need not send again. All of them
+        if nothing is missing; the next upload is then answered from its header.
+
+        An upload of the participant that still seems to be under way ends: its sender has lost the
+        connection. Raises as `receive` does.
+        """
+        place = await self._place(participant_id, announced)
+        if isinstance(place, WeightsRef):
+            return announced.size_bytes
+        with self._slot(participant_id) as slot:
+            if slot.upload is not None and self._stored_like(slot, announced) is None:
+                slot.upload.cancel()
+                await asyncio.wait([slot.upload])
+            if self._stored_like(slot, announced) is not None:
+                return announced.size_bytes
+            if slot.broken is None:
+                work = partial(self._pick_up, slot, participant_id, place, announced)
+                await self._read(slot, participant_id, announced, work)
+            kept = slot.broken
+            return kept.offset if kept is not None and kept.announced == announced else 0
+
+    async def _reception(
+        self, slot: _Slot, participant_id: str, place: str, header: Header
+    ) -> Reception:
+        """A new one, or the one that is to go on at the header's offset. Raises UploadMissing."""
+        kept = slot.broken
+        if header.offset:
+            is_meant = kept is not None and kept.announced == header.announced
+            if kept is None or not is_meant or kept.offset != header.offset:
+                raise UploadMissing(
+                    f"there is no upload that could go on at byte {header.offset}; begin again at 0"
+                )
+            slot.broken = None
+            return kept
+        await _drop_broken(slot)
+        return self._begin(participant_id, place, header.announced)
+
+    def _begin(self, participant_id: str, place: str, announced: Announced) -> Reception:
+        inspector = Inspector(self._distance(announced.round))
+        # The same for any process that goes on with this upload in this session.
+        what = (self._driver.session.session_id, participant_id, *astuple(announced))
+        label = xxhash.xxh3_128(repr(what).encode()).hexdigest()
+        return Reception(self._store, _new_attempt_at(place), announced, inspector, label)
+
+    async def _pick_up(
+        self, slot: _Slot, participant_id: str, place: str, announced: Announced
+    ) -> None:
+        """Measure what an earlier process has received of an upload, and keep it as broken. Raises
+        Unavailable and the store's errors."""
+        reception = self._begin(participant_id, place, announced)
+        is_untouched, is_kept = True, False
+        try:
+            # Mostly there is nothing, and the answer waits for no turn.
+            if not await run_to_end(reception.look):
+                return
+            async with self._readings.turn():
+                is_untouched = False
+                is_needed = needed_by(self._driver.session).has_updates_of(announced.round)
+                is_there = is_needed and await run_to_end(reception.pick_up)
+            if is_there:
+                is_kept = True  # from here on others may have let go of it already
+                await self._keep_broken(slot, participant_id, reception)
+        except InvalidUpdate:
+            pass  # no fault of the sender: a disk may have lost it
+        finally:
+            if is_untouched:
+                await run_to_end(reception.suspend)
+            elif not is_kept:
+                await run_to_end(reception.abort)
+
+    async def _keep_broken(self, slot: _Slot, participant_id: str, reception: Reception) -> None:
+        """Keep an upload that broke off: the latest of each participant, and MAX_BROKEN in all."""
+        reception.pause()
+        # Before anything is waited for: a call that is cancelled here has kept it all the same.
+        replaced, slot.broken = slot.broken, reception
+        self._slots[participant_id] = self._slots.pop(participant_id, slot)  # at the end
+        if replaced is not None:
+            await run_to_end(replaced.abort)
+        for _, other in self._unwanted():
+            await _drop_broken(other)
+        broken = [other for other in self._slots.values() if other.broken is not None]
+        for other in broken[: max(0, len(broken) - MAX_BROKEN)]:
+            await _drop_broken(other)
+
+    def _unwanted(self) -> list[tuple[str, _Slot]]:
+        """Slots with a broken upload of a round that is over, or of a participant that has left."""
+        members = self._driver.session.members
+        needed = needed_by(self._driver.session)
+        return [
+            (participant_id, slot)
+            for participant_id, slot in self._slots.items()
+            if slot.broken is not None
+            and not (
+                participant_id in members and needed.has_updates_of(slot.broken.announced.round)
+            )
+        ]
+
+    # --- the table ---
+
+    @contextmanager
+    def _slot(self, participant_id: str) -> Iterator[_Slot]:
+        """The participant's slot, which stays while it is used or holds something."""
+        slot = self._slots.get(participant_id)
+        if slot is None:
+            slot = self._slots[participant_id] = _Slot()
+        slot.num_calls += 1
+        try:
+            yield slot
+        finally:
+            slot.num_calls -= 1
+            self._remove_if_empty(participant_id, slot)
+
+    def _remove_if_empty(self, participant_id: str, slot: _Slot) -> None:
+        if slot.num_calls or slot.reading or slot.broken or slot.stored:
+            return
+        del self._slots[participant_id]
+
+    async def _read(
+        self,
+        slot: _Slot,
+        participant_id: str,
+        what: object,
+        work: Callable[[], Coroutine[Any, Any, T]],
+    ) -> T:
+        """Do work that reads back what lies in a store, or join it if it is under way. One at a
+        time for each participant."""
+        await _until_read(slot, unless=what)
+        if slot.reading is None:
+            task = asyncio.ensure_future(work())
+            slot.reading = _Reading(what, task)
+
+            def forget(ended: asyncio.Task[T]) -> None:
+                slot.reading = None
+                self._remove_if_empty(participant_id, slot)
+                if not ended.cancelled():
+                    ended.exception()  # all callers may have gone
+
+            task.add_done_callback(forget)
+        result: T = await asyncio.shield(slot.reading.task)
+        return result
+
+    def _keep(self, slot: _Slot, round_: int, measured: StoredWeights) -> bool:
+        """From now on this is what its sender hands in; its upload before has no use. False if the
+        round is over: no other would remove an object that became durable after that."""
+        self._forget_earlier_rounds()
+        if not needed_by(self._driver.session).has_updates_of(round_):
+            self._background.delete(measured.ref.key)
+            return False
+        replaced = slot.stored.get(round_)
+        slot.stored[round_] = measured
+        if replaced is not None and replaced.ref.key != measured.ref.key:
+            self._background.delete(replaced.ref.key)
+        return True
+
+    def _forget_earlier_rounds(self) -> None:
+        """Let go of what arrived for rounds that are over; it is removed in the background."""
+        session = self._driver.session
+        if session.round == self._round:
+            return
+        if self._round >= 0 and not self._has_swept:
+            self._has_swept = True
+            self._background.do(self._store.sweep)  # what predecessors have left of a round
+        self._round = session.round
+        for _, slot in self._unwanted():
+            broken, slot.broken = slot.broken, None
+            if broken is not None:
+                self._background.do(broken.abort)
+        needed = needed_by(session)
+        for participant_id, slot in list(self._slots.items()):
+            slot.stored = {r: one for r, one in slot.stored.items() if needed.has_updates_of(r)}
+            self._remove_if_empty(participant_id, slot)
+
+    async def _place(
+        self, participant_id: str, announced: Announced, name: str = ""
+    ) -> str | WeightsRef:
+        """Ask the core where an update is to lie. The reference if this very update has been
+        accepted. Raises TooLarge, InvalidUpdate, and MayUpload's refusals."""
+        size_bytes, round_ = announced.size_bytes, announced.round
+        if size_bytes > self._max_update_bytes:
+            raise TooLarge(
+                f"an upload of {size_bytes} bytes; at most {self._max_update_bytes} are taken"
+            )
+        question = MayUpload(participant_id, round_, announced.digest or "", name)
+        begun = await self._driver.ask(question)
+        if isinstance(begun, AlreadyUploaded):
+            return begun.ref
+        session = self._driver.session
+        model = session.model_of(round_)
+        if model is not None and announced.digest is not None:
+            is_slice = session.rules.aggregation == ASSEMBLE and not model.is_empty
+            check_announced_size(model, size_bytes, is_slice=is_slice)
+        assert isinstance(begun, UploadTo)
+        return begun.key
+
+    def _stored_like(self, slot: _Slot, announced: Announced) -> StoredWeights | None:
+        """This very update, if a call whose answer got lost has brought it before."""
+        return self._stored(slot, announced.round, Reference("", digest=announced.digest))
+
+    def _distance(self, round_: int) -> Distance | None:
+        """How far an update of this round may be from its model; None if anywhere."""
+        model = self._driver.session.model_of(round_)
+        if self._max_update_norm is None or model is None:
+            return None
+        return Distance(BaseModel(self._store, model), self._max_update_norm)
+
+    def _is_damaged(self, key: str) -> bool:
+        """Whether it was accepted for the open round, and found to be damaged since."""
+        round_ = self._driver.session.open_round
+        return round_ is not None and key in round_.damaged.values()
+
+    async def close(self) -> None:
+        """Let go of the uploads that have broken off. The next process goes on with them, where the
+        store can. Nothing is received any more; what is being read is read to its end."""
+        self._readings.end()
+        slots = self._slots.values()
+        uploads = [slot.upload for slot in slots if slot.upload is not None]
+        for upload in uploads:
+            upload.cancel()  # its call may have ended, and what came of it not be kept yet
+        if uploads:
+            await asyncio.wait(uploads)
+        while readings := [slot.reading.task for slot in slots if slot.reading is not None]:
+            await asyncio.wait(readings)
+        for _, slot in self._unwanted():
+            await _drop_broken(slot)
+        for slot in list(slots):
+            broken, slot.broken = slot.broken, None
+            if broken is not None:
+                await run_to_end(broken.suspend)
+        await self._background.close()
+
+
+async def _until_read(slot: _Slot, unless: object = None) -> None:
+    """Wait until nothing is read back for the participant, but for what `unless` says."""
+    while slot.reading is not None and slot.reading.what != unless:
+        await asyncio.wait([slot.reading.task])
+
+
+async def _drop_broken(slot: _Slot) -> None:
+    broken, slot.broken = slot.broken, None
+    if broken is not None:
+        await run_to_end(broken.abort)
+
+
+def _new_attempt_at(place: str) -> str:
+    """A key that nobody else writes, for an update that is to lie there."""
+    return attempt_key(place, uuid.uuid4().hex)
+
+
+def _has_differences(model: GlobalModel) -> bool:
+    """Whether the differences of its updates to it have an encoding."""
+    return model.dtype == "float32" and not model.is_empty

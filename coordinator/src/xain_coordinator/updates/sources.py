@@ -1,0 +1,92 @@
+"""Updates that lie in a store when they are handed in. Each is read once, and measured by it.
+
+All functions block.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from xain_coordinator.core.errors import InvalidUpdate
+from xain_coordinator.core.values import StoredWeights
+from xain_coordinator.ports import (
+    DirectAccess,
+    KeyNotFound,
+    StoreError,
+    WeightsStore,
+    WrongSize,
+)
+from xain_coordinator.updates.measuring import Distance, Inspector, measure
+from xain_coordinator.updates.reception import Announced, Reception
+
+
+class Bucket(Protocol):
+    """A bucket in which participants put updates under names of their own, as XAIN's do."""
+
+    def reading(
+        self, round_: int, name: str
+    ) -> AbstractContextManager[tuple[int, Iterator[bytes]]]:
+        """Open an update: its size as an .npy file, and the pieces of that file. Raises
+        KeyNotFound, InvalidUpdate, TooLarge and StoreUnavailable, also while pieces are read."""
+
+
+def in_place(store: WeightsStore, key: str, distance: Distance | None) -> StoredWeights:
+    """Measure an object of the store where it is. Raises InvalidUpdate and the store's errors."""
+    measured = measure(store, key, distance)
+    # The writer may have died before the object was durable, and it is about to count.
+    store.settle(key)
+    return measured
+
+
+def copied(
+    access: DirectAccess,
+    store: WeightsStore,
+    source: str,
+    key: str,
+    announced: Announced,
+    distance: Distance | None,
+) -> StoredWeights:
+    """Copy an object that a participant has put under `source` by a signed URL, and measure the
+    copy. The participant may write to `source` until its URL expires.
+
+    Raises InvalidUpdate, and the store's errors; then there is no copy.
+    """
+    try:
+        access.copy(source, key, announced.size_bytes)
+        return measure(store, key, distance, announced.size_bytes, announced.digest)
+    except KeyNotFound:
+        raise
+    except WrongSize as error:
+        # Now: the sender may put the right one there as soon as it hears of this.
+        with contextlib.suppress(StoreError):
+            store.delete(source)
+        raise InvalidUpdate(
+            f"the upload has {error.size} bytes, {error.expected} were announced"
+        ) from None
+    except BaseException:  # whatever it is, the key of this copy is told to no caller
+        with contextlib.suppress(StoreError):
+            store.delete(key)
+        raise
+
+
+def fetched(
+    bucket: Bucket,
+    store: WeightsStore,
+    round_: int,
+    name: str,
+    key: str,
+    distance: Distance | None,
+) -> StoredWeights:
+    """Write an update of the bucket to the store as an .npy file, measured while it is written.
+
+    Raises InvalidUpdate, TooLarge and the stores' errors; then nothing is written.
+    """
+    with bucket.reading(round_, name) as (size_bytes, pieces):
+        reception = Reception(store, key, Announced(round_, size_bytes), Inspector(distance))
+        try:
+            for piece in pieces:
+                reception.write(piece)
+            return reception.complete()
+        finally:
+            reception.abort()
