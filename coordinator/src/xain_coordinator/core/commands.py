@@ -39,12 +39,16 @@ class Rendezvous:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A participant is alive, or says that it leaves."""
+    """A participant is alive, or says that it leaves.
+
+    waited_s: how long the call has waited for the coordinator to take it up; None if not known.
+    """
 
     participant_id: str
     state: ParticipantState = ParticipantState.READY
     round: int = -1
     transfer: Transfer | None = None
+    waited_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

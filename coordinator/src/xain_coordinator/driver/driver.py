@@ -318,6 +318,8 @@ class Driver:
                 effects = self._note_late(command)
         else:
             outcome, effects = decision.reply, decision.effects
+            if isinstance(command, Heartbeat) and command.waited_s is not None:
+                self.lateness.waited(command.participant_id, now, command.waited_s)
             self._decided = decision.session
             records = _records(decision, now)
             if isinstance(command, Tick):

@@ -38,7 +38,7 @@ from xain_coordinator.metrics.points import newest_metrics
 from xain_coordinator.ports import StoreError
 from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.server.fair_queue import Turns
-from xain_coordinator.server.identity import instance_of, participant_of, waited_s
+from xain_coordinator.server.identity import WAITED_S, instance_of, participant_of
 from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.server.refused import RefusedParticipants, WaitingParticipants
 from xain_coordinator.server.translate import (
@@ -200,11 +200,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         participant_id = self._caller(context)
         if participant_id in self._driver.session.members:  # strangers hold up nobody
             self._chunks.make_way()
-            if (waited := waited_s(context)) is not None:
-                self._driver.lateness.waited(participant_id, self._driver.clock.now(), waited)
         state = _PARTICIPANT_STATES.get(request.state, ParticipantState.READY)
         transfer = transfer_of(request)
-        command = c.Heartbeat(participant_id, state, request.round, transfer)
+        command = c.Heartbeat(participant_id, state, request.round, transfer, WAITED_S.get())
         seen = advertise(self._driver.session, participant_id)  # before this sign of life counts
         reply = await self._driver.submit(command)
         if isinstance(reply, r.Heard):

@@ -1,5 +1,6 @@
 """Identity of the caller, and the age of its call."""
 
+from contextvars import ContextVar
 from typing import Any
 
 import grpc
@@ -7,6 +8,9 @@ import grpc
 from xain_proto.metadata import INSTANCE_ID_KEY, PARTICIPANT_ID_KEY
 
 TIMEOUT_KEY = "xain-timeout-ms"
+
+# waited_s of the present call, where the interceptor has measured it.
+WAITED_S: ContextVar[float | None] = ContextVar("WAITED_S", default=None)
 
 
 def participant_of(context: grpc.aio.ServicerContext[Any, Any]) -> str:

@@ -26,7 +26,7 @@ from xain_coordinator.driver.log_files import LatencyFile
 from xain_coordinator.driver.outage import Outage
 from xain_coordinator.ports import StoreError
 from xain_coordinator.server.admission_control import AdmissionControl
-from xain_coordinator.server.identity import participant_of
+from xain_coordinator.server.identity import WAITED_S, participant_of, waited_s
 from xain_coordinator.server.requests import bounded, only_request
 from xain_coordinator.server.statuses import status_of
 from xain_foundation.rare_lines import RareLine
@@ -34,6 +34,7 @@ from xain_foundation.rare_lines import RareLine
 log = structlog.get_logger(__name__)
 
 COORDINATOR = "/xain_proto.fl.Coordinator/"
+_HEARTBEAT = f"{COORDINATOR}Heartbeat"
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Answer = Callable[[Any, Context], Awaitable[Any]]
@@ -100,6 +101,8 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
         yields = inspect.isasyncgenfunction(behaviour)
 
         async def serve(requests: Any, context: Context) -> Any:
+            if method == _HEARTBEAT:
+                WAITED_S.set(waited_s(context))
             call = self._admission.admit(method, context)
             if reads_itself:
                 request = self._admission.requests(method, call)
