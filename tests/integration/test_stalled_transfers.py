@@ -19,7 +19,7 @@ from support.transfers import (
 )
 from support.wire import digest, npy
 from xain_coordinator.server import downloads
-from xain_coordinator.updates import streams
+from xain_coordinator.updates import bodies
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl.coordinator_pb2_grpc import CoordinatorStub
 
@@ -36,7 +36,7 @@ async def test_upload_of_a_silent_sender_ends_and_goes_on_later(start, join, tmp
         for at in range(0, 3 * MIB, MIB):
             yield pb.PutWeightsRequest(data=DATA[at : at + MIB])
         await written(tmp_path, 3 * MIB)
-        monkeypatch.setattr(streams, "STALLED_S", 0.01)
+        monkeypatch.setattr(bodies, "STALLED_S", 0.01)
         yield pb.PutWeightsRequest()  # the next read has the new time limit
         await asyncio.Event().wait()
 

@@ -330,7 +330,7 @@ def _surroundings(world: _World, scenario: Scenario) -> Iterator[None]:
             "xain_coordinator.server.downloads.INLINE_BYTES": 0,
             "xain_coordinator.server.downloads.MESSAGE_BYTES": MESSAGE_BYTES,
             "xain_coordinator.server.downloads.BLOCK_BYTES": 2 * CHUNK_BYTES,
-            "xain_coordinator.updates.streams.LEAST_BYTES": MESSAGE_BYTES,
+            "xain_coordinator.updates.bodies.LEAST_BYTES": MESSAGE_BYTES,
             "xain_coordinator.updates.reception.CHUNK_BYTES": RESUMED_AT_BYTES,
         }
     collects = gc.isenabled()

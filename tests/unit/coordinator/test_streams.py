@@ -15,7 +15,7 @@ from xain_coordinator.core.errors import InvalidUpdate, Unavailable
 from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.stores.files import FileStore, FileUpload
 from xain_coordinator.stores.reading import CHUNK_BYTES
-from xain_coordinator.updates import streams
+from xain_coordinator.updates import bodies
 from xain_coordinator.updates.measuring import Inspector
 from xain_coordinator.updates.reception import Announced, Reception
 from xain_coordinator.updates.streams import Intake
@@ -180,7 +180,7 @@ async def test_sender_that_trickles_bytes_is_ended(
     writes: asyncio.Semaphore, reception: Reception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A byte now and then does not begin the time limit again. What was written stays."""
-    monkeypatch.setattr(streams, "STALLED_S", 0.2)
+    monkeypatch.setattr(bodies, "STALLED_S", 0.2)
     stream = Stream((1000,) * 3)
     num_bytes = 0
 

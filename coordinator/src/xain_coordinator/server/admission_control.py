@@ -38,7 +38,7 @@ from xain_coordinator.server.statuses import status_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-# A connection that brings less in this time is too slow for an upload, too; see streams.STALLED_S.
+# A connection that brings less in this time is too slow for an upload, too; see bodies.STALLED_S.
 FIRST_MESSAGE_S = 30.0
 STREAM_S = 3600.0
 READS_OF_STRANGERS = 8

@@ -120,8 +120,6 @@ class _Request:
 class Body:
     """The body of a PUT, for the coordinator's event loop to take."""
 
-    waited_s = 0.0  # a body that does not come is ended by its Pace
-
     def __init__(
         self, port: "WeightsPort", header: Header, incoming: Incoming, *, is_awaited: bool
     ) -> None:
@@ -130,6 +128,10 @@ class Body:
         self._port = port
         self._incoming = incoming
         self._is_awaited = is_awaited
+
+    @property
+    def waited_s(self) -> float:
+        return self._incoming.pace.waited_s
 
     async def header(self) -> Header:
         return self._header

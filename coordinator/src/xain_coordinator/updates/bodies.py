@@ -63,9 +63,10 @@ class Transfer(Protocol):
 
 class Pace:
     """How long a peer takes for LEAST_BYTES: it has STALLED_S. The time for which its transfer
-    waits for a thread or for the disk does not count."""
+    waits for a thread or for the disk does not count. now: a clock, in seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
         self._bytes = 0
         self._waited_s = 0.0
         self._waits_since: float | None = None
@@ -75,7 +76,7 @@ class Pace:
         """Seconds for which the peer has kept its transfer waiting, if it does so now; else 0.
         May be read in any thread."""
         since = self._waits_since
-        return 0.0 if since is None else self._waited_s + time.monotonic() - since
+        return 0.0 if since is None else self._waited_s + self._now() - since
 
     @property
     def left_s(self) -> float:
@@ -91,10 +92,12 @@ class Pace:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Count the time for which the peer keeps us waiting."""
-        began_at = self._waits_since = time.monotonic()
-        yield
-        self._waits_since = None
-        self._waited_s += time.monotonic() - began_at
+        began_at = self._waits_since = self._now()
+        try:
+            yield
+        finally:
+            self._waits_since = None
+            self._waited_s += self._now() - began_at
 
 
 class Incoming:

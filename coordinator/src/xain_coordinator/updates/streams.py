@@ -11,15 +11,13 @@ from typing import Any
 import grpc
 
 from xain_coordinator.core.errors import InvalidUpdate, Unavailable
+from xain_coordinator.updates.bodies import Pace, Stalled
 from xain_coordinator.updates.reception import Announced, Header, Reception
 from xain_foundation.threads import run_to_end
 from xain_proto.fl.coordinator_pb2 import Encoding
 
 # Threads of the pool that write messages. The others are left for commits and models.
 NUM_WRITES = 4
-# An upload ends when its sender takes longer for so many bytes, or for one message.
-LEAST_BYTES = 64 << 10
-STALLED_S = 30.0
 
 Read = Callable[[], Awaitable[Any]]  # read() of a servicer's context
 
@@ -37,9 +35,7 @@ class Intake:
         self._writes = writes
         self._first = b""  # data of the message with the header
         self._limit: asyncio.Timeout | None = None  # of the present read
-        self._began_at = 0.0  # the present read
-        self._waited_s = 0.0  # for the sender, since the last LEAST_BYTES
-        self._num_bytes = 0  # since then
+        self._pace = Pace(_now)
         self._why_ended = ""
         self.encoding: Encoding.ValueType = Encoding.PLAIN  # of the data
 
@@ -73,8 +69,8 @@ class Intake:
 
     @property
     def waited_s(self) -> float:
-        """Seconds for which the upload has waited for the present message; 0 without one."""
-        return 0.0 if self._limit is None else _now() - self._began_at
+        """Seconds for which the upload has waited for its sender; 0 while it does not."""
+        return self._pace.waited_s
 
     def end(self, why: str) -> None:
         """End an upload that waits for its sender, which may go on with it later."""
@@ -83,20 +79,17 @@ class Intake:
             self._limit.reschedule(_now())
 
     async def _message(self) -> Any:
-        self._began_at = _now()
         try:
-            async with asyncio.timeout(max(0.0, STALLED_S - self._waited_s)) as self._limit:
-                message = await self._read()
+            with self._pace.waiting():
+                async with asyncio.timeout(self._pace.left_s) as self._limit:
+                    message = await self._read()
         except TimeoutError:
-            why = self._why_ended or f"less than {LEAST_BYTES} bytes came in {STALLED_S:g} s"
+            why = self._why_ended or str(Stalled())
             raise Unavailable(f"{why}; FindUpload says where the upload can go on") from None
         finally:
             self._limit = None
-        self._waited_s += _now() - self._began_at
         if message is not grpc.aio.EOF:
-            self._num_bytes += len(message.data)
-        if self._num_bytes >= LEAST_BYTES:
-            self._waited_s, self._num_bytes = 0.0, 0
+            self._pace.moved(len(message.data))
         return message
 
 
