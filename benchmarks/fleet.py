@@ -1,12 +1,13 @@
 """Thousands of participants on one coordinator process: 100, 500 and 2,000, a model of 10 float32.
 
     python benchmarks/fleet.py [--participants 100,500,2000] [--rounds 3] [--skip-aggregation]
-                               [--quick]
+                               [--through-grpc] [--quick]
 
 For each number a coordinator and two processes of participants (fleet_agents.py): all start at
 once and join; they train, and only their heartbeats go on, for a heartbeat interval; the
 coordinator is killed with SIGKILL and started again; then come the rounds. At last the greatest
-number heartbeats while four more hand in models of 250 MB, so that a gigabyte is aggregated.
+number heartbeats while four more hand in models of 250 MB, so that a gigabyte is aggregated; with
+--through-grpc their weights pass the gRPC port, as those of participants that reach no other.
 
 Beside it, in the same run, a bare grpc.aio server (fleet_bare.py), which answers the same
 participants with bytes made beforehand and does nothing else; and, as a control of the last part,
@@ -388,7 +389,7 @@ def measure_bare(number: int, scale: Scale) -> Figures:
             crowd.end()
 
 
-def measure_aggregation(number: int, scale: Scale) -> Figures:
+def measure_aggregation(number: int, scale: Scale, *, through_grpc: bool = False) -> Figures:
     """Heartbeats while a gigabyte is aggregated. Those who train are the first by name, so that
     the others are connected, and nothing else."""
     settings: dict[str, object] = {
@@ -401,6 +402,8 @@ def measure_aggregation(number: int, scale: Scale) -> Figures:
         "rounds.max_participants": number + HEAVY,
         "rounds.controller": "ordered",
     }
+    if through_grpc:
+        settings["server.weights_port"] = "off"
     with results.scratch() as folder, coordinator(folder, settings) as (server, port):
         crowd = Crowd(port, number)
         command = [sys.executable, __file__, "--heavy", str(scale.heavy_size), str(port)]
@@ -529,6 +532,9 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3, help="that are measured; default: 3")
     parser.add_argument("--skip-aggregation", action="store_true", help="leave out the last part")
+    parser.add_argument(
+        "--through-grpc", action="store_true", help="the last part without the weights port"
+    )
     parser.add_argument("--heavy", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--numpy", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -554,7 +560,8 @@ def main() -> None:
         print(json.dumps(fleets[-1]), file=sys.stderr)
     figures: Figures = {"rounds": given.rounds, "fleets": fleets}
     if not given.skip_aggregation:
-        row = {**measure_aggregation(most, scale), **measure_control(most, scale)}
+        aggregation = measure_aggregation(most, scale, through_grpc=given.through_grpc)
+        row = {**aggregation, **measure_control(most, scale)}
         pair = ("aggregating_p99_ms", "numpy_aggregating_p99_ms")
         figures["aggregation"] = [{**row, **ratios(row, [pair])}]
     results.report("fleet", figures)

@@ -205,3 +205,16 @@ def test_every_test_that_the_docs_name_exists(page, least):
     for file, test in named:
         source = (ROOT / "tests" / file).read_text(encoding="utf-8")
         assert not test or re.search(rf"\bdef {test}\(", source), f"{file} has no {test}"
+
+
+def test_every_file_on_the_way_of_an_update_exists():
+    """The page that follows an update names files of the coordinator, and no room leads back."""
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z0-9_]+/[a-z0-9_]+\.py)`", text)) - {"benchmarks/fleet.py"}
+    assert len(named) > 20
+    for file in named:
+        assert (ROOT / "coordinator/src/xain_coordinator" / file).is_file(), file
+    rooms = imported_rooms("coordinator")
+    assert rooms["updates"] <= {"core", "driver", "stores"}
+    assert rooms["driver"] <= {"core", "stores", "journal", "metrics", "aggregation", "extensions"}
+    assert rooms["aggregation"] <= {"core", "stores", "extensions"}

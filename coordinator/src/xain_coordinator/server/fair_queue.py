@@ -11,6 +11,10 @@ A sign of life that has come is often the first of several, so the next chunk wa
 has turned as often as after a whole chunk: on a busy machine it is the transfers that take longer.
 They go on all the same: a whole chunk after MAX_TURNS at the latest, and a smaller one, in
 proportion, after fewer. So as many bytes pass in about the same time, whatever their chunks are.
+
+Only weights that pass the gRPC port need the queue: see benchmarks/fleet.py --through-grpc. While
+four participants handed in 50 MB each, on two busy cores, the 99th percentile of 500 heartbeats a
+second was 113 and 215 ms with the queue, and 338 and 267 ms without it.
 """
 
 import asyncio
