@@ -22,6 +22,7 @@ from xain_coordinator.core import session as session_module
 from xain_coordinator.core.commands import Command
 from xain_coordinator.core.effects import Aggregate, Effect
 from xain_coordinator.core.needed import Needed
+from xain_coordinator.core.pacing import Buffer, Pacing, Quorum, WantedUpdates
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Round, Rules
 from xain_coordinator.driver import driver as driver_module
@@ -163,16 +164,16 @@ def _without_deadlines() -> Iterator[None]:
         yield
 
 
-def _complete_at_the_least(round_: Round, rules: Rules, *, buffered: bool) -> bool:
+def _complete_at_the_least(round_: Round, rules: Rules, rule: Pacing) -> bool:
     return pacing.has_enough(round_, rules)
 
 
-def _complete_without_quorum(round_: Round, rules: Rules, *, buffered: bool) -> bool:
-    return is_complete(round_, replace(rules, quorum=""), buffered=buffered)
+def _complete_without_quorum(round_: Round, rules: Rules, rule: Pacing) -> bool:
+    return is_complete(round_, rules, WantedUpdates() if isinstance(rule, Quorum) else rule)
 
 
-def _complete_without_buffer(round_: Round, rules: Rules, *, buffered: bool) -> bool:
-    return is_complete(round_, replace(rules, buffer_size=1), buffered=buffered)
+def _complete_without_buffer(round_: Round, rules: Rules, rule: Pacing) -> bool:
+    return is_complete(round_, rules, replace(rule, size=1) if isinstance(rule, Buffer) else rule)
 
 
 def _select_no_more(num_connected: int, fraction: Fraction, over_selection: Fraction) -> int:

@@ -3,6 +3,7 @@
 import re
 import sys
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,13 @@ import pytest
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.selection import Candidate, ControllerFailed, Weighted, select
-from xain_coordinator.extensions.controllers import (
-    controller_of_session,
-    known_controllers,
-    make_controller,
-)
 from xain_coordinator.extensions.options import WrongOption
 from xain_coordinator.extensions.plugins import PluginFailed
+from xain_coordinator.extensions.strategies import (
+    known_controllers,
+    make_controller,
+    strategy_of_session,
+)
 from xain_foundation.settings import ConfigError, load
 
 DOCS = Path(__file__).parents[3] / "docs" / "controllers.md"
@@ -60,7 +61,7 @@ def test_the_example_of_the_documentation_selects(install: Any) -> None:
     assert "one_of_each" in known_controllers()
     rules = config(controller="one_of_each", controller_options={"tag": "site"}).rules()
     assert (rules.controller, rules.controller_options) == ("one_of_each", {"tag": "site"})
-    controller = controller_of_session(rules.controller, rules.controller_options)
+    controller = strategy_of_session(rules).controller
     candidates = [Candidate(f"n{i}", tags={"site": "north"}) for i in range(8)]
     candidates += [Candidate("s", tags={"site": "south"}), Candidate("nowhere")]
     for round_ in range(20):
@@ -78,13 +79,14 @@ def test_a_controller_that_cannot_be_had_is_named(install: Any) -> None:
         ConfigError, match=r'rounds.controller is "fortune"; it must be one of: all'
     ):
         config(controller="fortune")
+    fortune = replace(config().rules(), controller="fortune")
     with pytest.raises(ControllerFailed, match=r"'fortune', .* not installed.*--new-session"):
-        controller_of_session("fortune", {})
+        strategy_of_session(fortune)
     install("raise ImportError('no luck')", "fortune", "Fortune")
     with pytest.raises(ConfigError, match="cannot be imported: ImportError: no luck"):
         config(controller="fortune")
     with pytest.raises(ControllerFailed, match="no luck"):
-        controller_of_session("fortune", {})
+        strategy_of_session(fortune)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,10 @@ from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.errors import NotAMember, Refusal, UploadMissing
+from xain_coordinator.core.pacing import WantedUpdates
 from xain_coordinator.core.questions import AssignmentFor, MayUpload, Question
 from xain_coordinator.core.selection import ControllerFailed
+from xain_coordinator.core.strategy import Strategy
 from xain_coordinator.core.values import Phase, Task
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import JournalError, Record
@@ -330,7 +332,7 @@ async def test_a_controller_that_fails_ends_the_process_and_not_the_session(benc
         def select(self, candidates, k, chance):
             raise ZeroDivisionError
 
-    bench.driver._controller = Broken()
+    bench.driver.strategy = Strategy(Broken(), WantedUpdates())
     for name in "ab":
         await bench.driver.submit(c.Rendezvous(name))
     groups, session = list(bench.journal.groups), bench.driver.session

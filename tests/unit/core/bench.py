@@ -19,8 +19,8 @@ from xain_coordinator.core.errors import Refusal, UnusableUpdate
 from xain_coordinator.core.keys import model_key, update_key
 from xain_coordinator.core.pacing import exact_fraction, num_required
 from xain_coordinator.core.questions import AssignmentFor, MayUpload, Question, advertise, ask
-from xain_coordinator.core.selection import Controller
 from xain_coordinator.core.session import Session, begin, fold, open_session
+from xain_coordinator.core.strategy import Strategy
 from xain_coordinator.core.values import (
     DataProfile,
     GlobalModel,
@@ -129,7 +129,7 @@ class Bench:
     def __init__(self, rules: Rules | None = None, *, answers: bool = True) -> None:
         self.now = 0.0
         self.answers = answers
-        self.controller: Controller | None = None  # the one that the rules name
+        self.strategy: Strategy | None = None  # the one that the rules describe
         self.session, opened = open_session("s1", rules or make_rules(), self.now)
         self.journal: list[e.DurableEvent] = [opened]
         self.owed: list[Owed] = []
@@ -173,12 +173,12 @@ class Bench:
             self.now = at
         before = repr(self.session)
         try:
-            decision = decide(self.session, command, self.now, self.controller)
+            decision = decide(self.session, command, self.now, self.strategy)
         except Refusal:
             assert repr(self.session) == before, "a refusal changed the session"
             raise
         assert repr(self.session) == before, "decide changed the session by itself"
-        again = decide(self.session, command, self.now, self.controller)
+        again = decide(self.session, command, self.now, self.strategy)
         assert again == decision, "decide is not deterministic"
         self.session = fold(self.session, decision.events)
         self._require_who_is_left_out()
@@ -299,10 +299,10 @@ class Bench:
             for name in self.connected:
                 if name not in silent:
                     self.heartbeat(name)
-            due = next_deadline(self.session)
+            due = next_deadline(self.session, self.strategy)
             if due is not None and due <= min(end, self.now + HEARTBEAT_TIME_S):
                 self.tick(at=max(due, self.now))
-                due = next_deadline(self.session)
+                due = next_deadline(self.session, self.strategy)
                 assert due is None or due > self.now, "the driver would spin"
             elif self.now == end:
                 return

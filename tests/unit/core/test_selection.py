@@ -12,6 +12,7 @@ from tests.unit.core.bench import Bench, answer_to, make_rules, opened_round
 
 from xain_coordinator.core import events as e
 from xain_coordinator.core import selection
+from xain_coordinator.core.pacing import WantedUpdates
 from xain_coordinator.core.selection import (
     CONTROLLERS,
     Candidate,
@@ -19,6 +20,7 @@ from xain_coordinator.core.selection import (
     Weighted,
     builtin_controller,
 )
+from xain_coordinator.core.strategy import Strategy
 from xain_coordinator.core.values import DataProfile, Phase
 
 NAMES = [f"p{i}" for i in range(30)]
@@ -290,7 +292,7 @@ def test_a_controller_sees_what_is_known_of_each_candidate() -> None:
             return [candidate.participant_id for candidate in candidates[:k]]
 
     bench = Bench(make_rules(rounds=3, fraction="0.5", start_participants=2))
-    bench.controller = Looks()
+    bench.strategy = Strategy(Looks(), WantedUpdates())
     profile = DataProfile(12, 4)
     bench.join("b", profile=profile, tags={"site": "north"})
     bench.join("a", profile=profile)
@@ -307,11 +309,11 @@ def test_a_controller_that_fails_changes_nothing() -> None:
     bench.join("a", "b")
     (work,) = bench.owed
     before = bench.session
-    bench.controller = Says([])
+    bench.strategy = Strategy(Says([]), WantedUpdates())
     with pytest.raises(ControllerFailed):
         bench.send(answer_to(work))
     assert bench.session == before
-    bench.controller = None
+    bench.strategy = None
     bench.send(answer_to(work))
     assert bench.selected == ("a", "b")
 

@@ -21,6 +21,7 @@ from xain_foundation.schema import Schema
 _KEYS: Mapping[str, str | None] = {
     "num_required": None,
     "controller_options": "rounds.controller_options.*",
+    "pacing_options": "rounds.pacing_options.*",
     "tags": "rounds.tags.*",
     "max_lost_share": None,
     "aggregation": "aggregation.rule",
@@ -47,6 +48,7 @@ _KEYS: Mapping[str, str | None] = {
 # Tables whose items mean nothing beside another value of the first field.
 _OPTIONS_OF = {
     "controller_options": "controller",
+    "pacing_options": "pacing",
     "aggregation_options": "aggregation",
     "optimizer_options": "optimizer",
     "workload_options": "workload",

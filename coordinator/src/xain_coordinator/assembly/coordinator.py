@@ -33,7 +33,7 @@ from xain_coordinator.driver.model_copies import ModelCopies, copy_latest
 from xain_coordinator.driver.model_folder import ModelFolder
 from xain_coordinator.driver.own_evaluation import Types, load_own_data
 from xain_coordinator.driver.retention import Retention
-from xain_coordinator.extensions.controllers import controller_of_session
+from xain_coordinator.extensions.strategies import strategy_of_session
 from xain_coordinator.journal.memory import MemoryJournal
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.metrics.local_file import LocalMetricsFile
@@ -119,7 +119,7 @@ class Coordinator:
                 lambda: uuid.uuid4().hex[:12],
                 new_session=new_session,
                 lineage=None if first is None else first.lineage,
-                make_controller=controller_of_session,
+                make_strategy=strategy_of_session,
             )
             self.driver.latencies = self._latencies = latencies
             session = self.driver.session

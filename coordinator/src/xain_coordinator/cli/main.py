@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from xain_coordinator.config.coordinator import CoordinatorConfig
-    from xain_coordinator.config.rounds import RoundsSettings
     from xain_foundation.settings import Resolved, Setting
 
 PROGRAM = "xain-coordinator"
@@ -265,10 +264,16 @@ def _derived(config: "CoordinatorConfig") -> str:
         f"A round needs N = {_participants(rounds.num_required, 'connected ')}, of whom"
         f" k = {rounds.num_selected} {'is' if rounds.num_selected == 1 else 'are'} selected; at"
         f" most {rounds.effective_max_participants} may be connected.\n"
-        f"A model is made of {_enough(rounds)}; {rounds.deadline_s:g} s after the round has opened,"
+        f"A model is made of {_pacing(config)}; {rounds.deadline_s:g} s after the round has opened,"
         f" {rounds.min_participants} will do. After {rounds.idle_timeout_s:g} s of waiting in vain"
         f" the session ends.\n{_combined(config)}"
     )
+
+
+def _pacing(config: "CoordinatorConfig") -> str:
+    from xain_coordinator.extensions.strategies import strategy_of_session
+
+    return strategy_of_session(config.rules()).pacing.describe()
 
 
 def _combined(config: "CoordinatorConfig") -> str:
@@ -290,21 +295,6 @@ def _with(name: str, options: Mapping[str, object]) -> str:
         for option, value in options.items()
     )
     return f"{name} ({given})" if given else name
-
-
-def _enough(rounds: "RoundsSettings") -> str:
-    """The updates with which a round is complete, in words."""
-    if rounds.consistency != "bsp":
-        number = rounds.buffer_size or rounds.min_participants
-        waits = f", with nobody more than {rounds.staleness} rounds behind"
-        return f"{number} updates or those of everybody" + (waits if rounds.staleness else "")
-    if rounds.quorum:
-        from xain_coordinator.core.pacing import describe
-
-        return f"the updates {describe(rounds.quorum)}"
-    if rounds.over_selection:
-        return f"the first {rounds.num_wanted} updates"
-    return "the updates of all who are selected"
 
 
 def _participants(count: int, which: str = "") -> str:

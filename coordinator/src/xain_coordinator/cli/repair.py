@@ -12,7 +12,7 @@ from xain_coordinator.core.commands import NoteDamagedUpdates
 from xain_coordinator.core.decider import decide
 from xain_coordinator.core.events import SoftEvent
 from xain_coordinator.core.values import Update, WeightsRef
-from xain_coordinator.extensions.controllers import controller_of_session
+from xain_coordinator.extensions.strategies import strategy_of_session
 from xain_coordinator.journal.restore import restore
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import (
@@ -112,11 +112,10 @@ def _update_of(last: Snapshot, participant_id: str, damaged: dict[str, str]) -> 
 def _drop(journal: SqliteJournal, last: Snapshot, update: Update, why: str) -> None:
     """Record that an update is dropped, as a running coordinator would. The next start goes on from
     there."""
-    rules = last.session.rules
-    controller = controller_of_session(rules.controller, rules.controller_options)
+    strategy = strategy_of_session(last.session.rules)
     reason = f"dropped by an operator: {why}"
     command = NoteDamagedUpdates({update.weights.ref.key: reason})
-    decision = decide(last.session, command, last.at, controller)
+    decision = decide(last.session, command, last.at, strategy)
     events = [event for event in decision.events if not isinstance(event, SoftEvent)]
     journal.append([Record(last.at, event) for event in events])
     _print("dropped", f"update of {update.participant_id} in round {last.session.round}")

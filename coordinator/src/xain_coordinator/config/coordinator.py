@@ -685,6 +685,8 @@ class CoordinatorConfig(Section):
             ),
             preprocessing=self.workload.preprocessing.model_dump_json(),
             initial=self._initial(),
+            pacing=rounds.pacing,
+            pacing_options=rounds.whole_pacing_options,
             deadline_s=rounds.deadline_s,
             idle_timeout_s=rounds.idle_timeout_s,
             quorum=rounds.quorum,

@@ -16,9 +16,14 @@ from xain_coordinator.config.fields import (
 )
 from xain_coordinator.core import pacing
 from xain_coordinator.core.values import Consistency, Option
-from xain_coordinator.extensions.controllers import known_controllers, make_controller
 from xain_coordinator.extensions.options import WrongOption, options_of
 from xain_coordinator.extensions.plugins import PluginFailed
+from xain_coordinator.extensions.strategies import (
+    known_controllers,
+    known_pacings,
+    make_controller,
+    make_pacing,
+)
 from xain_foundation.fields import Section, WrongSetting
 from xain_foundation.names import why_not
 from xain_messaging import tags as tag_rules
@@ -49,6 +54,8 @@ class RoundsSettings(Section):
     seed: int = Field(default=0, ge=0)
     over_selection: ExactExcess = Fraction(0)
     quorum: Quorum = ""
+    pacing: str = ""
+    pacing_options: dict[str, Option] = Field(default_factory=dict)
     deadline_s: float = Field(default=24 * 3600.0, gt=0, le=_MAX_WAIT_S)
     idle_timeout_s: float = Field(default=7 * 24 * 3600.0, gt=0, le=_MAX_WAIT_S)
     consistency: Consistency = "bsp"
@@ -94,6 +101,13 @@ class RoundsSettings(Section):
         """Options of the controller: those that are given, and the defaults of the others."""
         made = make_controller(self.controller, self.controller_options)
         return options_of(made, self.controller_options)
+
+    @property
+    def whole_pacing_options(self) -> Mapping[str, Option]:
+        """Options of the pacing rule: those that are given, and the defaults of the others."""
+        if not self.pacing:
+            return {}
+        return options_of(make_pacing(self.pacing, self.pacing_options), self.pacing_options)
 
     @property
     def effective_start_participants(self) -> int:
@@ -204,7 +218,30 @@ class RoundsSettings(Section):
             )
         if self.quorum:
             self._check_quorum()
+        self._check_pacing()
         return self
+
+    def _check_pacing(self) -> None:
+        if not self.pacing:
+            if self.pacing_options:
+                raise WrongSetting("pacing_options", "nothing would read it without rounds.pacing")
+            return
+        for name, without in (("consistency", "bsp"), ("quorum", "")):
+            if getattr(self, name) != without:
+                raise WrongSetting(
+                    name, f'with pacing = "{self.pacing}" that rule closes rounds; leave this out'
+                )
+        try:
+            _ = self.whole_pacing_options
+        except KeyError:
+            raise WrongSetting(
+                "pacing", f"it must be one of: {', '.join(known_pacings())}"
+            ) from None
+        except WrongOption as error:
+            option = f"pacing_options.{error.option}".removesuffix(".")
+            raise WrongSetting(option, error.text) from None
+        except PluginFailed as error:
+            raise WrongSetting("pacing", str(error)) from None
 
     def _check_quorum(self) -> None:
         try:

@@ -54,7 +54,7 @@ def answer(session: Session, command: c.Command, now: float) -> Answer:
         case c.Rendezvous():
             return _rendezvous(session, command, now)
         case c.EndTrainingRound():
-            return _end_training_round(session, command)
+            return _end_training_round(session, command, now)
         case c.NoteRefusedUpdate():
             return _note_refused(session, command), r.Done(), ()
         case c.NoteFailure():
@@ -290,7 +290,7 @@ def _told_of_the_end(session: Session, command: c.Heartbeat, now: float) -> Answ
     return (heard,), reply, (participant_point(participant_id, finished, session.round),)
 
 
-def _end_training_round(session: Session, command: c.EndTrainingRound) -> Answer:
+def _end_training_round(session: Session, command: c.EndTrainingRound, now: float) -> Answer:
     participant_id = command.participant_id
     known = session.accepted(participant_id, command.round)
     # Before anything else: whoever has our acknowledgement may ask for it again, even when the
@@ -327,6 +327,7 @@ def _end_training_round(session: Session, command: c.EndTrainingRound) -> Answer
         staleness=round_.number - number,
         metrics=command.training,
         evaluation=command.evaluation if is_evaluated else None,
+        at=now,
     )
     return (*bound, accepted), r.Done(), command.metrics
 

@@ -1,6 +1,6 @@
 """Decisions of a session: the events that a command causes, and the session's next deadline.
 
-    decide(session, command, now, controller)
+    decide(session, command, now, strategy)
                                    -> what happened, what to answer, what to do; or raises a Refusal
     ask(session, question)         -> an answer that changes nothing (questions.py)
     resume(session)                -> the effects still owed after a restart
@@ -28,16 +28,16 @@ from xain_coordinator.core.effects import (
 )
 from xain_coordinator.core.keys import model_key
 from xain_coordinator.core.membership import expiries
-from xain_coordinator.core.pacing import has_enough, round_deadline
+from xain_coordinator.core.pacing import closing_time, has_enough, round_deadline
 from xain_coordinator.core.points import (
     coordinator_point,
     evaluation_point,
     own_evaluation_point,
     published_point,
 )
-from xain_coordinator.core.selection import Controller, builtin_controller
 from xain_coordinator.core.session import Session, evolve, fold
 from xain_coordinator.core.steps import next_step
+from xain_coordinator.core.strategy import Strategy, builtin_strategy
 from xain_coordinator.core.values import GlobalModel, Phase, Point, Round, Rules, Task
 
 
@@ -53,16 +53,14 @@ class Decision:
 
 
 def decide(
-    session: Session, command: c.Command, now: float, controller: Controller | None = None
+    session: Session, command: c.Command, now: float, strategy: Strategy | None = None
 ) -> Decision:
     """Decide a command at session time `now`, in seconds.
 
-    controller: made from the session's rules; by default the one of the core that they name.
+    strategy: made from the session's rules; by default of the parts of the core that they name.
     Raises a Refusal if it is not carried out, and ControllerFailed; then nothing has changed.
     """
-    if controller is None:
-        rules = session.rules
-        controller = builtin_controller(rules.controller, rules.controller_options)
+    strategy = strategy or builtin_strategy(session.rules)
     before = session
     events, reply, points = answer(session, command, now)
     session = fold(session, events)
@@ -72,7 +70,7 @@ def decide(
         effects = (RecordMetrics(points),) if points else ()
         return Decision(events, reply, effects, session)
     happened = list(events)
-    while (event := next_step(session, now, controller)) is not None:
+    while (event := next_step(session, now, strategy)) is not None:
         session = evolve(session, event)
         happened.append(event)
     due: list[Effect] = []
@@ -189,9 +187,9 @@ def _aggregation(rules: Rules, round_: Round, base: GlobalModel) -> Aggregate:
     )
 
 
-def next_deadline(session: Session) -> float | None:
+def next_deadline(session: Session, strategy: Strategy | None = None) -> float | None:
     """Session time at which a Tick is due; None if nothing will happen by itself."""
-    due = (next_expiry(session), next_wait(session))
+    due = (next_expiry(session), next_wait(session, strategy))
     return min((at for at in due if at is not None), default=None)
 
 
@@ -203,21 +201,26 @@ def next_expiry(session: Session) -> float | None:
     return min((expires_at for _, expires_at in leases), default=None)
 
 
-def next_wait(session: Session) -> float | None:
-    """Time at which the first wait ends that is not for a lease; None if there is none."""
+def next_wait(session: Session, strategy: Strategy | None = None) -> float | None:
+    """Time at which the first wait ends that is not for a lease; None if there is none.
+
+    strategy: as in decide().
+    """
     if session.phase is Phase.FINISHED:
         return None
     due: list[float] = []
     is_awaited = not session.gathered and not session.waits_for_request
     if is_awaited and session.num_eligible >= session.rules.num_required:
         due.append(session.starts_at)
-    waits = (session.gives_up_at, session.note_at, due_of_round(session))
+    strategy = strategy or builtin_strategy(session.rules)
+    waits = (session.gives_up_at, session.note_at, due_of_round(session, strategy))
     due += [at for at in waits if at is not None]
     return min(due, default=None)
 
 
-def due_of_round(session: Session) -> float | None:
-    """Time at which the open round reaches its deadline or is overdue; None if it has neither."""
+def due_of_round(session: Session, strategy: Strategy) -> float | None:
+    """Time at which the open round closes by its pacing rule or is at its deadline; None if
+    it waits for updates alone."""
     round_ = session.open_round
     if round_ is None or session.phase is Phase.AGGREGATING:
         return None
@@ -225,4 +228,8 @@ def due_of_round(session: Session) -> float | None:
     is_paused = session.phase is Phase.STANDBY
     if is_paused and (round_.attempt or not has_enough(round_, session.rules)):
         return None
-    return round_deadline(round_, session.rules)
+    deadline = round_deadline(round_, session.rules)
+    if round_.is_evaluation or round_.attempt:
+        return deadline
+    closes_at = closing_time(round_, session.rules, strategy.pacing_of_round(session))
+    return min((at for at in (closes_at, deadline) if at is not None), default=None)

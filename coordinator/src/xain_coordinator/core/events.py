@@ -165,7 +165,8 @@ class UploadNameBound:
 class UpdateAccepted:
     """round: in which the update counts. staleness: how many rounds earlier it was trained for.
 
-    metrics: of training. evaluation: of the model that the update was trained from.
+    metrics: of training. evaluation: of the model that the update was trained from. at: None in a
+    journal of an earlier version.
     """
 
     round: int
@@ -173,6 +174,7 @@ class UpdateAccepted:
     staleness: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
     evaluation: Evaluation | None = None
+    at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

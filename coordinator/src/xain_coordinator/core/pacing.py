@@ -1,19 +1,20 @@
-"""Pacing: who must be connected, who is selected, when a round is complete, and when
-it has waited long enough.
+"""Pacing: how many participants a round needs and selects, and when it closes.
 
-Exact rational arithmetic. XAIN computed these in floats and waited for 99 participants where 100
-were meant, or selected 8 of 25 where 7 were asked for.
+Numbers are computed in exact rational arithmetic. XAIN computed them in floats and waited for 99
+participants where 100 were meant, or selected 8 of 25 where 7 were asked for.
 
-In BSP a round is complete with all the updates that it wants, or with its quorum. In SSP and ASP a
-model is made of every `buffer_size` updates (Nguyen et al. 2022, Federated Learning with Buffered
-Asynchronous Aggregation), and whoever still trains an earlier round goes on with that; the clock
-table says whether the next round may begin without them.
+When a round closes is said by one object, its Pacing: WantedUpdates and Quorum in BSP; Buffer in
+SSP and ASP, where a model is made of every `buffer_size` updates (Nguyen et al. 2022, Federated
+Learning with Buffered Asynchronous Aggregation) and participants that still train an earlier round
+go on with it; and rules with a name, built in or plugged in.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from math import ceil, floor
+from typing import Protocol
 
 from xain_coordinator.core.values import Expression, Round, Rules, Task
 from xain_messaging.clock_table import ClockTable
@@ -74,24 +75,11 @@ def has_enough(round_: Round, rules: Rules) -> bool:
     return len(round_.updates) >= num_needed(round_, rules)
 
 
-def is_complete(round_: Round, rules: Rules, *, buffered: bool) -> bool:
-    """Nothing more is waited for.
-
-    buffered: a model is made of buffer_size updates, without waiting for those who are late.
-    """
+def is_complete(round_: Round, rules: Rules, pacing: "Pacing") -> bool:
+    """The round has all updates that it waits for."""
     if not has_enough(round_, rules):
         return False
-    if round_.overdue_at is not None or round_.all_in:
-        return True
-    if buffered:
-        if len(round_.updates) < rules.buffer_size:
-            return False
-        # Without a limit nobody is waited for, and a round may be as large as the fleet.
-        clocks = {} if rules.staleness is None else _clocks(round_)
-        return ClockTable(clocks, rules.staleness).admits(round_.number + 1)
-    if rules.quorum:
-        return has_quorum(round_, rules.quorum)
-    return len(round_.updates) >= round_.num_wanted
+    return round_.overdue_at is not None or round_.all_in or pacing.is_complete(round_)
 
 
 def carried_over(round_: Round, rules: Rules) -> Mapping[str, int]:
@@ -135,9 +123,176 @@ def has_quorum(round_: Round, quorum: Expression) -> bool:
     return condition.is_met(count, num_peers)
 
 
-def describe(quorum: Expression) -> str:
-    """A quorum in words."""
-    return str(_parsed(quorum))
+class Pacing(Protocol):
+    """Rule that says when an open round closes.
+
+    It is asked once the round has enough updates for a model, and while answers are outstanding; at
+    its deadline a round closes whatever the rule says. A rule keeps no state: a coordinator that is
+    started again asks it about the same round.
+    """
+
+    def is_complete(self, round_: Round) -> bool:
+        """The round closes with the updates that it has."""
+        ...
+
+    def closes_at(self, round_: Round) -> float | None:
+        """Session time in seconds at which the round closes with the updates that it has by then;
+        None if time makes no difference."""
+        ...
+
+    def describe(self) -> str:
+        """The updates that a model is made of, as the end of "A model is made of"."""
+        ...
+
+    def awaited(self, round_: Round) -> str:
+        """The updates that the round still waits for, as a sentence for `status`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WantedUpdates:
+    """A round is complete with as many updates as it wants: all, or with over-selection the first.
+
+    first: number of updates when the least number of participants is connected; 0: all.
+    """
+
+    first: int = 0
+
+    def is_complete(self, round_: Round) -> bool:
+        return len(round_.updates) >= round_.num_wanted
+
+    def closes_at(self, round_: Round) -> float | None:
+        return None
+
+    def describe(self) -> str:
+        if self.first:
+            return f"the first {self.first} updates"
+        return "the updates of all who are selected"
+
+    def awaited(self, round_: Round) -> str:
+        return _count_awaited(round_, round_.num_wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """A round is complete when its updates satisfy a conditional event."""
+
+    expression: Expression
+
+    def is_complete(self, round_: Round) -> bool:
+        return has_quorum(round_, self.expression)
+
+    def closes_at(self, round_: Round) -> float | None:
+        return None
+
+    def describe(self) -> str:
+        return f"the updates {_parsed(self.expression)}"
+
+    def awaited(self, round_: Round) -> str:
+        missing = round_.outstanding
+        return (
+            f"The quorum, {_parsed(self.expression)}. {len(missing)} have not answered: "
+            f"{names_of(missing)}."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """SSP and ASP: a model is made of every `size` updates, and late participants go on.
+
+    staleness: rounds that an update may be behind; None: any number.
+    """
+
+    size: int
+    staleness: int | None
+
+    def is_complete(self, round_: Round) -> bool:
+        if len(round_.updates) < self.size:
+            return False
+        # Without a limit the round waits for no participant, and may be as large as the fleet.
+        clocks = {} if self.staleness is None else _clocks(round_)
+        return ClockTable(clocks, self.staleness).admits(round_.number + 1)
+
+    def closes_at(self, round_: Round) -> float | None:
+        return None
+
+    def describe(self) -> str:
+        behind = f", with nobody more than {self.staleness} rounds behind"
+        return f"{self.size} updates or those of everybody" + (behind if self.staleness else "")
+
+    def awaited(self, round_: Round) -> str:
+        if len(round_.updates) < self.size or not round_.outstanding:
+            return _count_awaited(round_, self.size)
+        oldest = round_.number - (self.staleness or 0)
+        behind = [p for p in round_.outstanding if round_.trained_by(p) <= oldest]
+        return f"Those who are furthest behind: {names_of(behind)}."
+
+
+@dataclass(frozen=True, slots=True)
+class AfterFirst:
+    """A round closes a while after its first update, or with all that it wants.
+
+    seconds: from the first update on; a site that is slower counts in a later round.
+    Raises ValueError if seconds is not positive.
+    """
+
+    seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < float("inf"):
+            raise ValueError(f"seconds must be greater than 0, got {self.seconds}")
+
+    def is_complete(self, round_: Round) -> bool:
+        return len(round_.updates) >= round_.num_wanted
+
+    def closes_at(self, round_: Round) -> float | None:
+        first = round_.first_update_at
+        return None if first is None else first + self.seconds
+
+    def describe(self) -> str:
+        return (
+            "the updates of all who are selected, or of those who answer within "
+            f"{self.seconds:g} s of the first"
+        )
+
+    def awaited(self, round_: Round) -> str:
+        counted = _count_awaited(round_, round_.num_wanted).removesuffix(".")
+        return f"{counted}; at most {self.seconds:g} s after the first update."
+
+
+# Rules by name. Each is made with its options as keyword arguments, and raises ValueError if one is
+# wrong.
+PACINGS: Mapping[str, type[Pacing]] = {"after_first": AfterFirst}
+
+
+def pacing_of(rules: Rules) -> Pacing | None:
+    """The pacing rule that a session's rules describe; None if they name a plug-in."""
+    if rules.pacing:
+        make: Callable[..., Pacing] | None = PACINGS.get(rules.pacing)
+        return None if make is None else make(**rules.pacing_options)
+    if rules.consistency != "bsp":
+        return Buffer(rules.buffer_size, rules.staleness)
+    if rules.quorum:
+        return Quorum(rules.quorum)
+    wanted = num_wanted(rules.num_required, rules.fraction_participants)
+    return WantedUpdates(wanted if rules.over_selection else 0)
+
+
+def closing_time(round_: Round, rules: Rules, pacing: Pacing) -> float | None:
+    """Session time at which the pacing rule closes the round; None while the round has too few
+    updates for a model, or waits for updates alone."""
+    return pacing.closes_at(round_) if has_enough(round_, rules) else None
+
+
+def names_of(participants: Sequence[str]) -> str:
+    """The first of these participants, as text."""
+    return ", ".join(participants[:5]) + (" and others" if len(participants) > 5 else "")
+
+
+def _count_awaited(round_: Round, wanted: int) -> str:
+    missing = round_.outstanding
+    more = min(max(wanted - len(round_.updates), 0), len(missing))
+    return f"{more} of {len(round_.updates) + more} updates: {names_of(missing)}."
 
 
 def round_deadline(round_: Round, rules: Rules) -> float | None:

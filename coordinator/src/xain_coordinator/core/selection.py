@@ -47,7 +47,7 @@ class Controller(Protocol):
 
 
 class ControllerFailed(Exception):
-    """A controller is missing, or does not keep to what is asked of it: a defect, and whose."""
+    """A controller or a pacing rule is missing, or fails."""
 
 
 class All:

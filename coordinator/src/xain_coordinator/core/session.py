@@ -457,9 +457,9 @@ def evolve(session: Session, event: e.Event) -> Session:
             recent = sign.recent_contenders(at) if sign is not None and sign.contenders else {}
             heard = Heard(at, state, round_, recent, transfer)
             return replace(session, heard=including(session.heard, participant_id, heard))
-        case e.UpdateAccepted(_, update, staleness, metrics, evaluation):
+        case e.UpdateAccepted(_, update, staleness, metrics, evaluation, at):
             session = _well_again(session, update.participant_id)
-            collecting = _with_update(session.opened, update)
+            collecting = _with_update(session.opened, update, at)
             if session.rules.aggregation == descent.RULE:
                 collecting = _with_loss(collecting, update.participant_id, metrics)
             if evaluation is not None and staleness == 0:  # else it is of an earlier model
@@ -717,7 +717,9 @@ def _having_missed(session: Session, missed: Iterable[str]) -> Session:
     return session
 
 
-def _with_update(round_: Round, update: Update) -> Round:
+def _with_update(round_: Round, update: Update, at: float | None) -> Round:
+    if round_.first_update_at is None and at is not None:
+        round_ = replace(round_, first_update_at=at)
     participant_id = update.participant_id
     assert participant_id in round_.selected, "an update from outside the selection"
     assert participant_id not in round_.updates, "an update counted twice"

@@ -4,6 +4,7 @@ from xain_coordinator.core import attempts
 from xain_coordinator.core import events as e
 from xain_coordinator.core.evaluation import why_stopped
 from xain_coordinator.core.pacing import (
+    closing_time,
     has_enough,
     is_carried_over,
     is_complete,
@@ -14,10 +15,11 @@ from xain_coordinator.core.pacing import (
 )
 from xain_coordinator.core.selection import Candidate, Controller, select
 from xain_coordinator.core.session import Session
+from xain_coordinator.core.strategy import Strategy
 from xain_coordinator.core.values import Phase, Round, Rules, Task
 
 
-def next_step(session: Session, now: float, controller: Controller) -> e.Event | None:
+def next_step(session: Session, now: float, strategy: Strategy) -> e.Event | None:
     """The next event that this state causes by itself; None if there is none.
 
     Raises ControllerFailed.
@@ -25,6 +27,7 @@ def next_step(session: Session, now: float, controller: Controller) -> e.Event |
     if session.phase is Phase.FINISHED:
         return None
     step: e.Event | None = None
+    controller = strategy.controller
     open_round = session.open_round
     # However good the last model turns out to be, no training follows on its evaluation.
     if session.is_trained if open_round is None else open_round.is_evaluation:
@@ -34,7 +37,7 @@ def next_step(session: Session, now: float, controller: Controller) -> e.Event |
     elif open_round.attempt and session.phase is not Phase.AGGREGATING:
         step = _next_step_of_attempt(session, open_round, now, controller)
     elif session.phase is not Phase.AGGREGATING:
-        step = _next_step_of_round(session, open_round, now, controller)
+        step = _next_step_of_round(session, open_round, now, strategy)
     gives_up_at = session.gives_up_at
     if step is None and gives_up_at is not None and gives_up_at <= now:
         step = e.SessionFinished(_why_given_up(session), now)
@@ -92,12 +95,16 @@ def _why_given_up(session: Session) -> str:
 
 
 def _next_step_of_round(
-    session: Session, round_: Round, now: float, controller: Controller
+    session: Session, round_: Round, now: float, strategy: Strategy
 ) -> e.Event | None:
-    step = _change_of_selection(session, round_, controller)
+    step = _change_of_selection(session, round_, strategy.controller)
     if step is not None:
         return step
-    if is_complete(round_, session.rules, buffered=session.is_buffered):
+    pacing = strategy.pacing_of_round(session)
+    if is_complete(round_, session.rules, pacing):
+        return e.RoundClosed(round_.number, now)
+    closes_at = closing_time(round_, session.rules, pacing)
+    if closes_at is not None and closes_at <= now:
         return e.RoundClosed(round_.number, now)
     deadline = round_deadline(round_, session.rules)
     is_late = deadline is not None and deadline <= now

@@ -198,6 +198,8 @@ class Round:
     target: how many ought to be selected; below it, participants who come are added.
     num_wanted: updates with which it is complete, if no quorum says otherwise.
     carried: those of the selected who still train an earlier round, with its number.
+    first_update_at: when the first update was accepted; None before, and in a journal of an earlier
+        version.
     overdue_at: when the deadline passed with too few updates; from then on the least number will
         do, and everybody is selected.
     updates: accepted ones by participant, each of them in `selected`.
@@ -243,6 +245,7 @@ class Round:
     attempt: int = 0
     broken: Mapping[str, str] = field(default_factory=dict)
     stopped_first: Mapping[str, int] = field(default_factory=dict)
+    first_update_at: float | None = None
 
     def __post_init__(self) -> None:
         # Everybody is looked up in it at every change.
@@ -335,6 +338,9 @@ class Rules:
     deadline_s: after it a round makes do with min_participants updates.
     idle_timeout_s: how long the session waits for participants, for the updates of a round that is
         overdue, or for a model to be made, before it ends.
+    pacing: name of the rule that says when a round closes; "": it follows from `consistency` and
+        `quorum`.
+    pacing_options: all that the pacing rule is made with.
     quorum: with which updates a round is complete; "": with all that it wants.
     over_selection: how many more than wanted are selected, as a fraction of those.
     staleness: by how many rounds an update may be behind, None for any number.
@@ -411,6 +417,8 @@ class Rules:
     workload_options: str = ""
     preprocessing: str = ""
     start: Literal["participants", "request"] = "participants"
+    pacing: str = ""
+    pacing_options: Mapping[str, Option] = field(default_factory=dict)
 
     def evaluates(self, number: int) -> bool:
         """Whether the global model of this number is evaluated, even if it is not the last."""

@@ -44,9 +44,10 @@ from xain_coordinator.core.keys import is_journalled
 from xain_coordinator.core.points import late_point
 from xain_coordinator.core.questions import MayUpload, Question, advertise, ask, is_late
 from xain_coordinator.core.replies import Advertisement, Heard, Reply
-from xain_coordinator.core.selection import Controller, ControllerFailed, builtin_controller
+from xain_coordinator.core.selection import ControllerFailed
 from xain_coordinator.core.session import Session, evolve, open_session
-from xain_coordinator.core.values import Lineage, Option, ParticipantState, Phase, Rules
+from xain_coordinator.core.strategy import Strategy, builtin_strategy
+from xain_coordinator.core.values import Lineage, ParticipantState, Phase, Rules
 from xain_coordinator.driver.broadcast import Wave
 from xain_coordinator.driver.lateness import Lateness
 from xain_coordinator.driver.log_files import LatencyFile
@@ -77,7 +78,6 @@ MAX_LATE = 10_000
 # How long an update waits for a model to be made.
 NEXT_ROUND_S = 30.0
 
-MakeController = Callable[[str, Mapping[str, Option]], Controller]
 
 _STOPPING = "the coordinator is shutting down; try again in a moment"
 
@@ -131,7 +131,7 @@ class Driver:
         history: History,
         journal: Journal,
         clock: Clock,
-        controller: Controller | None = None,
+        strategy: Strategy | None = None,
     ) -> None:
         self.session = session
         self.history = history
@@ -139,7 +139,7 @@ class Driver:
         self.failed: asyncio.Event = asyncio.Event()
         self.failure: BaseException | None = None
         self._decided = session
-        self._controller = controller
+        self.strategy = strategy or builtin_strategy(session.rules)
         self._journal = journal
         self._opening: list[Record] = []  # to be written at the start
         self._worker: Worker | None = None
@@ -178,7 +178,7 @@ class Driver:
         *,
         new_session: bool = False,
         lineage: Lineage | None = None,
-        make_controller: MakeController = builtin_controller,
+        make_strategy: Callable[[Rules], Strategy] = builtin_strategy,
     ) -> "Driver":
         """Take up the journal's latest session, or prepare a new one with these rules.
 
@@ -189,15 +189,15 @@ class Driver:
 
         make_clock: a clock that begins at the given session time.
         lineage: of a new session whose first model is given to `begin_with`.
-        make_controller: of a name and options, which are those of the session, not of `rules`.
-        Raises JournalError, and ControllerFailed if the session's controller cannot be had.
+        make_strategy: of the rules of the session, which need not be `rules`.
+        Raises JournalError, and ControllerFailed if a plug-in of the session cannot be had.
         """
         restored = None if new_session else restore(journal)
         if restored is None:
             clock = make_clock(0.0)
             session, opened = open_session(new_session_id(), rules, clock.now(), lineage)
-            controller = make_controller(rules.controller, rules.controller_options)
-            driver = cls(session, History(rules=rules), journal, clock, controller)
+            strategy = make_strategy(rules)
+            driver = cls(session, History(rules=rules), journal, clock, strategy)
             driver._opening.append(Record(opened.at, opened))
             return driver
         last, num_saved = restored
@@ -211,9 +211,9 @@ class Driver:
             changed = e.HeartbeatChanged(*heartbeat)
             session = evolve(session, changed)
             opening.append(Record(clock.now(), changed))
-        controller = make_controller(kept.controller, kept.controller_options)
+        strategy = make_strategy(kept)
         last.history.max_lost_share = rules.max_lost_share
-        driver = cls(session, last.history, journal, clock, controller)
+        driver = cls(session, last.history, journal, clock, strategy)
         driver._opening = opening
         driver._num_records, driver._at, driver._num_saved = last.num_records, last.at, num_saved
         return driver
@@ -307,11 +307,11 @@ class Driver:
         effects: Sequence[Effect] = ()
         outcome: Reply | Refusal
         try:
-            decision = decide(self._decided, command, now, self._controller)
+            decision = decide(self._decided, command, now, self.strategy)
         except ControllerFailed as failed:
-            # Nothing has happened. Once the controller is mended, the session goes on from here.
+            # Nothing has happened. Once the plug-in is mended, the session goes on from here.
             self.fail(failed)
-            raise Unavailable("the coordinator's controller has failed; its log says why") from None
+            raise Unavailable("a plug-in of the coordinator has failed; its log says why") from None
         except Refusal as refusal:
             outcome = refusal.with_traceback(None)
             if isinstance(refusal, LateUpdate) and isinstance(command, EndTrainingRound):
@@ -397,8 +397,8 @@ class Driver:
         """Decide what follows from a model that was made at once. Called right after the decision
         that asked for it, so that both are in one group."""
         try:
-            decision = decide(self._decided, made.command, now, self._controller)
-        except Exception as error:  # the controller's, or a defect of ours
+            decision = decide(self._decided, made.command, now, self.strategy)
+        except Exception as error:  # a plug-in's, or a defect of ours
             self.fail(error)  # the round is closed; the next start makes the model again
             return
         self._decided = decision.session
@@ -522,7 +522,9 @@ class Driver:
             self._timer = None
         if self._expiry is None:
             self._expiry = next_expiry(self._decided)
-        due = [at for at in (self._expiry, next_wait(self._decided)) if at is not None]
+        due = [
+            at for at in (self._expiry, next_wait(self._decided, self.strategy)) if at is not None
+        ]
         if self.lateness.at(now):
             # From the last look, not from now: however often there is a commit, they are looked at.
             again_at = self._looked_at + LOOK_AGAIN_S

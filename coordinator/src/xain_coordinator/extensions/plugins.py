@@ -1,4 +1,4 @@
-"""Plug-ins of other distributions, by entry points: rules of aggregation and controllers.
+"""Plug-ins of other distributions, by entry points: aggregation rules, controllers, pacing rules.
 
 A distribution names its class in the group, such as `[project.entry-points."xain.aggregators"]`
 with `my_rule = "my_package:MyRule"`; installing it beside the coordinator is all. Nothing of a
@@ -13,6 +13,7 @@ from typing import TypeVar
 
 AGGREGATORS = "xain.aggregators"
 CONTROLLERS = "xain.controllers"
+PACINGS = "xain.pacings"
 
 T = TypeVar("T")
 

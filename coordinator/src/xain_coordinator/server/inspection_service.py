@@ -22,8 +22,9 @@ from xain_coordinator.core.membership import (
     expiries,
     is_connected_after_end,
 )
-from xain_coordinator.core.pacing import describe
+from xain_coordinator.core.pacing import names_of
 from xain_coordinator.core.session import Session
+from xain_coordinator.core.strategy import Strategy, builtin_strategy
 from xain_coordinator.core.values import ParticipantState, Phase, Round, Rules, Task
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import MetricsStore
@@ -90,7 +91,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
         session = self._driver.session
         round_ = session.open_round
         now = self._driver.clock.now()
-        deadline = due_of_round(session)
+        deadline = due_of_round(session, self._driver.strategy)
         ends_at = session.gives_up_at
         best, rules = session.evaluation.best, session.rules
         is_evaluating = round_ is not None and round_.is_evaluation
@@ -113,7 +114,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
             num_selected=len(round_.selected) if round_ else 0,
             num_updates=len(round_.answers) if round_ else 0,
             cause=session.cause,
-            waiting_for=waiting_for(session, self._trouble()),
+            waiting_for=waiting_for(session, self._trouble(), self._driver.strategy),
             session_seconds=session.since if session.phase is Phase.FINISHED else now,
             version=version("xain-coordinator"),
             deadline_seconds=None if deadline is None else deadline - now,
@@ -414,11 +415,11 @@ def _limit(asked: int) -> int:
     return min(asked, MAX_LIMIT) if asked > 0 else DEFAULT_LIMIT
 
 
-def waiting_for(session: Session, trouble: str = "") -> str:
+def waiting_for(session: Session, trouble: str = "", strategy: Strategy | None = None) -> str:
     """One sentence: what must happen before the session goes on; another one if the work that it
     waits for meets with trouble."""
     if trouble and session.phase is not Phase.FINISHED:
-        return f"{waiting_for(session)} {trouble}"
+        return f"{waiting_for(session, strategy=strategy)} {trouble}"
     rules = session.rules
     connected = session.num_eligible
     match session.phase:
@@ -430,7 +431,8 @@ def waiting_for(session: Session, trouble: str = "") -> str:
         case Phase.COLLECTING if session.open_round is not None:
             if session.open_round.is_evaluation:
                 return _evaluations_awaited(session, session.open_round)
-            return _updates_awaited(session, session.open_round)
+            strategy = strategy or builtin_strategy(session.rules)
+            return _updates_awaited(session, session.open_round, strategy)
         case _ if session.waits_for_request:
             return (
                 f"A request to fit, POST /v1/fit: {connected} of {rules.num_required} participants "
@@ -459,16 +461,16 @@ def _evaluations_awaited(session: Session, round_: Round) -> str:
     if not missing:
         return f"The coordinator's own evaluation of the last model, {round_.number}."
     return f"{len(missing)} of {len(round_.selected)} evaluations of the last model: " + (
-        f"{_names(missing)}."
+        f"{names_of(missing)}."
     )
 
 
-def _updates_awaited(session: Session, round_: Round) -> str:
+def _updates_awaited(session: Session, round_: Round, strategy: Strategy) -> str:
     rules = session.rules
     missing = round_.outstanding
     if not missing:
         return "Other participants: nobody owes an update, and more are needed."
-    some = _names(missing)
+    some = names_of(missing)
     if round_.task is Task.INITIALISE:
         return f"The initial weights, from {some}."
     if round_.overdue_at is not None:
@@ -476,20 +478,7 @@ def _updates_awaited(session: Session, round_: Round) -> str:
         return (
             f"{more} of the {rules.min_participants} updates that an overdue round needs: {some}."
         )
-    if rules.quorum and not session.is_buffered:
-        return f"The quorum, {describe(rules.quorum)}. {len(missing)} have not answered: {some}."
-    wanted = rules.buffer_size if session.is_buffered else round_.num_wanted
-    more = min(max(wanted - len(round_.updates), 0), len(missing))
-    if session.is_buffered and more == 0:
-        slow = [
-            p for p in missing if round_.trained_by(p) <= round_.number - (rules.staleness or 0)
-        ]
-        return f"Those who are furthest behind: {_names(slow)}."
-    return f"{more} of {len(round_.updates) + more} updates: {some}."
-
-
-def _names(participants: Sequence[str]) -> str:
-    return ", ".join(participants[:5]) + (" and others" if len(participants) > 5 else "")
+    return strategy.pacing_of_round(session).awaited(round_)
 
 
 def _more_participants(number: int, rules: Rules) -> str:
@@ -502,7 +491,7 @@ def _not_eligible(session: Session) -> str:
     others = [p for p, member in session.members.items() if not member.is_eligible]
     if not others:
         return ""
-    return f" Not counted, for want of {_tags(session.rules)}: {_names(others)}."
+    return f" Not counted, for want of {_tags(session.rules)}: {names_of(others)}."
 
 
 def _tags(rules: Rules) -> str:

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from xain_coordinator.assembly.sessions import COMPLETED, Sessions
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.session import Session
+from xain_coordinator.core.strategy import Strategy
 from xain_coordinator.core.values import Phase
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.export.trained import Entry, NoModel, Trained
@@ -169,11 +170,12 @@ class Fits:
     async def status(self) -> bodies.Status:
         """State of the present session."""
 
-        async def find() -> tuple[Session, Trained | None, int]:
+        async def find() -> tuple[Session, Strategy, Trained | None, int]:
             sessions = self.sessions
-            return sessions.session, sessions.fitted(), sessions.num_connected()
+            strategy = sessions.current.driver.strategy
+            return sessions.session, strategy, sessions.fitted(), sessions.num_connected()
 
-        session, trained, num_connected = await self.on_loop(find())
+        session, strategy, trained, num_connected = await self.on_loop(find())
         fitted = None
         if trained is not None:
             fitted = bodies.Fitted(session=trained.session_id, last=trained.last, best=trained.best)
@@ -194,7 +196,7 @@ class Fits:
                 "progress": 1.0 if state == "finished" else share,
                 "connected": num_connected,
                 "required": session.rules.num_required,
-                "waiting_for": waiting_for(session),
+                "waiting_for": waiting_for(session, strategy=strategy),
                 "cause": session.cause,
                 "workload": session.rules.workload,
                 "fitted": fitted,

@@ -1,0 +1,116 @@
+"""Pacing rules of other distributions, by their entry points; their options."""
+
+import re
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.unit.core.bench import Bench
+
+from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.core.selection import ControllerFailed
+from xain_coordinator.core.values import Phase
+from xain_coordinator.extensions.plugins import PluginFailed
+from xain_coordinator.extensions.strategies import known_pacings, make_pacing, strategy_of_session
+from xain_coordinator.server.inspection_service import waiting_for
+from xain_foundation.settings import ConfigError, load
+
+DOCS = Path(__file__).parents[3] / "docs" / "extending.md"
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Install a distribution with one module and one pacing rule, as pip lays it out."""
+
+    def lay_out(source: str, name: str = "enough_samples", value: str = "EnoughSamples") -> None:
+        module = f"acme_{uuid.uuid4().hex}"
+        info = tmp_path / module / f"{module}-1.2.dist-info"
+        info.mkdir(parents=True)
+        (tmp_path / module / f"{module}.py").write_text(source, encoding="utf-8")
+        metadata = f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.2\n"
+        (info / "METADATA").write_text(metadata, encoding="utf-8")
+        points = f"[xain.pacings]\n{name} = {module}:{value}\n"
+        (info / "entry_points.txt").write_text(points, encoding="utf-8")
+        monkeypatch.syspath_prepend(str(tmp_path / module))
+
+    return lay_out
+
+
+def config(**rounds: object) -> CoordinatorConfig:
+    return load(CoordinatorConfig, overrides={f"rounds.{k}": v for k, v in rounds.items()})
+
+
+def example() -> str:
+    """The pacing rule in the documentation."""
+    text = DOCS.read_text(encoding="utf-8")
+    found = re.search(r"<!-- executed by a test -->\n```python\n(.*?)```", text, re.S)
+    assert found is not None
+    return found[1]
+
+
+def test_the_example_of_the_documentation_closes_a_round(install: Install) -> None:
+    install(example())
+    assert {"after_first", "enough_samples"} <= set(known_pacings())
+    rules = config(
+        pacing="enough_samples",
+        pacing_options={"samples": 60},
+        min_participants=1,
+        start_participants=3,
+        max_participants=3,
+        controller="ordered",
+    ).rules()
+    assert rules.pacing_options == {"samples": 60}
+    bench = Bench(replace(rules, initial="workload", fraction_participants=1, num_required=1))
+    bench.strategy = strategy_of_session(rules)
+    bench.join("a", "b", "c")
+    bench.end("a", num_samples=30)
+    assert bench.phase is Phase.COLLECTING
+    assert waiting_for(bench.session, strategy=bench.strategy) == "30 of 60 samples are in."
+    bench.end("b", num_samples=30)
+    assert bench.session.round == 1
+
+
+def test_a_rule_that_fails_names_itself(install: Install) -> None:
+    source = example().replace("return None  # time", "raise ZeroDivisionError  # time")
+    install(source)
+    rules = config(pacing="enough_samples", start_participants=2, max_participants=2).rules()
+    bench = Bench(replace(rules, initial="workload"))
+    bench.strategy = strategy_of_session(rules)
+    bench.join("a", "b")
+    with pytest.raises(ControllerFailed, match="'enough_samples' has failed in round 0: ZeroDiv"):
+        bench.end("a")
+
+
+def test_a_rule_that_is_not_installed_is_told_at_the_start() -> None:
+    with pytest.raises(ConfigError, match=r"rounds.pacing.*must be one of: after_first"):
+        config(pacing="fortune")
+    rules = replace(config().rules(), pacing="fortune")
+    with pytest.raises(ControllerFailed, match=r"pacing rule is 'fortune'.* not installed"):
+        strategy_of_session(rules)
+
+
+@pytest.mark.parametrize(
+    ("source", "why"), [("X = 7", "not a class"), ("class X: pass", r"no is_complete\(\)")]
+)
+def test_a_class_without_the_methods_is_refused(install: Install, source: str, why: str) -> None:
+    install(source, "x", "X")
+    with pytest.raises(PluginFailed, match=f"'x' is no pacing rule: it .*{why}"):
+        make_pacing("x", {})
+
+
+@pytest.mark.parametrize(
+    ("rounds", "why"),
+    [
+        ({"pacing": "after_first", "pacing_options": {"seconds": -1}}, "must be greater than 0"),
+        ({"pacing": "after_first", "pacing_options": {"minutes": 1}}, "has no such option"),
+        ({"pacing_options": {"seconds": 1.0}}, "nothing would read it"),
+        ({"pacing": "after_first", "quorum": "participant:update:1"}, "leave this out"),
+        ({"pacing": "after_first", "consistency": "asp"}, "leave this out"),
+    ],
+)
+def test_settings_that_contradict_the_rule_are_refused(rounds: dict, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        config(**rounds)

@@ -1,0 +1,103 @@
+"""Pacing rules with a name: they close a round that has enough updates."""
+
+import pytest
+from tests.unit.core.bench import Bench, closing, counted, make_rules
+
+from xain_coordinator.core import events as e
+from xain_coordinator.core.decider import next_deadline
+from xain_coordinator.core.pacing import AfterFirst
+from xain_coordinator.core.values import Phase
+from xain_coordinator.server.inspection_service import waiting_for
+
+JUST = 1e-3
+SECONDS = 60.0
+DEADLINE_S = 1000.0
+
+
+def bench_of(*names: str, min_participants: int = 1, **rules: object) -> Bench:
+    """A round of these participants that closes 60 s after its first update."""
+    chosen = make_rules(
+        min_participants=min_participants,
+        start_participants=len(names),
+        pacing="after_first",
+        pacing_options={"seconds": SECONDS},
+        deadline_s=DEADLINE_S,
+        **rules,  # type: ignore[arg-type]
+    )
+    bench = Bench(chosen)
+    bench.join(*names)
+    assert bench.phase is Phase.COLLECTING
+    return bench
+
+
+def test_a_round_closes_a_while_after_its_first_update() -> None:
+    bench = bench_of("a", "b", "c")
+    bench.pass_time(100.0)
+    bench.end("b")
+    assert next_deadline(bench.session) <= 100.0 + SECONDS
+    bench.pass_time(SECONDS / 2)
+    bench.end("a")
+    bench.pass_time(SECONDS / 2 - 2 * JUST)
+    assert bench.session.round == 0
+    bench.pass_time(2 * JUST)
+    assert closing(bench) == (100.0 + SECONDS, "complete")
+    assert counted(bench) == ("a", "b")
+
+
+def test_a_round_with_all_updates_closes_at_once() -> None:
+    bench = bench_of("a", "b")
+    bench.end_all()
+    assert closing(bench) == (0.0, "complete")
+
+
+def test_slower_sites_are_not_at_fault() -> None:
+    """A site that comes after the round has closed has missed no deadline."""
+    bench = bench_of("a", "b", rounds=5, refused_limit=1, refused_rounds=3)
+    bench.end("a")
+    bench.pass_time(SECONDS)
+    assert bench.session.round == 1
+    assert bench.session.in_a_row("b") == 0
+    assert set(bench.selected) == {"a", "b"}
+
+
+def test_too_few_updates_do_not_close_a_round() -> None:
+    """The least number comes first, and then closes it without a further wait."""
+    bench = bench_of("a", "b", "c", min_participants=2)
+    bench.end("a")
+    bench.pass_time(2 * SECONDS)
+    assert bench.session.round == 0
+    bench.end("c")
+    assert counted(bench) == ("a", "c")
+
+
+def test_without_an_update_the_deadline_stands() -> None:
+    bench = bench_of("a", "b")
+    bench.pass_time(DEADLINE_S + 1.0)
+    assert bench.happened(e.RoundOverdue)
+    bench.end("a")
+    assert bench.session.round == 1
+
+
+def test_a_restart_changes_nothing() -> None:
+    bench = bench_of("a", "b")
+    bench.pass_time(10.0)
+    bench.end("a")
+    bench.restart()
+    bench.heartbeat("a", "b")
+    assert bench.session.opened.first_update_at == 10.0
+    bench.pass_time(SECONDS)
+    assert closing(bench) == (10.0 + SECONDS, "complete")
+
+
+def test_status_tells_what_the_round_waits_for() -> None:
+    bench = bench_of("a", "b", "c")
+    bench.end("a")
+    assert waiting_for(bench.session) == (
+        "2 of 3 updates: b, c; at most 60 s after the first update."
+    )
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_wait_must_be_a_positive_number(seconds: float) -> None:
+    with pytest.raises(ValueError, match="seconds must be"):
+        AfterFirst(seconds)
