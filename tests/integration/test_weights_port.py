@@ -38,7 +38,7 @@ from xain_coordinator.server import weights_port as ports
 from xain_coordinator.server.capabilities import Capabilities, PortFile
 from xain_coordinator.server.serve import WEIGHTS_PORT
 from xain_coordinator.server.weights_port import PortTaken
-from xain_coordinator.updates import bodies
+from xain_coordinator.updates import bodies, inbox
 from xain_participant import Agent
 from xain_participant import direct as direct_module
 from xain_participant.client import CoordinatorClient
@@ -432,6 +432,29 @@ async def test_slow_transfer_gives_way_to_a_new_connection(start, join, tmp_path
         with suppress(ConnectionResetError):
             assert slow.recv(1) == b""
     assert await asyncio.to_thread(offset_of, work.upload.url, OTHER_DATA) == 2 * MIB
+
+
+async def test_put_that_waits_for_its_sender_makes_room_for_another(
+    start, join, tmp_path, monkeypatch
+):
+    """Slow uploads by the port do not keep others out. One that is ended keeps what has come."""
+    monkeypatch.setattr(inbox, "MAX_UPLOADS", 1)
+    monkeypatch.setattr(inbox, "MAX_WAIT_S", 1e-9)
+    coordinator = await start(rounds={"min_participants": 2})
+    a, b = join(coordinator, "a"), join(coordinator, "b")
+    await asyncio.gather(a.rendezvous(), b.rendezvous())
+    await a.until(pb.ROUND, 0)
+    url = (await a.start()).upload.url
+    other_url = (await b.start()).upload.url
+    with await asyncio.to_thread(put_part, url, DATA, 3 * MIB) as slow:
+        await written(tmp_path, 3 * MIB)
+        status = 503
+        async with asyncio.timeout(PATIENCE_S):
+            while status == 503:  # until the slow upload waits
+                status = (await asyncio.to_thread(put, other_url, DATA))[0]
+        assert status == 200
+        assert (await asyncio.to_thread(answer, slow))[0] == 503
+    assert await asyncio.to_thread(offset_of, url, DATA) == 3 * MIB
 
 
 async def test_newer_upload_of_a_participant_replaces_the_earlier_one(start, join):

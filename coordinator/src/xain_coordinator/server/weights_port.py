@@ -246,6 +246,10 @@ class WeightsPort:
         except BaseException as error:  # whatever it is, participants have gRPC
             log.critical("weights_port_ended", error=type(error).__name__, exc_info=error)
             self._core.call_soon_threadsafe(self._ended)
+            left = asyncio.all_tasks(self._loop)
+            for task in left:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.wait(left))
         finally:
             self._listener.close()
             self._loop.close()
