@@ -18,6 +18,13 @@ the same work without protocol, journal and recovery (bulk_round.py).
 
 With --peers also Flower and NVFLARE, installed into .bench-peers/ when they are not there.
 Prints the tables; writes bench-results/large_model.json.
+
+    python benchmarks/large_model.py --gpt2-large
+
+One round of 800 million float32, 3.2 GB as GPT-2 large, and 6 participants whose update is one file
+that they map into memory; they check the model and keep none of it (mapped_agent.py). Beside it a
+published result of NVFLARE's streamed transfer. Takes 36 GB of the disk, and minutes.
+Writes bench-results/gpt2_large.json.
 """
 
 import argparse
@@ -28,6 +35,7 @@ from typing import Any
 
 import baselines
 import flags
+import numpy as np
 import processes
 import results
 from bulk_round import bulk_round
@@ -38,6 +46,11 @@ FEW = 4  # participants where their number does not matter
 RULE_PARTICIPANTS = 8  # enough for rules that leave some of them out
 RULE_ROUNDS = 2
 PEER_ROUNDS = 3
+
+GPT2_LARGE_SIZE = 800_000_000
+GPT2_PARTICIPANTS = 6
+# As published for NVFLARE: streamed transfer, 6 clients, on 32 vCPU with 256 GB.
+PUBLISHED = {"of": "NVFLARE, published", "round_s": 154.0, "server_peak_mb": 81.75 * 2**30 / 1e6}
 
 
 def measure(
@@ -139,6 +152,35 @@ def by_rule(given: argparse.Namespace, num_bytes: int) -> list[dict[str, Any]]:
     return rows
 
 
+def gpt2_large(size: int) -> list[dict[str, Any]]:
+    """One round of a model that several of do not fit into memory."""
+    with results.scratch() as folder:
+        update = folder / "update"
+        write_update(update, size)
+        settings = {"rounds.initial_weights": "first", "server.heartbeat_timeout_s": 3600}
+        found = processes.session(folder, GPT2_PARTICIPANTS, size, 1, settings, update=update)
+    spent = found.processor_time
+    return [
+        {
+            "of": "xain-coordinator",
+            "round_s": found.seconds[0],
+            "server_peak_mb": found.coordinator_mb,
+            "server_user_s": spent and spent.user_s,
+            "server_system_s": spent and spent.system_s,
+            "cores": baselines.cores(),
+        },
+        {**PUBLISHED, "cores": 32},
+    ]
+
+
+def write_update(file: Path, size: int) -> None:
+    """Random float32, of which one piece comes again and again: only its place differs."""
+    piece = np.random.default_rng(0).standard_normal(min(size, 1 << 24), dtype=np.float32)
+    with file.open("wb") as stream:
+        for start in range(0, size, len(piece)):
+            stream.write(piece[: size - start].data)
+
+
 def main() -> None:
     parser = flags.parser(__doc__)
     parser.add_argument(
@@ -152,8 +194,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="after the warm-up")
     parser.add_argument("--no-rules", action="store_true", help="without the table by rule")
     parser.add_argument("--peers", action="store_true", help="also Flower and NVFLARE")
+    parser.add_argument("--gpt2-large", action="store_true", help="one round of 3.2 GB instead")
     given = parser.parse_args()
     results.begin(quick=given.quick, any_load=given.any_load)
+    if given.gpt2_large:
+        size = given.size if given.quick else GPT2_LARGE_SIZE
+        results.report("gpt2_large", {"model_mb": 4 * size / 1e6, "rounds": gpt2_large(size)})
+        return
     given.few = FEW
     if given.quick:
         given.participants, given.size, given.rounds = [2], 50_000, 1

@@ -22,6 +22,7 @@ PATIENCE_S = 300.0  # for what takes seconds; a benchmark that hangs must end
 SESSION_LIMIT_S = 1800.0  # for what takes minutes
 POLL_S = 0.01
 AGENT = Path(__file__).with_name("agent.py")
+MAPPED_AGENT = Path(__file__).with_name("mapped_agent.py")
 
 
 def free_port() -> int:
@@ -162,9 +163,9 @@ class Agents:
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[str]] = []
 
-    def start(self, target: str, name: str, size: int) -> None:
-        """One more. Does not wait."""
-        command = [sys.executable, str(AGENT), target, name, str(size)]
+    def start(self, target: str, name: str, given: object, script: Path = AGENT) -> None:
+        """One more. Does not wait. given: the script's third argument."""
+        command = [sys.executable, str(script), target, name, str(given)]
         pipe = subprocess.PIPE
         with results.uninterrupted():
             self._processes.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True))
@@ -202,12 +203,14 @@ class Agents:
 
 
 @contextmanager
-def agents(target: str, num_participants: int, size: int) -> Iterator[Agents]:
-    """Whatever happens, none of them is left."""
+def agents(
+    target: str, num_participants: int, given: object, script: Path = AGENT
+) -> Iterator[Agents]:
+    """Whatever happens, none of them is left. given: the script's third argument."""
     them = Agents()
     try:
         for i in range(num_participants):
-            them.start(target, f"p{i}", size)
+            them.start(target, f"p{i}", given, script)
         yield them
     finally:
         them.end()
@@ -233,8 +236,11 @@ def session(
     size: int,
     rounds: int,
     settings: Mapping[str, object] | None = None,
+    *,
+    update: Path | None = None,
 ) -> Session:
-    """Run one to its end. size: of the model, in float32."""
+    """Run one to its end. size: of the model, in float32. update: file of the update that each
+    participant maps into memory; None: each makes its own."""
     rules: dict[str, object] = {
         "rounds.rounds": rounds,
         "rounds.initial_weights": "average",
@@ -247,11 +253,13 @@ def session(
         stack.callback(coordinator.stop)
         coordinator.start()
         target = f"127.0.0.1:{coordinator.port}"
-        them = stack.enter_context(agents(target, num_participants, size))
+        given, script = (size, AGENT) if update is None else (update, MAPPED_AGENT)
+        them = stack.enter_context(agents(target, num_participants, given, script))
         before = coordinator.processor_time
         them.go()
         memory = them.finish()
-        seconds = [round_.seconds for round_ in coordinator.rounds()]
+        # Making the initial model, if only one participant does that, is a round by itself.
+        seconds = [round_.seconds for round_ in coordinator.rounds()][-rounds:]
         assert len(seconds) == rounds
         after = coordinator.processor_time
         spent = after.since(before, rounds) if after is not None and before is not None else None
