@@ -84,14 +84,22 @@ from xain_coordinator.core.values import (
 )
 from xain_coordinator.core.versioned import excluding, including, including_all
 
-# The phases that may follow a phase. Any other is a broken invariant; the docs draw this table.
-TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
-    Phase.STANDBY: frozenset({Phase.COLLECTING, Phase.AGGREGATING, Phase.FINISHED}),
-    Phase.COLLECTING: frozenset({Phase.STANDBY, Phase.AGGREGATING, Phase.FINISHED}),
-    Phase.AGGREGATING: frozenset({Phase.COLLECTING, Phase.STANDBY, Phase.FINISHED}),
-    Phase.FINISHED: frozenset(),
+# The machine: the phase that an event leads to. Any other pair is a broken invariant, and
+# events that are not named here change no phase. The docs draw this table.
+TRANSITIONS: Mapping[tuple[Phase, type[e.Event]], Phase] = {
+    (Phase.STANDBY, e.RoundOpened): Phase.COLLECTING,
+    (Phase.COLLECTING, e.RoundPaused): Phase.STANDBY,
+    (Phase.STANDBY, e.RoundResumed): Phase.COLLECTING,
+    (Phase.COLLECTING, e.RoundClosed): Phase.AGGREGATING,
+    (Phase.STANDBY, e.RoundClosed): Phase.AGGREGATING,  # while the round is paused
+    (Phase.AGGREGATING, e.UpdateDamaged): Phase.COLLECTING,
+    (Phase.COLLECTING, e.UpdateDamaged): Phase.COLLECTING,
+    (Phase.STANDBY, e.UpdateDamaged): Phase.STANDBY,
+    (Phase.AGGREGATING, e.ModelPublished): Phase.STANDBY,
+    (Phase.STANDBY, e.SessionFinished): Phase.FINISHED,
+    (Phase.COLLECTING, e.SessionFinished): Phase.FINISHED,
+    (Phase.AGGREGATING, e.SessionFinished): Phase.FINISHED,
 }
-
 
 # Participants that have left and whose refused updates are remembered, so that a participant cannot
 # clear its record by leaving and coming back.
@@ -552,7 +560,7 @@ def evolve(session: Session, event: e.Event) -> Session:
                 task=task,
                 attempt=int(_is_attempted(session, task)),
             )
-            session = _to(session, Phase.COLLECTING, at)
+            session = _moved(session, event, at)
             session = _take_turns(session, number, selected[len(session.carried) :])
             return replace(session, open_round=opened, carried={}, num_draws=1)
         case e.EvaluationAccepted(_, participant_id, evaluation):
@@ -566,9 +574,9 @@ def evolve(session: Session, event: e.Event) -> Session:
             session = _take_turns(session, number, more)
             return replace(session, open_round=grown, num_draws=session.num_draws + 1)
         case e.RoundPaused(_, at):
-            return _to(session, Phase.STANDBY, at)
+            return _moved(session, event, at)
         case e.RoundResumed():
-            return _to(session, Phase.COLLECTING)
+            return _moved(session, event)
         case e.RoundOverdue(_, at, missed):
             session = _having_missed(session, missed)
             # Participants that failed are asked once more, since nobody else may be there.
@@ -590,8 +598,8 @@ def evolve(session: Session, event: e.Event) -> Session:
             opened = session.opened
             opened = replace(opened, failed=excluding(opened.failed, participant_id))
             return replace(session, open_round=opened)
-        case e.UpdateDamaged(participant_id, at=at):
-            return _without_update(session, participant_id, at)
+        case e.UpdateDamaged():
+            return _without_update(session, event)
         case e.ParticipantLeftOut(participant_id, until):
             known = session.refusals.get(participant_id, Refusals())
             known = Refusals(known.num, left_out_until=until)
@@ -603,9 +611,9 @@ def evolve(session: Session, event: e.Event) -> Session:
         case e.RoundClosed(_, at, missed=missed):
             session = _having_missed(session, missed)
             closed = replace(session.opened, closed_at=at, learning_rate=_learning_rate(session))
-            return replace(_to(session, Phase.AGGREGATING, at), open_round=closed)
+            return replace(_moved(session, event, at), open_round=closed)
         case e.ModelPublished(at=at):
-            return _after_publication(session, event.published(session.model), at)
+            return _after_publication(_moved(session, event, at), event.published(session.model))
         case e.SessionFinished(cause, at, ended_because):
             # open_round moves to last_round so that resends are still recognised.
             ended = session.open_round
@@ -614,7 +622,7 @@ def evolve(session: Session, event: e.Event) -> Session:
                 best = _compared(session, ended).evaluation.best
                 progress = replace(progress, best=best, last_round=ended)
                 ended = None
-            session = _to(session, Phase.FINISHED, at)
+            session = _moved(session, event, at)
             return replace(
                 session,
                 cause=cause,
@@ -643,8 +651,12 @@ def _with_contender(session: Session, refused: e.InstanceRefused) -> Session:
     return replace(session, heard=including(session.heard, participant_id, heard))
 
 
-def _to(session: Session, phase: Phase, at: float | None = None) -> Session:
-    assert phase in TRANSITIONS[session.phase], f"{session.phase} does not lead to {phase}"
+def _moved(session: Session, event: e.Event, at: float | None = None) -> Session:
+    """The session in the phase that an event leads to. at: session time of the event."""
+    phase = TRANSITIONS.get((session.phase, type(event)))
+    assert phase is not None, f"{type(event).__name__} cannot happen while {session.phase}"
+    if phase is session.phase:
+        return session
     return replace(session, phase=phase, since=session.since if at is None else at)
 
 
@@ -798,12 +810,11 @@ def _owing_evaluation(session: Session) -> Session:
     return replace(session, evaluation=replace(known, owed=owed))
 
 
-def _without_update(session: Session, participant_id: str, at: float) -> Session:
+def _without_update(session: Session, event: e.UpdateDamaged) -> Session:
     """Take a damaged update out of the open round, and let the round collect updates again."""
-    round_ = session.opened
+    round_, participant_id = session.opened, event.participant_id
     key = round_.updates[participant_id].weights.ref.key
-    if session.phase is Phase.AGGREGATING:
-        session = _to(session, Phase.COLLECTING, at)
+    session = _moved(session, event, event.at)
     is_first = round_.reopened_at is None
     round_ = replace(
         round_,
@@ -813,7 +824,7 @@ def _without_update(session: Session, participant_id: str, at: float) -> Session
         places=excluding(round_.places, place_of(key)),
         damaged=including(round_.damaged, participant_id, key),
         closed_at=None,
-        reopened_at=at if is_first else round_.reopened_at,
+        reopened_at=event.at if is_first else round_.reopened_at,
         overdue_at=None if is_first else round_.overdue_at,
     )
     session = replace(session, open_round=round_)
@@ -932,7 +943,7 @@ def _forget_statistics(session: Session) -> Session:
     return replace(session, members=including_all(session.members, members))
 
 
-def _after_publication(session: Session, model: GlobalModel, at: float) -> Session:
+def _after_publication(session: Session, model: GlobalModel) -> Session:
     round_ = session.opened
     carried = carried_over(round_, session.rules) if session.is_buffered else {}
     known = {**session.bases, round_.number: session.base}
@@ -944,7 +955,7 @@ def _after_publication(session: Session, model: GlobalModel, at: float) -> Sessi
         counted = {p: latest for p, latest in {**counted, **new}.items() if p in session.members}
     session = _descended(_compared(session, round_), round_)
     session = replace(
-        _to(session, Phase.STANDBY, at),
+        session,
         round=number,
         epoch_base=session.epoch_base + round_.epochs,
         model=model,
