@@ -124,6 +124,22 @@ async def test_an_end_without_an_upload_is_refused(start, join):
     await a.end(ref)
 
 
+async def test_an_update_of_an_earlier_process_counts_only_as_what_it_is(start, join):
+    """The key alone does not count: what lies there must have the digest that the sender names."""
+    coordinator = await start(rounds=TWO)
+    a, b = join(coordinator, "a"), join(coordinator, "b")
+    await a.rendezvous()
+    await b.rendezvous()
+    await a.until(pb.ROUND, 0)
+    ref = await a.upload([1.0, 2.0])
+    await coordinator.stop()
+    a = join(await start(rounds=TWO), "a")
+    other = pb.WeightsRef(key=ref.key, size_bytes=ref.size_bytes, digest=digest(b"other"))
+    code, why, _ = await refused(a.end(other))
+    assert (code, why) == (Code.FAILED_PRECONDITION, "UPLOAD_MISSING")
+    await a.end(ref)
+
+
 async def test_a_closed_round_is_refused(start, join):
     """After the last round nothing is taken in any more, and the final model stays (X3)."""
     a, b = await in_round(start, join, rounds=1)

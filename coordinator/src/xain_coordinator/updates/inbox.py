@@ -225,6 +225,8 @@ class Inbox:
         else:
             work = partial(self._bring, slot, round_, bring)
             weights = await self._read(slot, participant_id, what, work)
+            if weights is not None and not reference.means(round_, weights):
+                return None  # another object lies under the key
         if weights is not None:
             await self._check_content(round_, weights, reference.data)
         return weights
@@ -271,7 +273,8 @@ class Inbox:
             return partial(copied, self._access, store, key, _new_attempt_at(place), announced)
         # An update that was uploaded to an earlier process; a small one comes with every call.
         is_object = place_of(key) == place and piece_of(key) is None and not is_journalled(key)
-        if not is_object or self._is_damaged(key):
+        is_known = round_ in self._slots[participant_id].stored
+        if not is_object or is_known or self._is_damaged(key):
             return None
         return partial(in_place, store, key)
 
