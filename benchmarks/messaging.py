@@ -1,6 +1,6 @@
 """Messages between two processes: round trips of 100 bytes, and arrays of 100 MB.
 
-    python benchmarks/messaging.py [--trips 2000] [--size 25000000] [--turns 5]
+    python benchmarks/messaging.py [--trips 2000] [--size 25000000] [--turns 5] [--incast 500]
 
 Proxies on the gRPC and on the ZeroMQ driver, and beside them, in the same run, what is under them:
 loopback TCP, pyzmq's sockets (REQ and REP, as one would write round trips with them, and PUSH and
@@ -19,6 +19,10 @@ counted and dropped. Four arrays are sent at once; a proxy has two of 100 MB on 
 keeps no more than 256 MiB for a peer. `fixed`: the array is read-only, so that the proxy need not
 copy it to let its owner go on. Before what is counted all have sent arrays of both sorts.
 
+Incast: 32 peers in four processes send messages of 1 kB to one peer, which receives them all;
+`messages_per_s` is of the fastest turn. The raw lines are PUSH and PULL sockets, and one stream for
+each peer.
+
 Prints a table; writes bench-results/messaging.json.
 """
 
@@ -30,7 +34,9 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -42,13 +48,16 @@ import zmq
 from numpy.typing import NDArray
 from processes import processor_time
 
-from xain_messaging import Message, Proxy, SessionMessage
+from xain_messaging import MembershipServer, Message, Proxy, SessionMessage
 from xain_messaging.drivers import open_driver
 from xain_messaging.ports import Member, Roster
 
 SMALL = b"x" * 100
 AT_A_TIME = 4
 SLICES = 10  # of the round trips of a turn
+PEERS = 32
+SENDERS = 4  # processes
+KB = b"x" * 1000
 CHUNK_BYTES = 2 << 20  # as the gRPC driver has; of 512 KiB to 4 MiB none is better for grpcio
 METHOD = "/bench.Bare/Exchange"
 PATIENCE_S = 120.0
@@ -337,6 +346,151 @@ def measure(trips: int, size: int, turns: int) -> list[dict[str, Any]]:
     return [row(kind, found) for kind in KINDS]
 
 
+# --- incast ---------------------------------------------------------------------------------------
+
+
+def push_zmq(address: str, messages: int) -> Callable[[], None]:
+    context = zmq.Context()
+    sockets = [context.socket(zmq.PUSH) for _ in range(PEERS // SENDERS)]
+    for one in sockets:
+        one.connect(address)
+
+    def go() -> None:
+        for _ in range(messages):
+            for one in sockets:
+                one.send(KB)
+
+    return go
+
+
+def push_grpc(address: str, messages: int) -> Callable[[], None]:
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    channels = [grpc.insecure_channel(address, options) for _ in range(PEERS // SENDERS)]
+    for channel in channels:
+        grpc.channel_ready_future(channel).result(PATIENCE_S)
+
+    def go() -> None:
+        calls: list[Any] = [channel.stream_unary(METHOD) for channel in channels]
+        futures = [call.future(iter([KB] * messages)) for call in calls]
+        for future in futures:
+            future.result(PATIENCE_S)
+
+    return go
+
+
+def push_proxies(driver: str, address: str, messages: int) -> Callable[[], None]:
+    options: dict[str, Any] = {"discovery": address, "driver": driver, "timeout_s": PATIENCE_S}
+    proxies = [Proxy("incast", "sender", {"sink": 1}, **options) for _ in range(PEERS // SENDERS)]
+
+    def go() -> None:
+        for _ in range(messages):
+            for proxy in proxies:
+                proxy.isend(Message("x", proxy.name, "sink", KB))
+
+    return go
+
+
+PUSHES: dict[str, Callable[[str, int], Callable[[], None]]] = {
+    "pyzmq": push_zmq,
+    "grpcio": push_grpc,
+    "proxy, zmq": partial(push_proxies, "zmq"),
+    "proxy, grpc": partial(push_proxies, "grpc"),
+}
+
+
+def push(kind: str, address: str, messages: int, pipe: Connection) -> None:
+    """Program of a process that sends, as often as it is told to."""
+    go = PUSHES[kind](address, messages)
+    pipe.send("ready")
+    while pipe.recv():
+        go()
+
+
+@contextmanager
+def sink(kind: str) -> Iterator[tuple[str, Callable[[int], None]]]:
+    """The peer that receives: its address, and what receives so many messages."""
+    if kind == "pyzmq":
+        socket_in = zmq.Context().socket(zmq.PULL)
+        port = socket_in.bind_to_random_port("tcp://127.0.0.1")
+
+        def receive_raw(number: int) -> None:
+            for _ in range(number):
+                socket_in.recv()
+
+        yield f"tcp://127.0.0.1:{port}", receive_raw
+        return
+    if kind == "grpcio":
+        come: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+        def deliver(chunks: Iterator[bytes], context: object) -> bytes:
+            for chunk in chunks:
+                come.put(chunk)
+            return b""
+
+        handler: Any = grpc.stream_unary_rpc_method_handler(deliver)
+        service, _, method = METHOD[1:].partition("/")
+        handlers = [grpc.method_handlers_generic_handler(service, {method: handler})]
+        server = grpc.server(ThreadPoolExecutor(PEERS), handlers=handlers)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+
+        def receive_chunks(number: int) -> None:
+            for _ in range(number):
+                come.get()
+
+        yield f"127.0.0.1:{port}", receive_chunks
+        server.stop(None)
+        return
+    driver = kind.removeprefix("proxy, ")
+    with (
+        MembershipServer(settle_s=0.0) as members,
+        Proxy("incast", "sink", name="sink", discovery=members.target, driver=driver) as proxy,
+    ):
+
+        def receive(number: int) -> None:
+            for _ in range(number):
+                assert proxy.receive_once(PATIENCE_S) is not None
+
+        yield members.target, receive
+
+
+def incast(messages: int, turns: int) -> list[dict[str, Any]]:
+    """Messages each second that one peer receives of all others."""
+    context = mp.get_context("spawn")
+    found: dict[str, float] = {}
+    for kind in PUSHES:
+        with ExitStack() as stack:
+            address, receive = stack.enter_context(sink(kind))
+            pipes = []
+            for _ in range(SENDERS):
+                here, there = context.Pipe()
+                process = context.Process(
+                    target=push, args=(kind, address, messages, there), daemon=True
+                )
+                process.start()
+                stack.callback(process.join)
+                stack.callback(process.kill)
+                pipes.append(here)
+            for pipe in pipes:
+                assert pipe.poll(PATIENCE_S), f"a sender of {kind} does not begin"
+                pipe.recv()
+            for _ in range(turns):
+                begin = time.perf_counter()
+                for pipe in pipes:
+                    pipe.send(True)
+                receive(PEERS * messages)
+                rate = PEERS * messages / (time.perf_counter() - begin)
+                found[kind] = max(found.get(kind, 0.0), rate)
+    return [
+        {
+            "peers": kind,
+            "messages_per_s": round(rate),
+            "ratio": round(rate / found[RAW[kind][-1]], 2) if kind in RAW else None,
+        }
+        for kind, rate in found.items()
+    ]
+
+
 def cpu_s(other: int) -> float:
     """Processor time of this process and of the other one until now."""
     there = processor_time(other)
@@ -369,14 +523,20 @@ def main() -> None:
     parser.add_argument("--trips", type=int, default=2000, help="round trips in a turn")
     parser.add_argument("--size", type=int, default=25_000_000, help="of an array, in float32")
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--incast", type=int, default=500, help="messages of each of 32 peers")
     given = parser.parse_args()
     if given.quick:
-        given.trips, given.size, given.turns = 50, 300_000, 1
+        given.trips, given.size, given.turns, given.incast = 50, 300_000, 1, 20
     results.begin(quick=given.quick, any_load=given.any_load)
     lines = measure(given.trips, given.size, given.turns)
     results.report(
         "messaging",
-        {"turns": given.turns, "array_mb": round(4 * given.size / 1e6, 1), "lines": lines},
+        {
+            "turns": given.turns,
+            "array_mb": round(4 * given.size / 1e6, 1),
+            "lines": lines,
+            "incast": incast(given.incast, given.turns),
+        },
     )
 
 

@@ -83,7 +83,10 @@ EXPECTED: dict[str, dict[str, set[str]]] = {
             "within",
         }
     },
-    "messaging": {"lines": {"line", "round_trips_per_s", "gb_per_s"}},
+    "messaging": {
+        "lines": {"line", "round_trips_per_s", "gb_per_s"},
+        "incast": {"peers", "messages_per_s"},
+    },
     "parameter_server": {
         "dense": {
             "servers",

@@ -1,19 +1,62 @@
 """What tests of drivers do with one."""
 
+import math
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import grpc
 
 from support.messaging import PATIENCE_S
+from xain_messaging.codec import Frames
 from xain_messaging.drivers.grpc_lines import METHOD
-from xain_messaging.drivers.grpc_streams import GrpcDriver
-from xain_messaging.ports import Arrived, Driver, DriverEvent, Lost
+from xain_messaging.ports import Driver
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrived:
+    """A packet that a peer has sent."""
+
+    frames: Frames
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The connection to this peer has broken."""
+
+    peer: str
+
+
+Event: TypeAlias = Arrived | Lost
+
+
+class Receiving:
+    """A driver whose packets and losses wait until a test asks for them."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+        self._events: deque[Event] = deque()
+        driver.serve(self._on_packet, lambda peer: self._events.append(Lost(peer)))
+
+    def _on_packet(self, frames: Frames) -> None:
+        self._events.append(Arrived(frames))
+        self.driver.wake()
+
+    def receive(self, timeout_s: float | None) -> Event | None:
+        """The next event; None after timeout_s, or when woken."""
+        if not self._events:
+            self.driver.run(math.inf if timeout_s is None else timeout_s)
+        return self._events.popleft() if self._events else None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.driver, name)
 
 
 @contextmanager
-def closing_all(*drivers: Driver) -> Iterator[None]:
+def closing_all(*drivers: Driver | Receiving) -> Iterator[None]:
     try:
         yield
     finally:
@@ -21,7 +64,7 @@ def closing_all(*drivers: Driver) -> Iterator[None]:
             driver.close(0.0)
 
 
-def next_event(driver: Driver) -> DriverEvent:
+def next_event(driver: Receiving) -> Event:
     """The next; None comes of being woken."""
     give_up_at = time.monotonic() + PATIENCE_S
     while time.monotonic() < give_up_at:
@@ -31,27 +74,23 @@ def next_event(driver: Driver) -> DriverEvent:
     raise AssertionError(f"nothing has come for {PATIENCE_S:g} s")
 
 
-def received(driver: Driver) -> list[bytes]:
+def received(driver: Receiving) -> list[bytes]:
     """The frames of the next packet."""
     event = next_event(driver)
     assert isinstance(event, Arrived), event
     return [bytes(frame) for frame in event.frames]
 
 
-def has_come_or_goes_again(here: Driver, there: Driver, frame: bytes) -> bool:
+def has_come_or_goes_again(here: Receiving, there: Receiving, frame: bytes) -> bool:
     if here.receive(0.0) == Lost("there"):
         here.send("there", [frame])
     event = there.receive(0.05)
     return isinstance(event, Arrived) and bytes(event.frames[0]) == frame
 
 
-def flood(there: GrpcDriver, packets: Iterable[bytes]) -> "grpc.Future[bytes]":
+def flood(there: Receiving, packets: Iterable[bytes]) -> "grpc.Future[bytes]":
     """From a peer that waits for no ack. The future ends when all has been read."""
     channel = grpc.insecure_channel(there.address)
     future = channel.stream_unary(METHOD).future(iter(packets), timeout=PATIENCE_S)
     future.add_done_callback(lambda _: channel.close())
     return future
-
-
-def has_waiting(driver: GrpcDriver, num_packets: int) -> bool:
-    return driver._waiting.num_packets == num_packets

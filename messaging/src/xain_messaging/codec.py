@@ -52,6 +52,7 @@ _KINDS: Final = "biufc"  # of dtypes: truth values, integers, floats, complex nu
 _ARRAYS: Final = (np.ndarray, np.memmap)  # but no other subclass: what it adds would be lost
 _LISTS: Final = (list, tuple)
 _FOREIGN: Final = frozenset({msgpack.ExtType, msgpack.Timestamp})
+_PLAIN: Final = frozenset({bytes, str, int, float, bool, type(None), np.ndarray})
 _SCALAR_KINDS: Final = "biuf"  # msgpack has no complex numbers
 
 
@@ -68,18 +69,48 @@ def encode(message: Message) -> list[Frame]:
 
     Raises BodyError with the place in the body.
     """
-    frames: list[Frame] = [b""]
-    has_tuples = False
+    stage = (
+        [message.session_type.value, message.place] if isinstance(message, SessionMessage) else None
+    )
+    head = [VERSION, message.tag, message.session_id, message.message_id, stage, message.body]
+    packing = _Packing()
+    try:
+        packing.frames[0] = msgpack.packb(head, default=packing.pack_other, strict_types=True)
+    except (TypeError, ValueError, OverflowError, RecursionError, BufferError) as error:
+        for place, why in _faults(message.body, "body", 0):
+            raise BodyError(f"{place} cannot be sent: {why}") from None
+        raise BodyError(f"the body cannot be sent: {error}") from error
+    frames, has_tuples = packing.frames, packing.has_tuples
+    # As a key, a tuple goes out, and so do msgpack's own types anywhere; nobody can read it.
+    if has_tuples or _has_foreign(message.body):
+        for place, why in _faults(message.body, "body", 0):
+            raise BodyError(f"{place} cannot be sent: {why}")
+    if (size := len(frames[0])) > MAX_ENVELOPE_BYTES:
+        raise BodyError(
+            f"a body of {size} bytes beside its arrays; at most {MAX_ENVELOPE_BYTES} travel at once"
+        )
+    if (size := num_bytes(frames)) > MAX_MESSAGE_BYTES:
+        raise BodyError(f"a body of {size} bytes; at most {MAX_MESSAGE_BYTES} travel at once")
+    return frames
 
-    def pack_other(value: object) -> object:
-        nonlocal has_tuples
+
+class _Packing:
+    """What msgpack asks for when it meets something that it has no words for."""
+
+    __slots__ = ("frames", "has_tuples")
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = [b""]
+        self.has_tuples = False
+
+    def pack_other(self, value: object) -> object:
         match value:
             case np.ndarray():
-                return _pack_array(value, frames)
+                return _pack_array(value, self.frames)
             case np.generic() if _is_number(value):
                 return value.item()
             case tuple():
-                has_tuples = True
+                self.has_tuples = True
                 return list(value)
             # What is of a class of its own, as members of an Enum are, counts as what it is.
             case int():
@@ -95,28 +126,6 @@ def encode(message: Message) -> list[Frame]:
             case dict():
                 return dict(value)
         raise TypeError
-
-    stage = (
-        [message.session_type.value, message.place] if isinstance(message, SessionMessage) else None
-    )
-    head = [VERSION, message.tag, message.session_id, message.message_id, stage]
-    try:
-        frames[0] = msgpack.packb([*head, message.body], default=pack_other, strict_types=True)
-    except (TypeError, ValueError, OverflowError, RecursionError, BufferError) as error:
-        for place, why in _faults(message.body, "body", 0):
-            raise BodyError(f"{place} cannot be sent: {why}") from None
-        raise BodyError(f"the body cannot be sent: {error}") from error
-    # As a key, a tuple goes out, and so do msgpack's own types anywhere; nobody can read it.
-    if has_tuples or _has_foreign(message.body):
-        for place, why in _faults(message.body, "body", 0):
-            raise BodyError(f"{place} cannot be sent: {why}")
-    if (size := len(frames[0])) > MAX_ENVELOPE_BYTES:
-        raise BodyError(
-            f"a body of {size} bytes beside its arrays; at most {MAX_ENVELOPE_BYTES} travel at once"
-        )
-    if (size := num_bytes(frames)) > MAX_MESSAGE_BYTES:
-        raise BodyError(f"a body of {size} bytes; at most {MAX_MESSAGE_BYTES} travel at once")
-    return frames
 
 
 def snapshot(frames: Frames) -> list[Frame]:
@@ -177,6 +186,8 @@ def _can_be_key(value: object) -> bool:
 def _has_foreign(body: object) -> bool:
     """Something in it is of a type of msgpack's own. Asked of every body, so it goes through all
     of one depth at once."""
+    if type(body) in _PLAIN:
+        return False
     level: list[Any] = [body]
     while True:
         kinds = set(map(type, level))

@@ -1,10 +1,13 @@
 """One peer among its peers: what comes, what goes, and who is there.
 
-There is no thread that receives. Whoever waits for something receives, for all: one thread at a
-time is in the driver, and tells the others what has come. So a program that uses a proxy from one
-thread pays for no other. What the discovery tells comes from a thread of its own; it connects, and
-sends what was kept. Another thread sends kept messages again after a connection has broken, while
-the program does something else.
+One I/O thread runs the driver and does what is due: it handles packets, sends acks and batches, and
+looks for messages that a connection has lost. The program's threads talk to it through queues: the
+inbox, and the messages that the links keep. A message to a link on which nothing is under way goes
+out on the program's thread, which saves a change of threads; a message behind others waits for the
+I/O thread, which sends all that wait in one packet.
+
+An interrupt comes in the program's main thread only. That thread changes links in post() and take()
+alone, in an order that leaves a gap for the receiver to ask for.
 """
 
 import threading
@@ -40,16 +43,7 @@ from xain_messaging.links import (
     read_head,
 )
 from xain_messaging.messages import Message, SessionMessage
-from xain_messaging.ports import (
-    Arrived,
-    Discovery,
-    Driver,
-    DriverEvent,
-    Lost,
-    Member,
-    Membership,
-    Roster,
-)
+from xain_messaging.ports import Discovery, Driver, Member, Membership, Roster
 from xain_messaging.sessions import Sessions
 from xain_messaging.waits import LONGEST_S
 
@@ -61,8 +55,10 @@ T = TypeVar("T")
 ACK_DELAY_S = 0.01
 # How long packets are held of a process that the discovery has not listed yet.
 HOLD_S = 60.0
-# Between two looks of the thread that sends kept messages again.
-RESEND_S = 0.5
+# How long nothing may be heard of sent messages before their receiver is asked where it is; each
+# time twice as long.
+PROBE_S = 0.5
+MAX_PROBE_S = 30.0
 # How long a proxy that closes waits until its peers say that they have received its messages.
 HEARD_S = 1.0
 # How long messages are kept for a peer that is away.
@@ -72,8 +68,8 @@ FORGET_EVERY_S = 60.0
 # Between two attempts to connect to a peer; each time twice as long.
 RETRY_S = 0.1
 MAX_RETRY_S = 10.0
-# Events that are handled before those who wait are told.
-BATCH = 64
+# How long close() waits for the I/O thread.
+END_S = 5.0
 # Names that the discovery has never told us of. What is sent under one more is not heard.
 MAX_STRANGERS = 1024
 # Names of those who have left. Beyond it the first to leave are forgotten sooner, but for those for
@@ -90,6 +86,15 @@ Handler = Callable[[Message, Delivery], None]
 class _Retry:
     """Of a connect() or send() that has failed. at: on time.monotonic()."""
 
+    at: float
+    wait_s: float
+
+
+@dataclass(slots=True)
+class _Probe:
+    """Of a peer that has not said that it has heard all. so_far: what it has said."""
+
+    so_far: tuple[int, int]
     at: float
     wait_s: float
 
@@ -115,23 +120,20 @@ class Endpoint:
         self._on_collective: Handler | None = None
         self._unheard: list[tuple[Message, Delivery]] = []  # before anybody hears collectives
         self.num_too_large = 0  # kept messages that were dropped, see _drop_too_large()
-        self.lock = threading.RLock()  # one that knows whose it is, see _from_driver()
+        self.lock = threading.RLock()
         self._driver = driver
         self._outbox = Outbox(bounds)
         self._waiting = Untaken()
-        self._changed = threading.Condition(self.lock)
-        self._is_receiving = False
-        # Where these are set though nobody is there, an interrupt has come: in the middle of
-        # something that is done under the lock; and in the driver.
-        self._is_halfway = False
-        self._is_in_driver = False
-        self._handed: Delivery | None = None  # it counts as heard, and may be nowhere yet
-        self._come: deque[DriverEvent] = deque()  # from the driver, and to be handled first
-        self._num_waiting = 0  # threads, for the one that is receiving
+        self._waiters: list[threading.Lock] = []  # each of a thread in wait_for()
+        self._is_polling = False  # the I/O thread is in the driver, or about to be
         self._roster: Roster = MappingProxyType({})
         self._links: dict[str, Link] = {}
+        self._unsent: dict[str, Link] = {}  # with messages that the I/O thread sends
+        self._received: deque[Delivery] = deque()  # messages that the program may be working at
         self._owed: dict[str, Link] = {}  # acks
         self._owed_since = 0.0
+        self._probes: dict[str, _Probe] = {}
+        self._probe_at = 0.0
         # On time.monotonic(), the oldest first.
         self._away_since: dict[str, float] = {}
         self._strangers_since: dict[str, float] = {}
@@ -153,9 +155,13 @@ class Endpoint:
         except BaseException:  # whatever it is, an interrupt too: the port must be free again
             driver.close(0.0)
             raise
-        self._has_ended = threading.Event()
-        with suppress(RuntimeError, MemoryError):  # no thread: they go when the proxy is used
-            threading.Thread(target=self._resend, name="messages-resend", daemon=True).start()
+        driver.serve(self._on_packet, self._on_broken)
+        self._io = threading.Thread(target=self._run, name="messages-io", daemon=True)
+        try:
+            self._io.start()
+        except BaseException:  # no thread, or an interrupt
+            self._end(0.0, has_failed=True)
+            raise
 
     # --- who is there ---
 
@@ -177,8 +183,6 @@ class Endpoint:
         with self.lock:
             if self._failure is not None:
                 return  # we are on our way out, and the driver is closed
-            if self._roster:
-                self._catch_up()  # what somebody has taken is not sent again to who comes for it
             before, self._roster = self._roster, MappingProxyType(dict(roster))
             now = time.monotonic()
             for name in before.keys() - roster.keys() - {self.name}:
@@ -192,8 +196,8 @@ class Endpoint:
                 if name != self.name and _place(before.get(name)) != _place(member):
                     self._connect(member)
             self._forget_those_long_gone(now)
-            self._changed.notify_all()
-        self._driver.wake()  # who waits for a peer looks again
+            self._notify()
+            self._wake_io()  # there may be somebody to be connected to again
 
     def _connect(self, member: Member) -> None:
         self._away_since.pop(member.name, None)
@@ -249,7 +253,7 @@ class Endpoint:
         failure = error if isinstance(error, MessagingError) else MessagingError(str(error))
         with self.lock:
             self._failure = self._failure or failure
-            self._changed.notify_all()
+            self._notify()
         self._driver.wake()
 
     def _forget_those_long_gone(self, now: float) -> None:
@@ -269,8 +273,8 @@ class Endpoint:
         if link.has_untaken:
             return  # if it is back before that is taken, it sends it again
         del names[link.name], self._links[link.name]
-        self._held_since.pop(link.name, None)
-        self._owed.pop(link.name, None)
+        for others in (self._held_since, self._owed, self._unsent, self._probes):
+            others.pop(link.name, None)
         self.sessions.forget(link.name)
 
     def _link(self, peer: str) -> Link:
@@ -298,71 +302,119 @@ class Endpoint:
         link.keep_only(is_taken)
 
     def _send_kept(self, link: Link) -> None:
+        self._unsent.pop(link.name, None)
         for packet in link.connected():
             self._send(link, packet)
 
     # --- out ---
 
     def post(self, message: Message, kind: Kind, frames: Frames, deadline: float) -> None:
-        """On its way, or kept for a peer that is away. The frames, which are those of the message,
-        must not change any more.
-
-        Waits for room; raises OutboxFull if there is none by the deadline, BodyError for more than
-        the driver carries, SessionError, UnknownPeer, Closed and MembershipLost.
-        """
-        peer = message.destination
-        size = num_bytes(frames)
+        """As try_to_post(), but wait for room. Raises OutboxFull if there is none by the
+        deadline."""
         why_not: str | None = None
 
-        def try_to_post() -> bool | None:
-            if peer == self.name or peer not in self._links:
+        def attempt() -> bool | None:
+            nonlocal why_not
+            why_not = self.try_to_post(message, kind, frames)
+            return True if why_not is None else None
+
+        if self.wait_for(attempt, deadline, is_working=True) is None:
+            raise OutboxFull(str(why_not))
+
+    def try_to_post(self, message: Message, kind: Kind, frames: Frames) -> str | None:
+        """Send a message, or keep it for a peer that is away. The frames, which are those of the
+        message, must not change any more. Returns why there is no room; None if the message is on
+        its way.
+
+        Raises BodyError for more than the driver carries, SessionError, UnknownPeer, Closed and
+        MembershipLost.
+        """
+        peer, size = message.destination, num_bytes(frames)
+        with self.lock:
+            if self._failure is not None:
+                raise self._failure
+            link = self._links.get(peer)
+            if link is None or peer == self.name:
                 raise UnknownPeer(
                     f"{peer!r} is this peer itself"
                     if peer == self.name
                     else f"nobody called {peer!r} has been in the group"
                 )
-            link = self._links[peer]
             self._driver.check(peer, frames)
-            nonlocal why_not
             if why_not := link.why_no_room(size):
-                return None
+                return why_not
             if isinstance(message, SessionMessage):
                 self.sessions.send(message)  # before anything can answer it
-            packet = link.send(kind, frames)
-            if packet is not None:
-                self._send(link, packet)
-            if not link.owes_ack:
-                self._owed.pop(peer, None)  # it went with it
-            return True
+            if self._received:
+                self._take_received(peer)  # whoever answers has done what it answers
+            is_behind = link.is_sending
+            link.keep(kind, frames, size)
+            if is_behind:
+                self._unsent[peer] = link
+                self._wake_io()
+            else:
+                self._send_batches(link)
+            if link.owes_ack:  # it is away, or others go first
+                self._owe(link)
+            return None
 
-        if self.wait_for(try_to_post, deadline, sends=True) is None:
-            raise OutboxFull(str(why_not))
+    def _send_batches(self, link: Link) -> None:
+        while (packet := link.next_packet()) is not None:
+            self._send(link, packet)
+        if not link.owes_ack:  # it went with it
+            self._owed.pop(link.name, None)
 
     def has_room(self, message: Message, size_bytes: int) -> bool:
         """post() would not wait. Call it under `lock`."""
         link = self._links.get(message.destination)
         return link is None or link.why_no_room(size_bytes) is None
 
+    def received(self, delivery: Delivery) -> None:
+        """The program gets this message, and may work at it: it is taken when the program next
+        waits, or answers. Call it under `lock`."""
+        self._received.append(delivery)
+
+    def _take_received(self, peer: str | None = None) -> None:
+        """Take what the program has done; or only what is of a peer that is sent to now, whose ack
+        goes with that."""
+        if peer is None:
+            while self._received:
+                self.take(self._received[0])  # before it is off the list: an interrupt may come
+                self._received.popleft()
+            return
+        others = []
+        for delivery in self._received:
+            if delivery.peer != peer:
+                others.append(delivery)
+            elif (packet := self._links[peer].take(delivery)) is not None:
+                self._send(self._links[peer], packet)
+        self._received = deque(others)
+
     def take(self, delivery: Delivery) -> None:
         """The application has this message. Call it under `lock`. Twice does no harm."""
         link = self._links.get(delivery.peer)
         if link is None:
             return  # its peer has been forgotten
-        before, self._is_halfway = self._is_halfway, True
         packet = link.take(delivery)
         if packet is not None:
-            self._send(link, packet)
             self._owed.pop(link.name, None)
-        else:
+            self._send(link, packet)
+        elif link.owes_ack:
             self._owe(link)
-        if self._waiting.behind and not self._waiting.fills(0.5, self._outbox.bounds):
-            behind = [link for link in self._waiting.behind.values() if link.is_behind]
-            # It may be full again before they are asked; and each has a bound of its own.
-            self._waiting.behind = {link.name: link for link in behind}
-            for link in behind:
-                if link.owes_ack:
-                    self._owe(link)
-        self._is_halfway = before
+        if self._waiting.behind:
+            self._ask_next()
+
+    def _ask_next(self) -> None:
+        """Ask one of the peers whose messages found no room, if there is room now. One at a time:
+        all together might send more than that again."""
+        behind = self._waiting.behind
+        while behind and not self._waiting.fills(0.5, self._outbox.bounds):
+            name, link = next(iter(behind.items()))
+            del behind[name]
+            # Otherwise it has been asked, is away, or has a bound of its own to wait for.
+            if link.is_behind and (packet := link.ack()) is not None:
+                self._send(link, packet)
+                return
 
     def has_left(self, peer: str) -> bool:
         """Whether a peer has said that it leaves the group, and no other process has its name yet.
@@ -373,130 +425,67 @@ class Endpoint:
     # --- in ---
 
     def wake(self) -> None:
-        """Let those who wait look again. Safe in a signal handler."""
-        self._driver.wake()
+        """Let the threads in wait_for() look again. Safe in a signal handler."""
+        with self.lock:
+            self._notify()
 
     def wait_for(
-        self, attempt: Callable[[], T | None], deadline: float, *, sends: bool = False
+        self, attempt: Callable[[], T | None], deadline: float, *, is_working: bool = False
     ) -> T | None:
         """What `attempt` gives as soon as it gives something; None if it does not by the deadline,
-        on time.monotonic(). It is called under `lock`, after all that has come. After what it gives
-        nothing is called any more but what lets go of the lock.
+        on time.monotonic(). It is called under `lock`.
 
-        sends: except that what is due goes out after it, since an ack may go with what it sends.
-
+        is_working: the program may still work at what it has received last, which is not
+            acknowledged yet therefore.
         Raises Closed and MembershipLost.
         """
-        with self.lock:
-            is_last = False
-            while True:
+        while True:
+            with self.lock:
                 if self._failure is not None:
                     raise self._failure
-                self._catch_up(is_all=not sends)
-                self._is_halfway = True
-                try:
-                    result = attempt()
-                    if sends:
-                        self._do_what_is_due()
-                except MessagingError:  # it is refused, and has done nothing
-                    self._is_halfway = False
-                    raise
-                self._is_halfway = False
-                if result is not None or is_last:
+                if self._received and not is_working:
+                    self._take_received()
+                result = attempt()
+                if result is not None:
                     return result
+                if self._received and not is_working:
+                    self._take_received()
                 left_s = deadline - time.monotonic()
-                is_last = left_s <= 0
-                self._receive(max(0.0, left_s))
+                if left_s <= 0:
+                    return None
+                waiter = threading.Lock()
+                waiter.acquire()
+                self._waiters.append(waiter)
+            if not waiter.acquire(timeout=min(left_s, LONGEST_S)):
+                with self.lock, suppress(ValueError):  # it has been notified meanwhile
+                    self._waiters.remove(waiter)
 
-    def _catch_up(self, *, is_all: bool = True) -> None:
-        """With what has come; if that is to be all, with what is due. If an interrupt had come in
-        the middle of something, with what may be lost too."""
-        is_unsure = self._is_in_driver and not self._is_receiving
-        if self._is_halfway or is_unsure:
-            self._make_sure()
-            if is_unsure:
-                self._is_in_driver = False
-        self._is_halfway = True
-        if not self._is_receiving:
-            self._handle_all()
-        if is_all:
-            self._do_what_is_due()  # now: who takes one after the other may never wait
-        self._is_halfway = False
+    def _notify(self) -> None:
+        """Let the threads in wait_for() look again."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.release()
 
-    def _receive(self, timeout_s: float) -> None:
-        """Returns when something has come, or is due, or when it was woken."""
-        if self._is_receiving:
-            self._num_waiting += 1
+    def _on_packet(self, frames: Frames) -> None:
+        with self.lock:
+            if self._failure is not None:
+                return
             try:
-                self._changed.wait(min(timeout_s, LONGEST_S))
-            finally:
-                self._num_waiting -= 1
-            return
-        try:
-            if not self._come:
-                self._from_driver(self._until_something_is_due(timeout_s))
-        finally:  # an interrupt too: another one is to receive now
-            if self._num_waiting:
-                self._changed.notify_all()
+                self._handle_packet(frames)
+            except MalformedMessage as error:
+                log.warning("malformed_message", error=str(error))
+            # The I/O thread tells the others when it has done all else, see _run().
+            if self._waiters and threading.current_thread() is not self._io:
+                self._notify()
 
-    def _handle_all(self) -> None:
-        """What has come already; or some of it, if there is no end."""
-        for _ in range(BATCH):
-            event = self._come.popleft() if self._come else self._driver.receive(0.0)
-            if event is None:
-                break
-            self._handle(event)
-
-    def _make_sure(self) -> None:
-        """What had come, or was to go out, may be lost: each peer is told where we are, and asked
-        where it is. If this is interrupted too, it is done again."""
-        if self._handed is not None:
-            entry = self.inbox.last_added()
-            if entry is None or entry.delivery is not self._handed:
-                self._hand(self._handed)
-            elif isinstance(entry.message, SessionMessage):
-                self.sessions.received(entry.message)  # it may have been, or not
-            self._handed = None
-        for link in self._links.values():
-            packet = link.where()
-            if packet is not None:
-                self._send(link, packet)
-            if link.owes_ack:
-                self._owe(link)
-
-    def _from_driver(self, timeout_s: float) -> None:
-        """As receive() of the driver, without the lock. What it gives has come."""
-        self._is_receiving = self._is_in_driver = True
-        try:
-            self.lock.release()
-            event = self._driver.receive(min(timeout_s, LONGEST_S))
-            if event is not None:
-                self._come.append(event)  # before we wait for the lock, which may be interrupted
-            self._is_in_driver = False
-        finally:
-            try:
-                self.lock.acquire()
-            except BaseException:  # an interrupt while we waited for it, or just when we had it
-                with suppress(RuntimeError):  # it is not ours
-                    self.lock.release()
-                self.lock.acquire()  # our caller will let go of it all the same
-                raise
-            finally:
-                self._is_receiving = False  # not before: the next would be in the driver with us
-
-    def _handle(self, event: DriverEvent) -> None:
-        if isinstance(event, Lost):
-            link = self._links.get(event.peer)
-            if link is not None and link.is_here:
+    def _on_broken(self, peer: str) -> None:
+        with self.lock:
+            link = self._links.get(peer)
+            if self._failure is None and link is not None and link.is_here:
                 self._send_kept(link)
-            return
-        try:
-            self._handle_packet(event)
-        except MalformedMessage as error:
-            log.warning("malformed_message", error=str(error))
 
-    def _handle_packet(self, event: Arrived) -> None:
-        head = read_head(event.frames[0]) if event.frames else None
+    def _handle_packet(self, frames: Frames) -> None:
+        head = read_head(frames[0]) if frames else None
         if head is None or head.name == self.name:
             raise MalformedMessage("a packet of nobody")
         if head.to != self.name:
@@ -504,25 +493,22 @@ class Endpoint:
         if head.name not in self._links and len(self._strangers_since) >= MAX_STRANGERS:
             self._has_refused = True
             raise MalformedMessage(f"{head.name!r} is not in the group")
-        self._handle_from(self._link(head.name), head, event.frames[1:])
+        self._handle_from(self._link(head.name), head, frames[1:])
 
     def _handle_from(self, link: Link, head: Head, frames: Frames) -> None:
         """Raises MalformedMessage as Link.received() does."""
-        self._handed = delivery = link.received(head, frames)
+        for delivery in link.received(head, frames):
+            self._hand(delivery)
         if link.is_holding and link.name not in self._held_since:
             self._held_since[link.name] = time.monotonic()
             log.info("held_until_known", peer=link.name, incarnation=head.incarnation)
         for packet in link.again(head):
             self._send(link, packet)
-        if delivery is None:
-            if link.owes_ack:
-                self._owe(link)
-            return
-        self._hand(delivery)
-        self._handed = None
+        if link.owes_ack:
+            self._owe(link)
 
     def _hand(self, delivery: Delivery) -> None:
-        """To whom it is for. It counts as heard: it is not sent again."""
+        """Hand over a message that counts as heard: it is not sent again."""
         try:
             message = decode(delivery.frames, delivery.peer, self.name)
             if delivery.kind == COLLECTIVE:
@@ -556,8 +542,7 @@ class Endpoint:
 
     def hear_collectives(self, handler: Handler) -> None:
         """It is given the messages of collective operations, under `lock`; those that have come
-        too. One for which it raises something is dropped, with a line in the log; one that was
-        being handled when an interrupt came is given once more."""
+        too. One for which it raises something is dropped, with a line in the log."""
         with self.lock:
             self._on_collective = handler
             unheard, self._unheard = self._unheard, []
@@ -565,31 +550,79 @@ class Endpoint:
                 self._hand_to_collectives(message, delivery)
 
     def _owe(self, link: Link) -> None:
+        """An ack, in a moment."""
         if not self._owed:
             self._owed_since = time.monotonic()
-            if self._is_receiving:
-                self._driver.wake()  # that thread may not have been about to look so soon
+            self._wake_io()
         self._owed[link.name] = link
 
-    def _until_something_is_due(self, timeout_s: float) -> float:
-        """At most timeout_s."""
-        if self._owed:
-            timeout_s = min(timeout_s, ACK_DELAY_S)
-        if self._unreached:
-            next_at = min(retry.at for retry in self._unreached.values())
-            timeout_s = min(timeout_s, max(0.0, next_at - time.monotonic()))
-        return timeout_s
+    # --- the I/O thread ---
 
-    def _do_what_is_due(self) -> None:
-        now = time.monotonic()
+    def _wake_io(self) -> None:
+        if self._is_polling and threading.current_thread() is not self._io:
+            self._is_polling = False
+            self._driver.wake()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self.lock:
+                    if self._failure is not None:
+                        return
+                    wait_s = self._do_what_is_due(time.monotonic())
+                    self._is_polling = True
+                    # Last: a thread that is woken waits until Python's lock is free, in the driver.
+                    waiters, self._waiters = self._waiters, []
+                for waiter in waiters:
+                    waiter.release()
+                self._driver.run(wait_s)
+        except Exception as error:  # a defect: the program must not wait for what never comes
+            log.exception("messaging_failed", peer=self.name)
+            self._on_lost(MessagingError(f"the I/O thread has failed: {error!r}"))
+
+    def _do_what_is_due(self, now: float) -> float:
+        """Returns for how long nothing will be."""
+        self._is_polling = False
+        while self._unsent:
+            _, link = self._unsent.popitem()
+            self._send_batches(link)
         if self._unreached:
             self._reach_those_who_are_due(now)
         if self._owed and now - self._owed_since >= ACK_DELAY_S:
             self._send_acks()
+        if now >= self._probe_at:
+            self._probe_at = now + PROBE_S
+            self._probe(now)
+            self._ask_next()
         if (self._away_since or self._strangers_since) and now >= self._forget_at:
             self._forget_those_long_gone(now)
         if self._held_since:
             self._drop_long_held(now)
+        wait_s = self._probe_at - now
+        if self._owed:
+            wait_s = min(wait_s, self._owed_since + ACK_DELAY_S - now)
+        if self._unreached:
+            wait_s = min(wait_s, min(retry.at for retry in self._unreached.values()) - now)
+        return max(0.0, wait_s)
+
+    def _probe(self, now: float) -> None:
+        """Ask peers where they are that have not heard what was sent, and say nothing new."""
+        before, self._probes = self._probes, {}
+        if not self._outbox.num_messages:
+            return
+        for name, link in self._links.items():
+            if not (link.is_here and link.has_unheard):
+                continue
+            probe = before.get(name)
+            if probe is None or probe.so_far != link.so_far:
+                probe = _Probe(link.so_far, now + PROBE_S, PROBE_S)
+            elif probe.at <= now:
+                probe.wait_s = min(2 * probe.wait_s, MAX_PROBE_S)
+                probe.at = now + probe.wait_s
+                packet = link.where()
+                if packet is not None:
+                    self._send(link, packet)
+            self._probes[name] = probe
 
     def _drop_long_held(self, now: float) -> None:
         for name, since in list(self._held_since.items()):
@@ -602,22 +635,6 @@ class Endpoint:
         for name, retry in list(self._unreached.items()):
             if retry.at <= now:
                 self._try_to_connect(self._roster[name], self._links[name])
-
-    def _resend(self) -> None:
-        """Send kept messages again where a line has broken or a peer asks for them; in a thread.
-
-        Acks go out only with messages to the same peer: a task of another peer that the program
-        works at goes to the next process if this one dies.
-        """
-        with suppress(MessagingError):
-            while not self._has_ended.wait(RESEND_S):
-                with self.lock:
-                    if self._failure is not None:
-                        return
-                    if self._outbox.num_messages and not self._is_receiving:
-                        self._catch_up(is_all=False)
-                        self._reach_those_who_are_due(time.monotonic())
-                        self._changed.notify_all()
 
     def _send_acks(self) -> None:
         owed, self._owed = self._owed, {}
@@ -661,18 +678,20 @@ class Endpoint:
             if isinstance(self._failure, Closed):
                 return
             if not has_failed:
+                self._take_received()
                 self._send_acks()
-                for link in self._links.values():
-                    packet = link.leaving()
-                    if packet is not None:
-                        self._send(link, packet)
             for link in self._links.values():
+                self._send_batches(link)
+                packet = None if has_failed else link.leaving()
+                if packet is not None:
+                    self._send(link, packet)
                 if link.num_kept and not link.is_here:
                     log.warning("not_delivered", peer=link.name, num_messages=link.num_kept)
             self._failure = Closed(f"{self.name!r} has been closed")
-            self._has_ended.set()
-            self._changed.notify_all()
+            self._notify()
         self._driver.wake()
+        if self._io.is_alive() and threading.current_thread() is not self._io:
+            self._io.join(END_S)
         try:
             self._driver.close(linger_s)
         finally:

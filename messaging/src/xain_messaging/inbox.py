@@ -1,4 +1,4 @@
-"""Messages that have come and that nobody has taken: in their order, and by their session."""
+"""Messages that have come and that the program has not received: in their order, and by session."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -10,24 +10,34 @@ from xain_messaging.messages import Message, SessionMessage
 
 
 class Entry(NamedTuple):
-    """number: by which those that have come are counted, from 1 on."""
+    """A message in the queue. number: the place in the order of arrival, from 1 on."""
 
     number: int
     message: Message
     delivery: Delivery
 
     def without_frames(self) -> "Entry":
-        """For one who keeps it for long: the message has its own memory, or the same."""
+        """For a call that keeps it for long: the message has its own memory, or the same."""
         return self._replace(delivery=self.delivery._replace(frames=()))
+
+
+@dataclass(slots=True, eq=False)
+class Awaited:
+    """What one call awaits.
+
+    sessions: answers in these are for this call alone.
+    entries: the answers that it has got so far, by number. If the call is interrupted,
+        Inbox.release() puts them back.
+    """
+
+    sessions: set[str] = field(default_factory=set)
+    entries: dict[int, Entry] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Inbox:
-    """Its size is bounded by the links: see links.py. They count what travels; here are bodies,
-    which take more if they are of many small things.
-
-    An interrupt comes where something is called, and where a loop begins again. Between such places
-    what is changed here is whole.
+    """A queue whose size the links bound: they count what travels; here are Python objects, which
+    take more if they are of many small things.
 
     newest: the number of the message that came last.
     """
@@ -35,53 +45,49 @@ class Inbox:
     newest: int = 0
     _entries: OrderedDict[int, Entry] = field(default_factory=OrderedDict)
     _by_session: dict[str, OrderedDict[int, None]] = field(default_factory=dict)
-    _awaited: dict[str, int] = field(default_factory=dict)  # by how many
+    _awaited: dict[int, Awaited] = field(default_factory=dict)  # by its id
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def add(self, message: Message, delivery: Delivery) -> Entry:
-        """The newest."""
+        """Put a message at the end of the queue."""
         number = self.newest + 1
         entry = Entry(number, message, delivery)
-        session = self._by_session.setdefault(message.session_id, OrderedDict())
+        session = self._by_session.get(message.session_id)
+        if session is None:
+            session = self._by_session[message.session_id] = OrderedDict()
         self.newest = number
         self._entries[number] = entry
         session[number] = None
         return entry
 
-    def last_added(self) -> Entry | None:
-        """Of those that are here."""
-        return self._entries[next(reversed(self._entries))] if self._entries else None
+    def reserve(self, awaited: Awaited) -> None:
+        """Keep the answers in its sessions for this call, until release()."""
+        self._awaited[id(awaited)] = awaited
 
-    def reserve(self, session_id: str) -> None:
-        """Somebody awaits the answers in this session: they are nobody else's until release()."""
-        self._awaited[session_id] = self._awaited.get(session_id, 0) + 1
-
-    def release(self, session_ids: list[str]) -> bool:
-        """Each as often as it is named, and it is off the list then. Returns whether something has
-        come in them that others may take now."""
-        is_left = False
-        while session_ids:
-            session_id = session_ids[-1]
-            self._awaited[session_id] -= 1
-            if not self._awaited[session_id]:
-                del self._awaited[session_id]
-                is_left = is_left or session_id in self._by_session
-            del session_ids[-1]
-        return is_left
+    def release(self, awaited: Awaited) -> bool:
+        """End what reserve() began. Returns whether other calls may take something now."""
+        self._awaited.pop(id(awaited), None)
+        self.put_back(awaited.entries.values())
+        return not awaited.sessions.isdisjoint(self._by_session)
 
     def oldest(self, last: int | None = None) -> Entry | None:
-        """Of all that nobody awaits, up to the number `last`; None if there is none."""
+        """The first message that no call awaits, up to the number `last`; None if there is none."""
         for number, entry in self._entries.items():
             if last is not None and number > last:
                 break
-            if entry.message.session_id not in self._awaited or _is_request(entry.message):
+            if not self._awaited or not self._is_awaited(entry.message):
                 return entry
         return None
 
+    def _is_awaited(self, message: Message) -> bool:
+        is_open = any(message.session_id in one.sessions for one in self._awaited.values())
+        return is_open and not _is_request(message)
+
     def answer(self, session_id: str) -> Entry | None:
-        """The oldest of a session that is no request, acks included; None if there is none."""
+        """The first message of a session that is no request, acks included; None if there is
+        none."""
         for number in self._by_session.get(session_id, ()):
             entry = self._entries[number]
             if not _is_request(entry.message):
@@ -89,7 +95,7 @@ class Inbox:
         return None
 
     def pop(self, entry: Entry) -> None:
-        """It is here no more."""
+        """Remove a message from the queue."""
         number, session_id = entry.number, entry.message.session_id
         session = self._by_session[session_id]
         del self._entries[number]
@@ -98,20 +104,14 @@ class Inbox:
             del self._by_session[session_id]
 
     def put_back(self, entries: Iterable[Entry]) -> None:
-        """Those that were popped and that nobody has got: to where they were."""
-        session_ids = set()
-        for entry in entries:
-            session_ids.add(entry.message.session_id)
-            self._entries[entry.number] = entry
-            self._by_session.setdefault(entry.message.session_id, OrderedDict())
-            self._by_session[entry.message.session_id][entry.number] = None
-        for session_id in session_ids:
-            self._by_session[session_id] = OrderedDict.fromkeys(
-                sorted(self._by_session[session_id])
-            )
-        self._entries = OrderedDict(
-            (number, self._entries[number]) for number in sorted(self._entries)
-        )
+        """Put messages that were popped, and that no call has returned, back to the front."""
+        for entry in sorted(entries, key=lambda entry: -entry.number):
+            number = entry.number
+            session = self._by_session.setdefault(entry.message.session_id, OrderedDict())
+            self._entries[number] = entry
+            self._entries.move_to_end(number, last=False)
+            session[number] = None
+            session.move_to_end(number, last=False)
 
 
 def _is_request(message: Message) -> bool:

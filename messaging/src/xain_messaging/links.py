@@ -1,54 +1,57 @@
-"""Every message comes once and in order, for as long as both ends live.
+"""Links deliver every message once and in order, for as long as both ends live.
 
-A driver's connection may break, and what was on it may have come or not. So what is sent to a peer
-is numbered and kept until the peer has taken it; over a new connection, to the same process or to
-one that comes in its place, all that is kept goes out again, in order. What has come already is
-dropped.
+A connection may break, and the sender cannot know which of its last messages have arrived. So every
+message is numbered and kept until its receiver has taken it. Over a new connection, to the same
+process or to one that comes in its place, all kept messages go out again, in order; the receiver
+drops those that it has had.
 
-A message is taken when the application gets it, not when it arrives: one that a peer had in its
-queue when it died goes to the process that comes back under its name. The word of that travels
-back with the next message, or alone a moment later; if the peer dies before it is out, the next
-process gets the message again.
+A message is taken when the application gets it, not when it arrives. A message that waited in the
+queue of a process that died goes to the process that comes back under its name. Acks travel with
+messages, or alone a moment later; if the process dies before its ack is out, the next process gets
+the message again.
 
-That also bounds what is on its way: so many messages and bytes for each peer that it has not taken.
-The same holds for a peer that is away. And it bounds what has come and waits here, of each peer, of
-whichever of its processes it is, and of all together.
+**Credit.** A peer may have so many messages and bytes on their way to another peer that are not
+taken yet (see Bounds), whether that peer is here or away; an ack gives the credit back. The
+receiver has the same bounds for what waits in its queue, of each peer and of all together. A
+message beyond them is dropped, and asked for when half of what waits is taken.
 
 The roster decides which process has a name. A process may send before the roster lists it, and a
 stranger may write any higher incarnation. So packets of a later process than the roster's are held,
 and handled in their order when the roster lists that process. Packets for which there is no room
 are dropped, and asked for then.
 
-A packet is a list of frames: a head, which holds the first frame of a message, see codec.py, and
-the others; of an ack the head is all. The head is msgpack:
+A packet is a list of frames: a head, which holds the messages, and the arrays of these messages in
+their order. The head is msgpack:
 
-    [kind, name, to, incarnation, number, follows, to_incarnation, heard, untaken, envelope]
+    [kind, name, to, incarnation, follows, to_incarnation, heard, untaken, messages]
 
-kind: "m" a message, "c" one of a collective operation, "a" nothing but the ack, "g" an ack of one
-    who has not heard what follows on `heard`: it has to go out again; "w" an ack of one who may
-    have lost what came, and wants an ack; "l" the last ack of a process that leaves.
+kind: "m" messages, "a" nothing but the ack, "g" an ack of a peer that has not heard the messages
+    after `heard`: they have to go out again; "w" an ack of a peer that may have lost something, and
+    wants an ack; "l" the last ack of a process that leaves.
 name, incarnation: of the sender. Of two processes with one name the later has the higher one.
-to: the name of the receiver; whoever has another one got it by mistake.
-number: the message's, from 1 on, counted by its sender for all peers together, so that it goes on
-    also for one who was forgotten; 0 in an ack.
-follows: the number of the message before it on this connection, 0 if there is none. Those between
-    are taken, or for others; one who has not heard of `follows` asks for what was lost.
-to_incarnation, heard, untaken: the receiver's messages up to the number `heard` are taken, but for
-    those of the list. An incarnation of 0: nothing is told.
-envelope: bytes; none in an ack. In here, since a frame of its own would cost a driver as much as
-    all the rest.
+to: the name of the receiver; a peer with another name drops the packet.
+follows: the number of the message before the first one on this connection, 0 if there is none.
+    Numbers between belong to messages that are taken, or that went to other peers; a receiver that
+    has not heard `follows` asks for what was lost.
+to_incarnation, heard, untaken: the receiver's messages up to the number `heard` are taken, except
+    those in `untaken`: the first and the last number of each run of them. An incarnation of 0 tells
+    nothing.
+messages: of each its number, its kind ("m" a message, "c" one of a collective operation), how many
+    of the packet's frames belong to it, and its envelope, see codec.py. Numbers count from 1 on, by
+    the sender for all peers together, so that they go on for a peer that was forgotten.
 
-Pure: no I/O, no clock, no threads. What is to be sent is returned. An interrupt comes where
-something is called, and where a loop begins again: what counts together is changed without a call
-between.
+Pure: no I/O, no clock, no threads. Methods return what is to be sent. The program's own thread
+calls keep(), next_packet() and take(), where an interrupt may come between any two calls: these
+change what belongs together without a call between, and leave at worst a gap that the receiver asks
+for.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
 
-import msgpack
+import msgspec
 
 from xain_messaging.codec import Frame, Frames, num_bytes
 from xain_messaging.errors import MalformedMessage
@@ -66,16 +69,18 @@ _ACK: Final = "a"
 _AGAIN: Final = "g"
 _WHERE: Final = "w"
 _LEAVING: Final = "l"
-_KINDS: Final = frozenset({MESSAGE, COLLECTIVE, _ACK, _AGAIN, _WHERE, _LEAVING})
 
 Packet: TypeAlias = list[Frame]
 
-Key = TypeVar("Key")
+# A packet takes further messages as long as their bytes are fewer than that.
+BATCH_BYTES = 64 << 10
+BATCH_MESSAGES = 256
 
-# A peer that keeps to its bounds may still be seen to have sent more: what goes out before it hears
-# that a line has broken goes out again, and acks count too where nobody has looked into the packets
-# yet. Who has sent so many times as much has to wait.
-TOLERANCE = 4
+# Runs of untaken messages that an ack tells of.
+MAX_RUNS = 512
+
+# Bytes that a head may add to the largest message: names, numbers, runs, and a batch.
+MAX_HEAD_BYTES = 4096 + 18 * MAX_RUNS + 2 * BATCH_BYTES
 
 # Later processes of one name, of which packets were dropped and a log line was written.
 MAX_DROPPED = 16
@@ -93,12 +98,6 @@ class Bounds:
 
 
 DEFAULT_BOUNDS: Final = Bounds()
-
-
-def max_head_bytes(bounds: Bounds) -> int:
-    """What a head may add to a message, where the peers have these bounds: names, numbers, and the
-    list of what is not taken."""
-    return 2048 + 9 * TOLERANCE * bounds.max_messages
 
 
 @dataclass(slots=True)
@@ -126,26 +125,31 @@ class Untaken:
 
     def fills(self, part: float, bounds: Bounds) -> bool:
         """At least this part of what may wait."""
-        most = part * TOLERANCE
         return (
-            self.num_messages >= most * bounds.max_messages_in_all
-            or self.num_bytes >= most * bounds.max_bytes_in_all
+            self.num_messages >= part * bounds.max_messages_in_all
+            or self.num_bytes >= part * bounds.max_bytes_in_all
         )
 
 
-class Head(NamedTuple):
-    """See above."""
+_Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
-    kind: str
+
+class Head(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The first frame of a packet; see above."""
+
+    kind: Literal["m", "a", "g", "w", "l"]
     name: str
     to: str
-    incarnation: int
-    number: int
-    follows: int
-    to_incarnation: int
-    heard: int
-    untaken: list[int]
-    envelope: bytes
+    incarnation: _Number
+    follows: _Number
+    to_incarnation: _Number
+    heard: _Number
+    untaken: list[_Number]
+    messages: list[tuple[_Number, Kind, _Number, bytes]]
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_DECODER: Final = msgspec.msgpack.Decoder(Head)
 
 
 class Delivery(NamedTuple):
@@ -170,7 +174,7 @@ class _Held(NamedTuple):
 class _Kept(NamedTuple):
     """A message on its way."""
 
-    kind: str
+    kind: Kind
     frames: Frames
     num_bytes: int
 
@@ -193,6 +197,7 @@ class Link:
     has_left: bool = False
     kept_bytes: int = 0
     _kept: OrderedDict[int, _Kept] = field(default_factory=OrderedDict)  # by number
+    _unsent: deque[int] = field(default_factory=deque)  # numbers, of those for this connection
     _last_sent: int = 0  # over this connection
     _told_heard: int = 0  # the highest number that the peer has told of over this connection
     # Of the peer: which process it is, the first that the roster has told of, the last one that may
@@ -203,10 +208,13 @@ class Link:
     _held: list[_Held] = field(default_factory=list)
     _held_bytes: int = 0
     _dropped: set[int] = field(default_factory=set)  # incarnations
-    # Of that process: the last number heard, those of it that are not taken yet, and how much that
-    # is taken it has not been told of. What is not taken of the processes before it waits as well.
+    # Of that process: the last number heard, how many messages have been, those that are not taken
+    # yet, and how much that is taken it has not been told of. What is not taken of the processes
+    # before it waits as well.
     _heard: int = 0
-    _untaken: OrderedDict[int, int] = field(default_factory=OrderedDict)  # number: bytes
+    _num_heard: int = 0
+    # By number: the bytes, and the place among those heard.
+    _untaken: OrderedDict[int, tuple[int, int]] = field(default_factory=OrderedDict)
     _former: dict[tuple[int, int], int] = field(default_factory=dict)  # incarnation, number: bytes
     _untaken_bytes: int = 0  # of both
     _num_untold: int = 0
@@ -277,27 +285,67 @@ class Link:
     # --- out ---
 
     def send(self, kind: Kind, frames: Frames) -> Packet | None:
-        """Keep a message. Returns what goes out now; None if the peer is away."""
-        self.outbox.last_number += 1
-        number = self.outbox.last_number
-        kept = _Kept(kind, frames, num_bytes(frames))
+        """Keep a message. Returns the packet that goes out now; None if the peer is away."""
+        self.keep(kind, frames, num_bytes(frames))
+        return self.next_packet()
+
+    def keep(self, kind: Kind, frames: Frames, size_bytes: int) -> None:
+        """Keep a message until it is taken; next_packet() sends it."""
+        kept = _Kept(kind, frames, size_bytes)
+        number = self.outbox.last_number = self.outbox.last_number + 1
         self._kept[number] = kept
-        self.kept_bytes += kept.num_bytes
+        self.kept_bytes += size_bytes
         self.outbox.num_messages += 1
-        self.outbox.num_bytes += kept.num_bytes
-        return self._packet(number, kept) if self.is_here else None
+        self.outbox.num_bytes += size_bytes
+        if self.is_here:
+            self._unsent.append(number)
+
+    @property
+    def so_far(self) -> tuple[int, int]:
+        """The last numbers that have been sent, and that the peer has told of."""
+        return self._last_sent, self._told_heard
+
+    @property
+    def is_sending(self) -> bool:
+        """Messages wait for next_packet(), or have gone out and are not heard yet."""
+        return bool(self._unsent) or self._told_heard < self._last_sent
+
+    def next_packet(self, most: int = BATCH_MESSAGES) -> Packet | None:
+        """The next messages that have not gone out over this connection, at most so many; None if
+        there are none, or the peer is away."""
+        follows, unsent = self._last_sent, self._unsent
+        messages: list[tuple[int, Kind, int, Frame]] = []
+        packet: Packet = [b""]
+        size_bytes = 0
+        while unsent and len(messages) < most and size_bytes < BATCH_BYTES:
+            number = unsent[0]
+            kept = self._kept.get(number)
+            if kept is not None:
+                if messages and size_bytes + kept.num_bytes > BATCH_BYTES:
+                    break
+                size_bytes += kept.num_bytes
+                messages.append((number, kept.kind, len(kept.frames) - 1, kept.frames[0]))
+                if len(kept.frames) > 1:
+                    packet += kept.frames[1:]
+                # Before it is off the list: what an interrupt loses from here on leaves a gap.
+                self._last_sent = number
+            unsent.popleft()
+        if not messages:
+            return None
+        packet[0] = self._head(MESSAGE, follows, messages)
+        return packet
 
     def connected(self) -> list[Packet]:
         """There is a connection, which nothing has gone over yet. Returns what goes out: all that
         is kept, and what may not have been heard of what is taken."""
         self.is_here = True
-        self._last_sent = self._told_heard = 0
+        self._told_heard = 0
         self._has_asked = False
         if self._is_unsure:
             self.missed()  # the question may have been lost
         if self._heard:
             self._num_untold = max(self._num_untold, 1)
-        packets = [self._packet(number, kept) for number, kept in self._kept.items()]
+        packets = self._after(0)
         ack = self.ack()
         if self.is_behind:
             self.waiting.behind[self.name] = self
@@ -309,23 +357,30 @@ class Link:
             return []
         if self._is_former(head.incarnation) or self._is_unlisted(head.incarnation):
             return []
-        self._last_sent = head.heard
-        kept = [(number, kept) for number, kept in self._kept.items() if number > head.heard]
-        return [self._packet(number, kept) for number, kept in kept]
+        return self._after(head.heard)
+
+    def _after(self, heard: int) -> list[Packet]:
+        """Packets of all kept messages after this number."""
+        self._last_sent = heard
+        self._unsent = deque(number for number in self._kept if number > heard)
+        return list(iter(self.next_packet, None))
 
     def gone(self) -> None:
         """There is none any more."""
         self.is_here = False
+        self._unsent.clear()
 
     def forget(self) -> None:
         """What is kept is lost: nobody comes for it."""
-        self._drop(list(self._kept))
+        self._forget_kept(list(self._kept))
         self.take_held()
         self.waiting.behind.pop(self.name, None)
 
     def keep_only(self, is_taken: Callable[[Frames], bool]) -> None:
         """Drop what is kept of other frames. Before connected(), so that nothing follows on it."""
-        self._drop([number for number, kept in self._kept.items() if not is_taken(kept.frames)])
+        self._forget_kept(
+            [number for number, kept in self._kept.items() if not is_taken(kept.frames)]
+        )
 
     # --- in ---
 
@@ -373,7 +428,7 @@ class Link:
             return None
         self._is_unsure = True
         self._num_untold = max(self._num_untold, 1)
-        return [self._head(_WHERE, 0, self._last_sent, b"")]
+        return [self._head(_WHERE, self._last_sent)]
 
     def missed(self) -> None:
         """Something that it has sent may have been lost here: it is to be asked for."""
@@ -401,64 +456,76 @@ class Link:
 
     def _hear(self, incarnation: int) -> None:
         """Another process than before; or the first that we hear of."""
-        for number, size in self._untaken.items():
+        for number, (size, _) in self._untaken.items():
             self._former[self._peer_incarnation, number] = size
         self._untaken.clear()
         self._peer_incarnation = incarnation
         self.has_left = False
         self._newest = self._newest or incarnation
-        self._heard = self._num_untold = self._untold_bytes = 0
+        self._heard = self._num_heard = self._num_untold = self._untold_bytes = 0
         self._is_behind = self._has_asked = self._is_unsure = False
 
-    def received(self, head: Head, frames: Frames) -> Delivery | None:
-        """What a packet of this peer brings, if it is new. frames: those after the head.
+    def received(self, head: Head, frames: Frames) -> list[Delivery]:
+        """The new messages that a packet of this peer brings. frames: those after the head.
 
-        More than a peer may send that is not taken is not heard, nor is what follows on it: it is
-        asked for when half of that is taken. The same holds for all peers together, but for the
-        first message of each: somebody may await just that. Raises MalformedMessage when that
-        begins, and for the first that is dropped of a process that the roster does not know.
+        A message beyond the bounds of what waits here is not heard, nor are those that follow: they
+        are asked for when half of what waits is taken. The first message of each peer is heard in
+        any case: somebody may await just that. Raises MalformedMessage when messages begin to be
+        dropped, and for a packet that has not the frames that its head tells of.
         """
         if head.incarnation != self._peer_incarnation:
             if self._is_former(head.incarnation):
-                return None
+                return []
             if self._is_unlisted(head.incarnation):
                 self._hold(head, frames)
-                return None
+                return []
         if head.to_incarnation == self.own_incarnation:
             self._drop_taken(head.heard, head.untaken)
-        if head.kind not in (MESSAGE, COLLECTIVE):
+        if head.kind != MESSAGE:
             self._received_ack(head)
-            return None
+            return []
         if head.incarnation > self._peer_incarnation:
             self._hear(head.incarnation)
-        if head.number <= self._heard:
-            self._num_untold += 1  # the word that it is taken may have been lost
-            return None
-        is_full = self._has_waiting(1.0)
-        if head.follows > self._heard or is_full:
-            was_behind = self._is_behind
-            if self._is_unsure:  # also whether what was asked for came; now we know
-                self._is_unsure = self._has_asked = False
-            if head.follows <= self._heard:  # it is what was asked for, and there is no room now
-                self._has_asked = False
-            self._fall_behind()
-            if is_full and not was_behind:
-                raise MalformedMessage(
-                    f"{self.name!r} has sent {self._num_untaken} messages of "
-                    f"{self._untaken_bytes} bytes that are not taken, all peers together "
-                    f"{self.waiting.num_messages} of {self.waiting.num_bytes}, and goes on"
-                )
-            return None
-        whole = [head.envelope, *frames]
-        size = num_bytes(whole)
-        delivery = Delivery(self.name, head.incarnation, head.number, head.kind, whole, size)
-        self._is_behind = self._has_asked = self._is_unsure = False
-        self._heard = head.number
-        self._untaken[head.number] = size
-        self._untaken_bytes += size
-        self.waiting.num_messages += 1
-        self.waiting.num_bytes += size
-        return delivery
+        if sum(num_frames for _, _, num_frames, _ in head.messages) != len(frames):
+            raise MalformedMessage(f"a packet of {self.name!r} with {len(frames)} frames")
+        found: list[Delivery] = []
+        follows, at = head.follows, 0
+        for number, kind, num_frames, envelope in head.messages:
+            begin, at = at, at + num_frames
+            if number <= self._heard:
+                self._num_untold += 1  # the word that it is taken may have been lost
+            elif follows > self._heard or self._has_waiting(1.0):
+                self._drop(follows, may_raise=not found)
+                break
+            else:
+                whole = [envelope, *frames[begin:at]]
+                size = len(envelope) if not num_frames else num_bytes(whole)
+                found.append(Delivery(self.name, head.incarnation, number, kind, whole, size))
+                self._is_behind = self._has_asked = self._is_unsure = False
+                self._heard = number
+                self._num_heard += 1
+                self._untaken[number] = size, self._num_heard
+                self._untaken_bytes += size
+                self.waiting.num_messages += 1
+                self.waiting.num_bytes += size
+            follows = number
+        return found
+
+    def _drop(self, follows: int, *, may_raise: bool) -> None:
+        """Drop a message that is behind a gap, or for which there is no room."""
+        was_behind = self._is_behind
+        if self._is_unsure:  # also whether what was asked for came; now we know
+            self._is_unsure = self._has_asked = False
+        is_behind_a_gap = follows > self._heard
+        if not is_behind_a_gap:  # it is what was asked for, and there is no room now
+            self._has_asked = False
+        self._fall_behind()
+        if may_raise and not was_behind and not is_behind_a_gap:
+            raise MalformedMessage(
+                f"{self.name!r} has sent {self._num_untaken} messages of "
+                f"{self._untaken_bytes} bytes that are not taken, all peers together "
+                f"{self.waiting.num_messages} of {self.waiting.num_bytes}, and goes on"
+            )
 
     def _received_ack(self, head: Head) -> None:
         """It tells what has been sent before it, and may want the same of us."""
@@ -493,7 +560,8 @@ class Link:
             or (self.is_holding and self.waiting.fills(1.0, bounds))
         )
         if not is_full and incarnation not in self._dropped:
-            size = num_bytes([head.envelope, *frames]) + 8 * len(head.untaken)
+            size = num_bytes([one[3] for one in head.messages]) + num_bytes(frames)
+            size += 8 * len(head.untaken)
             self._held.append(_Held(head, frames, size))
             self._held_bytes += size
             self.waiting.num_messages += 1
@@ -515,33 +583,31 @@ class Link:
         number = self._num_untaken
         if not number:
             return False
-        most, bounds = part * TOLERANCE, self.outbox.bounds
+        bounds = self.outbox.bounds
         return (
-            number >= most * bounds.max_messages
-            or self._untaken_bytes >= most * bounds.max_bytes
+            number >= part * bounds.max_messages
+            or self._untaken_bytes >= part * bounds.max_bytes
             or self.waiting.fills(part, bounds)
         )
 
     def take(self, delivery: Delivery) -> Packet | None:
         """The application has it. Returns an ack if it is time for one."""
-        if delivery.incarnation != self._peer_incarnation:
-            # Its sender waits for it no more.
-            self._let_go(self._former, (delivery.incarnation, delivery.number))
+        number, former = delivery.number, (delivery.incarnation, delivery.number)
+        is_former = delivery.incarnation != self._peer_incarnation
+        if (former in self._former) if is_former else (number in self._untaken):
+            if is_former:
+                del self._former[former]
+            else:
+                del self._untaken[number]
+            self._untaken_bytes -= delivery.num_bytes
+            self.waiting.num_messages -= 1
+            self.waiting.num_bytes -= delivery.num_bytes
+        if is_former:  # its sender waits for it no more
             return self.ack() if self._is_to_ask else None
-        self._let_go(self._untaken, delivery.number)
         self._num_untold += 1
         self._untold_bytes += delivery.num_bytes
         is_due = self._num_untold >= ACK_EVERY or self._untold_bytes >= ACK_EVERY_BYTES
         return self.ack() if is_due or self._is_to_ask else None
-
-    def _let_go(self, untaken: dict[Key, int], key: Key) -> None:
-        """Of a message that is taken; nothing if it was before."""
-        size_bytes = untaken.get(key)
-        if size_bytes is not None:
-            del untaken[key]
-            self._untaken_bytes -= size_bytes
-            self.waiting.num_messages -= 1
-            self.waiting.num_bytes -= size_bytes
 
     @property
     def _is_to_ask(self) -> bool:
@@ -558,69 +624,86 @@ class Link:
         if not self.owes_ack or not self.is_here:
             return None
         if not self._is_to_ask:
-            return [self._head(_ACK, 0, self._last_sent, b"")]
+            return [self._head(_ACK, self._last_sent)]
         self._has_asked = True
         self._num_untold = max(self._num_untold, 1)  # it says from where on
-        return [self._head(_AGAIN, 0, self._last_sent, b"")]
+        return [self._head(_AGAIN, self._last_sent)]
 
     def leaving(self) -> Packet | None:
         """Return the last packet of this process, which says that it leaves; None if the peer is
         away."""
-        return [self._head(_LEAVING, 0, self._last_sent, b"")] if self.is_here else None
+        return [self._head(_LEAVING, self._last_sent)] if self.is_here else None
 
     def _drop_taken(self, heard: int, untaken: list[int]) -> None:
+        """Drop the kept messages up to `heard` that are in no run of `untaken`."""
         self._told_heard = max(self._told_heard, heard)
-        still = set(untaken)
+        runs = iter(untaken)
+        first, last = next(runs, heard + 1), next(runs, heard)
         taken = []
         for number in self._kept:
-            if number > heard:
+            while number > last and last < heard:
+                first, last = next(runs, heard + 1), next(runs, heard)
+            if number > heard or (first <= number and last >= heard):
                 break
-            if number not in still:
+            if number < first:
                 taken.append(number)
-        self._drop(taken)
+        self._forget_kept(taken)
 
-    def _drop(self, numbers: list[int]) -> None:
+    def _forget_kept(self, numbers: list[int]) -> None:
         for number in numbers:
-            num_bytes = self._kept[number].num_bytes
-            del self._kept[number]
-            self.kept_bytes -= num_bytes
+            size_bytes = self._kept.pop(number).num_bytes
+            self.kept_bytes -= size_bytes
             self.outbox.num_messages -= 1
-            self.outbox.num_bytes -= num_bytes
+            self.outbox.num_bytes -= size_bytes
 
-    def _packet(self, number: int, kept: _Kept) -> Packet:
-        follows, self._last_sent = self._last_sent, number
-        envelope, *others = kept.frames
-        return [self._head(kept.kind, number, follows, envelope), *others]
-
-    def _head(self, kind: str, number: int, follows: int, envelope: Frame) -> bytes:
+    def _head(
+        self,
+        kind: Literal["m", "a", "g", "w", "l"],
+        follows: int,
+        messages: Sequence[tuple[int, Kind, int, Frame]] = (),
+    ) -> bytes:
         told: tuple[int, int, list[int]] = (0, 0, [])
         if self._num_untold:
-            told = (self._peer_incarnation, self._heard, list(self._untaken))
-            self._num_untold = self._untold_bytes = 0
+            told = (self._peer_incarnation, *self._runs())
         who = (kind, self.own_name, self.name, self.own_incarnation)
-        head: bytes = msgpack.packb([*who, number, follows, *told, envelope])
+        head = _ENCODER.encode((*who, follows, *told, messages))
+        self._num_untold = self._untold_bytes = 0
         return head
+
+    def _runs(self) -> tuple[int, list[int]]:
+        """Up to where the peer is told which of its messages are taken; and the first and the last
+        number of each run of those that are not."""
+        untaken = self._untaken
+        if not untaken:
+            return self._heard, []
+        first, last = next(iter(untaken)), next(reversed(untaken))
+        if untaken[last][1] - untaken[first][1] == len(untaken) - 1:  # one run, as nearly always
+            return self._heard, [first, last]
+        runs = [first]
+        before, place = first, untaken[first][1]
+        for number, (_, at) in untaken.items():
+            if at > place + 1:
+                runs.append(before)
+                if len(runs) >= 2 * MAX_RUNS:
+                    return before, runs
+                runs.append(number)
+            before, place = number, at
+        return self._heard, [*runs, before]
 
 
 def read_head(frame: Frame) -> Head:
     """The head of a packet. Raises MalformedMessage, whatever the bytes are."""
     try:
-        head = Head(*msgpack.unpackb(frame))
-    except Exception as error:  # whatever bytes lead msgpack to
-        raise MalformedMessage(f"not the head of a packet: {error!r:.200}") from error
-    kind, name, to, *numbers, untaken, envelope = head
-    has_texts = isinstance(kind, str) and isinstance(name, str) and isinstance(to, str)
-    has_others = isinstance(untaken, list) and isinstance(envelope, bytes)
-    if not has_texts or not has_others or kind not in _KINDS:
-        raise MalformedMessage(f"not the head of a packet: {head!r:.200}")
-    for number in numbers + untaken:
-        if type(number) is not int or number < 0:
-            raise MalformedMessage(f"not the head of a packet: {head!r:.200}")
-    try:
-        check_name("sender", name)
-        check_name("receiver", to)
-    except ValueError as error:
-        raise MalformedMessage(f"a packet without its names: {error!s:.200}") from None
-    if not head.number and kind in (MESSAGE, COLLECTIVE):
-        raise MalformedMessage("a message without a number")
+        head = _DECODER.decode(frame)
+        check_name("sender", head.name)
+        check_name("receiver", head.to)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise MalformedMessage(f"not the head of a packet: {error!s:.200}") from None
+    if (head.kind == MESSAGE) != bool(head.messages) or len(head.untaken) % 2:
+        raise MalformedMessage("not the head of a packet: no messages, or half a run")
+    before = 0
+    for number, *_ in head.messages:
+        if number <= before:
+            raise MalformedMessage(f"not the head of a packet: the number {number} after {before}")
+        before = number
     return head

@@ -14,10 +14,11 @@ completed; a notification is requested and acknowledged:
 That the stages come in this order is held by sessions.py.
 """
 
-from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from functools import lru_cache
 from typing import Any, Final, Self, TypeAlias
+
+import msgspec
 
 from xain_foundation.names import why_not
 from xain_messaging.errors import SessionError
@@ -63,14 +64,15 @@ STAGES: Final[dict[SessionType, tuple[SessionStage, ...]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Ids:
-    session_id: str = field(default_factory=new_id)
-    message_id: str = field(default_factory=new_id)
+_PLACES: Final = {stage: place for stages in STAGES.values() for place, stage in enumerate(stages)}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Message(_Ids):
+class _Ids(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    session_id: str = msgspec.field(default_factory=new_id)
+    message_id: str = msgspec.field(default_factory=new_id)
+
+
+class Message(_Ids, frozen=True, eq=False):
     """One message from one peer to another. Two are equal only if they are the same object, since
     arrays have no single answer to that.
 
@@ -86,7 +88,9 @@ class Message(_Ids):
     body: Body = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tag", tag_of(self.tag))
+        if type(self.tag) is not str:
+            msgspec.structs.force_setattr(self, "tag", tag_of(self.tag))
+        _checked_tag(self.tag)
         check_name("source", self.source)
         check_name("destination", self.destination)
 
@@ -112,36 +116,38 @@ class Message(_Ids):
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SessionMessage(Message):
+class SessionMessage(Message, frozen=True, eq=False):
     """A message with its place in a session: see above.
 
     session_stage: by default the first of its type.
-    place: of its stage in the session, from 0 on.
-    is_final: it is the last of its session.
     Raises SessionError for a stage of another type.
     """
 
     session_type: SessionType = SessionType.TASK
     session_stage: SessionStage | None = None
-    place: int = field(init=False)
-    is_final: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        # Not super(): a dataclass with slots is another class than the one that this is written in.
         Message.__post_init__(self)
         stages = STAGES[self.session_type]
-        stage = self.session_stage or stages[0]
-        if stage not in stages:
-            raise SessionError(f"{stage} is no stage of a {self.session_type}")
-        place = stages.index(stage)
-        object.__setattr__(self, "session_stage", stage)
-        object.__setattr__(self, "place", place)
-        object.__setattr__(self, "is_final", place == len(stages) - 1)
+        if self.session_stage is None:
+            msgspec.structs.force_setattr(self, "session_stage", stages[0])
+        elif self.session_stage not in stages:
+            raise SessionError(f"{self.session_stage} is no stage of a {self.session_type}")
+
+    @property
+    def place(self) -> int:
+        """Of its stage in the session, from 0 on."""
+        assert self.session_stage is not None  # since __post_init__
+        return _PLACES[self.session_stage]
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it is the last of its session."""
+        return self.session_stage == STAGES[self.session_type][-1]
 
     @property
     def is_request(self) -> bool:
-        """The first of its session."""
+        """Whether it is the first of its session."""
         return self.place == 0
 
     def reply(self, tag: str | _Same = SAME, body: Body = SAME, *, ack: bool = False) -> Self:

@@ -1,5 +1,5 @@
-"""What a proxy needs of the world: a driver that carries frames, and a discovery that knows who is
-there. Adapters are in drivers/ and discovery/; one suite of tests runs on all of each."""
+"""What a proxy needs of the world: a driver that carries packets, and a discovery that knows who is
+in a group. Adapters are in drivers/ and discovery/; one suite of tests runs on all of each."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,69 +10,63 @@ from xain_messaging.codec import Frames
 # --- drivers --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Arrived:
-    """What one send() of a peer was. The frames are the receiver's own. All but the first can be
-    written to: arrays lie in them."""
-
-    frames: Frames
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """The connection to this peer has broken, or could not be made: of what was sent on it nobody
-    knows what has come. What is sent from now on goes over a new one, which the driver makes by
-    itself and tries again and again until disconnect()."""
-
-    peer: str
-
-
-DriverEvent: TypeAlias = Arrived | Lost
-
-
 class Driver(Protocol):
-    """Carries frames from here to named peers, in order for as long as a connection lives.
+    """Carries packets of frames to named peers, in order for as long as a connection lives.
 
-    It keeps everything that it was given until that is sent or the connection is lost, and bounds
-    nothing: its user does, see links.py. Safe for several threads, but one receives at a time.
+    A driver keeps every packet until it is sent or its connection is lost, and bounds nothing: its
+    user does, see links.py. Its user calls one method at a time, except for run(), wake() and
+    check().
     """
 
     @property
     def address(self) -> str:
-        """Under which others connect to this one. It serves from its construction on."""
+        """Under which others connect to this driver. It listens from its construction on."""
         ...
 
-    def connect(self, peer: str, address: str) -> None:
-        """From now on `peer` is reached there; what waits for a former address is dropped. Returns
-        at once, whether anybody is there or not."""
+    def serve(self, on_packet: Callable[[Frames], None], on_lost: Callable[[str], None]) -> None:
+        """Hand over what comes, from now on; from run(), or from threads of the driver's own.
+
+        on_packet: called with the frames of each packet that a peer has sent. The frames are the
+            receiver's own. All but the first can be written to: arrays lie in them.
+        on_lost: called from run(), with the name of a peer whose connection has broken, where the
+            driver hears of that: packets that were sent on it may not have arrived. Packets go over
+            a new connection from then on, which the driver makes by itself, again and again, until
+            disconnect().
+        """
         ...
 
-    def disconnect(self, peer: str) -> None:
-        """Forget a peer, and what waits for it. Of an unknown one: nothing."""
-        ...
-
-    def check(self, peer: str, frames: Frames) -> None:
-        """Raises BodyError for a message that is larger than this driver carries, or than that of
-        the peer takes, as far as its address has told. What links.py adds to a message is carried
-        in any case."""
-        ...
-
-    def send(self, peer: str, frames: Frames) -> None:
-        """On its way, from the memory that it is in: no frame may change until it has come. Does
-        not block. Raises UnknownPeer for one that is not connected."""
-        ...
-
-    def receive(self, timeout_s: float | None) -> DriverEvent | None:
-        """The next event; None after timeout_s, which may be 0, or when woken. None: no end."""
+    def run(self, timeout_s: float) -> None:
+        """Let packets come and go until something has come, or for timeout_s, or until woken. One
+        thread calls this again and again."""
         ...
 
     def wake(self) -> None:
-        """Let receive() return now, or at its next call if nobody is in it."""
+        """Let run() return now, or at its next call."""
+        ...
+
+    def connect(self, peer: str, address: str) -> None:
+        """Reach `peer` at this address from now on; packets that wait for a former address are
+        dropped. Returns at once, whether anybody is there or not."""
+        ...
+
+    def disconnect(self, peer: str) -> None:
+        """Forget a peer, and the packets that wait for it. An unknown peer is ignored."""
+        ...
+
+    def check(self, peer: str, frames: Frames) -> None:
+        """Raises BodyError for a message that is larger than this driver carries, or than the peer
+        takes, as far as its address tells. A head adds up to links.MAX_HEAD_BYTES, which every
+        driver carries in any case."""
+        ...
+
+    def send(self, peer: str, frames: Frames) -> None:
+        """Send a packet from the memory that it is in: no frame may change until it has arrived.
+        Does not block. Raises UnknownPeer for a peer that is not connected."""
         ...
 
     def close(self, linger_s: float) -> None:
-        """Sends what waits, for as long as linger_s; then everything ends. receive() returns None
-        from then on. May be called again."""
+        """Send what waits, for as long as linger_s; then end everything. run() returns at once from
+        then on. May be called again."""
         ...
 
 

@@ -21,9 +21,11 @@ import time
 import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
+
+import msgspec
 
 from xain_foundation.names import why_not
 from xain_messaging.codec import Frame, encode, num_bytes, snapshot
@@ -32,7 +34,7 @@ from xain_messaging.discovery import open_discovery
 from xain_messaging.drivers import open_driver
 from xain_messaging.endpoint import Endpoint
 from xain_messaging.errors import OutboxFull, PeersMissing, TooFewPeers
-from xain_messaging.inbox import Entry
+from xain_messaging.inbox import Awaited, Entry
 from xain_messaging.links import DEFAULT_BOUNDS, MESSAGE, Bounds
 from xain_messaging.messages import (
     SAME,
@@ -88,18 +90,6 @@ class _Posted:
     sent: list[tuple[str, str]] = field(default_factory=list)
     unsent: list[Message] = field(default_factory=list)
     why_not: str = ""
-
-
-@dataclass(slots=True)
-class _Awaited:
-    """By one call.
-
-    reserved: the sessions that are nobody else's meanwhile.
-    popped: the answers that have come, by their number; the program has them when the call returns.
-    """
-
-    reserved: list[str] = field(default_factory=list)
-    popped: dict[int, Entry] = field(default_factory=dict)
 
 
 class Proxy:
@@ -160,7 +150,7 @@ class Proxy:
         # First what can fail and holds nothing: a driver has a port.
         found = open_discovery(discovery) if isinstance(discovery, str) else discovery
         self.endpoint = Endpoint(
-            open_driver(driver, bounds) if isinstance(driver, str) else driver,
+            open_driver(driver) if isinstance(driver, str) else driver,
             found,
             group_name,
             role,
@@ -286,12 +276,10 @@ class Proxy:
     def receive(self, timeout_s: float | None = None) -> Iterator[Message]:
         """Messages as they come, those that came while something else was awaited first. Ends when
         timeout_s are over, by default never, or after stop(), which is for good."""
-        # Not by way of events(): in a second loop an interrupt could lose what comes through it.
         return self._events(_deadline_of(timeout_s), None)
 
     def receive_once(self, timeout_s: float | None = None) -> Message | None:
         """The next message; None if there is none in time, or after stop()."""
-        # Not next(), which is called: an interrupt might come between its end and ours.
         for message in self.receive(self.timeout_s if timeout_s is None else timeout_s):
             return message
         return None
@@ -304,7 +292,7 @@ class Proxy:
     def _events(self, deadline: float, seen: Roster | None) -> Iterator[Any]:
         """seen: of the peers; None if nobody wants to know of them."""
         endpoint = self.endpoint
-        popped: Entry | None = None
+        popped: list[Entry] = []
 
         def take() -> tuple[Message | PeersChanged | None] | None:
             nonlocal seen, popped
@@ -316,43 +304,37 @@ class Proxy:
             entry = endpoint.inbox.oldest(self._last)
             if entry is None:
                 return None if self._last is None else (None,)
+            popped = [entry]
             self._take(entry)
-            popped = entry
             return (entry.message,)
 
         while True:
             try:
                 taken = endpoint.wait_for(take, deadline)
-            except BaseException:  # an interrupt, say, on the way from there to here
-                if popped is not None:
-                    self._put_back([popped])
+            except BaseException:  # an interrupt: the message is for the next call
+                with endpoint.lock:
+                    endpoint.inbox.put_back(popped)
                 raise
             if taken is None or taken[0] is None:
                 return
-            popped = None
+            popped = []
             yield taken[0]
             del taken  # the next may be long in coming
 
     def _take(self, entry: Entry) -> None:
-        """Under the lock. It is in the inbox until all else is done, and nothing is called between
-        that and the return: an interrupt before it leaves it there, and all else may be done twice.
-        Whoever calls has to put_back() what is popped and does not reach the program."""
+        """Remove a message from the inbox, for a call that returns it. Call it under the endpoint's
+        lock; put it back if the call is interrupted."""
         message = entry.message
-        self.endpoint.take(entry.delivery)
-        asked = self._asked.get(message.session_id, {})
+        self.endpoint.received(entry.delivery)
+        asked = self._asked.get(message.session_id)
         is_answer = message.is_final if isinstance(message, SessionMessage) else True
-        if is_answer and message.source in asked:
+        if asked is not None and is_answer and message.source in asked:
             asked[message.source] -= 1
             if not asked[message.source]:
                 del asked[message.source]
             if not asked:
                 del self._asked[message.session_id]
         self.endpoint.inbox.pop(entry)
-
-    def _put_back(self, entries: Iterable[Entry]) -> None:
-        with self.endpoint.lock:
-            self.endpoint.inbox.put_back(entries)
-        self.endpoint.wake()  # others may want it
 
     def receive_by_id(
         self, targets: str | Sequence[str], timeout_s: float | None = None
@@ -362,35 +344,24 @@ class Proxy:
         the answer awaited. All else stays for the other calls."""
         sessions = [targets] if isinstance(targets, str) else list(targets)
         deadline = self._deadline(timeout_s)
-        awaited = _Awaited()
+        awaited = Awaited(set(sessions))
         try:
-            for session_id in sessions:
-                self._reserve(session_id, awaited.reserved)
-            replies = self._answers(sessions, deadline, awaited)
-            self._release(awaited.reserved)
-        except BaseException:  # an interrupt, say: what has come is for who asks next
-            self._give_up(awaited)
-            raise
-        return replies
+            self._reserve(awaited)
+            return self._answers(sessions, deadline, awaited)
+        finally:
+            self._release(awaited)
 
-    def _reserve(self, session_id: str, reserved: list[str]) -> None:
+    def _reserve(self, awaited: Awaited) -> None:
         with self.endpoint.lock:
-            self.endpoint.inbox.reserve(session_id)
-            reserved += [session_id]  # nothing is called: an interrupt cannot come between
+            self.endpoint.inbox.reserve(awaited)
 
-    def _release(self, reserved: list[str]) -> None:
+    def _release(self, awaited: Awaited) -> None:
         with self.endpoint.lock:
-            is_left = self.endpoint.inbox.release(reserved)
-        if is_left:
-            self.endpoint.wake()  # it is for the others now
+            if self.endpoint.inbox.release(awaited):
+                self.endpoint.wake()  # other calls may want it
 
-    def _give_up(self, awaited: "_Awaited") -> None:
-        if awaited.popped:
-            self._put_back(awaited.popped.values())
-        self._release(awaited.reserved)
-
-    def _answers(self, sessions: Sequence[str], deadline: float, awaited: "_Awaited") -> Replies:
-        """See receive_by_id(). They are reserved."""
+    def _answers(self, sessions: Sequence[str], deadline: float, awaited: Awaited) -> Replies:
+        """See receive_by_id(). If this is interrupted, _release() puts back what has come."""
         wanted: dict[str, int] = {}  # how many answers in each session
         for session_id in sessions:
             wanted[session_id] = wanted.get(session_id, 0) + 1
@@ -399,12 +370,12 @@ class Proxy:
             for session_id in list(wanted):
                 while wanted[session_id] and (entry := self.endpoint.inbox.answer(session_id)):
                     message = entry.message
-                    is_ack = isinstance(message, SessionMessage) and not message.is_final
-                    message_alone = entry.without_frames()
-                    self._take(entry)
-                    if is_ack:
+                    if isinstance(message, SessionMessage) and not message.is_final:
+                        self._take(entry)  # an ack
                         continue
-                    awaited.popped[entry.number] = message_alone
+                    # The message has its own memory; the frames may go.
+                    awaited.entries[entry.number] = entry.without_frames()
+                    self._take(entry)
                     wanted[session_id] -= 1
                 if not wanted[session_id]:
                     del wanted[session_id]
@@ -417,7 +388,9 @@ class Proxy:
                 asked = self._asked.get(session_id, {})
                 names = [name for name, num_awaited in asked.items() for _ in range(num_awaited)]
                 missing += (names or [f"session {session_id}"] * number)[:number]
-        return Replies([entry.message for entry in awaited.popped.values()], missing)
+        replies = Replies([entry.message for entry in awaited.entries.values()], missing)
+        awaited.entries = {}
+        return replies
 
     def _may_be_answered(self, session_id: str) -> bool:
         """Whether an answer may still come: not when all peers that were asked have left."""
@@ -553,26 +526,24 @@ class Proxy:
             raise PeersMissing(f"nobody of the role {role!r} is here", [role])
         first = SessionMessage(tag, self.name, names[0], body, session_type)
         for name in names:
-            yield replace(first, destination=name)
+            yield msgspec.structs.replace(first, destination=name)
 
     def _ask(self, messages: Iterable[Message], timeout_s: float | None) -> Replies:
         begun_at = time.monotonic()
         self._require_peers(timeout_s)
         # Without a time of its own, the wait for peers has its own.
         deadline = self._deadline(timeout_s, None if timeout_s is None else begun_at)
-        awaited = _Awaited()
+        awaited = Awaited()
         try:
+            self._reserve(awaited)
             posted = self._post(messages, deadline, awaited=awaited)
             sent = list(posted.sessions)
             for message in posted.unsent:
                 sent.remove(message.session_id)
             found = self._answers(sent, deadline, awaited)
-            replies = Replies(found, [*found.missing, *(m.destination for m in posted.unsent)])
-            self._release(awaited.reserved)
-        except BaseException:  # as in receive_by_id()
-            self._give_up(awaited)
-            raise
-        return replies
+            return Replies(found, [*found.missing, *(m.destination for m in posted.unsent)])
+        finally:
+            self._release(awaited)
 
     def _begin(self, messages: Iterable[Message], timeout_s: float | None) -> list[str]:
         begun_at = time.monotonic()
@@ -595,12 +566,12 @@ class Proxy:
         deadline: float,
         *,
         asks: bool = True,
-        awaited: "_Awaited | None" = None,
+        awaited: Awaited | None = None,
     ) -> "_Posted":
         """First those for whom there is room, in their order, then the others, as there is. If one
         fails, those before it for whom there was room are on their way.
 
-        asks: answers are awaited; awaited: those are nobody else's, and this is to be released.
+        asks: answers are awaited; awaited: by this call alone.
         """
         posted = _Posted()
         waiting: list[tuple[Message, list[Frame]]] = []
@@ -616,7 +587,8 @@ class Proxy:
                 copied = snapshot(frames)
             posted.sessions.append(message.session_id)
             if awaited is not None:
-                self._reserve(message.session_id, awaited.reserved)
+                with self.endpoint.lock:
+                    awaited.sessions.add(message.session_id)
             is_behind = any(other.destination == message.destination for other, _ in waiting)
             if is_behind or not self._post_now(message, copied, posted, asks):
                 waiting.append((message, frames))  # not the copy: there may be many
@@ -642,15 +614,14 @@ class Proxy:
         self, message: Message, frames: list[Frame], posted: "_Posted", asks: bool
     ) -> bool:
         """Whether there is room."""
-        try:
-            self.endpoint.post(message, MESSAGE, frames, 0.0)
-        except OutboxFull as full:
-            posted.why_not = str(full)
-            return False
-        posted.sent.append((message.destination, message.session_id))
-        if asks:
-            with self.endpoint.lock:
+        with self.endpoint.lock:
+            why_not = self.endpoint.try_to_post(message, MESSAGE, frames)
+            if why_not is not None:
+                posted.why_not = why_not
+                return False
+            if asks:
                 self._remember(message)
+        posted.sent.append((message.destination, message.session_id))
         return True
 
     def _remember(self, message: Message) -> None:

@@ -6,11 +6,11 @@ from functools import partial
 
 import pytest
 
-from support.drivers import closing_all, received
+from support.drivers import Receiving, closing_all, received
 from xain_messaging.drivers.grpc_streams import GrpcDriver
 from xain_messaging.drivers.zeromq import ZmqDriver
 from xain_messaging.errors import BodyError
-from xain_messaging.links import DEFAULT_BOUNDS, max_head_bytes
+from xain_messaging.links import MAX_HEAD_BYTES
 from xain_messaging.ports import Driver
 
 
@@ -21,7 +21,8 @@ def test_a_host_that_nobody_can_reach_is_not_told(host: str) -> None:
         with pytest.raises(ValueError, match=r"pass.*advertise='10\.1\.2\.3'"):
             make_one()
     if host == "0.0.0.0":  # every machine has it
-        here, there = GrpcDriver(), GrpcDriver(f"{host}:0", advertise="127.0.0.1")
+        here = GrpcDriver()
+        there = Receiving(GrpcDriver(f"{host}:0", advertise="127.0.0.1"))
         with closing_all(here, there):
             here.connect("there", there.address)
             here.send("there", [b"x"])
@@ -34,7 +35,8 @@ def test_others_are_told_what_is_advertised() -> None:
         (GrpcDriver(), GrpcDriver("127.0.0.1:0", advertise="localhost"), r"localhost:\d+"),
         (ZmqDriver(), ZmqDriver("localhost", advertise="127.0.0.1"), r"tcp://127\.0\.0\.1:\d+"),
     ]
-    for here, there, address in pairs:
+    for here, plain, address in pairs:
+        there = Receiving(plain)
         with closing_all(here, there):
             assert re.fullmatch(address, there.address)
             here.connect("there", there.address)
@@ -49,13 +51,13 @@ def test_what_a_driver_does_not_carry_is_refused_where_it_is_sent(
     make_one: Callable[[], Driver],
 ) -> None:
     """What it does carry arrives, whatever a head adds to it."""
-    here, there = make_one(), make_one()
+    here, there = make_one(), Receiving(make_one())
     with closing_all(here, there):
         here.check("there", [bytes(1000)])
         with pytest.raises(BodyError, match="1001 bytes"):
             here.check("there", [bytes(1001)])
         here.connect("there", there.address)
-        head = bytes(1000 + max_head_bytes(DEFAULT_BOUNDS))
+        head = bytes(1000 + MAX_HEAD_BYTES)
         here.send("there", [head])
         assert received(there) == [head]
 
@@ -69,7 +71,7 @@ def test_what_a_peer_does_not_take_is_refused_where_it_is_sent(
 ) -> None:
     """Its address tells how much that is. One whose address tells nothing takes all; and where the
     limits are the same nothing is told of them but that."""
-    here, there, other = make_one(), limited(), make_one()
+    here, there, other = make_one(), Receiving(limited()), Receiving(make_one())
     with closing_all(here, there, other):
         assert there.address.endswith("?max=1000")
         assert "?" not in other.address

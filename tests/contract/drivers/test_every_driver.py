@@ -7,14 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from support.drivers import next_event, received
+from support.drivers import Arrived, Event, Lost, Receiving, next_event, received
 from support.messaging import PATIENCE_S
 from xain_messaging.codec import Frame
 from xain_messaging.errors import Closed, UnknownPeer
-from xain_messaging.ports import Arrived, Driver, DriverEvent, Lost
 
 
-def test_packets_come_whole_and_in_order(make: Callable[[], Driver]) -> None:
+def test_packets_come_whole_and_in_order(make: Callable[[], Receiving]) -> None:
     """Frame by frame as they were sent, the empty ones too."""
     here, there = make(), make()
     here.connect("there", there.address)
@@ -32,7 +31,7 @@ def test_packets_come_whole_and_in_order(make: Callable[[], Driver]) -> None:
 
 
 @pytest.mark.parametrize("size", [(2 << 20) - 100, 2 << 20, (2 << 20) + 1, 9_000_001])
-def test_large_frames_come_as_they_were(make: Callable[[], Driver], size: int) -> None:
+def test_large_frames_come_as_they_were(make: Callable[[], Receiving], size: int) -> None:
     """Larger than any piece that a driver cuts, with others before and after."""
     here, there = make(), make()
     here.connect("there", there.address)
@@ -46,7 +45,7 @@ def test_large_frames_come_as_they_were(make: Callable[[], Driver], size: int) -
     assert received(there) == [b"next"]
 
 
-def test_what_has_come_is_the_receivers_own(make: Callable[[], Driver]) -> None:
+def test_what_has_come_is_the_receivers_own(make: Callable[[], Receiving]) -> None:
     """Arrays lie in the frames after the second: they can be written to, and the sender does not
     see it."""
     here, there = make(), make()
@@ -62,7 +61,7 @@ def test_what_has_come_is_the_receivers_own(make: Callable[[], Driver]) -> None:
         assert not sent.any()
 
 
-def test_many_send_to_one(make: Callable[[], Driver]) -> None:
+def test_many_send_to_one(make: Callable[[], Receiving]) -> None:
     """Nothing is lost or mixed up, and of each sender all is in order."""
     there = make()
     senders = [make() for _ in range(4)]
@@ -85,7 +84,7 @@ def test_many_send_to_one(make: Callable[[], Driver]) -> None:
         thread.join()
 
 
-def test_who_is_not_connected_is_unknown(make: Callable[[], Driver]) -> None:
+def test_who_is_not_connected_is_unknown(make: Callable[[], Receiving]) -> None:
     """Before connect() and after disconnect(); to disconnect a stranger is nothing."""
     here, there = make(), make()
     with pytest.raises(UnknownPeer, match="there"):
@@ -97,7 +96,7 @@ def test_who_is_not_connected_is_unknown(make: Callable[[], Driver]) -> None:
         here.send("there", [b"x"])
 
 
-def test_receive_ends_in_time_and_when_woken(make: Callable[[], Driver]) -> None:
+def test_receive_ends_in_time_and_when_woken(make: Callable[[], Receiving]) -> None:
     """None after the timeout, at once with 0, and when somebody wakes it, now or before."""
     driver = make()
     assert driver.receive(0) is None
@@ -108,7 +107,7 @@ def test_receive_ends_in_time_and_when_woken(make: Callable[[], Driver]) -> None
     assert driver.receive(None) is None
 
 
-def test_after_close_nothing_goes(make: Callable[[], Driver]) -> None:
+def test_after_close_nothing_goes(make: Callable[[], Receiving]) -> None:
     """It may be closed again; receive() returns at once."""
     here, there = make(), make()
     here.connect("there", there.address)
@@ -121,10 +120,10 @@ def test_after_close_nothing_goes(make: Callable[[], Driver]) -> None:
         here.connect("there", there.address)
 
 
-def test_close_ends_a_receive_that_waits(make: Callable[[], Driver]) -> None:
+def test_close_ends_a_receive_that_waits(make: Callable[[], Receiving]) -> None:
     """In another thread."""
     driver = make()
-    results: list[DriverEvent | None] = [Lost("nobody")]
+    results: list[Event | None] = [Lost("nobody")]
     thread = threading.Thread(target=lambda: results.append(driver.receive(None)))
     thread.start()
     driver.close(0.0)
@@ -133,7 +132,7 @@ def test_close_ends_a_receive_that_waits(make: Callable[[], Driver]) -> None:
     assert results[1:] == [None]
 
 
-def test_close_lets_what_waits_go_out(make: Callable[[], Driver]) -> None:
+def test_close_lets_what_waits_go_out(make: Callable[[], Receiving]) -> None:
     """As long as it may linger."""
     here, there = make(), make()
     here.connect("there", there.address)
@@ -148,7 +147,7 @@ def test_close_lets_what_waits_go_out(make: Callable[[], Driver]) -> None:
 
 
 def test_a_time_without_end_is_one(
-    make: Callable[[], Driver],
+    make: Callable[[], Receiving],
 ) -> None:
     """receive() waits until it is woken, close() until all has come, and no longer; for years as
     well, of which a system has no timers."""
@@ -167,7 +166,7 @@ def test_a_time_without_end_is_one(
     assert not closing.is_alive()
 
 
-def test_a_peer_may_move(make: Callable[[], Driver]) -> None:
+def test_a_peer_may_move(make: Callable[[], Receiving]) -> None:
     """connect() with another address; the old one gets nothing more."""
     here, old, new = make(), make(), make()
     here.connect("there", old.address)

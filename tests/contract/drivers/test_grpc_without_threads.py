@@ -11,13 +11,18 @@ from typing import Any
 import grpc
 import pytest
 
-from support.drivers import closing_all, has_come_or_goes_again, next_event, received
+from support.drivers import (
+    Lost,
+    Receiving,
+    closing_all,
+    has_come_or_goes_again,
+    next_event,
+    received,
+)
 from support.fault_proxy import FaultProxy
 from support.messaging import PATIENCE_S, until
 from support.s3_servers import free_ports
 from xain_messaging.drivers.grpc_streams import GrpcDriver
-from xain_messaging.links import TOLERANCE, Bounds
-from xain_messaging.ports import Lost
 
 
 class Threads:
@@ -44,7 +49,7 @@ class Threads:
 def test_a_send_without_a_thread_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """And leaves nothing that waits; the next one goes."""
     threads = Threads(monkeypatch)
-    here, there = GrpcDriver(), GrpcDriver()
+    here, there = Receiving(GrpcDriver()), Receiving(GrpcDriver())
     with closing_all(here, there):
         here.connect("there", there.address)
         threads.num_missing = 1
@@ -59,7 +64,7 @@ def test_a_stream_without_a_thread_is_a_loss(monkeypatch: pytest.MonkeyPatch) ->
     """gRPC needs one that sends. What is sent after the word goes over a connection that works, and
     nothing hangs in the end."""
     threads = Threads(monkeypatch, by="messages-out")
-    here, there = GrpcDriver(), GrpcDriver()
+    here, there = Receiving(GrpcDriver()), Receiving(GrpcDriver())
     with closing_all(here, there):
         here.connect("there", there.address)
         threads.num_missing = 2
@@ -81,7 +86,7 @@ def test_a_line_that_breaks_without_a_thread_is_tried_again(
     word, or comes."""
     # Not by us: if the pause is over when we send, that has to begin a thread.
     threads = Threads(monkeypatch, by="messages-out")
-    here, there = GrpcDriver(), GrpcDriver()
+    here, there = Receiving(GrpcDriver()), Receiving(GrpcDriver())
     port = int(there.address.rpartition(":")[2])
     with closing_all(here, there), FaultProxy(port) as proxy:
         here.connect("there", f"127.0.0.1:{proxy.port}")
@@ -95,37 +100,11 @@ def test_a_line_that_breaks_without_a_thread_is_tried_again(
         assert threads.num_missing == 0
 
 
-def test_what_waits_for_an_idle_end_is_lost_with_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no thread for the stream after it."""
-    monkeypatch.setattr("xain_messaging.drivers.grpc_lines.IDLE_S", 0.1)
-    threads = Threads(monkeypatch, by="messages-out")
-    here, there = GrpcDriver(), GrpcDriver(bounds=Bounds(max_messages_in_all=1))
-    with closing_all(here, there):
-        here.connect("there", there.address)
-        for _ in range(TOLERANCE + 1):  # the last one waits for room, and its stream for its end
-            here.send("there", [b"1"])
-        line = here._lines["there"]
-
-        def waits_for_the_last() -> bool:
-            """And not for one before it: a slow machine sends them over several streams."""
-            with line._lock:
-                return line._is_ending and line._waiting.empty()
-
-        until(waits_for_the_last, "the end")
-        here.send("there", [b"2"])
-        threads.num_missing = 1
-        for _ in range(TOLERANCE + 1):
-            assert received(there) == [b"1"]
-        assert next_event(here) == Lost("there")
-        here.send("there", [b"2"])
-        assert received(there) == [b"2"]
-
-
 def test_a_stream_that_comes_waits_for_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is none for the moment; the streams after it are heard too, and nothing hangs in
     the end, also where there is none then."""
     threads = Threads(monkeypatch, of="messages")
-    first, second, there = GrpcDriver(), GrpcDriver(), GrpcDriver()
+    first, second, there = Receiving(GrpcDriver()), Receiving(GrpcDriver()), Receiving(GrpcDriver())
     with closing_all(first, second, there):
         for driver in (first, second):
             driver.connect("there", there.address)
@@ -141,7 +120,7 @@ def test_a_stream_that_comes_waits_for_a_thread(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_driver_that_cannot_listen_leaves_no_thread() -> None:
     """Its port is taken."""
-    there = GrpcDriver()
+    there = Receiving(GrpcDriver())
     with closing_all(there):
         before = {thread for thread in threading.enumerate() if thread.name == "messages-late"}
         with pytest.raises(RuntimeError, match="bind"):
@@ -204,7 +183,7 @@ def test_close_goes_on_where_a_step_fails(monkeypatch: pytest.MonkeyPatch) -> No
     """Nobody is served then, and what is closed again has nothing left to do. Nor does it wait
     without end for gRPC, whatever that waits for."""
     monkeypatch.setattr("xain_messaging.drivers.grpc_streams.STOP_S", 0.1)
-    here, there, other = GrpcDriver(), GrpcDriver(), GrpcDriver()
+    here, there, other = Receiving(GrpcDriver()), Receiving(GrpcDriver()), Receiving(GrpcDriver())
     ended = threading.Event()
     with closing_all(here, there, other):
         here.connect("there", there.address)

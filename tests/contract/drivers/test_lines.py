@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from support.drivers import next_event, received
+from support.drivers import Arrived, Lost, Receiving, closing_all, next_event, received
 from support.fault_proxy import FaultProxy
 from support.messaging import PATIENCE_S, until
-from xain_messaging.ports import Arrived, Driver, Lost
+from xain_messaging.drivers.grpc_streams import GrpcDriver
 
 
-def test_a_peer_may_come_later(make_networked: Callable[[], Driver]) -> None:
+def test_a_peer_may_come_later(make_networked: Callable[[], Receiving]) -> None:
     """What is sent before anybody listens comes when somebody does, or its sender is told that it
     was lost; then what it sends again comes."""
     here, there = make_networked(), make_networked()
@@ -35,23 +35,23 @@ def test_a_peer_may_come_later(make_networked: Callable[[], Driver]) -> None:
         assert 1 <= int(bytes(arrived.frames[0])) <= num_sent
 
 
-def test_a_broken_connection_is_told_and_made_again(make_networked: Callable[[], Driver]) -> None:
-    """When the peer dies its senders hear Lost; what they send from then on reaches whoever comes
-    to the same address."""
-    here, there = make_networked(), make_networked()
-    here.connect("there", there.address)
-    here.send("there", [b"1"])
-    assert received(there) == [b"1"]
-    there.close(0.0)
-    assert next_event(here) == Lost("there")
-    here.send("there", [b"2"])  # waits, or is lost with a word: either is right
-    other = make_networked()
-    here.connect("there", other.address)
-    here.send("there", [b"3"])
-    until(lambda: received(other) == [b"3"], "the third")
+def test_a_broken_connection_is_told_and_made_again() -> None:
+    """When the peer dies its senders over gRPC hear of it; what they send from then on reaches
+    whoever comes to the same address."""
+    here, there, other = (Receiving(GrpcDriver()) for _ in range(3))
+    with closing_all(here, there, other):
+        here.connect("there", there.address)
+        here.send("there", [b"1"])
+        assert received(there) == [b"1"]
+        there.close(0.0)
+        assert next_event(here) == Lost("there")
+        here.send("there", [b"2"])  # waits, or is lost with a word: either is right
+        here.connect("there", other.address)
+        here.send("there", [b"3"])
+        until(lambda: received(other) == [b"3"], "the third")
 
 
-def test_a_large_message_is_let_go(make_networked: Callable[[], Driver]) -> None:
+def test_a_large_message_is_let_go(make_networked: Callable[[], Receiving]) -> None:
     """When the peer has it, its sender's memory is free; and when that has dropped it, its own:
     though nothing follows on the line."""
     here, there = make_networked(), make_networked()
@@ -69,11 +69,11 @@ def test_a_large_message_is_let_go(make_networked: Callable[[], Driver]) -> None
     until(lambda: came() is None, "the receiver to let it go")
 
 
-def test_close_in_a_pause_lets_what_waits_go_out(make_networked: Callable[[], Driver]) -> None:
-    """The line has broken, and its next attempt is to come: it comes at once."""
-    here, there = make_networked(), make_networked()
+def test_close_in_a_pause_lets_what_waits_go_out() -> None:
+    """The connection has broken, and gRPC's next attempt is to come: it comes at once."""
+    here, there = Receiving(GrpcDriver()), Receiving(GrpcDriver())
     host, _, port = there.address.rpartition(":")
-    with FaultProxy(int(port)) as proxy:
+    with closing_all(here, there), FaultProxy(int(port)) as proxy:
         here.connect("there", f"{host}:{proxy.port}")
         here.send("there", [b"1"])
         assert received(there) == [b"1"]

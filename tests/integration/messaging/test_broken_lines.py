@@ -12,7 +12,6 @@ import pytest
 from support.fault_proxy import FaultProxy
 from support.lossy import JoinLossy, tags
 from support.messaging import PATIENCE_S, until
-from xain_messaging import endpoint as endpoint_module
 from xain_messaging.discovery.in_process import InProcessDiscovery
 from xain_messaging.drivers.grpc_streams import GrpcDriver
 from xain_messaging.drivers.zeromq import ZmqDriver
@@ -50,11 +49,8 @@ def test_lost_messages_go_again_while_their_sender_does_something_else(lossy: Jo
     assert b.receive_once(0.05) is None
 
 
-def test_a_task_that_is_worked_at_is_not_acknowledged(
-    lossy: JoinLossy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_that_is_worked_at_is_not_acknowledged(lossy: JoinLossy) -> None:
     """Its worker has messages kept for others, and does not use its proxy meanwhile."""
-    monkeypatch.setattr(endpoint_module, "RESEND_S", 0.01)
     (a, _), (b, _), (c, line) = lossy("a"), lossy("b"), lossy("c")
     a.isend(Message("task", "a", "c"))
     assert tags(c, 1) == ["task"]

@@ -26,6 +26,7 @@ from xain_messaging.errors import (
     TooFewPeers,
     UnknownPeer,
 )
+from xain_messaging.inbox import Awaited
 from xain_messaging.links import MESSAGE, Bounds, read_head
 from xain_messaging.messages import Message, SessionMessage, SessionType, TaskSessionStage
 from xain_messaging.proxy import Proxy
@@ -482,13 +483,14 @@ def test_what_is_awaited_no_longer_is_for_the_others(group: Group) -> None:
     until(lambda: "peer" in a.peers and "peer" in b.peers, "each other")
     bodies: list[object] = []
     threads = [serve(a, lambda message: bodies.append(message.body)), double(b)]
-    a.endpoint.inbox.reserve("s")
+    awaited = Awaited({"s"})
+    a._reserve(awaited)
     a.isend(SessionMessage("double", "a", "b", 3, session_id="s"))
     until(lambda: len(a.endpoint.inbox) == 1, "the answer")
     assert [reply.body for reply in a.receive_by_id("s")] == [6]
     a.isend(SessionMessage("double", "a", "b", 4, session_id="s"))
     until(lambda: len(a.endpoint.inbox) == 1, "the answer")
-    a._release(["s"])
+    a._release(awaited)
     until(lambda: bodies == [8], "it")
     group.close()
     for thread in threads:
@@ -519,21 +521,6 @@ def test_the_word_of_what_is_taken_travels_with_the_answer(monkeypatch: pytest.M
         b.reply(task, "done")
         assert kinds == [MESSAGE]
         assert a.receive_once() is not None
-
-
-def test_a_word_of_what_is_taken_does_not_wait_for_another_thread(group: Group) -> None:
-    """That one waits for long, since it had nothing to say when it began."""
-    a, b = group("peer", name="a", bounds=Bounds(max_messages=1)), group("peer", name="b")
-    until(lambda: "peer" in a.peers and "peer" in b.peers, "each other")
-    waits = serve(b, lambda message: None)  # to be in the driver before the other
-    until(lambda: b.endpoint._is_receiving, "it to wait")
-    with b.endpoint.lock:
-        link = b.endpoint._links["a"]
-        link._num_untold += 1
-        b.endpoint._owe(link)
-    until(lambda: not b.endpoint._owed, "the word to go out")
-    group.close()
-    waits.join(PATIENCE_S)
 
 
 def test_who_is_missing_was_asked_and_has_not_answered(group: Group) -> None:

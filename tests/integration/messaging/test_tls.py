@@ -11,6 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
+from support.drivers import Arrived, Receiving, next_event
 from support.messaging import PATIENCE_S, until
 from xain_messaging.discovery.coordinator import CoordinatorDiscovery
 from xain_messaging.discovery.in_process import InProcessDiscovery
@@ -18,7 +19,7 @@ from xain_messaging.discovery.server import MembershipServer
 from xain_messaging.drivers.grpc_streams import GrpcDriver, TlsFiles
 from xain_messaging.errors import DiscoveryUnavailable
 from xain_messaging.messages import Message, SessionMessage
-from xain_messaging.ports import Arrived, Membership
+from xain_messaging.ports import Membership
 from xain_messaging.proxy import Proxy
 
 OPENSSL = shutil.which("openssl")
@@ -57,14 +58,14 @@ def note_failure(failed: threading.Event, state: grpc.ChannelConnectivity) -> No
 def test_peers_of_one_authority_talk(tmp_path: Path) -> None:
     """And nobody else: neither with certificates of another, nor in the clear."""
     ours, theirs = authority(tmp_path / "ours"), authority(tmp_path / "theirs")
-    there = GrpcDriver(tls=ours)
+    there = Receiving(GrpcDriver(tls=ours))
     drivers = {"friend": GrpcDriver(tls=ours), "stranger": GrpcDriver(tls=theirs)}
     drivers["naked"] = GrpcDriver()
     try:
         for name, driver in drivers.items():
             driver.connect("there", there.address)
             driver.send("there", [name.encode()])
-        event = there.receive(PATIENCE_S)
+        event = next_event(there)
         assert isinstance(event, Arrived)
         assert bytes(event.frames[0]) == b"friend"
         for name in ("stranger", "naked"):
@@ -72,7 +73,7 @@ def test_peers_of_one_authority_talk(tmp_path: Path) -> None:
             drivers[name]._lines["there"]._channel.subscribe(partial(note_failure, failed))
             assert failed.wait(PATIENCE_S), f"{name} has not been turned away"
         drivers["friend"].send("there", [b"again"])
-        event = there.receive(PATIENCE_S)
+        event = next_event(there)
         assert isinstance(event, Arrived)
         assert bytes(event.frames[0]) == b"again"
         assert there.receive(0.0) is None

@@ -61,7 +61,7 @@ def test_who_could_not_be_connected_to_is_tried_again() -> None:
     with Proxy("g", "peer", name="a", driver=line, **options) as a:
         waits = threading.Thread(target=lambda: a.receive_once())
         waits.start()
-        until(lambda: a.endpoint._is_receiving, "it to wait")
+        until(lambda: bool(a.endpoint._waiters), "it to wait")
         line.num_refused = 3
         driver = InProcessDriver(switchboard)
         with Proxy("g", "peer", name="b", driver=driver, **options) as b:

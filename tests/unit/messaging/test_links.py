@@ -2,6 +2,7 @@
 
 import itertools
 from collections import deque
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -14,21 +15,32 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from xain_messaging.errors import MalformedMessage
 from xain_messaging.links import (
     ACK_EVERY,
+    MAX_HEAD_BYTES,
     MESSAGE,
-    TOLERANCE,
     Bounds,
     Delivery,
     Link,
     Outbox,
     Packet,
     Untaken,
-    max_head_bytes,
     read_head,
 )
 
 
 def received(link: Link, packet: Packet) -> Delivery | None:
-    return link.received(read_head(packet[0]), packet[1:])
+    """Deliver a packet of at most one new message."""
+    found = link.received(read_head(packet[0]), packet[1:])
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
+def heard(link: Link, packets: Iterable[Packet]) -> list[Delivery]:
+    """Deliver packets of any number of messages."""
+    return [
+        delivery
+        for packet in packets
+        for delivery in link.received(read_head(packet[0]), packet[1:])
+    ]
 
 
 def ends(outbox_of_a: Outbox | None = None) -> tuple[Link, Link]:
@@ -72,7 +84,7 @@ def deliver(a: Link, b: Link, number: int) -> list[Delivery]:
     return [delivery for delivery in found if delivery is not None]
 
 
-def bodies(found: list[Delivery | None]) -> list[bytes]:
+def bodies(found: Sequence[Delivery | None]) -> list[bytes]:
     return [bytes(delivery.frames[0]) for delivery in found if delivery is not None]
 
 
@@ -91,7 +103,7 @@ def test_what_is_taken_before_what_came_earlier_is_told() -> None:
     assert a.num_kept == 2
     # Another process gets just those two, and what is new.
     new = Link("b", 21, "a")
-    assert bodies([received(new, packet) for packet in a.connected()]) == [b"0", b"1"]
+    assert bodies(heard(new, a.connected())) == [b"0", b"1"]
     assert bodies([received(new, a.send(MESSAGE, [b"new"]) or [])]) == [b"new"]
     b.take(first)
     b.take(second)
@@ -139,8 +151,7 @@ def test_what_is_lost_comes_over_the_next_connection() -> None:
     first, _, third = [a.send(MESSAGE, [b"%d" % i]) or [] for i in range(3)]
     assert received(b, first) is not None
     assert received(b, third) is None  # there is a gap
-    again = [received(b, packet) for packet in a.connected()]
-    assert [None if one is None else list(one.frames) for one in again] == [None, [b"1"], [b"2"]]
+    assert bodies(heard(b, a.connected())) == [b"1", b"2"]
     assert a.send(MESSAGE, [b"3"]) is not None
 
 
@@ -155,7 +166,7 @@ def test_nothing_goes_to_one_that_is_away() -> None:
     outbox.bounds = Bounds(max_messages=9, max_bytes=1000)
     assert a.why_no_room(701) is not None
     assert a.why_no_room(700) is None
-    assert [received(b, packet) is not None for packet in a.connected()] == [True] * 3
+    assert len(heard(b, a.connected())) == 3
 
 
 def test_there_is_always_room_for_the_first() -> None:
@@ -186,21 +197,21 @@ def test_all_peers_together_have_their_bound() -> None:
     assert (outbox.num_messages, outbox.num_bytes, other.num_kept) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("bounds", [Bounds(max_messages=2), Bounds(max_bytes=2)])
+@pytest.mark.parametrize("bounds", [Bounds(max_messages=8), Bounds(max_bytes=8)])
 def test_who_keeps_to_no_bounds_is_not_heard(bounds: Bounds) -> None:
     """Until half of what it has sent is taken; then it is asked to go on, over the same connection,
     and nothing is lost. The program hears of it once."""
     a, b = Link("a", 10, "b"), Link("b", 20, "a", Outbox(bounds))
     for link in (a, b):
         link.connected()
-    found = deliver(a, b, 2 * TOLERANCE)
+    found = deliver(a, b, 8)
     with pytest.raises(MalformedMessage, match="not taken"):
         received(b, a.send(MESSAGE, [b"x"]) or [])
     assert received(b, a.send(MESSAGE, [b"y"]) or []) is None  # there is a gap
     acks = [b.take(delivery) for delivery in found]
-    assert [ack is not None for ack in acks] == [i == TOLERANCE for i in range(2 * TOLERANCE)]
-    again = told(a, acks[TOLERANCE])
-    assert bodies([received(b, packet) for packet in again]) == [b"x", b"y"]
+    assert [ack is not None for ack in acks] == [i == 4 for i in range(8)]
+    again = told(a, acks[4])
+    assert bodies(heard(b, again)) == [b"x", b"y"]
     assert told(a, b.ack()) == []
     assert bodies([received(b, a.send(MESSAGE, [b"z"]) or [])]) == [b"z"]
 
@@ -217,8 +228,8 @@ def test_what_is_behind_a_gap_is_asked_for() -> None:
     assert b.ack() is None
     (ack_once_more,) = b.connected()
     again = told(a, ack)
-    assert bodies([received(b, packet) for packet in again]) == [b"lost", b"1", b"2", b"3"]
-    assert [received(b, packet) for packet in told(a, ack_once_more)] == [None] * 4
+    assert bodies(heard(b, again)) == [b"lost", b"1", b"2", b"3"]
+    assert heard(b, told(a, ack_once_more)) == []
 
 
 def test_what_a_stranger_sent_is_asked_for_when_it_is_none_any_more() -> None:
@@ -229,13 +240,13 @@ def test_what_a_stranger_sent_is_asked_for_when_it_is_none_any_more() -> None:
     b = Link("b", 20, "a")
     b.listed(10, has_missed=True)
     (ask,) = b.connected()
-    assert bodies([received(b, packet) for packet in told(a, ask)]) == [b"first"]
+    assert bodies(heard(b, told(a, ask))) == [b"first"]
 
 
 @pytest.mark.parametrize("seen", ["what follows", "an interrupt", "a new line"])
 def test_what_is_missed_while_too_much_waits_is_asked_for_later(seen: str) -> None:
     """When others are taken, though nobody takes what waits of this peer itself."""
-    bounds, waiting = Bounds(max_messages_in_all=2), Untaken()
+    bounds, waiting = Bounds(max_messages_in_all=8), Untaken()
     a, other = (Link("a", 10, name, Outbox(bounds), waiting) for name in "bc")
     b, c = (Link(name, 20, "a") for name in "bc")
     for link in (a, other, b, c):
@@ -259,21 +270,21 @@ def test_what_is_missed_while_too_much_waits_is_asked_for_later(seen: str) -> No
         other.take(delivery)
     assert a.is_behind
     assert a.owes_ack
-    again = [received(a, packet) for packet in told(b, a.ack())]
+    again = heard(a, told(b, a.ack()))
     assert bodies(again) == [b"lost", b"after it"][: len(lost)]
     assert not a.is_behind
 
 
 def test_what_came_again_and_found_no_room_is_asked_for_once_more() -> None:
     """Others have filled it meanwhile."""
-    bounds, waiting = Bounds(max_messages_in_all=2), Untaken()
+    bounds, waiting = Bounds(max_messages_in_all=8), Untaken()
     a, other = (Link("a", 10, name, Outbox(bounds), waiting) for name in "bc")
     b, c = (Link(name, 20, "a") for name in "bc")
     for link in (a, other, b, c):
         link.connected()
     deliver(b, a, 1)
     lost = b.send(MESSAGE, [b"lost"])
-    waits = deliver(c, other, TOLERANCE * 2 - 1)
+    waits = deliver(c, other, 8 - 1)
     assert lost is not None
     with pytest.raises(MalformedMessage, match="not taken"):
         received(a, lost)
@@ -281,27 +292,24 @@ def test_what_came_again_and_found_no_room_is_asked_for_once_more() -> None:
         while not a.owes_ack:
             other.take(waits.pop())
         asked = a.ack()
-        waits += deliver(c, other, TOLERANCE * 2 - waiting.num_messages)
-        assert [received(a, packet) for packet in told(b, asked)] == [None]
+        waits += deliver(c, other, 8 - waiting.num_messages)
+        assert heard(a, told(b, asked)) == []
     for delivery in waits:
         other.take(delivery)
-    again = [received(a, packet) for packet in told(b, a.ack())]
+    again = heard(a, told(b, a.ack()))
     assert bodies(again) == [b"lost"]
 
 
 def test_a_head_adds_no_more_than_is_said() -> None:
     """With the longest names and numbers, and as much untaken as may be."""
-    bounds = Bounds(max_messages=3)
-    outbox = Outbox(bounds, last_number=2**63)
+    outbox = Outbox(Bounds(max_messages=12), last_number=2**63)
     a, b = Link("a" * 128, 2**63, "b" * 128, outbox), Link("b" * 128, 2**63, "a" * 128, outbox)
     for link in (a, b):
         link.connected()
-    sent = [a.send(MESSAGE, [b"x"]) or [] for _ in range(TOLERANCE * 3)]
-    deliveries = [b.received(read_head(packet[0]), []) for packet in sent]
-    assert deliveries[-1] is not None
-    b.take(deliveries[-1])
+    sent = [a.send(MESSAGE, [b"x"]) or [] for _ in range(12)]
+    b.take(heard(b, sent)[-1])
     (answer,) = b.send(MESSAGE, [bytes(1000)]) or []
-    assert len(answer) <= 1000 + max_head_bytes(bounds)
+    assert len(answer) <= 1000 + MAX_HEAD_BYTES
 
 
 def test_numbers_go_on_for_one_who_was_forgotten() -> None:
@@ -326,7 +334,7 @@ def test_another_process_gets_what_the_one_before_has_not_taken() -> None:
     new = Link("b", 21, "a")
     assert new.connected() == []
     a.gone()
-    assert bodies([received(new, packet) for packet in a.connected()]) == [b"1", b"2"]
+    assert bodies(heard(new, a.connected())) == [b"1", b"2"]
     hello = received(a, new.send(MESSAGE, [b"hello"]) or [])
     assert hello is not None
     assert received(a, late or []) is None
@@ -360,9 +368,9 @@ def test_a_process_that_the_roster_does_not_know_is_not_heard() -> None:
     assert (a.waiting.num_messages, a.waiting.num_bytes) == (1, 4)
 
 
-def released(link: Link) -> list[Delivery | None]:
-    """What a link hands over when the roster has told of a process."""
-    return [link.received(head, frames) for head, frames in link.release()]
+def released(link: Link) -> list[Delivery]:
+    """Deliver what a link has held until the roster told of a process."""
+    return [one for head, frames in link.release() for one in link.received(head, frames)]
 
 
 def comes_back(bounds: Bounds) -> tuple[Link, Link, Delivery]:
@@ -396,30 +404,25 @@ def test_packets_are_held_until_the_roster_knows_of_their_process() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bounds", "held"), [(Bounds(max_messages=1), [b"0"]), (Bounds(max_bytes=2), [b"0", b"1"])]
+    ("bounds", "num_held"), [(Bounds(max_messages=3), 3), (Bounds(max_bytes=4), 4)]
 )
-def test_packets_for_which_there_is_no_room_are_asked_for(
-    bounds: Bounds, held: list[bytes]
-) -> None:
+def test_packets_for_which_there_is_no_room_are_asked_for(bounds: Bounds, num_held: int) -> None:
     """The program hears once that some are dropped; all come in order and once."""
     a, new, old = comes_back(bounds)
     a.take(old)  # room to ask for more
-    packets = [new.send(MESSAGE, [b"%d" % number]) or [] for number in range(4)]
-    for packet in packets[: len(held)]:
-        assert received(a, packet) is None
+    packets = [new.send(MESSAGE, [b"%d" % number]) or [] for number in range(6)]
+    assert heard(a, packets[:num_held]) == []
     with pytest.raises(MalformedMessage, match=r"process 21, and 20 is the last"):
-        received(a, packets[len(held)])
-    for packet in packets[len(held) + 1 :]:
-        assert received(a, packet) is None
+        received(a, packets[num_held])
+    assert heard(a, packets[num_held + 1 :]) == []
     a.listed(21)
-    assert bodies(released(a)) == held
+    found = released(a)
+    assert bodies(found) == [b"%d" % i for i in range(num_held)]
+    for delivery in found:
+        a.take(delivery)
     (ask,) = a.connected()
     again = told(new, ask)
-    assert len(again) == len(packets) - len(held)
-    assert (
-        bodies([received(a, packet) for packet in again])
-        == [b"%d" % i for i in range(4)][len(held) :]
-    )
+    assert bodies(heard(a, again)) == [b"%d" % i for i in range(num_held, 6)]
 
 
 def test_packets_that_were_held_too_long_are_asked_for() -> None:
@@ -431,22 +434,23 @@ def test_packets_that_were_held_too_long_are_asked_for() -> None:
     a.listed(21)
     assert released(a) == []
     (ask,) = a.connected()
-    assert bodies([received(a, packet) for packet in told(new, ask)]) == [b"0", b"1"]
+    assert bodies(heard(a, told(new, ask))) == [b"0", b"1"]
 
 
 def test_dropped_packets_are_asked_for_after_the_roster_has_told_of_a_process_between() -> None:
-    a, _, old = comes_back(Bounds(max_messages=1))
+    a, _, old = comes_back(Bounds(max_messages=2))
     a.take(old)  # room to ask for more
     later = Link("b", 22, "a")
     later.connected()
-    assert received(a, later.send(MESSAGE, [b"0"]) or []) is None
+    for number in range(2):
+        assert received(a, later.send(MESSAGE, [b"%d" % number]) or []) is None
     with pytest.raises(MalformedMessage, match="process 22"):
-        received(a, later.send(MESSAGE, [b"1"]) or [])
+        received(a, later.send(MESSAGE, [b"2"]) or [])
     for incarnation in (21, 22):
         a.listed(incarnation)
         assert not any(released(a))
     (ask,) = a.connected()
-    assert bodies([received(a, packet) for packet in told(later, ask)]) == [b"0", b"1"]
+    assert bodies(heard(a, told(later, ask))) == [b"0", b"1"]  # and the rest when they are taken
 
 
 def test_messages_that_a_former_process_has_heard_are_unheard_by_the_next() -> None:
@@ -471,7 +475,7 @@ def test_the_roster_is_right_about_a_name_that_was_not_in_it() -> None:
     assert received(a, b.send(MESSAGE, [b"1"]) or []) is None
     a.listed(20)
     (ask,) = a.connected()
-    assert bodies([received(a, packet) for packet in told(b, ask)]) == [b"1"]
+    assert bodies(heard(a, told(b, ask))) == [b"1"]
 
 
 def test_a_process_that_the_roster_has_told_of_before_is_none_again() -> None:
@@ -496,7 +500,7 @@ def test_a_process_that_the_roster_has_told_of_before_is_none_again() -> None:
         for packet in a.connected():
             received(b, packet)
             assert [received(a, again) for again in b.again(read_head(packet[0]))] == []
-    assert [received(a, packet) for packet in b.connected()] == [None]
+    assert heard(a, b.connected()) == []
     assert bodies([received(a, b.send(MESSAGE, [b"next"]) or [])]) == [b"next"]
 
 
@@ -521,7 +525,7 @@ def test_what_may_have_been_lost_here_is_asked_for() -> None:
     a.listed(20)
     b.send(MESSAGE, [b"lost"])
     a.missed()
-    assert bodies([received(a, packet) for packet in told(b, a.ack())]) == [b"lost"]
+    assert bodies(heard(a, told(b, a.ack()))) == [b"lost"]
     a.missed()
     assert told(b, a.ack()) == []
 
@@ -549,7 +553,7 @@ def test_who_may_have_lost_something_asks_where_the_other_is(lost: str) -> None:
         assert told(b, ack) == []
         ack = b.ack()
     expected = [b"lost"] if lost == "a message" else [b"lost", b"after it"]
-    assert bodies([received(b, packet) for packet in told(a, ack)]) == expected
+    assert bodies(heard(b, told(a, ack))) == expected
     assert told(a, b.where()) == told(b, a.ack()) == []
     assert b.ack() is None
 
@@ -559,11 +563,11 @@ def test_a_message_tells_where_a_peer_is() -> None:
     a, b = ends()
     a.send(MESSAGE, [b"lost"])
     received(b, a.send(MESSAGE, [b"after it"]) or [])
-    assert len(told(a, b.ack())) == 2  # and both are lost
+    assert told(a, b.ack())  # and it is lost
     told(a, b.where())
     assert received(b, a.send(MESSAGE, [b"last"]) or []) is None
     assert a.ack() is None
-    again = [received(b, packet) for packet in told(a, b.ack())]
+    again = heard(b, told(a, b.ack()))
     assert bodies(again) == [b"lost", b"after it", b"last"]
 
 
@@ -592,7 +596,7 @@ def test_a_question_that_is_lost_with_its_line_is_asked_over_the_next(is_known: 
     a.send(MESSAGE, [b"lost"])
     assert b.where() is not None
     (ack,) = b.connected()
-    assert bodies([received(b, packet) for packet in told(a, ack)]) == [b"lost"]
+    assert bodies(heard(b, told(a, ack))) == [b"lost"]
 
 
 def test_one_that_is_not_known_to_be_away_hears_what_was_lost() -> None:
@@ -600,13 +604,13 @@ def test_one_that_is_not_known_to_be_away_hears_what_was_lost() -> None:
     a, b = ends()
     a.send(MESSAGE, [b"lost"])
     told(b, a.where())
-    assert bodies([received(b, packet) for packet in told(a, b.ack())]) == [b"lost"]
+    assert bodies(heard(b, told(a, b.ack()))) == [b"lost"]
 
 
 def test_what_former_processes_sent_counts_until_it_is_taken() -> None:
     """However often one comes back, no more waits than of one that stays; what is not heard of the
     last one is asked for when there is room."""
-    a = Link("a", 10, "b", Outbox(Bounds(max_messages=1)))
+    a = Link("a", 10, "b", Outbox(Bounds(max_messages=4)))
     a.connected()
     found = []
     for incarnation in range(1, 100):
@@ -616,15 +620,15 @@ def test_what_former_processes_sent_counts_until_it_is_taken() -> None:
         with suppress(MalformedMessage):
             found.append(received(a, b.send(MESSAGE, [b"x"]) or []))
     deliveries = [delivery for delivery in found if delivery is not None]
-    assert len(deliveries) == TOLERANCE
-    assert a.waiting.num_messages == TOLERANCE
+    assert len(deliveries) == 4
+    assert a.waiting.num_messages == 4
     acks = [a.take(delivery) for delivery in deliveries]
     assert [ack is not None for ack in acks] == [False, False, True, False]
     assert (a.waiting.num_messages, a.waiting.num_bytes, a.has_untaken) == (0, 0, False)
-    assert bodies([received(a, packet) for packet in told(b, acks[2])]) == [b"x"]
+    assert bodies(heard(a, told(b, acks[2]))) == [b"x"]
 
 
-@pytest.mark.parametrize("bounds", [Bounds(max_messages_in_all=2), Bounds(max_bytes_in_all=20)])
+@pytest.mark.parametrize("bounds", [Bounds(max_messages_in_all=8), Bounds(max_bytes_in_all=80)])
 def test_all_peers_together_are_not_heard_beyond_their_bounds(bounds: Bounds) -> None:
     """But for one message of each, which somebody may await. When half of it is taken it is time to
     ask for the rest, of all of them."""
@@ -638,26 +642,36 @@ def test_all_peers_together_are_not_heard_beyond_their_bounds(bounds: Bounds) ->
         for a, b in zip(here, there, strict=True):
             with suppress(MalformedMessage):
                 found.append((a, received(a, b.send(MESSAGE, [bytes(10)]) or [])))
-    heard = [(a, delivery) for a, delivery in found if delivery is not None]
-    assert len(heard) == waiting.num_messages == 20  # of 8 that may wait, and one of each
+    waits = [(a, delivery) for a, delivery in found if delivery is not None]
+    assert len(waits) == waiting.num_messages == 20  # of 8 that may wait, and one of each
     assert waiting.num_bytes == 200
     assert waiting.behind.keys() == {link.name for link in here}
     asks: dict[str, Packet | None] = {}
     while waiting.fills(0.5, bounds):
-        a, delivery = heard.pop()
+        a, delivery = waits.pop()
         asks[a.name] = a.take(delivery)  # nothing of it waits any more
     assert len(asks) == 17
     for a in here[:3]:
         assert a.owes_ack
         asks[a.name] = a.ack()
+    before = waiting.num_messages
     again = [
-        (a, packet) for a, b in zip(here, there, strict=True) for packet in told(b, asks[a.name])
+        delivery
+        for a, b in zip(here, there, strict=True)
+        for delivery in heard(a, told(b, asks[a.name]))
     ]
-    assert len(again) == 80
-    with suppress(MalformedMessage):
-        for a, packet in again:
-            assert received(a, packet) is not None
-    assert waiting.num_messages == 8
+    # As many as may wait, and the first of each that had none.
+    assert 8 <= waiting.num_messages == before + len(again) <= 8 + 17
+    assert bodies(again) == [bytes(10)] * len(again)
+
+
+GOOD = ["m", "a", "b", 1, 0, 1, 1, [], [[1, "m", 0, b""]]]
+
+
+def changed(**fields: Any) -> bytes:
+    """A head of which some fields, by their place, are others."""
+    head = [fields.get(f"at_{i}", value) for i, value in enumerate(GOOD)]
+    return bytes(msgpack.packb(head))
 
 
 @pytest.mark.parametrize(
@@ -666,22 +680,30 @@ def test_all_peers_together_are_not_heard_beyond_their_bounds(bounds: Bounds) ->
         b"",
         b"\xc1",
         msgpack.packb(1),
-        msgpack.packb(["m", "a", "b", 1, 1, 1, 1, 1, b""]),
-        msgpack.packb(["x", "a", "b", 1, 1, 1, 1, 1, [], b""]),
-        msgpack.packb([["m"], "a", "b", 1, 1, 1, 1, 1, [], b""]),
-        msgpack.packb(["m", "a/b", "b", 1, 1, 1, 1, 1, [], b""]),
-        msgpack.packb(["m", "a", None, 1, 1, 1, 1, 1, [], b""]),
-        msgpack.packb(["m", 1, "b", 1, 1, 1, 1, 1, [], b""]),
-        msgpack.packb(["m", "a", "b", 1, True, 1, 1, 1, [], b""]),
-        msgpack.packb(["m", "a", "b", "1", 1, 1, 1, 1, [], b""]),
-        msgpack.packb(["m", "a", "b", 1, 1, -1, 1, 1, [], b""]),
-        msgpack.packb(["m", "a", "b", 1, 0, 1, 1, 1, [], b""]),
-        msgpack.packb(["m", "a", "b", 1, 1, 1, 1, 1, None, b""]),
-        msgpack.packb(["m", "a", "b", 1, 1, 1, 1, 1, ["x"], b""]),
+        msgpack.packb(GOOD[:-1]),
+        changed(at_0="x"),
+        changed(at_0=["m"]),
+        changed(at_0="a"),
+        changed(at_1="a/b"),
+        changed(at_1=1),
+        changed(at_2=None),
+        changed(at_3="1"),
+        changed(at_4=-1),
+        changed(at_5=True),
+        changed(at_7=None),
+        changed(at_7=["x"]),
+        changed(at_7=[1]),
+        changed(at_8=[]),
+        changed(at_8=[[0, "m", 0, b""]]),
+        changed(at_8=[[1, "x", 0, b""]]),
+        changed(at_8=[[1, "m", -1, b""]]),
+        changed(at_8=[[1, "m", 0, None]]),
+        changed(at_8=[[2, "m", 0, b""], [2, "m", 0, b""]]),
     ],
 )
 def test_what_is_no_head_is_malformed(head: bytes) -> None:
     """Whatever a peer sends."""
+    assert read_head(changed()).messages == [(1, "m", 0, b"")]
     with pytest.raises(MalformedMessage):
         read_head(head)
 
@@ -706,7 +728,7 @@ class Lines(RuleBasedStateMachine):
 
     def new_link(self, name: str) -> Link:
         other = "b" if name == "a" else "a"
-        link = Link(name, next(self.incarnations), other, Outbox(Bounds(max_messages=1)))
+        link = Link(name, next(self.incarnations), other, Outbox(Bounds(max_messages=3)))
         link.connected()
         return link
 
@@ -724,21 +746,33 @@ class Lines(RuleBasedStateMachine):
         self.num_sent[name] += 1
         self.put(name, self.links[name].send(MESSAGE, [b"%d" % self.num_sent[name]]))
 
+    @rule(name=st.sampled_from("ab"), number=st.integers(2, 4))
+    def send_batch(self, name: str, number: int) -> None:
+        """Several messages in one packet."""
+        for _ in range(number):
+            self.num_sent[name] += 1
+            body = b"%d" % self.num_sent[name]
+            self.links[name].keep(MESSAGE, [body], len(body))
+        self.put(name, self.links[name].next_packet())
+
     @rule(name=st.sampled_from("ab"), number=st.integers(1, 5))
     def deliver(self, name: str, number: int) -> None:
         for _ in range(min(number, len(self.lines[name]))):
             packet = self.lines[name].popleft()
-            delivery = None
+            head = read_head(packet[0])
+            found: list[Delivery] = []
             with suppress(MalformedMessage):  # more than it hears
-                delivery = received(self.links[name], packet)
-            for again in self.links[name].again(read_head(packet[0])):
+                found = self.links[name].received(head, packet[1:])
+            for again in self.links[name].again(head):
                 self.put(name, again)
-            self.delivered(name, delivery)
+            self.delivered(name, found)
 
-    def delivered(self, name: str, delivery: Delivery | None) -> None:
-        if delivery is not None:
+    def delivered(self, name: str, found: list[Delivery]) -> None:
+        for delivery in found:
             self.inboxes[name].append(delivery)
-            self.got[name].append(int(bytes(delivery.frames[0])))
+            # The last words of an earlier process may be heard until the next one is.
+            if name == "b" or delivery.incarnation == self.other:
+                self.got[name].append(int(bytes(delivery.frames[0])))
 
     @rule(name=st.sampled_from("ab"), data=st.data())
     def take(self, name: str, data: st.DataObject) -> None:
@@ -825,11 +859,11 @@ class Lines(RuleBasedStateMachine):
     @invariant()
     def what_waits_is_bounded(self) -> None:
         """Of whichever process it is."""
-        assert all(len(inbox) <= TOLERANCE for inbox in self.inboxes.values())
+        assert all(len(inbox) <= 3 for inbox in self.inboxes.values())
         for name in self.names:
             waiting = self.links[name].waiting
             held = self.links[name]._held
-            assert len(held) <= 1
+            assert len(held) <= 3
             assert waiting.num_messages == len(self.inboxes[name]) + len(held)
             assert waiting.num_bytes == sum(one.num_bytes for one in [*self.inboxes[name], *held])
 

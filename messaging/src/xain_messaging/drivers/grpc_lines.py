@@ -13,7 +13,6 @@ from xain_foundation.logger import get_logger
 from xain_messaging.codec import Frames
 from xain_messaging.drivers.addresses import split_limit
 from xain_messaging.drivers.grpc_framing import MAX_CHUNK_BYTES, to_chunks
-from xain_messaging.ports import Lost
 from xain_messaging.waits import left_s
 
 log = get_logger(__name__)
@@ -67,7 +66,7 @@ class Line:
         peer: str,
         address: str,
         credentials: grpc.ChannelCredentials | None,
-        on_lost: Callable[[Lost], None],
+        on_lost: Callable[[str], None],
     ) -> None:
         plain, self.max_bytes = split_limit(address)
         self._peer = peer
@@ -211,7 +210,7 @@ class Line:
         waiting.put(None)  # lets gRPC's thread go that waits for more
         # First a new queue, then the word: what goes into the old one after it would be lost.
         self._waiting = queue.SimpleQueue()
-        self._on_lost(Lost(self._peer))
+        self._on_lost(self._peer)
         self._has_finished.set()  # if it was to: there is no second attempt
 
     def _tell(self, code: Any, details: object) -> None:

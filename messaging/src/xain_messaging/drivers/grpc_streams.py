@@ -1,24 +1,21 @@
 """Frames over gRPC: to each peer a stream, on which nothing comes back.
 
-It is opened when there is something to send, and ends when there has been nothing for IDLE_S; so a
-peer has as many streams at a time as others talk to it, however many there are.
+A stream is opened when there is something to send, and ends when there has been nothing for IDLE_S;
+so a peer has as many streams at a time as others talk to it, however many there are.
 
-Everybody serves `/xain_messaging.Exchange/Deliver`, a client stream of bytes. What these are is
-told in grpc_framing.py; what goes out is in grpc_lines.py, what comes in is here.
-
-A message is in memory once at the receiver, in its place, while it comes. What has come waits until
-the receiver's program asks for it. When that is more than those who keep to their Bounds can have
-sent, no more is read, and gRPC's flow control holds back who sends.
+Every peer serves `/xain_messaging.Exchange/Deliver`, a client stream of bytes. grpc_framing.py says
+what these are; grpc_lines.py sends, this module receives. A packet is in memory once at the
+receiver, in its place, while it comes; the thread of its stream hands it over.
 """
 
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final
 
 import grpc
 
@@ -26,19 +23,14 @@ from xain_foundation.logger import get_logger
 from xain_messaging.codec import MAX_MESSAGE_BYTES, Frames, num_bytes
 from xain_messaging.drivers import grpc_lines
 from xain_messaging.drivers.addresses import told_host, with_limit
-from xain_messaging.drivers.event_queue import EventQueue
 from xain_messaging.drivers.grpc_framing import Malformed, from_chunks
 from xain_messaging.drivers.grpc_lines import METHOD, OPTIONS, Line
 from xain_messaging.drivers.grpc_threads import Threads
 from xain_messaging.errors import BodyError, Closed, UnknownPeer
-from xain_messaging.links import DEFAULT_BOUNDS, TOLERANCE, Bounds, max_head_bytes
-from xain_messaging.ports import Arrived, DriverEvent, Lost
+from xain_messaging.links import MAX_HEAD_BYTES
 from xain_messaging.waits import LONGEST_S
 
 log = get_logger(__name__)
-
-# What Python and numpy take for each frame that waits, beside its bytes.
-FRAME_BYTES: Final = 512
 
 # A thread waits on each stream that comes.
 MAX_PEERS: Final = 256
@@ -70,56 +62,15 @@ class TlsFiles:
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
-    """How much has come that nobody has received: of one stream, or of all.
-
-    packets: of each that waits its number, and the bytes of all that came before it.
-    sum_bytes: of all that ever came.
-    """
-
-    max_packets: int
-    max_bytes: int
-    packets: deque[tuple[int, int]] = field(default_factory=deque, init=False)
-    sum_bytes: int = field(default=0, init=False)
-
-    @property
-    def num_packets(self) -> int:
-        return len(self.packets)
-
-    @property
-    def num_bytes(self) -> int:
-        return self.sum_bytes - self.packets[0][1] if self.packets else 0
-
-    def has_room(self, size_bytes: int) -> bool:
-        """One that is larger than all that may wait has room where nothing else waits."""
-        fits = self.num_bytes + size_bytes <= self.max_bytes
-        return not self.packets or (fits and self.num_packets < self.max_packets)
-
-    def add(self, number: int, size_bytes: int) -> None:
-        self.packets.append((number, self.sum_bytes))
-        self.sum_bytes += size_bytes
-
-    def remove(self, last: int) -> None:
-        """All up to this number. An interrupt may come between any two of them."""
-        while self.packets and self.packets[0][0] <= last:
-            self.packets.popleft()
-
-
-@dataclass(slots=True, eq=False)
 class _Stream:
-    """One that comes: its chunks.
+    """The chunks of a stream that comes.
 
-    changed: something of it has been received, or it is its turn.
-    silent_since: from when on the next chunk has been awaited; math.inf while it is we who make its
-        peer wait.
+    silent_since: from when on the next chunk has been awaited; math.inf while a packet is handled.
     """
 
-    changed: threading.Condition
-    waiting: _Waiting
     chunks: Iterator[bytes]
     context: grpc.ServicerContext
     silent_since: float = math.inf
-    has_ended: bool = False
 
     def __iter__(self) -> "_Stream":
         return self
@@ -130,14 +81,6 @@ class _Stream:
             return next(self.chunks)
         finally:
             self.silent_since = math.inf
-
-
-class _Packet(NamedTuple):
-    """One that waits. number: from 1 on, as they have come."""
-
-    frames: Frames
-    stream: _Stream
-    number: int
 
 
 class GrpcDriver:
@@ -153,10 +96,6 @@ class GrpcDriver:
         that does not end by itself is ended after three times that, while there is no place.
     max_message_bytes: a message that is larger is refused where it is sent, here and at the others:
         the address tells them. A stream that brings one is ended.
-    bounds: those of the peers that send to it. Of what they send four times as much may wait here,
-        each frame with 512 bytes beside its own. A peer's is that of its stream: who it is, nobody
-        here knows, and one that opens several has as many times as much; of all together no more
-        waits for that.
     num_refused: streams that were ended because they were none of ours.
     """
 
@@ -168,19 +107,16 @@ class GrpcDriver:
         tls: TlsFiles | None = None,
         max_peers: int = MAX_PEERS,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
-        bounds: Bounds = DEFAULT_BOUNDS,
     ) -> None:
         host = told_host(listen.rpartition(":")[0], advertise)  # before anything is open
         self.num_refused = 0
         self._tls = tls
-        self._bounds = bounds
         self._max_message_bytes = max_message_bytes
-        self._events: EventQueue[Lost | _Packet] = EventQueue()
-        in_all = bounds.max_messages_in_all, bounds.max_bytes_in_all
-        self._waiting = _Waiting(*(TOLERANCE * most for most in in_all))  # of all streams
-        self._in_turn: deque[_Stream] = deque()  # that wait for room among all
-        self._num_come = 0  # packets
-        self._num_gone = 0  # of these, and their streams have been told
+        self._on_packet: Callable[[Frames], None] = lambda frames: None
+        self._on_lost: Callable[[str], None] = lambda peer: None
+        self._is_served = threading.Event()
+        self._is_woken = threading.Event()
+        self._lost: deque[str] = deque()
         self._lock = threading.RLock()
         self._lines: dict[str, Line] = {}
         self._is_closed = False
@@ -242,7 +178,7 @@ class GrpcDriver:
             self._check_open()
             self.disconnect(peer)
             credentials = None if self._tls is None else self._tls.of_channel()
-            self._lines[peer] = Line(peer, address, credentials, self._events.put)
+            self._lines[peer] = Line(peer, address, credentials, self._note_lost)
 
     def disconnect(self, peer: str) -> None:
         with self._lock:
@@ -268,58 +204,34 @@ class GrpcDriver:
 
     # --- in ---
 
-    def receive(self, timeout_s: float | None) -> DriverEvent | None:
-        if self._num_gone < self._num_come and not self._events.size:
-            self._tell_all()
-        event = self._events.get(None if timeout_s is None else min(timeout_s, LONGEST_S))
-        if not isinstance(event, _Packet):
-            return event
-        with self._lock:
-            # If there are others before it, interrupts have kept us from telling of them.
-            is_next = event.number == self._num_gone + 1
-            self._tell_of_room(event.number, [event.stream] if is_next else self._streams)
-        return Arrived(event.frames)
+    def serve(self, on_packet: Callable[[Frames], None], on_lost: Callable[[str], None]) -> None:
+        self._on_packet, self._on_lost = on_packet, on_lost
+        self._is_served.set()
 
-    def _tell_all(self) -> None:
-        """An interrupt may have taken the last packet out of the queue, and it is nowhere now. What
-        it brought is sent again; its room must not be lost."""
-        with self._lock:
-            if not self._events.size:
-                self._tell_of_room(self._num_come, self._streams)
+    def run(self, timeout_s: float) -> None:
+        """Packets come in the threads of their streams; only losses are told here."""
+        if not self._is_closed:
+            self._is_woken.wait(min(timeout_s, LONGEST_S))
+        self._is_woken.clear()
+        while self._lost:
+            self._on_lost(self._lost.popleft())
 
-    def _tell_of_room(self, last: int, streams: Iterable[_Stream]) -> None:
-        """All packets up to this number have gone. An interrupt may come anywhere: what it cuts
-        short is done anew, since it counts as done after the last line only."""
-        self._waiting.remove(last)
-        for stream in streams:
-            stream.waiting.remove(last)
-            stream.changed.notify()
-        self._wake_next()
-        self._num_gone = last
+    def _note_lost(self, peer: str) -> None:
+        self._lost.append(peer)
+        self._is_woken.set()
 
     def wake(self) -> None:
-        self._events.wake()
+        self._is_woken.set()
 
     def _deliver(self, chunks: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        bounds = self._bounds
-        most = bounds.max_messages, bounds.max_bytes
-        waiting = _Waiting(*(TOLERANCE * limit for limit in most))
-        stream = _Stream(threading.Condition(self._lock), waiting, chunks, context)
-
-        def end() -> None:
-            with self._lock:
-                self._streams.discard(stream)
-                stream.has_ended = True
-                stream.changed.notify()
-
-        max_packet_bytes = self._max_message_bytes + max_head_bytes(bounds)
+        stream = _Stream(chunks, context)
         with self._lock:
             self._streams.add(stream)
         try:
-            if context.add_callback(end):
-                for frames in from_chunks(stream, max_packet_bytes):
-                    self._add(stream, frames)
-                    del frames  # the next may be long in coming
+            self._is_served.wait()
+            for frames in from_chunks(stream, self._max_message_bytes + MAX_HEAD_BYTES):
+                self._on_packet(frames)
+                del frames  # the next may be long in coming
         except Malformed as error:
             with self._lock:
                 self.num_refused += 1
@@ -345,30 +257,6 @@ class GrpcDriver:
                 log.warning("stream_silent", peer=stream.context.peer(), silent_s=round(silent_s))
                 stream.context.cancel()
 
-    def _add(self, stream: _Stream, frames: Frames) -> None:
-        """Waits for room. What comes on a stream that ends meanwhile is dropped, as if it had come
-        too late: who sent it knows that the line is broken."""
-        size = num_bytes(frames) + FRAME_BYTES * len(frames)
-        with self._lock:
-            stream.changed.wait_for(lambda: stream.has_ended or stream.waiting.has_room(size))
-            # In turn, so that small ones do not keep a large one waiting without end.
-            self._in_turn.append(stream)
-            stream.changed.wait_for(lambda: stream.has_ended or self._is_next(stream, size))
-            self._in_turn.remove(stream)
-            if not stream.has_ended:
-                self._num_come += 1
-                for waiting in (stream.waiting, self._waiting):
-                    waiting.add(self._num_come, size)
-                self._events.put(_Packet(frames, stream, self._num_come))
-            self._wake_next()
-
-    def _is_next(self, stream: _Stream, size_bytes: int) -> bool:
-        return self._in_turn[0] is stream and self._waiting.has_room(size_bytes)
-
-    def _wake_next(self) -> None:
-        if self._in_turn:
-            self._in_turn[0].changed.notify()
-
     # --- the end ---
 
     def close(self, linger_s: float) -> None:
@@ -378,7 +266,8 @@ class GrpcDriver:
             self._is_closed = True
             lines, self._lines = self._lines, {}
         with ExitStack() as rest:  # all of it, whatever one of them raises
-            rest.callback(self._events.close)
+            rest.callback(self._is_woken.set)
+            rest.callback(self._is_served.set)
             rest.callback(self._threads.end, self._stop, STOP_S)
             for line in lines.values():
                 rest.callback(line.close)

@@ -1,13 +1,13 @@
-"""Peers in one process, for tests and simulations: frames go from queue to queue."""
+"""Peers in one process, for tests and simulations: packets go from queue to queue."""
 
 import itertools
+import queue
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from xain_messaging.codec import Frames
-from xain_messaging.drivers.event_queue import EventQueue
 from xain_messaging.errors import Closed, UnknownPeer
-from xain_messaging.ports import Arrived, DriverEvent, Lost
 from xain_messaging.waits import LONGEST_S
 
 
@@ -39,9 +39,12 @@ class InProcessDriver:
 
     def __init__(self, switchboard: Switchboard) -> None:
         self._switchboard = switchboard
-        self._events: EventQueue[DriverEvent] = EventQueue()
+        # Of packets, and of names of peers whose connections have broken; None wakes.
+        self._events: queue.SimpleQueue[Frames | str | None] = queue.SimpleQueue()
         self._addresses: dict[str, str] = {}
         self._is_closed = False
+        self._on_packet: Callable[[Frames], None] = lambda frames: None
+        self._on_lost: Callable[[str], None] = lambda peer: None
         self._address = switchboard.add(self)
 
     @property
@@ -66,22 +69,36 @@ class InProcessDriver:
             raise UnknownPeer(f"{peer!r} is not connected") from None
         if other is not None:
             # As if over a wire: nothing is shared, and what comes can be written to.
-            other._events.put(Arrived([bytearray(frame) for frame in frames]))
+            other._events.put([bytearray(frame) for frame in frames])
 
-    def receive(self, timeout_s: float | None) -> DriverEvent | None:
-        return self._events.get(None if timeout_s is None else min(timeout_s, LONGEST_S))
+    def serve(self, on_packet: Callable[[Frames], None], on_lost: Callable[[str], None]) -> None:
+        self._on_packet, self._on_lost = on_packet, on_lost
+
+    def run(self, timeout_s: float) -> None:
+        try:
+            event = None
+            if not self._is_closed:
+                event = self._events.get(timeout=min(timeout_s, LONGEST_S))
+            while event is not None and not self._is_closed:
+                if isinstance(event, str):
+                    self._on_lost(event)
+                else:
+                    self._on_packet(event)
+                event = self._events.get_nowait()
+        except queue.Empty:
+            pass
 
     def wake(self) -> None:
-        self._events.wake()
+        self._events.put(None)
 
     def break_connection(self, peer: str) -> None:
-        """For tests: what a broken line does."""
-        self._events.put(Lost(peer))
+        """For tests: what a broken connection does."""
+        self._events.put(peer)
 
     def close(self, linger_s: float) -> None:
         self._is_closed = True
         self._switchboard.remove(self._address)
-        self._events.close()
+        self._events.put(None)
 
     def _check_open(self) -> None:
         if self._is_closed:
