@@ -24,7 +24,7 @@ Prints the tables; writes bench-results/large_model.json.
 One round of 800 million float32, 3.2 GB as GPT-2 large, and 6 participants whose update is one file
 that they map into memory; they check the model and keep none of it (mapped_agent.py). Beside it a
 published result of NVFLARE's streamed transfer. Takes 36 GB of the disk, and minutes.
-Writes bench-results/gpt2_large.json.
+Writes bench-results/large_model_gpt2.json.
 """
 
 import argparse
@@ -204,7 +204,7 @@ def main() -> None:
     results.begin(quick=given.quick, any_load=given.any_load)
     if given.gpt2_large:
         size = given.size if given.quick else GPT2_LARGE_SIZE
-        results.report("gpt2_large", {"model_mb": 4 * size / 1e6, "rounds": gpt2_large(size)})
+        results.report("large_model_gpt2", {"model_mb": 4 * size / 1e6, "rounds": gpt2_large(size)})
         return
     given.few = FEW
     if given.quick:
