@@ -287,8 +287,9 @@ def test_settings_can_be_loaded(name):
         assert secret is not None
         assert secret.parent == mounts["credentials"]
         assert secret.name in example["stringData"]
-    (port,) = container["ports"]
-    assert port["containerPort"] == coordinator.server.port
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    server = coordinator.server
+    assert ports == {"grpc": server.port, "weights": server.weights_port}
     # Another 8 s at most for what comes after the drain.
     assert template["terminationGracePeriodSeconds"] >= coordinator.server.drain_s + 8
 
@@ -446,7 +447,8 @@ def test_everything_is_denied_that_is_not_allowed(name):
     assert {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]} in policies
     settings = load(CoordinatorConfig, config_maps(name)["coordinator-config"][0])
     endpoints = (settings.storage.endpoint, settings.metrics.url)
-    ours = {int(url.rpartition(":")[2]) for url in endpoints} | {settings.server.port, 53}
+    served = {settings.server.port, settings.server.weights_port}
+    ours = {int(url.rpartition(":")[2]) for url in endpoints} | served | {53}
     allowed = [
         rule
         for policy in policies
