@@ -3,9 +3,10 @@
 import pytest
 from tests.unit.core.bench import Bench, closing, counted, make_rules
 
+from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
 from xain_coordinator.core.decider import next_deadline
-from xain_coordinator.core.pacing import AfterFirst
+from xain_coordinator.core.pacing import AfterFirst, noted_every_s
 from xain_coordinator.core.values import Phase
 from xain_coordinator.server.inspection_service import waiting_for
 
@@ -87,6 +88,29 @@ def test_a_restart_changes_nothing() -> None:
     assert bench.session.opened.first_update_at == 10.0
     bench.pass_time(SECONDS)
     assert closing(bench) == (10.0 + SECONDS, "complete")
+
+
+def test_a_reopened_round_waits_for_the_sender_of_a_damaged_update() -> None:
+    bench = bench_of("a", "b", "c")
+    bench.answers = False
+    bench.end("a")
+    bench.end("b")
+    bench.pass_time(SECONDS)
+    assert bench.phase is Phase.AGGREGATING
+    key = bench.session.opened.updates["b"].weights.ref.key
+    bench.send(c.NoteDamagedUpdates({key: "its digest is wrong"}))
+    assert bench.phase is Phase.COLLECTING
+    assert next_deadline(bench.session) <= bench.now + SECONDS
+    bench.pass_time(SECONDS / 2)
+    bench.end("b", digest="again")
+    bench.pass_time(SECONDS / 2)
+    assert bench.phase is Phase.AGGREGATING
+    assert counted(bench) == ("a", "b")
+
+
+def test_session_time_is_recorded_while_the_wait_lasts() -> None:
+    """A crash puts the closing off by a tenth of the wait."""
+    assert noted_every_s(bench_of("a", "b").session.rules) == SECONDS / 10
 
 
 def test_status_tells_what_the_round_waits_for() -> None:

@@ -247,7 +247,10 @@ class AfterFirst:
 
     def closes_at(self, round_: Round) -> float | None:
         first = round_.first_update_at
-        return None if first is None else first + self.seconds
+        if first is None:
+            return None
+        # A round that was reopened for a damaged update waits for its sender as for a first one.
+        return max(first, round_.reopened_at or first) + self.seconds
 
     def describe(self) -> str:
         return (
@@ -312,6 +315,8 @@ def noted_every_s(rules: Rules, round_: Round | None = None) -> float | None:
     is_evaluation = round_ is not None and round_.is_evaluation
     deadline_s = rules.evaluate_deadline_s if is_evaluation else rules.deadline_s
     waits = [wait for wait in (deadline_s, rules.idle_timeout_s) if wait is not None]
+    if rules.pacing and isinstance(pacing := pacing_of(rules), AfterFirst):
+        waits.append(pacing.seconds)
     if not waits:
         return None
     return min(MAX_NOTED_S, max(MIN_NOTED_S, NOTED_FRACTION * min(waits)))
