@@ -206,7 +206,7 @@ class Agents:
 def agents(
     target: str, num_participants: int, given: object, script: Path = AGENT
 ) -> Iterator[Agents]:
-    """Whatever happens, none of them is left. given: the script's third argument."""
+    """Agents that are all ended with the block. given: the script's third argument."""
     them = Agents()
     try:
         for i in range(num_participants):

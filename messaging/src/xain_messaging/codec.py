@@ -95,7 +95,7 @@ def encode(message: Message) -> list[Frame]:
 
 
 class _Packing:
-    """What msgpack asks for when it meets something that it has no words for."""
+    """Encode a value that msgpack does not know; msgpack calls this for each."""
 
     __slots__ = ("frames", "has_tuples")
 

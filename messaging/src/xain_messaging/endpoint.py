@@ -92,7 +92,7 @@ class _Retry:
 
 @dataclass(slots=True)
 class _Probe:
-    """Of a peer that has not said that it has heard all. so_far: what it has said."""
+    """Probe of a peer that has not acknowledged all. so_far: its latest acknowledgement."""
 
     so_far: tuple[int, int]
     at: float

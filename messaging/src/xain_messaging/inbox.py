@@ -23,7 +23,7 @@ class Entry(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Awaited:
-    """What one call awaits.
+    """Answers that one call awaits.
 
     sessions: answers in these are for this call alone.
     entries: the answers that it has got so far, by number. If the call is interrupted,

@@ -208,12 +208,11 @@ class Link:
     _held: list[_Held] = field(default_factory=list)
     _held_bytes: int = 0
     _dropped: set[int] = field(default_factory=set)  # incarnations
-    # Of that process: the last number heard, how many messages have been, those that are not taken
-    # yet, and how much that is taken it has not been told of. What is not taken of the processes
-    # before it waits as well.
+    # The last number heard of that process, the number of messages heard, messages not taken yet,
+    # and the bytes taken that it has not been told of. Messages of earlier processes wait as well.
     _heard: int = 0
     _num_heard: int = 0
-    # By number: the bytes, and the place among those heard.
+    # Bytes, and position among the messages heard, by number.
     _untaken: OrderedDict[int, tuple[int, int]] = field(default_factory=OrderedDict)
     _former: dict[tuple[int, int], int] = field(default_factory=dict)  # incarnation, number: bytes
     _untaken_bytes: int = 0  # of both

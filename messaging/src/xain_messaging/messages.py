@@ -136,7 +136,7 @@ class SessionMessage(Message, frozen=True, eq=False):
 
     @property
     def place(self) -> int:
-        """Of its stage in the session, from 0 on."""
+        """Position of the message's stage in the session, from 0 on."""
         assert self.session_stage is not None  # since __post_init__
         return _PLACES[self.session_stage]
 

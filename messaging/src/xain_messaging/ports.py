@@ -1,5 +1,5 @@
-"""What a proxy needs of the world: a driver that carries packets, and a discovery that knows who is
-in a group. Adapters are in drivers/ and discovery/; one suite of tests runs on all of each."""
+"""Ports of a proxy: a driver that carries packets, and a discovery that knows the peers of a group.
+Adapters are in drivers/ and discovery/; one suite of tests runs on all of each."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -45,7 +45,7 @@ def test_large_frames_come_as_they_were(make: Callable[[], Receiving], size: int
     assert received(there) == [b"next"]
 
 
-def test_what_has_come_is_the_receivers_own(make: Callable[[], Receiving]) -> None:
+def test_received_arrays_can_be_written_to_by_their_receiver(make: Callable[[], Receiving]) -> None:
     """Arrays lie in the frames after the second: they can be written to, and the sender does not
     see it."""
     here, there = make(), make()
@@ -84,7 +84,7 @@ def test_many_send_to_one(make: Callable[[], Receiving]) -> None:
         thread.join()
 
 
-def test_who_is_not_connected_is_unknown(make: Callable[[], Receiving]) -> None:
+def test_sending_to_a_peer_that_is_not_connected_is_refused(make: Callable[[], Receiving]) -> None:
     """Before connect() and after disconnect(); to disconnect a stranger is nothing."""
     here, there = make(), make()
     with pytest.raises(UnknownPeer, match="there"):

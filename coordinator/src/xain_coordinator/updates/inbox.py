@@ -259,7 +259,7 @@ class Inbox:
     def _bringer(
         self, participant_id: str, reference: Reference, announced: Announced
     ) -> Callable[[Distance | None], StoredWeights] | None:
-        """What reads and measures the object that a reference means; None if it means none."""
+        """Reading and measuring of the object that a reference means; None if it means none."""
         store, key, round_ = self._store, reference.key, announced.round
         place = update_key(round_, reference.name)
         if reference.data:

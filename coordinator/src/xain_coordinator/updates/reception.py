@@ -19,8 +19,7 @@ from xain_proto.np.codec import MAX_HEADER_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """What a sender says of the object, as it will be stored. digest: in hex; None if the sender
-    says none."""
+    """The object as its sender announces it. digest: in hex; None if the sender names none."""
 
     round: int
     size_bytes: int

@@ -39,7 +39,7 @@ class InProcessDriver:
 
     def __init__(self, switchboard: Switchboard) -> None:
         self._switchboard = switchboard
-        # Of packets, and of names of peers whose connections have broken; None wakes.
+        # Packets, and names of peers whose connections have broken; None wakes.
         self._events: queue.SimpleQueue[Frames | str | None] = queue.SimpleQueue()
         self._addresses: dict[str, str] = {}
         self._is_closed = False

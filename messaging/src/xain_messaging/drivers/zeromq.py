@@ -186,7 +186,7 @@ class ZmqDriver:
                 frame = self._pull.recv(copy=False)
                 frames: list[Frame] = [frame.bytes]
                 while frame.more:
-                    # What comes after the first is arrays, and stays in the memory that it came in.
+                    # Frames after the first are arrays, and stay in the memory they came in.
                     frame = self._pull.recv(copy=False)
                     frames.append(frame.buffer)
                 self._on_packet(frames)
