@@ -5,6 +5,7 @@ The programs are `xain-parameter-server scheduler`, `xain-parameter-server serve
 """
 
 import json
+import math
 import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -348,9 +349,12 @@ class SparseLaunch(Launch):
             return None
 
     def _missing_servers(self) -> Collection[str]:
+        """Servers that are not in the group, or have not brought their ranges back yet."""
         status = self._status()
-        there = () if status is None else status.view.addresses
-        return set(self._request.servers).difference(there)
+        if status is None:
+            return self._request.servers
+        absent = set(self._request.servers).difference(status.view.addresses)
+        return absent.union(filter(None, status.lost.values()))
 
     def _missing_workers(self) -> Collection[str]:
         """Workers that have not joined. Raises CommandFailed if one has ended before."""
@@ -404,14 +408,17 @@ class SparseLaunch(Launch):
     # --- its end ---
 
     def _save(self) -> tuple[int, Status]:
-        """Make a checkpoint, a second one if a program was killed meanwhile.
+        """Make a checkpoint, further ones if a program was killed meanwhile.
 
         Returns its number and the status afterwards. Raises CommandFailed.
         """
         calls = self._calls
         assert calls is not None
+        num_restarts = self._num_restarts.total()
+        # The scheduler may notice a death only when the program runs again, so that a second
+        # checkpoint fails of the same death: every restart allows new ones for START_TIMEOUT_S.
+        deadline = -math.inf
         while True:
-            num_restarts = self._num_restarts.total()
             # A signal within a call of gRPC would leave a channel that never closes: the call is
             # in a thread, which ends when stop() closes the calls.
             thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -424,8 +431,12 @@ class SparseLaunch(Launch):
             try:
                 return saved.result()
             except ParameterError as error:
+                self._look()
                 self._until(self._missing_servers)
-                if self._num_restarts.total() == num_restarts:
+                if self._num_restarts.total() != num_restarts:
+                    num_restarts = self._num_restarts.total()
+                    deadline = time.monotonic() + START_TIMEOUT_S
+                if time.monotonic() > deadline:
                     raise CommandFailed(f"the model was not saved: {error}") from None
 
     def _tell_result(self, failed: Sequence[str], number: int, status: Status) -> None:
