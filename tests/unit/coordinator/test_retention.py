@@ -14,7 +14,7 @@ from xain_coordinator.core.needed import Needed, needed_by
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import GlobalModel, Phase, WeightsRef
 from xain_coordinator.driver import retention
-from xain_coordinator.driver.broadcast import Wave
+from xain_coordinator.driver.broadcast import Broadcast
 from xain_coordinator.driver.retention import GROUP_SIZE, LARGE_BYTES, Retention
 from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.stores.memory import MemoryStore
@@ -187,7 +187,7 @@ class Driver:
     """As much of it as is watched."""
 
     session: Session
-    changes: Wave = field(default_factory=Wave)
+    changes: Broadcast = field(default_factory=Broadcast)
     is_over: bool = False
 
     async def changed(self) -> None:

@@ -48,7 +48,7 @@ from xain_coordinator.core.selection import ControllerFailed
 from xain_coordinator.core.session import Session, evolve, open_session
 from xain_coordinator.core.strategy import Strategy, builtin_strategy
 from xain_coordinator.core.values import Lineage, ParticipantState, Phase, Rules
-from xain_coordinator.driver.broadcast import Wave
+from xain_coordinator.driver.broadcast import Broadcast
 from xain_coordinator.driver.lateness import Lateness
 from xain_coordinator.driver.log_files import LatencyFile
 from xain_coordinator.driver.log_lines import log_event, log_lacking, log_many_updates
@@ -147,7 +147,7 @@ class Driver:
         self._unwritten: dict[str, bytes] = {}  # small updates of `_waiting` and of its group
         self._committing = False
         self._gathering: asyncio.TimerHandle | None = None  # begins the commit of `_waiting`
-        self._changes = Wave()
+        self._changes = Broadcast()
         self._timer: asyncio.TimerHandle | None = None
         self._expiry: float | None = None  # no lease ends before it; None: not known
         self._due = 0.0  # what the timer waits for
