@@ -1,16 +1,16 @@
-"""The Coordinator service, which lets participants in at a pace.
+"""The Coordinator service with rate limits on Rendezvous and Watch.
 
-Thousands who come at one instant would keep the process busy with their arrival while others train.
-So Rendezvous and new Watch streams are let in at the pace at which a fleet is asked to come back.
-Whoever comes too early hears when its turn is: LATER, which XAIN's participants know, or, to Watch,
-UNAVAILABLE with a RetryInfo. To strangers and streams that is said before anything is decided, and
-costs next to nothing; of a member's Rendezvous it is noted that it came.
+Thousands of participants that come at one instant would keep the process busy with their arrival
+while others train. So Rendezvous and new Watch streams are admitted at the rate at which a fleet is
+asked to come back. A call that comes too early is told when to come again: a Rendezvous by LATER,
+which XAIN's participants know, a Watch by UNAVAILABLE with a RetryInfo. For streams and clients
+that have not joined, this is decided before anything else and costs next to nothing; a member's
+Rendezvous renews its lease.
 
-Members and strangers have a queue each, and streams have one, too, all of the same pace. So however
-many strangers come, who was here before is not kept waiting by them. Nobody waits for a plain
-answer: that the session is finished, or, to a stranger's Watch, that a rendezvous comes first. Nor
-does a member lose its lease while it waits: that it came is a sign of life, and what it has said of
-itself stays.
+Members, clients that have not joined, and streams have a limit each, of the same rate. So new
+clients, however many, do not delay the return of members. A plain answer is never delayed: that the
+session is finished, or that a Watch needs a rendezvous first. A member that is told to wait keeps
+its lease and what it has said of itself.
 """
 
 from collections import Counter
@@ -28,8 +28,8 @@ from xain_coordinator.driver.driver import Driver
 from xain_coordinator.server.coordinator_service import CoordinatorService
 from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.server.identity import instance_of, participant_of
-from xain_coordinator.server.pace import Pace
 from xain_coordinator.server.predictions import RemotePredictor
+from xain_coordinator.server.rate_limit import RateLimit
 from xain_coordinator.server.statuses import STATUSES, status_details
 from xain_coordinator.updates.inbox import Inbox
 from xain_proto.fl import coordinator_pb2 as pb
@@ -37,18 +37,19 @@ from xain_proto.fl import coordinator_pb2 as pb
 Context = grpc.aio.ServicerContext[Any, Any]
 
 ADMISSIONS_PER_S = float(RECONNECTS_PER_S)
-# So many may come at once: a fleet of hundreds never notices that there is a pace.
+# Calls admitted at once: a fleet of hundreds never notices that there is a limit.
 BURST = 300
-# Twenty seconds' worth. A place is a name and a number.
+# Reservations of twenty seconds. Each is a name and a number.
 MAX_WAITING = 10_000
 
 # A wire that counts in milliseconds must not round a wait down to none.
 MIN_WAIT_S = 0.001
 
 
-class Entrance(CoordinatorService):
-    """counters: "asked_to_wait" counts the calls that came too early.
+class RateLimitedService(CoordinatorService):
+    """The Coordinator service, which limits the rates of Rendezvous and Watch.
 
+    counters: "asked_to_wait" counts the calls that came too early.
     The other arguments are those of CoordinatorService.
     """
 
@@ -63,10 +64,10 @@ class Entrance(CoordinatorService):
     ) -> None:
         super().__init__(driver, inbox, downloads, parse_points, predictions)
         self._counters = counters
-        self._strangers = Pace(ADMISSIONS_PER_S, BURST, MAX_WAITING)
-        # A place is a name, so that the two calls of a member cannot share a queue.
-        self._members = Pace(ADMISSIONS_PER_S, BURST, MAX_WAITING)
-        self._watches = Pace(ADMISSIONS_PER_S, BURST, MAX_WAITING)
+        self._newcomers = RateLimit(ADMISSIONS_PER_S, BURST, MAX_WAITING)
+        # A reservation is a name, so that the two calls of a member cannot share a limit.
+        self._members = RateLimit(ADMISSIONS_PER_S, BURST, MAX_WAITING)
+        self._watches = RateLimit(ADMISSIONS_PER_S, BURST, MAX_WAITING)
 
     async def Rendezvous(
         self, request: pb.RendezvousRequest, context: Context
@@ -75,12 +76,12 @@ class Entrance(CoordinatorService):
         session = self._driver.session
         if session.phase is not Phase.FINISHED:
             try:
-                check_name(participant_id)  # else the queue would hold whatever is sent
+                check_name(participant_id)  # else a reservation would hold whatever is sent
             except errors.InvalidName as refusal:
                 self.refused.note(participant_id, refusal)
                 raise
             is_member = session.is_member(participant_id, instance_of(context))
-            wait_s = self._wait_s(self._members if is_member else self._strangers, participant_id)
+            wait_s = self._wait_s(self._members if is_member else self._newcomers, participant_id)
             if wait_s:
                 if is_member:
                     await self._renew_lease(participant_id)
@@ -100,7 +101,7 @@ class Entrance(CoordinatorService):
             wait_s = self._wait_s(self._watches, participant_id)
             if wait_s:
                 refusal = errors.Unavailable(
-                    f"many participants come at once; it is your turn in {wait_s:.3f} s"
+                    f"many participants come at once; come again in {wait_s:.3f} s"
                 )
                 await context.abort(
                     STATUSES[errors.Unavailable],
@@ -117,12 +118,12 @@ class Entrance(CoordinatorService):
             if heard is None
             else c.Heartbeat(participant_id, heard.state, heard.round, heard.transfer)
         )
-        # A participant that has left since hears so with its next call.
+        # A participant that has left since is told so by its next call.
         with suppress(errors.NotAMember):
             await self._driver.submit(sign)
 
-    def _wait_s(self, pace: Pace, participant_id: str) -> float:
-        wait_s = pace.wait_s(participant_id, self._driver.clock.now())
+    def _wait_s(self, rate_limit: RateLimit, participant_id: str) -> float:
+        wait_s = rate_limit.wait_s(participant_id, self._driver.clock.now())
         if wait_s:
             self._counters["asked_to_wait"] += 1
             return max(wait_s, MIN_WAIT_S)

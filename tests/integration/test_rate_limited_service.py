@@ -1,4 +1,4 @@
-"""Who comes to a real server when many come at once."""
+"""A real server limits the rates of Rendezvous and Watch when many participants come at once."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from grpc_status import rpc_status
 from support.wire import Member
 from xain_coordinator.core import commands as c
 from xain_coordinator.core.values import ParticipantState
-from xain_coordinator.server import entrance
+from xain_coordinator.server import rate_limited_service
 from xain_coordinator.server.fair_queue import Turns
 from xain_participant import Agent, Participant
 from xain_proto.fl import coordinator_pb2 as pb
@@ -27,16 +27,16 @@ BURST = 20
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pace that a test can tell from none."""
-    monkeypatch.setattr(entrance, "ADMISSIONS_PER_S", PER_S)
-    monkeypatch.setattr(entrance, "BURST", BURST)
+    """A rate low enough that a test notices it."""
+    monkeypatch.setattr(rate_limited_service, "ADMISSIONS_PER_S", PER_S)
+    monkeypatch.setattr(rate_limited_service, "BURST", BURST)
 
 
 @pytest.fixture
 def closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two come in, and then nobody for a day."""
-    monkeypatch.setattr(entrance, "ADMISSIONS_PER_S", 1 / 86400)
-    monkeypatch.setattr(entrance, "BURST", 2)
+    """Admit two calls, and then none for a day."""
+    monkeypatch.setattr(rate_limited_service, "ADMISSIONS_PER_S", 1 / 86400)
+    monkeypatch.setattr(rate_limited_service, "BURST", 2)
 
 
 def seconds_and_reason(error: grpc.aio.AioRpcError) -> tuple[float, str]:
@@ -77,8 +77,8 @@ async def first_news(member: Member) -> tuple[float, int]:
 
 @pytest.mark.parametrize("come", [come_in, first_news])
 @pytest.mark.usefixtures("slow")
-async def test_hundreds_are_let_in_at_the_pace(start: Any, join: Any, come: Any) -> None:
-    """All of them, nobody earlier than the pace allows, and whoever is asked to wait, once."""
+async def test_hundreds_are_admitted_at_the_rate_limit(start: Any, join: Any, come: Any) -> None:
+    """All are admitted, none earlier than the limit allows, and each waits once at most."""
     coordinator = await start(rounds={"min_participants": MANY, "max_participants": MANY})
     members = [join(coordinator, f"site-{i}") for i in range(MANY)]
     if come is first_news:
@@ -89,14 +89,14 @@ async def test_hundreds_are_let_in_at_the_pace(start: Any, join: Any, come: Any)
     seconds = sorted(at - began for at, _ in came)
     for n, second in enumerate(seconds):
         assert second >= (n - BURST - 1) / PER_S
-    # The clock of an event loop may ring a millisecond early, and then the place is still theirs.
+    # The clock of an event loop may ring a millisecond early; the reservation then still stands.
     assert sum(times > 2 for _, times in came) == 0
     assert sum(times == 0 for _, times in came) >= BURST
     assert len(coordinator.driver.session.members) == MANY
 
 
 @pytest.mark.usefixtures("slow")
-async def test_who_only_knows_later_gets_in(start: Any, join: Any) -> None:
+async def test_participant_that_ignores_retry_after_is_admitted(start: Any, join: Any) -> None:
     """XAIN's participants do not read when they are to come again, and have no id."""
     coordinator = await start(rounds={"min_participants": MANY, "max_participants": MANY})
 
@@ -121,13 +121,13 @@ class Same(Participant):
         return weights, 1
 
 
-async def test_agents_come_when_it_is_their_turn(
+async def test_agents_come_at_their_reserved_times(
     start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One after another, with their streams as well; then they train as ever."""
     per_s = 4.0
-    monkeypatch.setattr(entrance, "ADMISSIONS_PER_S", per_s)
-    monkeypatch.setattr(entrance, "BURST", 1)
+    monkeypatch.setattr(rate_limited_service, "ADMISSIONS_PER_S", per_s)
+    monkeypatch.setattr(rate_limited_service, "BURST", 1)
     coordinator = await start(rounds={"rounds": 1, "min_participants": 6})
     agents = [Agent(Same(), f"127.0.0.1:{coordinator.port}", f"site-{i}") for i in range(6)]
     joined_at: list[float] = []
@@ -147,12 +147,12 @@ async def test_agents_come_when_it_is_their_turn(
             agent.stop()  # harmless for those that have ended
     for n, at in enumerate(joined_at):
         assert at >= n / per_s  # the session's time begins with 0
-    # Whoever does as it is told is asked once by each of the two queues.
+    # Each of the two limits asks an agent to wait once.
     assert coordinator.counters["asked_to_wait"] <= 2 * len(agents)
 
 
-async def test_hundreds_are_let_in_at_once(start: Any, join: Any) -> None:
-    """Unless the pace is another one than it is: few must not notice that there is one."""
+async def test_hundreds_are_admitted_at_once_by_default(start: Any, join: Any) -> None:
+    """With the default burst a fleet of hundreds does not notice the limit."""
     coordinator = await start(rounds={"min_participants": MANY, "max_participants": MANY})
     members = [join(coordinator, f"site-{i}") for i in range(MANY)]
     answers = await asyncio.gather(*(member.rendezvous() for member in members))
@@ -160,13 +160,13 @@ async def test_hundreds_are_let_in_at_once(start: Any, join: Any) -> None:
 
 
 @pytest.mark.usefixtures("closed")
-async def test_strangers_keep_no_member_waiting(start: Any, join: Any) -> None:
-    """Their queue is another one: who was here before comes back at once."""
+async def test_new_clients_do_not_delay_members(start: Any, join: Any) -> None:
+    """Members have a limit of their own, so a member comes back at once."""
     coordinator = await start(rounds={"min_participants": 2, "max_participants": 100})
     member = join(coordinator, "member")
     await coordinator.driver.submit(c.Rendezvous("member", None))
-    strangers = [join(coordinator, f"site-{i}") for i in range(10)]
-    answers = [await stranger.rendezvous() for stranger in strangers]
+    newcomers = [join(coordinator, f"site-{i}") for i in range(10)]
+    answers = [await newcomer.rendezvous() for newcomer in newcomers]
     assert [answer.reply for answer in answers] == [pb.ACCEPT] * 2 + [pb.LATER] * 8
     waits = [answer.retry_after_ms for answer in answers[2:]]
     assert waits == sorted(set(waits))
@@ -178,8 +178,8 @@ async def test_strangers_keep_no_member_waiting(start: Any, join: Any) -> None:
 
 
 @pytest.mark.usefixtures("closed")
-async def test_a_member_that_waits_keeps_its_lease(start: Any, join: Any) -> None:
-    """That it came is a sign of life, though it is not let in. What it said of itself stays."""
+async def test_member_that_waits_keeps_its_lease(start: Any, join: Any) -> None:
+    """A rendezvous that is told to wait renews the lease and keeps the state last reported."""
     coordinator = await start(rounds={"min_participants": 2, "max_participants": 100})
     member = join(coordinator, "member")
     await coordinator.driver.submit(c.Rendezvous("member", None))
@@ -194,7 +194,7 @@ async def test_a_member_that_waits_keeps_its_lease(start: Any, join: Any) -> Non
 
 
 @pytest.mark.usefixtures("closed")
-async def test_who_is_refused_for_good_is_not_asked_to_wait(start: Any, join: Any) -> None:
+async def test_call_that_is_refused_for_good_is_not_asked_to_wait(start: Any, join: Any) -> None:
     coordinator = await start(rounds={"min_participants": 2, "max_participants": 100})
     for i in range(3):
         await join(coordinator, f"site-{i}").rendezvous()
@@ -202,20 +202,20 @@ async def test_who_is_refused_for_good_is_not_asked_to_wait(start: Any, join: An
         await join(coordinator, "global").rendezvous()
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await first_news(join(coordinator, "stranger"))
+        await first_news(join(coordinator, "newcomer"))
     assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
-async def test_strangers_hold_up_no_chunks(
+async def test_calls_of_unregistered_clients_do_not_delay_chunks(
     start: Any, join: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Chunks make way for the heartbeats of members alone."""
+    """Only heartbeats of members go before chunks."""
     made: list[Turns] = []
     monkeypatch.setattr(Turns, "make_way", lambda turns: made.append(turns))
     coordinator = await start(rounds={"min_participants": 2})
-    stranger, member = join(coordinator, "stranger"), join(coordinator, "member")
+    newcomer, member = join(coordinator, "newcomer"), join(coordinator, "member")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await stranger.heartbeat()
+        await newcomer.heartbeat()
     assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
     assert not made
     await member.rendezvous()
