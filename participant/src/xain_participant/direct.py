@@ -214,13 +214,13 @@ class DirectTransfer:
         with connection.getresponse() as response:
             # A server that knows no ranges sends it all again.
             surplus = start - _first_byte(response, start, download.size_bytes)
-            pace = _Pace(self._chunk_timeout_s)
+            stall_timer = _StallTimer(self._chunk_timeout_s)
             while not download.is_whole:
                 if surplus or response.length is None:
                     data = memoryview(response.read1(CHUNK_BYTES))
                     if not data:
                         raise _Broken("the connection was closed early")
-                    pace.moved(len(data))
+                    stall_timer.moved(len(data))
                     skipped = min(surplus, len(data))
                     surplus -= skipped
                     try:
@@ -232,7 +232,7 @@ class DirectTransfer:
                     count = response.fp.readinto1(download.room(CHUNK_BYTES))
                     if not count:
                         raise _Broken("the connection was closed early")
-                    pace.moved(count)
+                    stall_timer.moved(count)
                     download.take(count)
 
     # --- up ---
@@ -293,14 +293,14 @@ class DirectTransfer:
             if target.is_port and not self._may_continue(connection):
                 return self._stored(target, connection, 0)
             connection.sock.settimeout(self._chunk_timeout_s)
-            sent, pace = 0, _Pace(self._chunk_timeout_s)
+            sent, stall_timer = 0, _StallTimer(self._chunk_timeout_s)
             for part in parts:
                 skipped = min(max(0, offset - sent), len(part))
                 sent += skipped
                 part = part[skipped:]
                 while part:
                     count = connection.sock.send(part[:CHUNK_BYTES])
-                    pace.moved(count)
+                    stall_timer.moved(count)
                     part = part[count:]
                     sent += count
                     on_sent(sent)
@@ -422,8 +422,8 @@ class _Failure:
     until: float
 
 
-class _Pace:
-    """Ends a transfer that moves less than LEAST_BYTES in `timeout_s`, byte by byte."""
+class _StallTimer:
+    """End a transfer that moves less than LEAST_BYTES in `timeout_s`."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s

@@ -131,7 +131,7 @@ class Body:
 
     @property
     def waited_s(self) -> float:
-        return self._incoming.pace.waited_s
+        return self._incoming.stall_timer.waited_s
 
     async def header(self) -> Header:
         return self._header
@@ -296,7 +296,7 @@ class WeightsPort:
             del self._idle[ended]
             ended.cancel()
         elif is_full:
-            slow = {task: moving.pace.waited_s for task, moving in self._moving.items()}
+            slow = {task: moving.stall_timer.waited_s for task, moving in self._moving.items()}
             if max(slow.values(), default=0.0) < MAX_WAIT_S or not slow:
                 return False
             ended = max(slow, key=slow.__getitem__)
@@ -544,8 +544,8 @@ class WeightsPort:
 
         add(fd, note)
         try:
-            with transfer.pace.waiting():
-                async with asyncio.timeout(transfer.pace.left_s):
+            with transfer.stall_timer.waiting():
+                async with asyncio.timeout(transfer.stall_timer.left_s):
                     await ready
         except TimeoutError:
             raise Stalled from None

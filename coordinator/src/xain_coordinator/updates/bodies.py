@@ -48,7 +48,7 @@ class Transfer(Protocol):
 
     sock: socket.socket
     is_sending: bool
-    pace: "Pace"
+    stall_timer: "StallTimer"
 
     def move(self, is_wanted: Callable[[], bool]) -> bool:
         """Move bytes, in a thread, until all are moved (True) or the peer keeps us waiting (False).
@@ -61,9 +61,12 @@ class Transfer(Protocol):
         """Move no more bytes. A thread that waits for the peer stops at once."""
 
 
-class Pace:
-    """How long a peer takes for LEAST_BYTES: it has STALLED_S. The time for which its transfer
-    waits for a thread or for the disk does not count. now: a clock, in seconds."""
+class StallTimer:
+    """Time for which a transfer has waited for its peer since LEAST_BYTES were moved last; the
+    peer has STALLED_S. Waiting for a thread or for the disk does not count.
+
+    now: a clock, in seconds.
+    """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -84,14 +87,14 @@ class Pace:
         return max(0.0, STALLED_S - self._waited_s)
 
     def moved(self, num_bytes: int) -> None:
-        """Note bytes that have come or gone."""
+        """Count bytes that were received or sent."""
         self._bytes += num_bytes
         if self._bytes >= LEAST_BYTES:
             self._bytes, self._waited_s = 0, 0.0
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count the time for which the peer keeps us waiting."""
+        """Count the time in this context as waiting for the peer."""
         began_at = self._waits_since = self._now()
         try:
             yield
@@ -110,7 +113,7 @@ class Incoming:
 
     def __init__(self, sock: socket.socket, rest: bytes, num_bytes: int) -> None:
         self.sock = sock
-        self.pace = Pace()
+        self.stall_timer = StallTimer()
         self._rest = rest[:num_bytes]
         self._left = num_bytes
         self._reception: Reception | None = None
@@ -135,7 +138,7 @@ class Incoming:
                 self._reception.write(buffer[:count])
                 self._left -= count
                 moved += count
-            self.pace.moved(count)
+            self.stall_timer.moved(count)
             if is_waiting or (moved >= TURN_BYTES and is_wanted()):
                 return self._has_ended or not self._left
         return True
@@ -173,7 +176,7 @@ class Outgoing:
         self, sock: socket.socket, head: bytes, reader: Reader, fd: int, start: int, end: int
     ) -> None:
         self.sock = sock
-        self.pace = Pace()
+        self.stall_timer = StallTimer()
         self._head = memoryview(head)
         self._reader = reader
         self._fd = fd
@@ -193,7 +196,7 @@ class Outgoing:
                     return False
                 continue
             moved += count
-            self.pace.moved(count)
+            self.stall_timer.moved(count)
             if moved >= TURN_BYTES and is_wanted():
                 return False
         return True
@@ -225,7 +228,7 @@ def _buffer() -> memoryview:
 def _waited(transfer: Transfer) -> bool:
     """Whether the socket is ready within POLL_S, and the peer is not too slow altogether."""
     sock, is_sending = transfer.sock, transfer.is_sending
-    with transfer.pace.waiting():
+    with transfer.stall_timer.waiting():
         if sys.platform == "win32":
             sides = ([], [sock], []) if is_sending else ([sock], [], [])
             is_ready = any(select.select(*sides, POLL_S))
@@ -233,4 +236,4 @@ def _waited(transfer: Transfer) -> bool:
             poll = select.poll()
             poll.register(sock, select.POLLOUT if is_sending else select.POLLIN)
             is_ready = bool(poll.poll(POLL_S * 1000))
-    return is_ready and transfer.pace.left_s > 0
+    return is_ready and transfer.stall_timer.left_s > 0

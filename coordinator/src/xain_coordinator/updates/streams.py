@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from xain_coordinator.core.errors import InvalidUpdate, Unavailable
-from xain_coordinator.updates.bodies import Pace, Stalled
+from xain_coordinator.updates.bodies import StallTimer, Stalled
 from xain_coordinator.updates.reception import Announced, Header, Reception
 from xain_foundation.threads import run_to_end
 from xain_proto.fl.coordinator_pb2 import Encoding
@@ -35,7 +35,7 @@ class Intake:
         self._writes = writes
         self._first = b""  # data of the message with the header
         self._limit: asyncio.Timeout | None = None  # of the present read
-        self._pace = Pace(_now)
+        self._stall_timer = StallTimer(_now)
         self._why_ended = ""
         self.encoding: Encoding.ValueType = Encoding.PLAIN  # of the data
 
@@ -70,7 +70,7 @@ class Intake:
     @property
     def waited_s(self) -> float:
         """Seconds for which the upload has waited for its sender; 0 while it does not."""
-        return self._pace.waited_s
+        return self._stall_timer.waited_s
 
     def end(self, why: str) -> None:
         """End an upload that waits for its sender, which may go on with it later."""
@@ -80,8 +80,8 @@ class Intake:
 
     async def _message(self) -> Any:
         try:
-            with self._pace.waiting():
-                async with asyncio.timeout(self._pace.left_s) as self._limit:
+            with self._stall_timer.waiting():
+                async with asyncio.timeout(self._stall_timer.left_s) as self._limit:
                     message = await self._read()
         except TimeoutError:
             why = self._why_ended or str(Stalled())
@@ -89,7 +89,7 @@ class Intake:
         finally:
             self._limit = None
         if message is not grpc.aio.EOF:
-            self._pace.moved(len(message.data))
+            self._stall_timer.moved(len(message.data))
         return message
 
 
