@@ -33,7 +33,7 @@ from xain_coordinator.core.values import Phase, StoredWeights
 from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.stores.files import FileUnfinished
 from xain_coordinator.updates import inbox
-from xain_coordinator.updates.reception import Announced, Reception
+from xain_coordinator.updates.measured_upload import Announced, MeasuredUpload
 from xain_participant import upload as outgoing
 from xain_participant.client import CoordinatorClient, Refused
 from xain_participant.encoded import quantise
@@ -206,14 +206,14 @@ class Gate:
 
 
 def held(monkeypatch: pytest.MonkeyPatch, method: str) -> Gate:
-    """A gate before this method of every reception."""
-    gate, original = Gate(), getattr(Reception, method)
+    """A gate before this method of every MeasuredUpload."""
+    gate, original = Gate(), getattr(MeasuredUpload, method)
 
-    def gated(self: Reception, *args: Any) -> Any:
+    def gated(self: MeasuredUpload, *args: Any) -> Any:
         gate.enter()
         return original(self, *args)
 
-    monkeypatch.setattr(Reception, method, gated)
+    monkeypatch.setattr(MeasuredUpload, method, gated)
     return gate
 
 
@@ -273,13 +273,13 @@ async def test_what_cannot_be_gone_on_with_is_not_left_open(start, join, tmp_pat
 async def test_what_others_let_go_of_is_aborted_once(start, join, tmp_path, monkeypatch):
     """What was just read again may have to go while it is kept. Two threads must not meet there."""
     _, a = await begun_again(start, join, tmp_path)
-    abort, aborted = Reception.abort, []
+    abort, aborted = MeasuredUpload.abort, []
 
-    def noted(self: Reception) -> None:
+    def noted(self: MeasuredUpload) -> None:
         aborted.append(self)
         abort(self)
 
-    monkeypatch.setattr(Reception, "abort", noted)
+    monkeypatch.setattr(MeasuredUpload, "abort", noted)
     monkeypatch.setattr(inbox, "MAX_BROKEN", 0)
     assert await found(a) == 0
     assert len(aborted) == 1
@@ -291,15 +291,15 @@ async def test_a_commit_outlives_its_line(start, join, monkeypatch):
     coordinator = await start()
     a = join(coordinator, "a")
     await in_round(a)
-    gate, complete = Gate(), Reception.complete
+    gate, complete = Gate(), MeasuredUpload.complete
     completed: list[StoredWeights] = []
 
-    def gated(self: Reception) -> StoredWeights:
+    def gated(self: MeasuredUpload) -> StoredWeights:
         completed.append(complete(self))
         gate.enter()
         return completed[-1]
 
-    monkeypatch.setattr(Reception, "complete", gated)
+    monkeypatch.setattr(MeasuredUpload, "complete", gated)
     call = await put(a)
     await gate.entered()
     coordinator._server.inbox._slots["a"].upload.cancel()
@@ -385,9 +385,9 @@ async def test_a_commit_leaves_a_newer_upload_alone(start, join, tmp_path, monke
     await gate.entered()
     newer = Announced(0, len(DATA), "ab" * 16)
     of_session = coordinator._server.inbox
-    reception = of_session._begin("a", "0/a", newer)
-    reception.write(DATA[:MIB])
-    await of_session._keep_broken(of_session._slots["a"], "a", reception)
+    upload = of_session._begin("a", "0/a", newer)
+    upload.write(DATA[:MIB])
+    await of_session._keep_broken(of_session._slots["a"], "a", upload)
     gate.open()
     await first
     assert await found(a, digest=bytes.fromhex(newer.digest)) == MIB

@@ -8,7 +8,7 @@ import pytest
 
 from support.transfers import PATIENCE_S, VECTOR, put, refused, until
 from xain_coordinator.core.values import StoredWeights
-from xain_coordinator.updates.reception import Reception
+from xain_coordinator.updates.measured_upload import MeasuredUpload
 from xain_proto.fl import coordinator_pb2 as pb
 
 
@@ -30,11 +30,11 @@ async def test_what_comes_after_its_round_was_looked_through_does_not_stay(
     a, b = join(coordinator, "a"), join(coordinator, "b")
     await asyncio.gather(a.rendezvous(), b.rendezvous())
     await a.until(pb.ROUND, 0)
-    complete = Reception.complete
+    complete = MeasuredUpload.complete
     is_begun, may_end = threading.Event(), threading.Event()
     completed: list[str] = []
 
-    def slow(self: Reception) -> StoredWeights:
+    def slow(self: MeasuredUpload) -> StoredWeights:
         if "/b." in self.key:
             is_begun.set()
             assert may_end.wait(PATIENCE_S)
@@ -42,7 +42,7 @@ async def test_what_comes_after_its_round_was_looked_through_does_not_stay(
         completed.append(measured.ref.key)
         return measured
 
-    monkeypatch.setattr(Reception, "complete", slow)
+    monkeypatch.setattr(MeasuredUpload, "complete", slow)
     sending = await put(b)
     assert await asyncio.to_thread(is_begun.wait, PATIENCE_S)
     await a.hand_in(VECTOR)

@@ -27,8 +27,8 @@ from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.core.values import Phase
 from xain_coordinator.stores.files import FileReader
 from xain_coordinator.updates import readings, sources
+from xain_coordinator.updates.measured_upload import MeasuredUpload
 from xain_coordinator.updates.readings import NUM_READINGS
-from xain_coordinator.updates.reception import Reception
 from xain_proto.fl import coordinator_pb2 as pb
 
 PATIENT = {"heartbeat_timeout_s": 2 * PATIENCE_S}  # members send none here
@@ -71,7 +71,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Held:
     """Whatever reads back what lies in the store."""
     held = Held()
     monkeypatch.setattr(sources, "measure", held.holding(sources.measure))
-    monkeypatch.setattr(Reception, "pick_up", held.holding(Reception.pick_up))
+    monkeypatch.setattr(MeasuredUpload, "pick_up", held.holding(MeasuredUpload.pick_up))
     return held
 
 
@@ -200,14 +200,14 @@ async def test_what_waits_for_its_turn_in_vain_is_left_as_it_was(
     sending.cancel()
     await coordinator.stop()
 
-    look, looked = Reception.look, threading.Event()
+    look, looked = MeasuredUpload.look, threading.Event()
 
-    def noted(self: Reception) -> bool:
+    def noted(self: MeasuredUpload) -> bool:
         is_there = look(self)
         looked.set()
         return is_there
 
-    monkeypatch.setattr(Reception, "look", noted)
+    monkeypatch.setattr(MeasuredUpload, "look", noted)
     coordinator = await start(server=PATIENT)
     a = join(coordinator, "a")
     slots = coordinator._server.inbox._slots

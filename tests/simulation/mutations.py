@@ -35,8 +35,8 @@ from xain_coordinator.driver.retention import Retention
 from xain_coordinator.journal import restore as restore_module
 from xain_coordinator.ports import Journal, Record, Snapshot
 from xain_coordinator.server.downloads import Downloads
+from xain_coordinator.updates.measured_upload import MeasuredUpload
 from xain_coordinator.updates.measuring import Inspector
-from xain_coordinator.updates.reception import Reception
 from xain_messaging.clock_table import ClockTable
 from xain_participant import events, protocol
 from xain_participant import work as work_module
@@ -58,7 +58,7 @@ begin_protocol = Protocol.__init__
 drop = Protocol._drop
 joined = Protocol._joined
 keep_result = Work._keep
-pick_up = Reception.pick_up
+pick_up = MeasuredUpload.pick_up
 note_refused = answers._note_refused
 
 
@@ -292,7 +292,7 @@ def _joined_late(self: Protocol, event: events.Joined) -> None:
     self._heartbeat_interval_s *= 1.19
 
 
-def _pick_up_as_sent(self: Reception) -> bool:
+def _pick_up_as_sent(self: MeasuredUpload) -> bool:
     is_good = pick_up(self)
     self._is_picked_up = False
     return is_good
@@ -354,7 +354,7 @@ MUTATIONS: Mapping[str, Mutation] = {
     "never join again": _patch(Protocol, "_rejoin", lambda self: self._set_contact(1.0)),
     "leave clocks no room to drift": _patch(Protocol, "_joined", _joined_late),
     "blame the sender for what a power cut has spoilt": _patch(
-        Reception, "pick_up", _pick_up_as_sent
+        MeasuredUpload, "pick_up", _pick_up_as_sent
     ),
     "believe what a store has sent": _patch(Download, "check", lambda self: None),
     "take what is not finite": _patch(Inspector, "_scan", _count),

@@ -325,13 +325,13 @@ def _surroundings(world: _World, scenario: Scenario) -> Iterator[None]:
             "xain_participant.encoded.TILE_ELEMENTS": TILE_ELEMENTS,
             "xain_participant.upload.TILE_ELEMENTS": TILE_ELEMENTS,
             "xain_proto.np.delta.TILE_ELEMENTS": TILE_ELEMENTS,
-            "xain_coordinator.updates.reception.TILE_ELEMENTS": TILE_ELEMENTS,
+            "xain_coordinator.updates.measured_upload.TILE_ELEMENTS": TILE_ELEMENTS,
             "xain_participant.client.MESSAGE_BYTES": 16,
             "xain_coordinator.server.downloads.INLINE_BYTES": 0,
             "xain_coordinator.server.downloads.MESSAGE_BYTES": MESSAGE_BYTES,
             "xain_coordinator.server.downloads.BLOCK_BYTES": 2 * CHUNK_BYTES,
             "xain_coordinator.updates.bodies.LEAST_BYTES": MESSAGE_BYTES,
-            "xain_coordinator.updates.reception.CHUNK_BYTES": RESUMED_AT_BYTES,
+            "xain_coordinator.updates.measured_upload.CHUNK_BYTES": RESUMED_AT_BYTES,
         }
     collects = gc.isenabled()
     with ExitStack() as stack:

@@ -52,8 +52,8 @@ from xain_coordinator.server.translate import (
     wire_task,
 )
 from xain_coordinator.updates.inbox import Inbox, Reference
-from xain_coordinator.updates.reception import Announced
-from xain_coordinator.updates.streams import NUM_WRITES, Intake
+from xain_coordinator.updates.measured_upload import Announced
+from xain_coordinator.updates.upload_stream import NUM_WRITES, UploadStream
 from xain_foundation.names import shortened
 from xain_foundation.rare_lines import RareLine
 from xain_proto.fl import coordinator_pb2 as pb
@@ -504,12 +504,12 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             return message
 
         try:
-            intake = Intake(read, self._writes)
-            ref = ref_message(await self._inbox.receive(participant_id, intake))
+            stream = UploadStream(read, self._writes)
+            ref = ref_message(await self._inbox.receive(participant_id, stream))
         except errors.UnusableUpdate as refusal:
             await self._note_refusal(participant_id, trained, refusal)
             raise
-        ref.encoding = intake.encoding
+        ref.encoding = stream.encoding
         return pb.PutWeightsResponse(ref=ref)
 
     async def _chunk_turn(self, num_bytes: int) -> None:

@@ -30,7 +30,7 @@ from xain_coordinator.server.statuses import message_of
 from xain_coordinator.stores.files import FileReader
 from xain_coordinator.updates.bodies import Incoming, Outgoing, Stalled, Transfer
 from xain_coordinator.updates.inbox import Source
-from xain_coordinator.updates.reception import Announced, Header, Reception
+from xain_coordinator.updates.measured_upload import Announced, Header, MeasuredUpload
 from xain_foundation.fields import join_host_port
 from xain_foundation.rare_lines import RareLine
 from xain_foundation.threads import wait_to_end
@@ -139,10 +139,10 @@ class Body:
     def end(self, why: str) -> None:
         self._incoming.end()
 
-    async def into(self, reception: Reception) -> None:
+    async def into(self, upload: MeasuredUpload) -> None:
         """Receive all that comes. Returns when it is written. Raises Unavailable, and what
-        Reception.write raises."""
-        self._incoming.begin(reception)
+        MeasuredUpload.write raises."""
+        self._incoming.begin(upload)
         receiving = asyncio.wrap_future(
             self._port.run(self._port.receive_body(self._incoming, is_awaited=self._is_awaited))
         )

@@ -17,11 +17,11 @@ from typing import Protocol
 
 from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.ports import Reader
-from xain_coordinator.updates.reception import Reception
+from xain_coordinator.updates.measured_upload import MeasuredUpload
 
 PIECE_BYTES = 1 << 20  # received, measured and written at a time
 SENT_BYTES = 8 << 20  # handed to the kernel at a time
-TURN_BYTES = 64 << 20  # moved for one connection while others wait for a thread
+SHARE_BYTES = 64 << 20  # moved for one connection while others wait for a thread
 # Time for which a thread waits for the peer while no other connection waits for a thread: less than
 # the way through the event loop and back would cost a fast peer again and again.
 POLL_S = 0.02
@@ -104,7 +104,7 @@ class StallTimer:
 
 
 class Incoming:
-    """The body of a PUT: into a reception, which measures and writes each piece.
+    """The body of a PUT: an upload measures and writes each piece of it.
 
     rest: bytes of the body that came with the head. num_bytes: of the whole body.
     """
@@ -116,12 +116,12 @@ class Incoming:
         self.stall_timer = StallTimer()
         self._rest = rest[:num_bytes]
         self._left = num_bytes
-        self._reception: Reception | None = None
+        self._upload: MeasuredUpload | None = None
         self._has_ended = False
 
-    def begin(self, reception: Reception) -> None:
-        """Set where the bytes go."""
-        self._reception = reception
+    def begin(self, upload: MeasuredUpload) -> None:
+        """Set the upload that takes the bytes."""
+        self._upload = upload
 
     def end(self) -> None:
         self._has_ended = True
@@ -129,17 +129,17 @@ class Incoming:
             self.sock.shutdown(socket.SHUT_RD)
 
     def move(self, is_wanted: Callable[[], bool]) -> bool:
-        assert self._reception is not None, "begin() comes first"
+        assert self._upload is not None, "begin() comes first"
         buffer = _buffer()
         moved = 0
         while self._left and not self._has_ended:
             count, is_waiting = self._fill(buffer[: min(PIECE_BYTES, self._left)], is_wanted)
             if count:
-                self._reception.write(buffer[:count])
+                self._upload.write(buffer[:count])
                 self._left -= count
                 moved += count
             self.stall_timer.moved(count)
-            if is_waiting or (moved >= TURN_BYTES and is_wanted()):
+            if is_waiting or (moved >= SHARE_BYTES and is_wanted()):
                 return self._has_ended or not self._left
         return True
 
@@ -197,7 +197,7 @@ class Outgoing:
                 continue
             moved += count
             self.stall_timer.moved(count)
-            if moved >= TURN_BYTES and is_wanted():
+            if moved >= SHARE_BYTES and is_wanted():
                 return False
         return True
 

@@ -48,9 +48,9 @@ from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import DirectAccess, KeyNotFound, WeightsStore
 from xain_coordinator.updates.background import Background
 from xain_coordinator.updates.content import TreesCheck, check_announced_size
+from xain_coordinator.updates.measured_upload import Announced, Decoder, Header, MeasuredUpload
 from xain_coordinator.updates.measuring import BaseModel, Distance, Inspector, measure_bytes
 from xain_coordinator.updates.readings import Readings
-from xain_coordinator.updates.reception import Announced, Decoder, Header, Reception
 from xain_coordinator.updates.sources import Bucket, copied, fetched, in_place
 from xain_foundation.threads import run_to_end, wait_to_end
 from xain_proto.fl.coordinator_pb2 import Encoding
@@ -106,9 +106,9 @@ class Source(Protocol):
     async def header(self) -> Header:
         """The description of the upload. Raises InvalidUpdate and Unavailable."""
 
-    async def into(self, reception: Reception) -> None:
+    async def into(self, upload: MeasuredUpload) -> None:
         """Write all bytes that come. Returns when they are written, though some may be missing.
-        Raises Unavailable, and what Reception.write raises."""
+        Raises Unavailable, and what MeasuredUpload.write raises."""
 
     def end(self, why: str) -> None:
         """End an upload that waits for its sender."""
@@ -141,7 +141,7 @@ class _Slot:
     upload: asyncio.Task[WeightsRef] | None = None
     source: Source | None = None
     reading: _Reading | None = None
-    broken: Reception | None = None
+    broken: MeasuredUpload | None = None
     stored: dict[int, StoredWeights] = field(default_factory=dict)
 
 
@@ -369,32 +369,32 @@ class Inbox:
         if (stored := self._stored_like(slot, announced)) is not None:
             return stored.ref
         await _until_read(slot)
-        reception = await self._reception(slot, participant_id, place, header)
+        upload = await self._upload(slot, participant_id, place, header)
         is_broken = False  # a wrong update is wrong the next time; a connection is not
         try:
-            self._decode(reception, header.encoding)
-            await source.into(reception)
-            if not reception.is_whole:
+            self._decode(upload, header.encoding)
+            await source.into(upload)
+            if not upload.is_whole:
                 raise Unavailable(
-                    f"the upload ended after {reception.offset} of {announced.size_bytes} bytes; "
+                    f"the upload ended after {upload.offset} of {announced.size_bytes} bytes; "
                     "FindUpload says where it can go on"
                 )
             # Once it is whole, a connection that breaks does not throw it away.
             return await wait_to_end(
-                asyncio.ensure_future(self._commit(slot, participant_id, reception))
+                asyncio.ensure_future(self._commit(slot, participant_id, upload))
             )
         except (asyncio.CancelledError, Unavailable):
             is_broken = True
             raise
         finally:
-            if is_broken and reception.is_open and reception.offset:
-                await self._keep_broken(slot, participant_id, reception)
-            elif reception.is_open:
-                await run_to_end(reception.abort)
+            if is_broken and upload.is_open and upload.offset:
+                await self._keep_broken(slot, participant_id, upload)
+            elif upload.is_open:
+                await run_to_end(upload.abort)
 
-    async def _commit(self, slot: _Slot, participant_id: str, reception: Reception) -> WeightsRef:
+    async def _commit(self, slot: _Slot, participant_id: str, upload: MeasuredUpload) -> WeightsRef:
         """Make a whole upload durable: it is the one that its sender hands in."""
-        announced = reception.announced
+        announced = upload.announced
         async with slot.lock:
             # Another update may have been accepted meanwhile, and the round may be over.
             session = self._driver.session
@@ -404,29 +404,29 @@ class Inbox:
                 latest = await self._place(participant_id, announced)
                 if isinstance(latest, WeightsRef):
                     return latest
-            measured = await run_to_end(reception.complete)
+            measured = await run_to_end(upload.complete)
             if not self._keep(slot, announced.round, measured):
                 await self._place(participant_id, announced)  # tells its sender why
         return measured.ref
 
-    def _decode(self, reception: Reception, encoding: "Encoding.ValueType") -> None:
+    def _decode(self, upload: MeasuredUpload, encoding: "Encoding.ValueType") -> None:
         """Raises InvalidUpdate."""
         if encoding == Encoding.PLAIN:
             return
         bits = ENCODING_BITS.get(encoding)
         if bits is None:
             raise InvalidUpdate(f"no encoding of updates has the number {encoding}")
-        model = self._driver.session.model_of(reception.announced.round)
+        model = self._driver.session.model_of(upload.announced.round)
         if model is None or not _has_differences(model):
             raise InvalidUpdate(
                 "only updates of a float32 model that there is can be encoded; send it as it is"
             )
         decoder = Decoder(bits, BaseModel(self._store, model))
-        if reception.header is not None:
-            decoder.go_on(reception.header, reception.offset)
-        elif reception.offset:
-            raise InvalidUpdate(f"no tile of the update begins at its byte {reception.offset}")
-        reception.decoder = decoder
+        if upload.header is not None:
+            decoder.go_on(upload.header, upload.offset)
+        elif upload.offset:
+            raise InvalidUpdate(f"no tile of the update begins at its byte {upload.offset}")
+        upload.decoder = decoder
 
     # --- uploads that broke off ---
 
@@ -452,10 +452,11 @@ class Inbox:
             kept = slot.broken
             return kept.offset if kept is not None and kept.announced == announced else 0
 
-    async def _reception(
+    async def _upload(
         self, slot: _Slot, participant_id: str, place: str, header: Header
-    ) -> Reception:
-        """A new one, or the one that is to go on at the header's offset. Raises UploadMissing."""
+    ) -> MeasuredUpload:
+        """A new upload, or the broken one that continues at the header's offset. Raises
+        UploadMissing."""
         kept = slot.broken
         if header.offset:
             is_meant = kept is not None and kept.announced == header.announced
@@ -468,44 +469,44 @@ class Inbox:
         await _drop_broken(slot)
         return self._begin(participant_id, place, header.announced)
 
-    def _begin(self, participant_id: str, place: str, announced: Announced) -> Reception:
+    def _begin(self, participant_id: str, place: str, announced: Announced) -> MeasuredUpload:
         inspector = Inspector(self._distance(announced.round))
         # The same for any process that goes on with this upload in this session.
         what = (self._driver.session.session_id, participant_id, *astuple(announced))
         label = xxhash.xxh3_128(repr(what).encode()).hexdigest()
-        return Reception(self._store, _new_attempt_at(place), announced, inspector, label)
+        return MeasuredUpload(self._store, _new_attempt_at(place), announced, inspector, label)
 
     async def _pick_up(
         self, slot: _Slot, participant_id: str, place: str, announced: Announced
     ) -> None:
         """Measure what an earlier process has received of an upload, and keep it as broken. Raises
         Unavailable and the store's errors."""
-        reception = self._begin(participant_id, place, announced)
+        upload = self._begin(participant_id, place, announced)
         is_untouched, is_kept = True, False
         try:
             # Mostly there is nothing, and the answer waits for no turn.
-            if not await run_to_end(reception.look):
+            if not await run_to_end(upload.look):
                 return
             async with self._readings.turn():
                 is_untouched = False
                 is_needed = needed_by(self._driver.session).has_updates_of(announced.round)
-                is_there = is_needed and await run_to_end(reception.pick_up)
+                is_there = is_needed and await run_to_end(upload.pick_up)
             if is_there:
                 is_kept = True  # from here on others may have let go of it already
-                await self._keep_broken(slot, participant_id, reception)
+                await self._keep_broken(slot, participant_id, upload)
         except InvalidUpdate:
             pass  # no fault of the sender: a disk may have lost it
         finally:
             if is_untouched:
-                await run_to_end(reception.suspend)
+                await run_to_end(upload.suspend)
             elif not is_kept:
-                await run_to_end(reception.abort)
+                await run_to_end(upload.abort)
 
-    async def _keep_broken(self, slot: _Slot, participant_id: str, reception: Reception) -> None:
+    async def _keep_broken(self, slot: _Slot, participant_id: str, upload: MeasuredUpload) -> None:
         """Keep an upload that broke off: the latest of each participant, and MAX_BROKEN in all."""
-        reception.pause()
+        upload.pause()
         # Before anything is waited for: a call that is cancelled here has kept it all the same.
-        replaced, slot.broken = slot.broken, reception
+        replaced, slot.broken = slot.broken, upload
         self._slots[participant_id] = self._slots.pop(participant_id, slot)  # at the end
         if replaced is not None:
             await run_to_end(replaced.abort)

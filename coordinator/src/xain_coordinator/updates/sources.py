@@ -17,8 +17,8 @@ from xain_coordinator.ports import (
     WeightsStore,
     WrongSize,
 )
+from xain_coordinator.updates.measured_upload import Announced, MeasuredUpload
 from xain_coordinator.updates.measuring import Distance, Inspector, measure
-from xain_coordinator.updates.reception import Announced, Reception
 
 
 class Bucket(Protocol):
@@ -83,10 +83,10 @@ def fetched(
     Raises InvalidUpdate, TooLarge and the stores' errors; then nothing is written.
     """
     with bucket.reading(round_, name) as (size_bytes, pieces):
-        reception = Reception(store, key, Announced(round_, size_bytes), Inspector(distance))
+        upload = MeasuredUpload(store, key, Announced(round_, size_bytes), Inspector(distance))
         try:
             for piece in pieces:
-                reception.write(piece)
-            return reception.complete()
+                upload.write(piece)
+            return upload.complete()
         finally:
-            reception.abort()
+            upload.abort()

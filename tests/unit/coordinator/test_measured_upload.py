@@ -9,8 +9,8 @@ import xxhash
 from xain_coordinator.core.values import GlobalModel, WeightsRef
 from xain_coordinator.ports import Reader
 from xain_coordinator.stores.files import FileStore
+from xain_coordinator.updates.measured_upload import Announced, MeasuredUpload
 from xain_coordinator.updates.measuring import BaseModel, Distance, Inspector
-from xain_coordinator.updates.reception import Announced, Reception
 from xain_proto.np import npy_header
 
 MIB = 1 << 20
@@ -34,11 +34,11 @@ class Store(FileStore):
 
 def test_tiny_messages_are_measured_together(tmp_path: Path) -> None:
     """However they are cut."""
-    reception = Reception(FileStore(tmp_path), "0/a", ANNOUNCED, Inspector())
+    upload = MeasuredUpload(FileStore(tmp_path), "0/a", ANNOUNCED, Inspector())
     for at in range(64):
-        reception.write(DATA[2 * at : 2 * at + 2])
-    reception.write(DATA[128:])
-    measured = reception.complete()
+        upload.write(DATA[2 * at : 2 * at + 2])
+    upload.write(DATA[128:])
+    measured = upload.complete()
     assert (measured.ref.digest, measured.shape) == (DIGEST, VECTOR.shape)
 
 
@@ -53,15 +53,15 @@ def test_an_upload_holds_no_memory_between_batches(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         distance = Distance(BaseModel(store, model), norm * 1.001)
-        reception = Reception(store, "0/a", ANNOUNCED, Inspector(distance))
-        reception.write(DATA[:MIB])
+        upload = MeasuredUpload(store, "0/a", ANNOUNCED, Inspector(distance))
+        upload.write(DATA[:MIB])
         assert tracemalloc.get_traced_memory()[1] > MIB
         assert tracemalloc.get_traced_memory()[0] < MIB / 4
     finally:
         tracemalloc.stop()
-    reception.write(DATA[MIB : MIB + 100])
+    upload.write(DATA[MIB : MIB + 100])
     assert len(store.readers) == 1
-    reception.pause()
-    reception.write(DATA[MIB + 100 :])
+    upload.pause()
+    upload.write(DATA[MIB + 100 :])
     assert len(store.readers) == 2, "the model is opened again"
-    assert reception.complete().ref.digest == DIGEST
+    assert upload.complete().ref.digest == DIGEST

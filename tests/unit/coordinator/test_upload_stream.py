@@ -16,9 +16,9 @@ from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.stores.files import FileStore, FileUpload
 from xain_coordinator.stores.reading import CHUNK_BYTES
 from xain_coordinator.updates import bodies
+from xain_coordinator.updates.measured_upload import Announced, MeasuredUpload
 from xain_coordinator.updates.measuring import Inspector
-from xain_coordinator.updates.reception import Announced, Reception
-from xain_coordinator.updates.streams import Intake
+from xain_coordinator.updates.upload_stream import UploadStream
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.np import npy_header
 
@@ -62,41 +62,41 @@ def writes() -> asyncio.Semaphore:
 
 
 @pytest.fixture
-def reception(tmp_path: Path) -> Iterator[Reception]:
-    reception = Reception(FileStore(tmp_path), "0/a", ANNOUNCED, Inspector(), "ab")
-    yield reception
-    reception.abort()
+def upload(tmp_path: Path) -> Iterator[MeasuredUpload]:
+    upload = MeasuredUpload(FileStore(tmp_path), "0/a", ANNOUNCED, Inspector(), "ab")
+    yield upload
+    upload.abort()
 
 
-async def take_in(writes: asyncio.Semaphore, stream: Stream, reception: Reception) -> None:
-    intake = Intake(stream.read, writes)
-    await intake.header()
-    await intake.into(reception)
+async def receive(writes: asyncio.Semaphore, stream: Stream, upload: MeasuredUpload) -> None:
+    stream = UploadStream(stream.read, writes)
+    await stream.header()
+    await stream.into(upload)
 
 
 @pytest.mark.parametrize("sizes", SENDERS.values(), ids=SENDERS)
 async def test_upload_is_written_however_it_is_cut_into_messages(
-    writes: asyncio.Semaphore, reception: Reception, sizes: tuple[int, ...]
+    writes: asyncio.Semaphore, upload: MeasuredUpload, sizes: tuple[int, ...]
 ) -> None:
-    await take_in(writes, Stream(sizes), reception)
-    assert reception.is_whole
-    assert reception.complete().ref.digest == ANNOUNCED.digest
+    await receive(writes, Stream(sizes), upload)
+    assert upload.is_whole
+    assert upload.complete().ref.digest == ANNOUNCED.digest
     assert writes._value == NUM
 
 
 async def test_next_message_is_read_when_the_one_before_is_written(
-    writes: asyncio.Semaphore, reception: Reception
+    writes: asyncio.Semaphore, upload: MeasuredUpload
 ) -> None:
     """One message of an upload is in memory at a time."""
     read = written = 0
 
     def count() -> None:
         nonlocal read, written
-        assert reception.offset == written
+        assert upload.offset == written
         written = min(len(DATA), read + CHUNK_BYTES)
         read += CHUNK_BYTES
 
-    await take_in(writes, Stream(SENDERS["earlier"], count), reception)
+    await receive(writes, Stream(SENDERS["earlier"], count), upload)
     assert read > len(DATA)
 
 
@@ -108,15 +108,15 @@ async def test_cancelled_upload_leaves_no_slot_taken(
     number = 0
     while True:
         number += 1
-        reception = Reception(FileStore(tmp_path), f"0/{number}", ANNOUNCED, Inspector(), "ab")
-        task = asyncio.ensure_future(take_in(writes, Stream(sizes), reception))
+        upload = MeasuredUpload(FileStore(tmp_path), f"0/{number}", ANNOUNCED, Inspector(), "ab")
+        task = asyncio.ensure_future(receive(writes, Stream(sizes), upload))
         for _ in range(3 * number):
             await asyncio.sleep(0)  # one turn of the event loop
         was_done = task.done()
         task.cancel()
         await asyncio.wait([task])
         assert writes._value == NUM
-        reception.abort()
+        upload.abort()
         if was_done:
             break
     assert number > 3
@@ -125,7 +125,7 @@ async def test_cancelled_upload_leaves_no_slot_taken(
 @pytest.mark.parametrize("number", [1, 2])
 async def test_failed_write_ends_the_upload_and_keeps_no_part(
     writes: asyncio.Semaphore,
-    reception: Reception,
+    upload: MeasuredUpload,
     monkeypatch: pytest.MonkeyPatch,
     number: int,
 ) -> None:
@@ -140,13 +140,13 @@ async def test_failed_write_ends_the_upload_and_keeps_no_part(
 
     monkeypatch.setattr(FileUpload, "write", failing)
     with pytest.raises(StoreUnavailable, match="full"):
-        await take_in(writes, Stream(SENDERS["present"]), reception)
+        await receive(writes, Stream(SENDERS["present"]), upload)
     assert writes._value == NUM
-    assert not reception.is_open
+    assert not upload.is_open
 
 
 async def test_failed_write_of_a_cancelled_upload_keeps_no_part(
-    writes: asyncio.Semaphore, reception: Reception, monkeypatch: pytest.MonkeyPatch
+    writes: asyncio.Semaphore, upload: MeasuredUpload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both at once: the connection is gone, and so is the disk."""
     uploading: list[asyncio.Task[None]] = []
@@ -158,9 +158,9 @@ async def test_failed_write_of_a_cancelled_upload_keeps_no_part(
 
     monkeypatch.setattr(FileUpload, "write", failing)
     stream = Stream(SENDERS["present"])
-    uploading.append(asyncio.ensure_future(take_in(writes, stream, reception)))
+    uploading.append(asyncio.ensure_future(receive(writes, stream, upload)))
     await asyncio.wait(uploading)
-    assert not reception.is_open
+    assert not upload.is_open
     assert writes._value == NUM
 
 
@@ -173,43 +173,43 @@ async def test_upload_without_a_header_is_refused(writes: asyncio.Semaphore) -> 
 
     for read in (no_header, nothing):
         with pytest.raises(InvalidUpdate, match="header"):
-            await Intake(read, writes).header()
+            await UploadStream(read, writes).header()
 
 
 async def test_sender_that_trickles_bytes_is_ended(
-    writes: asyncio.Semaphore, reception: Reception, monkeypatch: pytest.MonkeyPatch
+    writes: asyncio.Semaphore, upload: MeasuredUpload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A byte now and then does not begin the time limit again. What was written stays."""
     monkeypatch.setattr(bodies, "STALLED_S", 0.2)
-    stream = Stream((1000,) * 3)
+    sent = Stream((1000,) * 3)
     num_bytes = 0
 
     async def read() -> Any:
         nonlocal num_bytes
-        if reception.offset < 2000:
-            return await stream.read()
+        if upload.offset < 2000:
+            return await sent.read()
         await asyncio.sleep(0.01)
         num_bytes += 1
-        return pb.PutWeightsRequest(data=DATA[reception.offset : reception.offset + 1])
+        return pb.PutWeightsRequest(data=DATA[upload.offset : upload.offset + 1])
 
-    intake = Intake(read, writes)
-    await intake.header()
+    stream = UploadStream(read, writes)
+    await stream.header()
     async with asyncio.timeout(60):
         with pytest.raises(Unavailable, match="FindUpload says"):
-            await intake.into(reception)
-    assert reception.is_open
-    assert reception.offset == 2000 + num_bytes or reception.offset == 2000 + num_bytes - 1
+            await stream.into(upload)
+    assert upload.is_open
+    assert upload.offset == 2000 + num_bytes or upload.offset == 2000 + num_bytes - 1
 
 
 async def test_upload_that_waits_can_be_ended_for_another(writes: asyncio.Semaphore) -> None:
     async def silence() -> Any:
         await asyncio.Event().wait()
 
-    intake = Intake(silence, writes)
-    task = asyncio.ensure_future(intake.header())
+    stream = UploadStream(silence, writes)
+    task = asyncio.ensure_future(stream.header())
     await asyncio.sleep(0)  # it waits for its sender
-    assert intake.waited_s >= 0
-    intake.end("others wait")
+    assert stream.waited_s >= 0
+    stream.end("others wait")
     with pytest.raises(Unavailable, match="others wait"):
         await task
-    assert intake.waited_s == 0
+    assert stream.waited_s == 0

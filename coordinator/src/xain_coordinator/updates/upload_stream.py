@@ -11,8 +11,8 @@ from typing import Any
 import grpc
 
 from xain_coordinator.core.errors import InvalidUpdate, Unavailable
-from xain_coordinator.updates.bodies import StallTimer, Stalled
-from xain_coordinator.updates.reception import Announced, Header, Reception
+from xain_coordinator.updates.bodies import Stalled, StallTimer
+from xain_coordinator.updates.measured_upload import Announced, Header, MeasuredUpload
 from xain_foundation.threads import run_to_end
 from xain_proto.fl.coordinator_pb2 import Encoding
 
@@ -22,8 +22,8 @@ NUM_WRITES = 4
 Read = Callable[[], Awaitable[Any]]  # read() of a servicer's context
 
 
-class Intake:
-    """The messages of one upload: header(), then into(), in one task.
+class UploadStream:
+    """The stream of messages of one upload: header(), then into(), in one task.
 
     read: returns the next message, or grpc.aio.EOF. The iterator of requests that gRPC offers would
     keep each message until it has the next one.
@@ -50,16 +50,16 @@ class Intake:
         announced = Announced(said.round, said.size_bytes, said.digest.hex())
         return Header(announced, said.offset, said.encoding)
 
-    async def into(self, reception: Reception) -> None:
-        """Write all messages. Returns when the last one is written.
+    async def into(self, upload: MeasuredUpload) -> None:
+        """Write the data of all messages to `upload`. Returns when the last one is written.
 
-        Raises Unavailable, and what Reception.write raises.
+        Raises Unavailable, and what MeasuredUpload.write raises.
         """
         data, self._first = self._first, b""
         while True:
             if data:
                 async with self._writes:
-                    await run_to_end(reception.write, data)
+                    await run_to_end(upload.write, data)
             data = b""  # not held while the next message comes
             message = await self._message()
             if message is grpc.aio.EOF:
@@ -73,7 +73,7 @@ class Intake:
         return self._stall_timer.waited_s
 
     def end(self, why: str) -> None:
-        """End an upload that waits for its sender, which may go on with it later."""
+        """End an upload that waits for its sender, which may continue it later."""
         if self._limit is not None:
             self._why_ended = why
             self._limit.reschedule(_now())

@@ -1,7 +1,7 @@
-"""One upload on its way to the store, and what is kept of it when it breaks off.
+"""One upload on its way to the store, and the part of it that is kept when it breaks off.
 
-What comes is measured, decoded and written by a thread, piece by piece. Between two pieces nothing
-of the weights stays in memory but a tile or an element that a message has cut in two.
+A thread decodes, measures and writes the bytes, piece by piece. Between two pieces no weights stay
+in memory but a tile or an element that a message has cut in two.
 """
 
 from collections.abc import Iterator
@@ -28,8 +28,8 @@ class Announced:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The beginning of an upload. offset: bytes of the object that are there already. encoding: of
-    the bytes that follow."""
+    """The beginning of an upload. offset: bytes of the object that the coordinator has already.
+    encoding: of the bytes that follow."""
 
     announced: Announced
     offset: int = 0
@@ -37,10 +37,10 @@ class Header:
 
 
 class Decoder:
-    """An encoded update on its way in: pieces of any size in, pieces of the object out.
+    """Decoder of an encoded update: pieces of any size in, pieces of the object out.
 
     The header of the object comes first, as it is, then tile after tile; see xain_proto.np.delta.
-    Who goes on with an upload leaves out what is there already.
+    An upload that is continued leaves out what the coordinator has already.
     """
 
     def __init__(self, bits: int, base: BaseModel) -> None:
@@ -52,7 +52,7 @@ class Decoder:
         self._rest = bytearray()  # of the header or of a tile
 
     def go_on(self, header: NpyHeader, offset: int) -> None:
-        """The next bytes are those after the first `offset` of the object. Raises InvalidUpdate."""
+        """Continue with the byte at `offset` of the object. Raises InvalidUpdate."""
         first, odd = divmod(offset - header.data_offset, header.dtype.itemsize)
         is_border = first % TILE_ELEMENTS == 0 or first == self._base.size
         if odd or not is_border or not 0 <= first <= self._base.size:
@@ -62,7 +62,8 @@ class Decoder:
         self._rest.clear()
 
     def feed(self, data: bytes | memoryview) -> Iterator[bytes | memoryview]:
-        """The pieces are good until the next one is asked for. Raises InvalidUpdate."""
+        """Decode received bytes. Each piece is valid until the next one is asked for. Raises
+        InvalidUpdate."""
         codec = DeltaCodec(self._bits)  # its buffers are larger than what there is between batches
         view = memoryview(data)
         if not self._has_header:
@@ -114,15 +115,15 @@ class Decoder:
         return decoded.view("u1").data
 
     def rest(self) -> None:
-        """Let go of the model's buffer until more comes."""
+        """Release the model's buffer until more bytes come."""
         self._base.rest()
 
     def close(self) -> None:
         self._base.close()
 
 
-class Reception:
-    """Of what is stored under `key`. Touched by one thread at a time.
+class MeasuredUpload:
+    """An upload, measured and written to the store under `key`. Used by one thread at a time.
 
     label: see WeightsStore.upload.
     """
@@ -152,20 +153,20 @@ class Reception:
 
     @property
     def header(self) -> NpyHeader | None:
-        """The object's, if it is written."""
+        """Header of the object, if it is written; else None."""
         return self._inspector.header
 
     @property
     def is_whole(self) -> bool:
-        """All bytes that were announced are written."""
+        """Whether all announced bytes are written."""
         return self.offset == self.announced.size_bytes
 
     def write(self, data: bytes | memoryview) -> None:
-        """Measure and write. Leaves nothing behind if it fails: what was measured is not what was
-        written then. Raises InvalidUpdate, and the store's errors."""
+        """Measure and write received bytes. A failure aborts the upload, since what was measured is
+        no longer what was written. Raises InvalidUpdate, and the store's errors."""
         try:
             self._write(data)
-        except BaseException:  # whatever it is, nobody may go on with this
+        except BaseException:  # an upload that failed in any way cannot be continued
             self.abort()
             raise
 
@@ -185,14 +186,15 @@ class Reception:
             self.decoder.rest()
 
     def look(self) -> bool:
-        """Whether a process before us has written something; if so, it is ours until pick_up(),
-        abort() or suspend(). Raises the store's errors."""
+        """Whether an earlier process has written a part of the upload; if so, this process owns the
+        part until pick_up(), abort() or suspend(). Raises the store's errors."""
         self._unfinished = self._store.find_unfinished(self.key, self._label)
         return self._unfinished is not None
 
     def pick_up(self) -> bool:
-        """Read again what look() has found, to go on with it. Whether enough of it is good; if not,
-        nothing of it stays. Raises InvalidUpdate, and the store's errors."""
+        """Measure the part that look() has found, to continue the upload after it. Returns whether
+        enough of it is good; if not, the part is removed. Raises InvalidUpdate, and the store's
+        errors."""
         unfinished, self._unfinished = self._unfinished, None
         assert unfinished is not None
         try:
@@ -206,8 +208,8 @@ class Reception:
         return self._is_picked_up
 
     def _read_again(self, unfinished: Unfinished) -> int:
-        """Measure what is there, to the last border of a chunk: a write may have been cut short.
-        Returns how much that is."""
+        """Measure the written part up to its last whole chunk: a write may have been cut short.
+        Returns the number of bytes measured."""
         start = unfinished.read(0, MAX_HEADER_BYTES)
         try:
             header = parse_npy_header(start)
@@ -226,11 +228,11 @@ class Reception:
 
     @property
     def is_open(self) -> bool:
-        """There may be something to abort."""
+        """Whether the store has an open upload to abort."""
         return self._upload is not None
 
     def complete(self) -> StoredWeights:
-        """Check the whole, make it durable. Leaves nothing behind if it fails.
+        """Check the whole upload and make it durable. A failure aborts it.
 
         Raises InvalidUpdate, UploadMissing if the digest is wrong of what was picked up, and the
         store's errors.
@@ -256,11 +258,11 @@ class Reception:
             self.abort()
 
     def pause(self) -> None:
-        """It has broken off, and holds nothing open but what is written, until it goes on."""
+        """Release the buffers of an upload that broke off; the written part stays open."""
         self._close()
 
     def abort(self) -> None:
-        """Leave nothing behind. Harmless after a commit."""
+        """Remove the written part. Harmless after a commit."""
         unfinished, self._unfinished = self._unfinished, None
         if unfinished is not None:
             unfinished.abort()
@@ -270,8 +272,8 @@ class Reception:
         self._close()
 
     def suspend(self) -> None:
-        """Leave what is written for another process, where the store can. Raises the store's errors
-        if it was found and not picked up."""
+        """Leave the written part for another process, where the store can. Raises the store's
+        errors if the part was found and not picked up."""
         unfinished, self._unfinished = self._unfinished, None
         if unfinished is not None:
             try:
