@@ -9,7 +9,7 @@ The head is a msgpack array of the fields below, led by the number of its type. 
 there are no keys: a dense request names rows by `start` and `stop`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from xain_parameters.keys import Keys
 
-VERSION = 1
+VERSION = 2
 MAX_HEAD_BYTES = 64 << 10
 MAX_BODY_BYTES = 4 << 30
 MAX_TEXT_BYTES = 60 << 10  # of a Command or its answer, in UTF-8
@@ -98,6 +98,30 @@ class Mark(Head, frozen=True, array_like=True, tag=4):
     opened: int
     cut: int
     clock: int
+
+
+class Section(msgspec.Struct, frozen=True, array_like=True):
+    """One range of a Several, and the size of its part of the body."""
+
+    range: int
+    start: int
+    stop: int
+    num_keys: int
+    num_bytes: int
+
+
+class Several(Head, frozen=True, array_like=True, tag=6):
+    """The same request for several ranges of one primary, in one message.
+
+    each: the request, whose own number, range, start and stop do not count.
+    The body is the keys and values of the first section, then those of the second, and so on. There
+    is one answer, when all ranges have answered: Done, Rows with the values of all in their order,
+    or what one of them was Refused. Then others may have done what was asked.
+    """
+
+    request: int
+    each: Pull | Push
+    sections: tuple[Section, ...]
 
 
 class Command(Head, frozen=True, array_like=True, tag=5):
@@ -252,11 +276,21 @@ Values: TypeAlias = NDArray[Any]
 @dataclass(slots=True, eq=False)
 class Message:
     """A head and its body. values: any C-contiguous array; its receiver knows dtype and shape from
-    the table, and gets bytes as (n,) uint8."""
+    the table, and gets bytes as (n,) uint8.
+
+    bodies: keys and values of several ranges, one after the other, in place of keys and values.
+    several, section: this is the section of it with that number, which `head.request` is too.
+    """
 
     head: Head
     keys: Keys | None = None
     values: Values | None = None
+    bodies: "Sequence[Body]" = ()
+    several: Several | None = None
+    section: int = 0
+
+
+Body: TypeAlias = tuple[Keys | None, Values | None]
 
 
 AnyHead = (
@@ -264,6 +298,7 @@ AnyHead = (
     | Pull
     | Push
     | Mark
+    | Several
     | Command
     | Rows
     | Done

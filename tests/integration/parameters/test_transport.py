@@ -28,8 +28,11 @@ from xain_parameters.messages import (
     Message,
     Pull,
     Push,
+    Refused,
     Rows,
     Said,
+    Section,
+    Several,
     encode_head,
 )
 from xain_parameters.transport.channel import Channel, connect, hello
@@ -37,6 +40,7 @@ from xain_parameters.transport.connection import Broken, Connection
 from xain_parameters.transport.frames import Buffers, Receiver, Unsent, pieces_of
 from xain_parameters.transport.listener import Listener
 from xain_parameters.transport.poller import Answer, Poller
+from xain_parameters.transport.sections import Sections
 
 PATIENCE_S = 30.0
 OPENSSL = shutil.which("openssl")
@@ -62,6 +66,7 @@ class Store:
         if self.held is not None:
             self.held.append(message)
             return
+        reply = channel.answered_by(message)
         match head:
             case Push():
                 with self.lock:
@@ -70,11 +75,11 @@ class Store:
                         self.rows[head.start : head.stop] += rows
                     else:
                         self.rows[message.keys] += rows
-                channel.send(Message(Done(head.request)))
+                reply.send(Message(Done(head.request)))
             case Pull() if message.keys is not None:
-                channel.send(Message(Rows(head.request), values=self.rows[message.keys]))
+                reply.send(Message(Rows(head.request), values=self.rows[message.keys]))
             case Pull():
-                channel.send(Message(Rows(head.request), values=self.rows[head.start : head.stop]))
+                reply.send(Message(Rows(head.request), values=self.rows[head.start : head.stop]))
             case Command():
                 channel.send(Message(Said(head.request, head.text)))
             case _:
@@ -151,10 +156,46 @@ def test_pushes_and_pulls_of_several_clients_add_up(store):
     expected[keys] += 5 * sum(updates)[keys]
     with connected(store.address) as server:
         out = np.empty(N, np.float32)
-        server.ask(pull(0, N), num_bytes=out.nbytes, out=out).result(PATIENCE_S)
+        server.ask(pull(0, N), num_bytes=out.nbytes, out=[out]).result(PATIENCE_S)
         np.testing.assert_array_equal(out, expected)
         rows = server.ask(pull(), keys, num_bytes=4 * len(keys)).result(PATIENCE_S).values
         np.testing.assert_array_equal(rows.view(np.float32), expected[keys])
+
+
+def test_sections_of_a_request_have_one_answer(store):
+    """Keys and values of each section, small and large, and rows of all in their order."""
+    keys = np.array([3, 5, 70], np.uint64)
+    tens = np.full(3, 10, np.float32)
+    ones = np.ones(N - 100, np.float32)
+    pushes = Several(0, push(), (Section(1, 0, 0, 3, 12), Section(2, 100, N, 0, ones.nbytes)))
+    pulls = Several(0, pull(), (Section(2, 100, N, 0, 0), Section(1, 0, 0, 3, 0)))
+    many = np.empty(N - 100, np.float32)
+    few = np.empty(3, np.float32)
+    with connected(store.address) as server:
+        for _ in range(3):
+            pushed = server.ask(pushes, bodies=[(keys, tens), (None, ones)])
+            assert isinstance(pushed.result(PATIENCE_S).head, Done)
+        pulled = server.ask(
+            pulls,
+            bodies=[(None, None), (keys, None)],
+            num_bytes=many.nbytes + few.nbytes,
+            out=[many, few],
+        )
+        assert isinstance(pulled.result(PATIENCE_S).head, Rows)
+    assert (many == 3).all()
+    assert (few == 30).all()
+
+
+def test_refused_section_refuses_the_request():
+    """An error of the caller rather than a range that has moved, which is asked for again."""
+    sent: list[Message] = []
+    several = Several(9, push(), (Section(1, 0, 0, 0, 0),) * 3)
+    sections = Sections(lambda message: sent.append(message) is None, several)
+    sections.send(Message(Refused(2, "invalid", "no such key")))
+    sections.send(Message(Done(1)))
+    assert not sent
+    sections.send(Message(Refused(0, "moved", "elsewhere", (1, 4))))
+    assert [message.head for message in sent] == [Refused(9, "invalid", "no such key")]
 
 
 def test_received_arrays_stay_as_they_are_while_they_are_in_use(store):
@@ -225,7 +266,7 @@ def test_abandoned_request_leaves_its_array_alone(store):
     store.held = []
     with connected(store.address) as server:
         out = np.full(N, 7, np.float32)
-        answer = server.ask(pull(0, N), num_bytes=out.nbytes, out=out)
+        answer = server.ask(pull(0, N), num_bytes=out.nbytes, out=[out])
         wait_asking(answer, lambda: len(store.held) == 1)
         server.abandon(answer)
         message, store.held = store.held[0], None
@@ -385,7 +426,7 @@ def test_connections_with_tls_carry_the_same_in_both_directions(certificate):
         out = np.empty((3, N), np.float32)
         for answer in answers:
             assert isinstance(answer.result(PATIENCE_S).head, Done)
-        pulls = [server.ask(pull(0, N), num_bytes=4 * N, out=row) for row in out]
+        pulls = [server.ask(pull(0, N), num_bytes=4 * N, out=[row]) for row in out]
         few = server.ask(pull(), keys, num_bytes=4 * len(keys))
         for answer in pulls:
             answer.result(PATIENCE_S)
@@ -493,7 +534,7 @@ def malformed(chance: Random) -> bytes:
         encode_head(Entry(1, 2, 3, "open", ended={"w": 1})),
     ]
     head = bytearray(chance.choice(good))
-    match chance.randrange(7):
+    match chance.randrange(8):
         case 0:  # any bytes
             return chance.randbytes(chance.randrange(1, 200))
         case 1:  # sizes beyond all limits
@@ -507,7 +548,11 @@ def malformed(chance: Random) -> bytes:
             return whole[: chance.randrange(len(whole))]
         case 4:  # a body where there is none
             return frame(encode_head(Command(1, 2, "x")), 3, 24, bytes(48))
-        case 5:  # nested beyond measure
+        case 5:  # sections that are more, or less, than the body
+            sections = (Section(1, 0, 2, chance.randrange(-1, 1), 8), Section(2, 2, 4, 0, 4))
+            several = Several(1, push(), sections[: chance.randrange(3)])
+            return frame(encode_head(several), 0, 16, bytes(16))
+        case 6:  # nested beyond measure
             return frame(b"\x91" * chance.randrange(1, 60_000), 0, 0)
         case _:  # an answer, to a server
             return frame(encode_head(Rows(1)), 0, 8, bytes(8))
@@ -562,7 +607,7 @@ def test_malformed_answers_break_the_connection(answer):
         thread.start()
         with connected(f"127.0.0.1:{listener.getsockname()[1]}") as server:
             out = np.zeros(2, np.float32)
-            answered = server.ask(pull(0, 2), num_bytes=8, out=out)
+            answered = server.ask(pull(0, 2), num_bytes=8, out=[out])
             with pytest.raises(Broken):
                 answered.result(PATIENCE_S)
             assert (out == 0).all()

@@ -24,6 +24,8 @@ from xain_parameters.transport.connection import Request
 # Requests are cut into pieces of this size. While one is on its way the server applies the one
 # before, and a small request of another worker never waits for a large one.
 PIECE_BYTES: Final = 2 << 20
+# Those of a dense array are cut again, by range, and go to several servers.
+DENSE_PIECE_BYTES: Final = 4 << 20
 # Parts of a push: its number among the pushes of a clock to a table, and that of the piece.
 PIECES: Final = 1 << 20
 KEY_BYTES: Final = 8
@@ -431,12 +433,12 @@ class Core:
 
 
 def _rows_in(row_bytes: int) -> int:
-    return max(1, PIECE_BYTES // row_bytes)
+    return max(1, DENSE_PIECE_BYTES // row_bytes)
 
 
 def _keys_in(table: TableSpec) -> int:
     """Keys in a piece."""
-    num = _rows_in(table.dim * np.dtype(table.dtype).itemsize + KEY_BYTES)
+    num = max(1, PIECE_BYTES // (table.dim * np.dtype(table.dtype).itemsize + KEY_BYTES))
     return num if table.bound is not None else max(num, min(OPEN_PIECES * num, MAX_OPEN_KEYS))
 
 

@@ -5,7 +5,8 @@ import functools
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -16,7 +17,17 @@ from xain_foundation.logger import get_logger
 from xain_parameters.client.cuts import cut_keys, cut_rows
 from xain_parameters.errors import Closed, Evicted, Invalid, RolledBack, Unavailable
 from xain_parameters.keys import Keys, Range
-from xain_parameters.messages import MAX_TEXT_BYTES, Command, Refused, Said
+from xain_parameters.messages import (
+    MAX_TEXT_BYTES,
+    Body,
+    Command,
+    Pull,
+    Push,
+    Refused,
+    Said,
+    Section,
+    Several,
+)
 from xain_parameters.ports import Scheduler
 from xain_parameters.specs import RangeView, TableSpec, View
 from xain_parameters.transport.channel import hello
@@ -28,6 +39,8 @@ LOOK_S: Final = 0.25  # while an answer is awaited: whether the range has moved 
 FIRST_PAUSE_S: Final = 0.01
 LONGEST_PAUSE_S: Final = 0.5
 NO_ANSWER: Final = "no answer"
+# What a piece has for several ranges of one server goes with one message, up to this size.
+MESSAGE_BYTES: Final = 2 << 20
 
 Array: TypeAlias = NDArray[Any]
 
@@ -97,10 +110,13 @@ MakeHead: TypeAlias = Callable[[Piece, RangeView, View], Request]
 _Reach: TypeAlias = Callable[[View, str], Connection | None]
 
 
+# What goes to one server with one message: pieces, each of one range.
+_Together: TypeAlias = list[tuple[RangeView, Piece]]
+
+
 @dataclass(slots=True, eq=False)
 class _Asked:
-    piece: Piece
-    range: RangeView
+    parts: _Together
     server: str
     connection: Connection
     answer: Answer
@@ -156,10 +172,18 @@ class Requests:
             if not ranges:
                 yield piece
                 return
+            together: dict[str, _Together] = {}
+            sizes: Counter[str] = Counter()
             for number, sub in piece.cut(table, ranges):
-                is_pull = sub.values is None
-                num_bytes = row_bytes * sub.num_rows * is_pull
-                yield self._ask(view, view.ranges[number], sub, head, num_bytes, reach)
+                range_ = view.ranges[number]
+                server = range_.servers[0] if range_.servers else ""
+                together.setdefault(server, []).append((range_, sub))
+                sizes[server] += row_bytes * sub.num_rows
+                if sizes[server] >= MESSAGE_BYTES:
+                    del sizes[server]
+                    yield from self._ask(view, server, together.pop(server), head, row_bytes, reach)
+            for server, parts in together.items():
+                yield from self._ask(view, server, parts, head, row_bytes, reach)
 
         self._until_done(f"table {table.name!r}", list(pieces), ask, generation)
 
@@ -172,7 +196,8 @@ class Requests:
             view: View, ranges: list[Range], piece: Piece, reach: _Reach
         ) -> Iterator[_Asked | Piece]:
             for each in view.ranges:
-                yield self._ask(view, each, piece, head, 0, reach)
+                server = each.servers[0] if each.servers else ""
+                yield from self._ask(view, server, [(each, piece)], head, 0, reach)
 
         self._until_done("all tables", [Piece()], ask, generation, timeout_s)
 
@@ -207,24 +232,31 @@ class Requests:
     def _ask(
         self,
         view: View,
-        range_: RangeView,
-        piece: Piece,
+        server: str,
+        parts: _Together,
         head: MakeHead,
-        num_bytes: int,
+        row_bytes: int,
         reach: "_Reach",
-    ) -> "_Asked | Piece":
-        if not range_.servers:
-            return piece
-        server = range_.servers[0]
-        connection = reach(view, server)
+    ) -> "Iterator[_Asked | Piece]":
+        """server: the primary of all parts, or "". row_bytes: 0 where no rows are asked for."""
+        connection = reach(view, server) if server else None
         if connection is None:
-            return piece
-        values = piece.values
-        if values is not None and not values.flags.c_contiguous:
-            values = np.ascontiguousarray(values)
+            for _, piece in parts:
+                yield piece
+            return
+        range_, piece = parts[0]
         request = head(piece, range_, view)
-        answer = connection.ask(request, piece.keys, values, num_bytes=num_bytes, out=piece.out)
-        return _Asked(piece, range_, server, connection, answer)
+        bodies = [(each.keys, _contiguous(each.values)) for _, each in parts]
+        if len(parts) > 1:
+            assert isinstance(request, Pull | Push)
+            request = Several(0, request, _sections(parts, bodies))
+        num_bytes = 0
+        out = []
+        if piece.values is None:
+            num_bytes = row_bytes * sum(each.num_rows for _, each in parts)
+            out = [each.out for _, each in parts if each.out is not None]
+        answer = connection.ask(request, bodies=bodies, num_bytes=num_bytes, out=out)
+        yield _Asked(parts, server, connection, answer)
 
     def _until_done(
         self,
@@ -257,15 +289,15 @@ class Requests:
                             again[id(each)] = each
                 # The last answer first: most others are there by then. But rows that are still to
                 # be copied are copied while the next ones come.
-                if not any(each.piece.target is not None for each in asked):
+                if not any(piece.target is not None for each in asked for _, piece in each.parts):
                     asked.reverse()
                 for each in asked:
                     refused = self._answer(each, view, deadline)
                     if refused is not None:
-                        again[id(each.piece)] = each.piece
+                        again |= {id(piece): piece for _, piece in each.parts}
                         if refused != NO_ANSWER or not place:
                             why = refused
-                        place = f", range {each.range.number} at {each.server!r}"
+                        place = f", {_names(each.parts)} at {each.server!r}"
             except BaseException:
                 for each in asked:
                     each.connection.abandon(each.answer)
@@ -294,10 +326,13 @@ class Requests:
                     return NO_ANSWER
         head = message.head
         if not isinstance(head, Refused):
-            piece = asked.piece
-            if piece.target is not None and message.values is not None:
-                rows = message.values.view(piece.target.dtype)
-                piece.target[piece.index] = rows.reshape(-1, piece.target.shape[1])
+            at = 0
+            for _, piece in asked.parts:
+                if piece.target is not None and message.values is not None:
+                    size = piece.num_rows * piece.target.shape[1] * piece.target.itemsize
+                    rows = message.values[at : at + size].view(piece.target.dtype)
+                    piece.target[piece.index] = rows.reshape(-1, piece.target.shape[1])
+                    at += size
             return None
         match head.why:
             case "invalid":
@@ -353,11 +388,31 @@ class Requests:
 
 
 def _has(view: View, asked: _Asked, before: View) -> bool:
-    """Whether the server that was asked still has that range."""
+    """Whether the server that was asked still has these ranges."""
     if view.generation != before.generation:
         return False
+    has = {each.number for each in view.ranges if each.servers[:1] == (asked.server,)}
     address = view.addresses.get(asked.server)
-    return address == asked.connection.address and any(
-        each.number == asked.range.number and each.servers[:1] == (asked.server,)
-        for each in view.ranges
+    return address == asked.connection.address and has >= {each.number for each, _ in asked.parts}
+
+
+def _names(parts: _Together) -> str:
+    numbers = ", ".join(str(range_.number) for range_, _ in parts)
+    return f"range{'s' * (len(parts) > 1)} {numbers}"
+
+
+def _contiguous(values: Array | None) -> Array | None:
+    return None if values is None else np.ascontiguousarray(values)
+
+
+def _sections(parts: _Together, bodies: Sequence[Body]) -> tuple[Section, ...]:
+    return tuple(
+        Section(
+            range_.number,
+            piece.start,
+            piece.stop,
+            0 if keys is None else len(keys),
+            0 if values is None else values.nbytes,
+        )
+        for (range_, piece), (keys, values) in zip(parts, bodies, strict=True)
     )

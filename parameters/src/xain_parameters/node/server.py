@@ -26,6 +26,7 @@ from xain_parameters.specs import RangeView, TableSpec, View
 from xain_parameters.tables.part import Piece
 from xain_parameters.transport.channel import Channel, connect, hello
 from xain_parameters.transport.listener import Listener
+from xain_parameters.transport.sections import Sections
 
 TICK_S: Final = 0.05
 CONNECT_S: Final = 1.0
@@ -246,9 +247,9 @@ class ParameterServer:
 
     def emit(self, destination: Source | str, message: Message) -> None:
         if isinstance(destination, Source):
-            channel = destination.connection
-            assert isinstance(channel, Channel)
-            channel.send(message)
+            connection = destination.connection
+            assert isinstance(connection, Channel | Sections)
+            connection.send(message)
             return
         with self._lock:
             known = self._channels.get(destination)
@@ -329,7 +330,7 @@ class ParameterServer:
             self._has_begun.wait()
         node = self._node
         if node is not None and not self._ended.is_set():
-            source = Source(name, channel, channel.peer.incarnation)
+            source = Source(name, channel.answered_by(message), channel.peer.incarnation)
             with self._or_fail:
                 node.handle(source, message, time.monotonic())
 

@@ -25,6 +25,7 @@ from xain_parameters.transport.frames import (
     Unsent,
     pieces_of,
 )
+from xain_parameters.transport.sections import Sections
 from xain_parameters.transport.tls import TlsSocket, wait_readable
 
 QUEUE_BYTES: Final = 64 << 20
@@ -62,6 +63,7 @@ class Channel:
         self._on_closed = on_closed
         self._changed = threading.Condition(threading.Lock())
         self._unsent = Unsent()
+        self._sections: Sections | None = None  # of the last Several that came
         self._is_full = False  # the socket takes no more; the writer waits for it
         self._is_closed = False
         self._reader = threading.Thread(target=self._read, name=f"read {peer.name}", daemon=True)
@@ -100,6 +102,15 @@ class Channel:
             if is_last or threading.get_ident() != self._reader.ident:
                 self._send()
             return not self._is_closed
+
+    def answered_by(self, message: Message) -> "Channel | Sections":
+        """The answer to a message goes to its send(). Called with each message, in their order."""
+        if message.several is None:
+            return self
+        if message.section == 0:
+            self._sections = Sections(self.send, message.several)
+        assert self._sections is not None
+        return self._sections
 
     def close(self) -> None:
         """End the connection. What is queued is dropped. Does not wait; see join."""

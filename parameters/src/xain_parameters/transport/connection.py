@@ -4,6 +4,7 @@ import itertools
 import selectors
 import ssl
 import threading
+from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 import msgspec
@@ -14,6 +15,7 @@ from xain_parameters.errors import Unavailable
 from xain_parameters.keys import Keys
 from xain_parameters.messages import (
     AnyHead,
+    Body,
     Command,
     Done,
     Hello,
@@ -24,13 +26,14 @@ from xain_parameters.messages import (
     Refused,
     Rows,
     Said,
+    Several,
     Values,
 )
 from xain_parameters.transport.channel import HELLO_TIMEOUT_S, SMALL_BYTES, greeted, shut
 from xain_parameters.transport.frames import HungUp, Malformed, Unsent, pieces_of
 from xain_parameters.transport.poller import Answer, Poller
 
-Request: TypeAlias = Pull | Push | Mark | Command
+Request: TypeAlias = Pull | Push | Mark | Several | Command
 _ANSWERS: Final = (Rows, Done, Said, Refused)
 
 
@@ -85,18 +88,20 @@ class Connection:
         keys: Keys | None = None,
         values: Values | None = None,
         *,
+        bodies: Sequence[Body] = (),
         num_bytes: int = 0,
-        out: NDArray[np.generic] | None = None,
+        out: Sequence[NDArray[np.generic]] = (),
     ) -> Answer:
         """Make a request; never waits. `head.request` is set here.
 
         It is sent and answered while a thread waits for an answer, this one or another.
+        bodies: those of the sections of a Several.
         num_bytes: of the rows in the answer; any other size breaks the connection.
-        out: C-contiguous array of as many bytes that the rows are received into; by default they
-            come with the message. It may be written to until the answer has come.
+        out: C-contiguous arrays of as many bytes together that the rows are received into; by
+            default they come with the message. They may be written to until the answer has come.
         """
-        place = None if out is None else out.reshape(-1).view(np.uint8).data
-        answer = Answer(self._poller, num_bytes, place)
+        places = [each.reshape(-1).view(np.uint8).data for each in out]
+        answer = Answer(self._poller, num_bytes, places or None)
         with self._lock:
             if self._why is not None:
                 answer.error = self._why
@@ -104,7 +109,7 @@ class Connection:
             number = next(self._numbers)
             self._asked[number] = answer
             head = msgspec.structs.replace(head, request=number)
-            self._unsent.add(pieces_of(Message(head, keys, values)))
+            self._unsent.add(pieces_of(Message(head, keys, values, bodies)))
             if not self._is_full:
                 # Small requests go together. But a server that has nothing to do begins with a
                 # large answer while the next requests are made.
@@ -198,7 +203,7 @@ class Connection:
         for each in asked.values():
             self._poller.finish(each, None, self._why)
 
-    def _place(self, head: AnyHead, num_keys: int, num_bytes: int) -> memoryview | None:
+    def _place(self, head: AnyHead, num_keys: int, num_bytes: int) -> Sequence[memoryview] | None:
         if not isinstance(head, _ANSWERS):
             raise Malformed(f"{type(head).__name__} is no answer")
         asked = self._asked.get(head.request)

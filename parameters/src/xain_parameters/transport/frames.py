@@ -22,10 +22,12 @@ from xain_parameters.messages import (
     MAX_HEAD_BYTES,
     AnyHead,
     Entry,
+    Head,
     Message,
     Pull,
     Push,
     Rows,
+    Several,
     Tile,
     decode_head,
     encode_head,
@@ -34,15 +36,14 @@ from xain_parameters.messages import (
 Piece: TypeAlias = bytes | memoryview
 # Where a body goes, given its head, number of keys and bytes of its values: as many bytes of
 # memory, or None for a buffer of the connection. Raises Malformed if the sender may not send it.
-Place: TypeAlias = Callable[[AnyHead, int, int], memoryview | None]
+Place: TypeAlias = Callable[[AnyHead, int, int], Sequence[memoryview] | None]
 
-_NOTHING: Final = memoryview(b"")
 _SIZES: Final = struct.Struct("<IIQ")
 _READ_BYTES: Final = 64 << 10  # as large as the largest head, and many small messages
 _KEY_BYTES: Final = 8
 MAX_PIECES: Final = 64  # in one system call
-_MAY_HAVE_KEYS: Final = (Pull, Push, Entry, Tile)
-_MAY_HAVE_VALUES: Final = (Push, Rows, Entry, Tile)
+_MAY_HAVE_KEYS: Final = (Pull, Push, Several, Entry, Tile)
+_MAY_HAVE_VALUES: Final = (Push, Several, Rows, Entry, Tile)
 
 
 class Socket(Protocol):
@@ -81,20 +82,31 @@ class HungUp(Exception):
 def pieces_of(message: Message) -> list[Piece]:
     """What goes over the wire, in its order. The arrays must not change until it is sent."""
     head = encode_head(message.head)
-    keys, values = message.keys, message.values
-    num_keys = 0 if keys is None else len(keys)
-    num_bytes = 0 if values is None else values.nbytes
-    pieces: list[Piece] = [_SIZES.pack(len(head), num_keys, num_bytes) + head]
-    if keys is not None and num_keys:
-        pieces.append(_bytes_of(keys))
-    if values is not None and num_bytes:
-        pieces.append(_bytes_of(values))
+    num_keys = num_bytes = 0
+    pieces: list[Piece] = [b""]
+    for keys, values in message.bodies or ((message.keys, message.values),):
+        if keys is not None and len(keys):
+            num_keys += len(keys)
+            pieces.append(_bytes_of(keys))
+        if values is not None and values.nbytes:
+            num_bytes += values.nbytes
+            pieces.append(_bytes_of(values))
+    pieces[0] = _SIZES.pack(len(head), num_keys, num_bytes) + head
     return pieces
 
 
 def _bytes_of(array: NDArray[np.generic]) -> memoryview:
     assert array.flags.c_contiguous
     return array.reshape(-1).view(np.uint8).data
+
+
+def _check_sections(several: Several, num_keys: int, num_bytes: int) -> None:
+    sections = several.sections
+    sizes = [size for each in sections for size in (each.num_keys, each.num_bytes)]
+    if not sizes or min(sizes) < 0 or (sum(sizes[::2]), sum(sizes[1::2])) != (num_keys, num_bytes):
+        raise Malformed(
+            f"{len(sections)} sections of other sizes than {num_keys} keys and {num_bytes} bytes"
+        )
 
 
 class Unsent:
@@ -169,6 +181,8 @@ class Receiver:
 
     before_wait: called before the socket is asked for more.
     Arrays of a message that no `place` was given for are its owner's until they are dropped.
+    Each section of a Several is received as a message of its own, so that it is worked on while the
+    next ones come.
     """
 
     def __init__(
@@ -185,7 +199,9 @@ class Receiver:
         self._read = memoryview(bytearray(_SIZES.size + max(MAX_HEAD_BYTES, _READ_BYTES)))
         self._start = self._stop = 0  # of what is read and not yet used
         self._message: Message | None = None  # whose body is being received
-        self._missing = _NOTHING  # of the body
+        self._missing: deque[memoryview] = deque()  # of its body
+        self._several: Several | None = None  # whose sections are being received
+        self._next_section = 0
 
     def receive(self) -> Message:
         """The next message. Raises HungUp, Malformed, or OSError; all of them end the connection,
@@ -193,16 +209,22 @@ class Receiver:
         message = self._message
         if message is None:
             message = self._message = self._begin()
-        while self._missing:
-            count = self._receive_into(self._missing, socket.MSG_WAITALL)
+        missing = self._missing
+        while missing:
+            count = self._receive_into(missing[0], socket.MSG_WAITALL)
             if not count:
                 raise Malformed("the connection ended within a message")
-            self._missing = self._missing[count:]
-        self._message, self._missing = None, _NOTHING
+            if count < len(missing[0]):
+                missing[0] = missing[0][count:]
+            else:
+                missing.popleft()
+        self._message = None
         return message
 
     def _begin(self) -> Message:
         """The next message, of whose body only that part is there which came with its head."""
+        if self._several is not None:
+            return self._section(self._several)
         self._fill(_SIZES.size)
         head_bytes, num_keys, num_bytes = _SIZES.unpack_from(self._read, self._start)
         if head_bytes > MAX_HEAD_BYTES:
@@ -223,30 +245,58 @@ class Receiver:
             raise Malformed(f"{type(head).__name__} has no keys, and these came with {num_keys}")
         if num_bytes and not isinstance(head, _MAY_HAVE_VALUES):
             raise Malformed(f"{type(head).__name__} has no values, and {num_bytes} bytes came")
-        place = None if self.place is None else self.place(head, num_keys, num_bytes)
+        places = None if self.place is None else self.place(head, num_keys, num_bytes)
+        if isinstance(head, Several):
+            _check_sections(head, num_keys, num_bytes)
+            self._several, self._next_section = head, 0
+            return self._section(head)
+        if places is None:
+            return self._with_body(head, num_keys, num_bytes)
+        assert sum(map(len, places)) == _KEY_BYTES * num_keys + num_bytes
+        for place in places:
+            self._await(place)
+        return Message(head)
+
+    def _section(self, several: Several) -> Message:
+        number = self._next_section
+        section = several.sections[number]
+        self._next_section += 1
+        if self._next_section == len(several.sections):
+            self._several = None
+        head = msgspec.structs.replace(
+            several.each,
+            request=number,
+            range=section.range,
+            start=section.start,
+            stop=section.stop,
+        )
+        message = self._with_body(head, section.num_keys, section.num_bytes)
+        message.several, message.section = several, number
+        return message
+
+    def _with_body(self, head: Head, num_keys: int, num_bytes: int) -> Message:
+        """A message whose body goes to a buffer."""
         if not num_keys and not num_bytes:
             return Message(head)
         num_key_bytes = _KEY_BYTES * num_keys
-        if place is not None:
-            body: NDArray[np.uint8] = np.frombuffer(place, np.uint8)
-            assert len(body) == num_key_bytes + num_bytes
-        else:
-            try:
-                body = self._buffers.take(num_key_bytes + num_bytes)
-            except MemoryError:
-                raise Malformed(
-                    f"no memory for a body of {num_key_bytes + num_bytes} bytes"
-                ) from None
-        have = min(len(body), self._stop - self._start)
-        missing = body.data
-        missing[:have] = self._read[self._start : self._start + have]
-        self._start += have
-        self._missing = missing[have:]
+        try:
+            body = self._buffers.take(num_key_bytes + num_bytes)
+        except MemoryError:
+            raise Malformed(f"no memory for a body of {num_key_bytes + num_bytes} bytes") from None
+        self._await(body.data)
         return Message(
             head,
             body[:num_key_bytes].view(np.uint64) if num_keys else None,
             body[num_key_bytes:] if num_bytes else None,
         )
+
+    def _await(self, place: memoryview) -> None:
+        """Put what has come of a body to its place; the rest is missing."""
+        have = min(len(place), self._stop - self._start)
+        place[:have] = self._read[self._start : self._start + have]
+        self._start += have
+        if have < len(place):
+            self._missing.append(place[have:])
 
     def _fill(self, num_bytes: int) -> None:
         """Have num_bytes of the next message in the buffer."""

@@ -10,6 +10,7 @@ change of threads.
 import selectors
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ class Answer:
 
     __slots__ = ("_poller", "error", "message", "num_bytes", "out")
 
-    def __init__(self, poller: "Poller", num_bytes: int, out: memoryview | None) -> None:
+    def __init__(self, poller: "Poller", num_bytes: int, out: Sequence[memoryview] | None) -> None:
         self.num_bytes = num_bytes
         self.out = out
         self.message: Message | None = None
