@@ -123,7 +123,8 @@ class Group:
 
     def _hear_at(self, server: str) -> Callable[[Channel, Message], None]:
         def hear(channel: Channel, message: Message) -> None:
-            channel.send(self._answer(server, channel.peer.name, message))
+            answer = self._answer(server, channel.peer.name, message)
+            channel.answered_by(message).send(answer)
 
         return hear
 

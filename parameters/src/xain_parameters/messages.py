@@ -113,10 +113,10 @@ class Section(msgspec.Struct, frozen=True, array_like=True):
 class Several(Head, frozen=True, array_like=True, tag=6):
     """The same request for several ranges of one primary, in one message.
 
-    each: the request, whose own number, range, start and stop do not count.
-    The body is the keys and values of the first section, then those of the second, and so on. There
-    is one answer, when all ranges have answered: Done, Rows with the values of all in their order,
-    or what one of them was Refused. Then others may have done what was asked.
+    each: the request; its own number, range, start and stop are ignored.
+    The body is the keys and values of the first section, then those of the second, and so on. One
+    answer follows when all ranges have answered: Done, Rows with the values of all in their order,
+    or the Refused of one range; other ranges may have done what was asked.
     """
 
     request: int
@@ -275,11 +275,13 @@ Values: TypeAlias = NDArray[Any]
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """A head and its body. values: any C-contiguous array; its receiver knows dtype and shape from
-    the table, and gets bytes as (n,) uint8.
+    """A head and its body.
 
+    values: any C-contiguous array; its receiver knows dtype and shape from the table, and gets
+        bytes as (n,) uint8.
     bodies: keys and values of several ranges, one after the other, in place of keys and values.
-    several, section: this is the section of it with that number, which `head.request` is too.
+    several: the request for several ranges that this message is a section of, as received;
+        `head.request` is the number of the section then.
     """
 
     head: Head
@@ -287,7 +289,6 @@ class Message:
     values: Values | None = None
     bodies: "Sequence[Body]" = ()
     several: Several | None = None
-    section: int = 0
 
 
 Body: TypeAlias = tuple[Keys | None, Values | None]

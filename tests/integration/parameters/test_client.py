@@ -21,6 +21,7 @@ from xain_parameters.errors import Closed, Invalid, TableConflict, Unavailable
 from xain_parameters.messages import Mark, Push, Refused
 from xain_parameters.tables.initialisers import Constant, Uniform
 from xain_parameters.tables.rules import SGD, Adagrad, Assign
+from xain_parameters.transport import channel
 from xain_parameters.transport.connection import Connection
 
 
@@ -218,6 +219,27 @@ def test_part_of_a_push_that_is_refused_is_cut_by_the_newest_ranges(group):
         assert (table.pull(ids) == 1).all()
         ranges = {head.range for _, _, head in group.heard if isinstance(head, Push)}
         assert ranges == {1, 2, 4, 5, 6}
+
+
+def test_array_over_more_ranges_than_a_message_names_is_pushed_and_pulled():
+    """4096 ranges, the most that a group can have, at one server."""
+    group = Group(num_servers=1, num_ranges=4096)
+    with group.worker(timeout_s=PATIENCE_S) as server:
+        w = server.dense("w", (1_000_000,))
+        ones = np.ones(1_000_000, np.float32)
+        w.push(ones)
+        np.testing.assert_array_equal(w.pull(), ones)
+        assert len(group.heard) == 2 * 4096  # nothing was asked for again
+    group.close()
+
+
+def test_worker_of_another_version_is_told_so(group, monkeypatch):
+    """Rather than after its time limit that no server has the range."""
+    monkeypatch.setattr(channel, "VERSION", 99)
+    with group.worker() as server:
+        w = server.dense("w", (10,))
+        with pytest.raises(Invalid, match="version 99 of the protocol; this server speaks 2"):
+            w.pull()
 
 
 def test_busy_server_is_asked_again(group):

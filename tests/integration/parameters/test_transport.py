@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from support.fault_proxy import FaultProxy
-from xain_parameters.errors import Unavailable
+from xain_parameters.errors import Invalid, Unavailable
 from xain_parameters.messages import (
     Command,
     Done,
@@ -235,7 +235,7 @@ def test_buffer_that_was_used_last_is_used_first():
 
 
 def test_other_version_of_the_protocol_is_refused_with_the_reason(store):
-    with pytest.raises(Unavailable, match="version 99"):
+    with pytest.raises(Invalid, match="version 99"):
         Connection(store.address, Hello(99, "worker", "w", 1))
 
 

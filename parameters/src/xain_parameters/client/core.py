@@ -24,7 +24,7 @@ from xain_parameters.transport.connection import Request
 # Requests are cut into pieces of this size. While one is on its way the server applies the one
 # before, and a small request of another worker never waits for a large one.
 PIECE_BYTES: Final = 2 << 20
-# Those of a dense array are cut again, by range, and go to several servers.
+# A piece of a dense array is cut again, by range, for several servers.
 DENSE_PIECE_BYTES: Final = 4 << 20
 # Parts of a push: its number among the pushes of a clock to a table, and that of the piece.
 PIECES: Final = 1 << 20

@@ -39,8 +39,10 @@ LOOK_S: Final = 0.25  # while an answer is awaited: whether the range has moved 
 FIRST_PAUSE_S: Final = 0.01
 LONGEST_PAUSE_S: Final = 0.5
 NO_ANSWER: Final = "no answer"
-# What a piece has for several ranges of one server goes with one message, up to this size.
+# The parts of a piece for several ranges of one server go with one message, up to these limits. The
+# second one keeps its head far below MAX_HEAD_BYTES.
 MESSAGE_BYTES: Final = 2 << 20
+MAX_SECTIONS: Final = 1024
 
 Array: TypeAlias = NDArray[Any]
 
@@ -108,9 +110,7 @@ class Piece:
 MakeHead: TypeAlias = Callable[[Piece, RangeView, View], Request]
 # The connection to a server, or None.
 _Reach: TypeAlias = Callable[[View, str], Connection | None]
-
-
-# What goes to one server with one message: pieces, each of one range.
+# The pieces of one message to one server, each with its range.
 _Together: TypeAlias = list[tuple[RangeView, Piece]]
 
 
@@ -177,9 +177,10 @@ class Requests:
             for number, sub in piece.cut(table, ranges):
                 range_ = view.ranges[number]
                 server = range_.servers[0] if range_.servers else ""
-                together.setdefault(server, []).append((range_, sub))
+                parts = together.setdefault(server, [])
+                parts.append((range_, sub))
                 sizes[server] += row_bytes * sub.num_rows
-                if sizes[server] >= MESSAGE_BYTES:
+                if sizes[server] >= MESSAGE_BYTES or len(parts) == MAX_SECTIONS:
                     del sizes[server]
                     yield from self._ask(view, server, together.pop(server), head, row_bytes, reach)
             for server, parts in together.items():

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from xain_foundation.logger import get_logger
-from xain_parameters.errors import Unavailable
+from xain_parameters.errors import Invalid, Unavailable
 from xain_parameters.messages import VERSION, AnyHead, Done, Hello, Message, Refused
 from xain_parameters.transport.frames import (
     HungUp,
@@ -104,12 +104,12 @@ class Channel:
             return not self._is_closed
 
     def answered_by(self, message: Message) -> "Channel | Sections":
-        """The answer to a message goes to its send(). Called with each message, in their order."""
+        """The object whose send() takes the answer to a message. Called with each message, in the
+        order of their arrival."""
         if message.several is None:
             return self
-        if message.section == 0:
+        if self._sections is None or self._sections.several is not message.several:
             self._sections = Sections(self.send, message.several)
-        assert self._sections is not None
         return self._sections
 
     def close(self) -> None:
@@ -235,7 +235,8 @@ def greeted(
     """A connection to "HOST:PORT" that has answered Hello, and its receiver.
 
     tls: what the server's certificate is checked by, for the host of `address`; None: no TLS.
-    Raises Unavailable if the other side does not answer in time, or refuses.
+    Raises Unavailable if the other side does not answer in time, and Invalid if it refuses: it
+    speaks another version of the protocol.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -262,8 +263,9 @@ def greeted(
         receiver.place = None
         return connection, receiver
     connection.close()
-    text = answer.text if isinstance(answer, Refused) else f"its answer is {type(answer).__name__}"
-    raise Unavailable(f"{address} refuses the connection: {text}")
+    if isinstance(answer, Refused):
+        raise Invalid(f"{address} refuses the connection: {answer.text}")
+    raise Unavailable(f"{address} answers a Hello with {type(answer).__name__}")
 
 
 def _no_body(head: AnyHead, num_keys: int, num_bytes: int) -> None:

@@ -45,7 +45,7 @@ class Connection:
     """A connection to one server, for any number of threads.
 
     poller: that of the client's connections; None: one of its own. tls: see channel.greeted.
-    Raises Unavailable, see channel.greeted, also if the poller is closed.
+    Raises Invalid and Unavailable, see channel.greeted; Unavailable also if the poller is closed.
     """
 
     def __init__(

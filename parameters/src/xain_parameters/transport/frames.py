@@ -181,8 +181,8 @@ class Receiver:
 
     before_wait: called before the socket is asked for more.
     Arrays of a message that no `place` was given for are its owner's until they are dropped.
-    Each section of a Several is received as a message of its own, so that it is worked on while the
-    next ones come.
+    Each section of a Several is received as a message of its own, so that the server works on it
+    while the next ones arrive.
     """
 
     def __init__(
@@ -271,7 +271,7 @@ class Receiver:
             stop=section.stop,
         )
         message = self._with_body(head, section.num_keys, section.num_bytes)
-        message.several, message.section = several, number
+        message.several = several
         return message
 
     def _with_body(self, head: Head, num_keys: int, num_bytes: int) -> Message:
