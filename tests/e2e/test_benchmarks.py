@@ -117,6 +117,8 @@ EXPECTED: dict[str, dict[str, set[str]]] = {
         }
     },
 }
+# One case stands for all: tests of their own train with the others.
+ONLY = {"parallelisms": ("--only=gradient",)}
 ABOUT = {"date", "cpu", "cores", "memory_gib", "python", "numpy", "grpcio"}
 
 
@@ -156,7 +158,7 @@ async def test_a_benchmark_tells_what_it_measures(name, tmp_path):
     nothing else behind."""
     if name in ("parallelisms", "pipeline", "simulation"):
         pytest.importorskip("torch", reason="torch is not installed; `make setup-torch` does it")
-    printed = await run(name, "--quick", folder=tmp_path)
+    printed = await run(name, "--quick", *ONLY.get(name, ()), folder=tmp_path)
     found = figures(tmp_path, name)
     assert found["about"].keys() >= ABOUT
     for table, keys in EXPECTED[name].items():
