@@ -133,27 +133,17 @@ async def test_exception_ends_the_script_and_is_told(
     assert "KeyError: 'no such column'" in log
     # Its text may tell of rows, so that it travels only if the participant allows it.
     await script.until_coordinator_says('"training_failed"')
-    await script.until_coordinator_says("KeyError")
+    # Python keeps only an exception that has ended the main thread.
+    await script.until_coordinator_says("KeyError" if where == "main" else "RoundAbandoned")
     await script.until_coordinator_says("participant_left")
     assert "no such column" not in coordinator.log()
 
 
-@pytest.mark.parametrize(
-    ("where", "number", "status"),
-    [
-        ("body", signal.SIGINT, 130),
-        ("body", signal.SIGTERM, 143),
-        ("between rounds", signal.SIGINT, 130),
-    ],
-)
-async def test_stopped_script_leaves_with_its_status(
-    script: Script,
-    coordinator: CoordinatorProcess,
-    where: str,
-    number: signal.Signals,
-    status: int,
+@pytest.mark.parametrize("where", ["body", "between rounds"])
+async def test_interrupted_script_leaves_its_session(
+    script: Script, coordinator: CoordinatorProcess, where: str
 ) -> None:
-    """Without a traceback."""
+    """Ctrl-C ends the script as Python ends any program."""
     if where == "body":
         await script.start("--waits=2")
         await script.until(lambda: script.book()[-1:] and script.book()[-1][0] == 2)
@@ -162,8 +152,8 @@ async def test_stopped_script_leaves_with_its_status(
         await script.start()
         await script.until(lambda: "refused" in script.log())
         await coordinator.start()
-    assert await script.stop(number) == status, script.log()
-    assert "Traceback" not in script.log()
+    assert await script.stop(signal.SIGINT) == -signal.SIGINT, script.log()
+    assert "KeyboardInterrupt" in script.log()
     if where == "body":
         await script.until_coordinator_says("participant_left")
 
@@ -246,6 +236,41 @@ async def test_killed_script_that_returns_with_a_model_makes_the_initial_weights
     for script in (a, b):
         assert await script.died() == 0, script.log()
         assert [number for number, _ in script.book()] == [1, 2, 3, 4]
+
+
+GUEST = """
+import gc, logging, signal, sys, threading
+import structlog
+
+def state():
+    root = logging.getLogger()
+    return (
+        [signal.getsignal(n) for n in signal.valid_signals()], sys.excepthook,
+        threading.excepthook, root.level, root.handlers[:], root.filters[:], logging._srcfile,
+        logging.logThreads, logging.logProcesses, structlog.is_configured(), gc.get_threshold(),
+        gc.get_freeze_count(), gc.isenabled(), sys.getswitchinterval(),
+    )
+
+before = state()
+import numpy as np
+import xain, xain_messaging, xain_parameters, xain_participant
+
+for round_ in xain.rounds(np.zeros(4, np.float32), coordinator=sys.argv[1], id=sys.argv[2]):
+    assert state() == before
+    round_.submit(round_.weights, samples=1)
+assert state() == before
+sys.stderr.write("over")
+"""
+
+
+async def test_script_keeps_the_settings_of_its_process(script: Script, tmp_path: Path) -> None:
+    """Signal handlers, exception hooks, logging and garbage collection belong to the program that
+    imports the SDK."""
+    program = tmp_path / "guest.py"
+    program.write_text(GUEST)
+    script._process = await script.run([str(program), script.target, "a"])
+    assert await script.died() == 0, script.log()
+    assert script.log().endswith("over")
 
 
 def test_import_is_quick() -> None:

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xain_participant import Participant, Progress, StateDirectory, agent, run
+from xain_participant import Agent, Participant, Progress, StateDirectory, agent
 from xain_participant.participant import Assignment
+from xain_participant.signals import stopped_by_signals
 
 STEPS = ("training", "trained", "handed_in", "dropped")
 
@@ -137,7 +138,11 @@ def main() -> int:
         state = None
         if flags.state_dir is not None:
             state = stack.enter_context(StateDirectory(flags.state_dir, flags.participant_id))
-        return run(trainee, flags.target, flags.participant_id, observer=trainee.note, state=state)
+        running = Agent(
+            trainee, flags.target, flags.participant_id, observer=trainee.note, state=state
+        )
+        with stopped_by_signals(running):
+            return running.run()
 
 
 if __name__ == "__main__":

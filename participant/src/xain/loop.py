@@ -8,15 +8,15 @@ for what the body of the loop makes of it:
     Asked(...)            ->       Rounds.__next__() returns a Round
                           <-       Submitted, or Failed if the body raised
 
-A body that raises cannot be seen from an iterator. So the exception is looked for in three places:
-`with xain.rounds() as rounds` sees it at once; sys.excepthook and threading.excepthook see one that
-ends the script or its thread; and an iterator that is collected while its round is open knows at
-least that the loop was left.
+An iterator cannot see an exception of the body. `with xain.rounds() as rounds` sees it at once. An
+exception that has ended the script is found in sys.last_value, where Python keeps it. Otherwise an
+iterator that is collected while its round is open knows at least that the loop was left.
+
+The program of the script keeps its own signal handlers and exception hooks.
 """
 
 import atexit
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from numpy.typing import NDArray
@@ -41,15 +41,12 @@ from xain_participant.participant import Assignment, BodyFailed, Participant
 from xain_participant.state import StateDirectory
 from xain_workloads.model import Layout, personal_patterns
 
-# Time that an exception may take from the loop to the top of the script.
+# Time that an exception may take from the loop to the end of the script.
 GRACE_S = 1.0
 # Time that a loop which is left with `break` waits for its last update to be acknowledged.
 HAND_IN_S = 60.0
 # Time to wait for the agent's goodbye.
 LEAVE_S = 5.0
-
-EXIT_SIGINT = 128 + signal.SIGINT
-EXIT_SIGTERM = 128 + signal.SIGTERM
 
 
 class SessionError(RuntimeError):
@@ -221,7 +218,7 @@ class Loop:
         self._thread = threading.Thread(
             target=self._run, name=f"agent-{self.participant_id}", daemon=True
         )
-        hooks.add(self)
+        atexit.register(self._on_exit)
         self._thread.start()
 
     # --- the agent's threads ---
@@ -239,7 +236,7 @@ class Loop:
             if self._state is not None:
                 self._state.close()
             self._handed_in.set()
-            hooks.remove(self)
+            atexit.unregister(self._on_exit)
             self._inbox.put(Ended(code, self._message, error))
             # A script that has left answers no question. The agent has ended, so that the result of
             # the worker is not kept.
@@ -267,8 +264,7 @@ class Loop:
 
         Returns None after the end of the session, or if there is no round now and wait is False.
 
-        Raises RuntimeError if the last round was not submitted, LayoutMismatch, SessionError, and
-        SystemExit if the process was asked to stop.
+        Raises RuntimeError if the last round was not submitted, LayoutMismatch, and SessionError.
         """
         self._thread_id = threading.get_ident()
         if self.open_round is not None and not self.open_round.is_done:
@@ -345,12 +341,19 @@ class Loop:
     def _end(self, ended: Ended) -> None:
         if ended.error is not None:
             raise ended.error
-        if ended.code in (EXIT_SIGINT, EXIT_SIGTERM):
-            raise SystemExit(ended.code)
         if ended.code != 0 and not self._settled.is_set():
             raise SessionError(ended.message)
 
     # --- the end ---
+
+    def end(self, error: BaseException | None) -> None:
+        """End with the exception that has left the loop, or without one."""
+        if error is None:
+            self.leave()
+        elif isinstance(error, Exception):
+            self.fail(error)
+        else:
+            self.leave(1)
 
     def fail(self, error: BaseException) -> None:
         """End with the script's own exception: the open round is reported as failed."""
@@ -375,11 +378,14 @@ class Loop:
     def abandon(self, line: str) -> None:
         """End after the script has left the loop at this line.
 
-        Waits for an exception that may end the script, since its report says more.
+        Waits whether an exception ends the script, since its report says more.
         """
-        if self._settled.wait(GRACE_S):
+        threading.main_thread().join(GRACE_S)
+        if self.is_settled:
             return
-        if self.open_round is not None and not self.open_round.is_done:
+        if (error := self._uncaught()) is not None:
+            self.end(error)
+        elif self.open_round is not None and not self.open_round.is_done:
             number = self.open_round.number
             error = RoundAbandoned(f"{line} left the loop before round.submit() of round {number}")
             self._log.warning("round_abandoned", round=number, reason=str(error))
@@ -387,11 +393,16 @@ class Loop:
         else:
             self.leave()
 
-    def stop(self, code: int) -> None:
-        """Ask the agent to stop, without waiting. From any thread or signal handler."""
-        if not self._is_copy:
-            self._settled.set()
-            self._agent.stop(code)
+    def _on_exit(self) -> None:
+        self.end(self._uncaught())
+        self.join()
+
+    def _uncaught(self) -> BaseException | None:
+        """The exception that has ended the script, if it ran in the main thread."""
+        main = threading.main_thread()
+        if main.is_alive() or self._thread_id != main.ident:
+            return None
+        return getattr(sys, "last_value", None)
 
     def join(self) -> None:
         """Wait for the agent's goodbye."""
@@ -417,9 +428,6 @@ class Loop:
     def _is_copy(self) -> bool:
         """Whether this is the copy of a process that was forked, such as a data loader."""
         return os.getpid() != self._pid
-
-    def runs_in(self, thread_id: int | None) -> bool:
-        return self._thread_id == thread_id
 
 
 class Rounds:
@@ -460,12 +468,7 @@ class Rounds:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if error is None:
-            self._loop.leave()
-        elif isinstance(error, Exception):
-            self._loop.fail(error)
-        else:
-            self._loop.leave(EXIT_SIGINT if isinstance(error, KeyboardInterrupt) else 1)
+        self._loop.end(error)
 
     def __del__(self) -> None:
         loop = self._loop
@@ -505,10 +508,9 @@ def rounds(
 
     Settings that are not given are read from the environment, such as
     XAIN_PARTICIPANT_COORDINATOR__HOST; by default the coordinator is on this machine. Each thread
-    of a process may have its own rounds. The session is left when the loop is left. An exception in
-    the body is reported to the coordinator as a failure of the round. SIGTERM raises
-    SystemExit(143) in the main thread, Ctrl-C KeyboardInterrupt; a script that handles neither ends
-    with 143 or 130.
+    of a process may have its own rounds. The session is left when the loop is left, and at the end
+    of the script. An exception in the body is reported to the coordinator as a failure of the
+    round. Signals are the script's own: one that raises, as Ctrl-C does, ends the loop.
 
     Raises ValueError for a setting that cannot be used, and TypeError for an `initial` that is none
     of these.
@@ -546,73 +548,3 @@ def _settings(
         return load(ParticipantConfig, None, ENV_PREFIX, values)
     except ConfigError as error:
         raise ValueError(str(error).replace(COMMAND_LINE, "xain.rounds()", 1)) from None
-
-
-class _Hooks:
-    """Hooks of this process that tell its loops how their script ends."""
-
-    def __init__(self) -> None:
-        self._loops: set[Loop] = set()
-        self._lock = threading.RLock()  # a signal may come while it is held
-        self._is_installed = False
-
-    def add(self, loop: Loop) -> None:
-        with self._lock:
-            self._loops.add(loop)
-        self.install()
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, self._on_sigterm)
-
-    def remove(self, loop: Loop) -> None:
-        with self._lock:
-            self._loops.discard(loop)
-
-    def install(self) -> None:
-        """Have Ctrl-C end the script with status 130 and without a traceback."""
-        with self._lock:
-            if self._is_installed:
-                return
-            self._is_installed = True
-        self._excepthook, sys.excepthook = sys.excepthook, self._on_exception
-        self._thread_hook, threading.excepthook = threading.excepthook, self._on_thread_exception
-        atexit.register(self._on_exit)
-
-    def _here(self) -> list[Loop]:
-        with self._lock:
-            return list(self._loops)
-
-    def _on_exception(
-        self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
-    ) -> None:
-        loops = self._here()
-        if issubclass(kind, KeyboardInterrupt):
-            for loop in loops:
-                loop.stop(EXIT_SIGINT)
-            for loop in loops:
-                loop.join()
-            # Python takes the status of a hook that exits, and shows no traceback.
-            raise SystemExit(EXIT_SIGINT)
-        for loop in loops:
-            if loop.runs_in(threading.main_thread().ident):
-                loop.fail(error)
-        self._excepthook(kind, error, traceback)
-
-    def _on_thread_exception(self, args: Any) -> None:
-        for loop in self._here():
-            if loop.runs_in(args.thread.ident if args.thread is not None else None):
-                loop.fail(args.exc_value)
-        self._thread_hook(args)
-
-    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        for loop in self._here():
-            loop.stop(EXIT_SIGTERM)
-        raise SystemExit(EXIT_SIGTERM)
-
-    def _on_exit(self) -> None:
-        for loop in self._here():
-            loop.leave()
-            loop.join()
-
-
-hooks = _Hooks()

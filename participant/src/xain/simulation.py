@@ -31,7 +31,7 @@ from typing import Any
 
 import grpc
 
-from xain.loop import EXIT_SIGTERM, Loop, Rounds, hooks, rounds_of_site
+from xain.loop import Loop, Rounds, rounds_of_site
 from xain.round import Round
 from xain_participant.client import CoordinatorClient, open_channel
 from xain_participant.config import ENV_PREFIX
@@ -126,7 +126,6 @@ def simulate(
             f"main cannot be given to another process ({error}); define it at the top of a module, "
             "not within a function or a notebook"
         ) from None
-    hooks.install()
     given = {
         "rounds.rounds": rounds,
         "rounds.epochs": epochs,
@@ -327,7 +326,7 @@ def _work(
 ) -> None:
     """Run the agents of these sites, and main() whenever one of them is given work."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops us
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_SIGTERM))
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     for name in [name for name in os.environ if name.startswith(ENV_PREFIX)]:
         del os.environ[name]  # a setting of one participant, such as its name
 

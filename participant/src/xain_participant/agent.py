@@ -1,4 +1,4 @@
-"""Runs a participant against a coordinator: threads, clock, signals and log around the Protocol.
+"""Runs a participant against a coordinator: threads, clock and log around the Protocol.
 
     run(participant, "localhost:50051")
 
@@ -8,17 +8,13 @@ work at a time; a watch thread listens. Both only ever post events. Where fitted
 the participant, one more thread answers questions for predictions.
 """
 
-import os
-import signal
-import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from queue import Empty
 from random import Random
-from types import FrameType
 from typing import Literal
 
 import grpc
@@ -53,10 +49,6 @@ JOIN_TIMEOUT_S = 2.0
 MIN_WATCH_PAUSE_S = 0.1
 MAX_WATCH_PAUSE_S = 2.0
 NO_WATCH_PAUSE_S = 30.0  # where there is no stream
-
-# These signals end the process with 128 + number, as shells and container engines expect it. With 0
-# a participant that is moved to another machine would count as done, and never be started there.
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 # A state that we do not know asks nothing of us, as STANDBY does.
 _STATES: Mapping[int, State] = {pb.ROUND: State.ROUND, pb.FINISHED: State.FINISHED}
@@ -112,8 +104,7 @@ def run(
     """Take part until the session is finished. Returns the exit status for the process.
 
     0: finished, or there is nothing to train on. 1: the participant's code failed, the coordinator
-    refuses us or our updates for good, or the session has ended without a result. 143: stopped
-    before the end by SIGTERM, 130: by SIGINT. A second signal ends the process at once.
+    refuses us or our updates for good, or the session has ended without a result.
     target: HOST:PORT. participant_id: by default the state's, or the host's name and a random
     suffix.
     tags: what a selection may ask for, such as {"site": "north"}.
@@ -128,13 +119,14 @@ def run(
     code, which may quote the data; type, files, lines and functions always travel.
     serve: stay after the end of a session, and take part in the coordinator's next one; then only
     a signal, a failure or a refusal ends the run.
-    Signals are handled only if this is the main thread; anywhere else use Agent and stop().
+    Signals are the program's own. KeyboardInterrupt and SystemExit, which its handlers may raise,
+    leave the session on their way; another handler calls stop() of an Agent.
     Logs go to loggers of the standard library's `logging`, below "xain_participant". It stays
     as the caller has configured it: logging.basicConfig(level=logging.INFO) shows every step.
     Raises ValueError if participant_id or instance_id cannot be a name, or the participant_id is
     another than the state's, or the tags cannot be sent.
     """
-    agent = Agent(
+    return Agent(
         participant,
         target,
         participant_id,
@@ -146,9 +138,7 @@ def run(
         instance_id=instance_id,
         tells_messages=tells_messages,
         serve=serve,
-    )
-    with _stopped_by_signals(agent):
-        return agent.run()
+    ).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,15 +286,24 @@ class Agent:
 
     def _loop(self) -> int:
         self._answers.append(e.Started())
-        while True:
-            posted = self._next()
-            self._note(posted.event)
-            for action in self._protocol.handle(posted.event):
-                if isinstance(action, a.Exit):
-                    self._on_exit(action)
-                    return action.code
-                self._do(action, posted.work)
-            posted.handled()
+        try:
+            while (code := self._step(self._next())) is None:
+                pass
+        except (KeyboardInterrupt, SystemExit):  # of the program's signal handlers
+            self._step(_Posted(e.StopRequested(1)))
+            raise
+        return code
+
+    def _step(self, posted: _Posted) -> int | None:
+        """Handle an event. Returns the exit status at the end."""
+        self._note(posted.event)
+        for action in self._protocol.handle(posted.event):
+            if isinstance(action, a.Exit):
+                self._on_exit(action)
+                return action.code
+            self._do(action, posted.work)
+        posted.handled()
+        return None
 
     def _next(self) -> _Posted:
         """The next event, waiting for it."""
@@ -641,23 +640,3 @@ def _advertised(message: pb.HeartbeatResponse | pb.WatchResponse) -> e.Advertise
         warning=message.warning,
         attempt=message.attempt,
     )
-
-
-@contextmanager
-def _stopped_by_signals(agent: Agent) -> Iterator[None]:
-    """While open, the first SIGTERM or SIGINT stops the agent, the second one the process."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def on_signal(number: int, _: FrameType | None) -> None:
-        if not agent.stop(128 + number):
-            os._exit(128 + number)  # the second signal waits for nothing
-
-    before = {number: signal.signal(number, on_signal) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            # None: a handler that was not set from Python cannot be put back.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -25,6 +25,7 @@ from xain_foundation.commands import (
     version_option,
 )
 from xain_participant import sparse_cli
+from xain_participant.signals import stopped_by_signals
 
 if TYPE_CHECKING:
     from xain_participant.alive import Alive
@@ -285,9 +286,9 @@ def _run(
     with _open_state(settings) or nullcontext() as state:
         participant = _load_participant(settings, state)
 
-        from xain_participant.agent import run
+        from xain_participant.agent import Agent
 
-        status = run(
+        agent = Agent(
             participant,
             settings.coordinator.address,
             settings.participant.id or None,
@@ -299,6 +300,8 @@ def _run(
             tells_messages=settings.participant.report_failures == "full",
             serve=settings.participant.serve,
         )
+        with stopped_by_signals(agent):
+            status = agent.run()
     raise typer.Exit(status)
 
 

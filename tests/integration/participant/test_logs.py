@@ -9,7 +9,7 @@ from integration.participant.scripted import ScriptedCoordinator
 
 PROGRAM = textwrap.dedent(
     """
-    import logging, signal, sys
+    import gc, logging, signal, sys, threading
     import numpy as np
     import structlog
     from xain_participant import Participant, run
@@ -23,6 +23,7 @@ PROGRAM = textwrap.dedent(
             root.level, root.handlers[:], logging.getLogger("xain_participant").level,
             logging._srcfile, logging.logThreads, logging.logProcesses, logging.lastResort,
             structlog.is_configured(), [signal.getsignal(n) for n in signal.valid_signals()],
+            sys.excepthook, threading.excepthook, gc.get_threshold(), gc.get_freeze_count(),
         )
 
     class Still(Participant):
@@ -31,6 +32,7 @@ PROGRAM = textwrap.dedent(
 
         def train_round(self, weights, epochs, epoch_base):
             logging.getLogger("program").info("during")
+            assert state() == before
             return weights, 1
 
     before = state()

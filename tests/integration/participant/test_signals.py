@@ -1,4 +1,4 @@
-"""Signals need a process of their own."""
+"""Signals of the command, and of a program that imports the SDK."""
 
 import signal
 import subprocess
@@ -14,8 +14,9 @@ from xain_proto.fl import coordinator_pb2 as pb
 
 PROGRAM = textwrap.dedent(
     """
-    import sys, threading, numpy as np
-    from xain_participant import Participant, agent, run
+    import signal, sys, threading, numpy as np
+    from xain_participant import Agent, Participant, agent, run
+    from xain_participant.signals import stopped_by_signals
 
     agent.LEAVE_TIMEOUT_S = 3600  # only a second signal ends a goodbye that nobody answers
 
@@ -27,7 +28,12 @@ PROGRAM = textwrap.dedent(
             print("training", flush=True)
             threading.Event().wait()
 
-    sys.exit(run(Endless(), sys.argv[1], "ward-7"))
+    if "guest" in sys.argv:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+        sys.exit(run(Endless(), sys.argv[1], "ward-7"))
+    running = Agent(Endless(), sys.argv[1], "ward-7")
+    with stopped_by_signals(running):
+        sys.exit(running.run())
     """
 )
 
@@ -38,9 +44,11 @@ def server(serve: Callable[..., ScriptedCoordinator]) -> ScriptedCoordinator:
 
 
 @pytest.fixture
-def process(server: ScriptedCoordinator) -> Iterator["subprocess.Popen[str]"]:
-    """A participant that is in the middle of a training without end."""
-    command = [sys.executable, "-c", PROGRAM, server.target]
+def process(
+    server: ScriptedCoordinator, request: pytest.FixtureRequest
+) -> Iterator["subprocess.Popen[str]"]:
+    """A participant in the middle of a training without end. param: an argument of PROGRAM."""
+    command = [sys.executable, "-c", PROGRAM, server.target, getattr(request, "param", "")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -58,6 +66,20 @@ def test_a_signal_leaves_the_session_and_exits(
     code: int,
 ) -> None:
     """Not with 0: who is stopped has not done its part, and is to be started again."""
+    process.send_signal(number)
+    assert process.wait(PATIENCE_S) == code
+    assert server.heartbeats[-1] == (pb.FINISHED, 0)
+
+
+@pytest.mark.parametrize("process", ["guest"], indirect=True)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 3), (signal.SIGINT, -signal.SIGINT)])
+def test_signal_handler_of_the_program_leaves_the_session_by_raising(
+    server: ScriptedCoordinator,
+    process: "subprocess.Popen[str]",
+    number: signal.Signals,
+    code: int,
+) -> None:
+    """run() keeps the handlers of its program, which decide how the program ends."""
     process.send_signal(number)
     assert process.wait(PATIENCE_S) == code
     assert server.heartbeats[-1] == (pb.FINISHED, 0)

@@ -276,7 +276,8 @@ PROGRAM = textwrap.dedent(
     """
     import sys
     from pathlib import Path
-    from xain_participant import Participant, StateDirectory, run
+    from xain_participant import Agent, Participant, StateDirectory
+    from xain_participant.signals import stopped_by_signals
 
     class Adder(Participant):
         def init_weights(self):
@@ -287,7 +288,9 @@ PROGRAM = textwrap.dedent(
             return weights + 1, 5
 
     with StateDirectory(Path(sys.argv[2])) as state:
-        code = run(Adder(), sys.argv[1], state=state)
+        agent = Agent(Adder(), sys.argv[1], state=state)
+        with stopped_by_signals(agent):
+            code = agent.run()
     sys.exit(code)
     """
 )
