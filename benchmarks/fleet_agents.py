@@ -33,14 +33,13 @@ from xain_participant.client import (
     CALL_TIMEOUT_S,
     CHANNEL_OPTIONS,
     HAND_IN_TIMEOUT_S,
-    TIMEOUT_KEY,
     told_with,
 )
 from xain_participant.protocol import Protocol, jittered
 from xain_participant.values import Call, State, Timer
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl.coordinator_pb2_grpc import CoordinatorStub
-from xain_proto.metadata import PARTICIPANT_ID_KEY
+from xain_proto.metadata import PARTICIPANT_ID_KEY, TIMEOUT_KEY
 
 STATES = {pb.ROUND: State.ROUND, pb.FINISHED: State.FINISHED}
 

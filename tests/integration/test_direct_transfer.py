@@ -15,13 +15,13 @@ from support.s3_servers import SeaweedFS, free_ports
 from support.wire import digest, npy
 from xain_coordinator.core.values import Phase
 from xain_coordinator.server.coordinator_service import CoordinatorService
-from xain_coordinator.server.downloads import INLINE_BYTES
 from xain_participant import Agent, Participant
 from xain_participant.direct import DirectTransfer, OfferFailed
 from xain_participant.download import Download
 from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.limits import MAX_INLINE_BYTES
 
-SIZE = INLINE_BYTES  # float32, so four times what travels inside the calls
+SIZE = MAX_INLINE_BYTES  # float32, so four times what travels inside the calls
 PATIENCE_S = 100.0
 
 

@@ -16,14 +16,14 @@ from xain_coordinator.core.errors import InvalidUpdate
 from xain_coordinator.core.keys import incoming_key
 from xain_coordinator.core.values import Phase
 from xain_coordinator.ports import StoreUnavailable, WrongSize
-from xain_coordinator.server.downloads import INLINE_BYTES
 from xain_coordinator.stores.memory import MemoryStore, MemoryUpload
 from xain_coordinator.stores.opening import OpenStore
 from xain_coordinator.updates import readings
 from xain_coordinator.updates.inbox import Inbox
 from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.limits import MAX_INLINE_BYTES
 
-SIZE = INLINE_BYTES // 4 + 1  # float32, just too large to travel inside
+SIZE = MAX_INLINE_BYTES // 4 + 1  # float32, just too large to travel inside
 PATIENT = {"heartbeat_timeout_s": 2 * PATIENCE_S}  # not all members send any
 
 

@@ -320,14 +320,14 @@ def _surroundings(world: _World, scenario: Scenario) -> Iterator[None]:
     }
     if not scenario.is_inline:
         constants |= {
-            "xain_participant.client.INLINE_BYTES": 0,
-            "xain_participant.work.INLINE_BYTES": 0,
+            "xain_participant.client.MAX_INLINE_BYTES": 0,
+            "xain_participant.work.MAX_INLINE_BYTES": 0,
             "xain_participant.encoded.TILE_ELEMENTS": TILE_ELEMENTS,
             "xain_participant.upload.TILE_ELEMENTS": TILE_ELEMENTS,
             "xain_proto.np.delta.TILE_ELEMENTS": TILE_ELEMENTS,
             "xain_coordinator.updates.measured_upload.TILE_ELEMENTS": TILE_ELEMENTS,
             "xain_participant.client.MESSAGE_BYTES": 16,
-            "xain_coordinator.server.downloads.INLINE_BYTES": 0,
+            "xain_coordinator.server.downloads.MAX_INLINE_BYTES": 0,
             "xain_coordinator.server.downloads.MESSAGE_BYTES": MESSAGE_BYTES,
             "xain_coordinator.server.downloads.BLOCK_BYTES": 2 * CHUNK_BYTES,
             "xain_coordinator.updates.bodies.LEAST_BYTES": MESSAGE_BYTES,

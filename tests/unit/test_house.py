@@ -59,6 +59,7 @@ CORE_MAY_KNOW = {
     "xain_messaging.conditional_events",
     "xain_foundation.names",
     "xain_messaging.tags",
+    "xain_proto.fl.refusals_pb2",
     "xain_workloads.errors",
     "xain_workloads.model",
     "xain_workloads.profile",

@@ -33,17 +33,14 @@ from xain_participant.upload import Upload
 from xain_participant.values import Call
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl.coordinator_pb2_grpc import CoordinatorStub
-from xain_proto.metadata import INSTANCE_ID_KEY, PARTICIPANT_ID_KEY
+from xain_proto.fl.refusals_pb2 import RefusalReason
+from xain_proto.limits import MAX_INLINE_BYTES
+from xain_proto.metadata import ERROR_DOMAIN, INSTANCE_ID_KEY, PARTICIPANT_ID_KEY, TIMEOUT_KEY
 from xain_workloads.model import Layout
 from xain_workloads.profile import DataProfile
 
-# Up to here an update travels inside the call that hands it in: the bytes cost less than the stream
-# that would carry them.
-INLINE_BYTES = 64 << 10
 # Bytes of weights in a message of an upload: the coordinator holds one message of each upload.
 MESSAGE_BYTES = 256 << 10
-TIMEOUT_KEY = "xain-timeout-ms"
-ERROR_DOMAIN = "xain.coordinator"
 
 CALL_TIMEOUT_S = 5.0
 # Answered when the update is durable: measured, synchronised to disk, and committed. One that was
@@ -93,9 +90,10 @@ _Answer = TypeVar("_Answer")
 _Used = TypeVar("_Used")
 _Method = Callable[[CoordinatorStub], "grpc.UnaryUnaryMultiCallable[_Request, _Answer]"]
 
+_UPLOAD_MISSING = RefusalReason.Name(RefusalReason.UPLOAD_MISSING)
 # Statuses of a stream that can be resumed: the coordinator, or the connection, went away.
 _BROKEN_OFF = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-_BROKEN_OFF_BECAUSE = ("", "UNAVAILABLE", "LINE_SLOW")  # the last one of earlier coordinators
+_BROKEN_OFF_BECAUSE = ("", RefusalReason.Name(RefusalReason.UNAVAILABLE))
 
 
 class Refused(Exception):
@@ -429,7 +427,7 @@ class CoordinatorClient:
         """
         upload = Upload(weights, encoded)
         ref = pb.WeightsRef(size_bytes=upload.size_bytes, digest=upload.digest)
-        if upload.size_bytes <= INLINE_BYTES:
+        if upload.size_bytes <= MAX_INLINE_BYTES:
             ref.key = f"{round_}/{self._participant_id}"
             ref.data = upload.start + upload.data
             return ref
@@ -449,7 +447,7 @@ class CoordinatorClient:
             try:
                 ref = self._put_stream(round_, upload, offset)
             except Refused as refused:
-                if refused.reason == "UPLOAD_MISSING" and offset:
+                if refused.reason == _UPLOAD_MISSING and offset:
                     offset = 0  # it was dropped since we asked
                     continue
                 if refused.status not in _BROKEN_OFF or refused.reason not in _BROKEN_OFF_BECAUSE:

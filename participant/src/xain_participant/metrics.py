@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# A training loop that reports every step must not outgrow a message; the newest points are kept.
-MAX_POINTS = 1000
-# The coordinator refuses the metrics of a round above 64 KiB, all at once.
-MAX_JSON_BYTES = 60 * 1024
+from xain_proto.limits import MAX_METRICS_BYTES
+
+# The coordinator refuses longer metrics of a round all at once.
+MAX_JSON_BYTES = MAX_METRICS_BYTES - 4096
 
 
 @dataclass(frozen=True, slots=True)

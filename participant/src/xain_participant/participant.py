@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from xain_participant.metrics import MAX_POINTS, Measured, flatten_values
+from xain_participant.metrics import Measured, flatten_values
+from xain_proto.limits import MAX_INT32, MAX_POINTS
 from xain_workloads.model import Layout, size_of
 from xain_workloads.profile import DataProfile
 
 if TYPE_CHECKING:
     from xain_participant.estimators import Votes
-
-MAX_NUM_SAMPLES = 2**31 - 1  # an int32 on the wire
 
 Task = Literal["train", "evaluate", "initialise"]
 
@@ -298,11 +297,9 @@ def checked_num_samples(value: object, source: str = "train_round() must return"
         raise TypeError(
             f"{source} the number of samples as an integer, not {_kind(value)}"
         ) from None
-    if not 0 <= num_samples <= MAX_NUM_SAMPLES:
+    if not 0 <= num_samples <= MAX_INT32:
         told = source.replace("must return", "returned").replace("must be given", "was given")
-        raise ValueError(
-            f"{told} {num_samples} samples; it must be between 0 and {MAX_NUM_SAMPLES}"
-        )
+        raise ValueError(f"{told} {num_samples} samples; it must be between 0 and {MAX_INT32}")
     return num_samples
 
 

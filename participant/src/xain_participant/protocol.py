@@ -37,6 +37,8 @@ from xain_participant import actions as a
 from xain_participant import events as e
 from xain_participant.values import Call, State, Timer
 from xain_participant.verdicts import Verdict, verdict_on
+from xain_proto.fl.refusals_pb2 import RefusalReason
+from xain_proto.metadata import COMPLETED
 
 MIN_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 10.0
@@ -64,7 +66,6 @@ NUM_DONE_KEPT = 256
 MAX_INVALID = 4
 
 # The cause of a session that has come to its regular end.
-COMPLETED = "completed"
 
 # The time that an update which is being sent has for its answer when the session is finished.
 FINISHING_S = 2.0
@@ -479,7 +480,7 @@ class Protocol:
     def _on_contact_refused(self, event: e.RefusedBy, verdict: Verdict) -> None:
         if self._finishing:
             return
-        if self._serve and event.reason == "PROFILE_MISMATCH":
+        if self._serve and event.reason == RefusalReason.Name(RefusalReason.PROFILE_MISMATCH):
             verdict = Verdict.RETRY  # the data do not fit this session, and may fit the next one
         if verdict is Verdict.FATAL:
             self._give_up(event)

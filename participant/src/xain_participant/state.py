@@ -36,9 +36,10 @@ from xain_foundation.names import why_not
 from xain_participant.download import Damaged, Download
 from xain_participant.identity import default_participant_id, new_instance_id
 from xain_participant.metrics import MAX_JSON_BYTES
-from xain_participant.participant import MAX_NUM_SAMPLES, Evaluation
+from xain_participant.participant import Evaluation
 from xain_participant.result import NotKept, Result
 from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.limits import MAX_INT32
 from xain_proto.np import npy_header
 from xain_workloads.model import Layout, TensorSpec
 
@@ -322,7 +323,7 @@ class _Kept(_Record):
 
     session_id: str = Field(min_length=1)
     round: int = Field(ge=0, le=_MAX_ROUND)
-    num_samples: int = Field(ge=0, le=MAX_NUM_SAMPLES)
+    num_samples: int = Field(ge=0, le=MAX_INT32)
     metrics: str
     vector: str = Field(pattern=rf"^{_VECTOR_PATTERN}$")
     size_bytes: int = Field(ge=0)

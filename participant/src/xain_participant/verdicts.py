@@ -9,6 +9,7 @@ from enum import Enum, auto
 
 from xain_participant.events import RefusedBy
 from xain_participant.values import Call
+from xain_proto.fl.refusals_pb2 import RefusalReason
 
 
 class Verdict(Enum):
@@ -20,27 +21,30 @@ class Verdict(Enum):
     FATAL = auto()  # whatever we send, the answer stays the same
 
 
-_BY_REASON = {
-    "NOT_A_MEMBER": Verdict.REJOIN,
-    "DUPLICATE_INSTANCE": Verdict.FATAL,  # another process is alive under our participant id
-    "NOT_IN_ROUND": Verdict.RETRY,
-    "NOT_SELECTED": Verdict.RETRY,
-    "UPLOAD_MISSING": Verdict.RETRY,  # each attempt uploads anew
-    "UNAVAILABLE": Verdict.RETRY,
-    "TOO_MANY_CALLS": Verdict.RETRY,
-    "REQUEST_MISSING": Verdict.RETRY,
-    "ROUND_CLOSED": Verdict.OVER,
-    "STALE_ROUND": Verdict.OVER,
-    "STALE_ATTEMPT": Verdict.OVER,
-    "SLICE_MISMATCH": Verdict.OVER,
-    "DUPLICATE_UPDATE": Verdict.OVER,
-    "INVALID_UPDATE": Verdict.INVALID,
-    "TOO_LARGE": Verdict.UNFIT,
-    "INVALID_NAME": Verdict.FATAL,
-    "INVALID_TAGS": Verdict.FATAL,
-    "UPLOAD_NAME_TAKEN": Verdict.FATAL,
-    "PROFILE_MISMATCH": Verdict.FATAL,
+_VERDICTS = {
+    RefusalReason.NOT_A_MEMBER: Verdict.REJOIN,
+    # Another process is alive under our participant id.
+    RefusalReason.DUPLICATE_INSTANCE: Verdict.FATAL,
+    RefusalReason.NOT_IN_ROUND: Verdict.RETRY,
+    RefusalReason.NOT_SELECTED: Verdict.RETRY,
+    RefusalReason.UPLOAD_MISSING: Verdict.RETRY,  # each attempt uploads anew
+    RefusalReason.UNAVAILABLE: Verdict.RETRY,
+    RefusalReason.TOO_MANY_CALLS: Verdict.RETRY,
+    RefusalReason.REQUEST_MISSING: Verdict.RETRY,
+    RefusalReason.ROUND_CLOSED: Verdict.OVER,
+    RefusalReason.STALE_ROUND: Verdict.OVER,
+    RefusalReason.STALE_ATTEMPT: Verdict.OVER,
+    RefusalReason.SLICE_MISMATCH: Verdict.OVER,
+    RefusalReason.DUPLICATE_UPDATE: Verdict.OVER,
+    RefusalReason.INVALID_UPDATE: Verdict.INVALID,
+    RefusalReason.TOO_LARGE: Verdict.UNFIT,
+    RefusalReason.INVALID_NAME: Verdict.FATAL,
+    RefusalReason.INVALID_TAGS: Verdict.FATAL,
+    RefusalReason.UPLOAD_NAME_TAKEN: Verdict.FATAL,
+    RefusalReason.PROFILE_MISMATCH: Verdict.FATAL,
 }
+_BY_REASON = {RefusalReason.Name(reason): verdict for reason, verdict in _VERDICTS.items()}
+_DUPLICATE_INSTANCE = RefusalReason.Name(RefusalReason.DUPLICATE_INSTANCE)
 
 # The verdict on a reason that this version does not know, from a newer coordinator.
 _BY_STATUS = {
@@ -58,7 +62,7 @@ def verdict_on(refused: RefusedBy) -> Verdict:
         # membership.
         is_denied = refused.status == "PERMISSION_DENIED" and refused.call is not Call.RENDEZVOUS
         return Verdict.REJOIN if is_denied else Verdict.RETRY
-    if refused.reason == "DUPLICATE_INSTANCE" and refused.retry_after_s:
+    if refused.reason == _DUPLICATE_INSTANCE and refused.retry_after_s:
         return Verdict.RETRY  # the other process may have died: its lease tells
     verdict = _BY_REASON.get(refused.reason) or _BY_STATUS.get(refused.status, Verdict.RETRY)
     if refused.call is Call.RENDEZVOUS and verdict is Verdict.REJOIN:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from xain_foundation.logger import get_logger
 from xain_messaging.spare import Spare
 from xain_participant import events as e
-from xain_participant.client import INLINE_BYTES, CoordinatorClient, Refused
+from xain_participant.client import CoordinatorClient, Refused
 from xain_participant.encoded import quantise
 from xain_participant.failures import describe
 from xain_participant.metrics import MAX_JSON_BYTES, to_json
@@ -35,12 +35,17 @@ from xain_participant.participant import (
 from xain_participant.result import Keeper, NotKept, Result
 from xain_participant.values import Call
 from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.fl.refusals_pb2 import RefusalReason
+from xain_proto.limits import MAX_INLINE_BYTES
 from xain_proto.np import ENCODING_BITS, can_encode
 from xain_workloads.model import Layout, TensorSpec
 
 # The coordinator's reasons when it finds no object, or another one, where a participant has put its
 # update into the store.
-_WRONG_OBJECT = ("UPLOAD_MISSING", "INVALID_UPDATE")
+_WRONG_OBJECT = (
+    RefusalReason.Name(RefusalReason.UPLOAD_MISSING),
+    RefusalReason.Name(RefusalReason.INVALID_UPDATE),
+)
 
 
 class Work:
@@ -234,7 +239,7 @@ class Work:
         """A copy of the model, since training may change the array that it is given. None if the
         update stays plain, as a small one does, which travels inside its call."""
         is_encoded = self._assignment.encoding in ENCODING_BITS and can_encode(weights, weights)
-        if not is_encoded or weights.nbytes <= INLINE_BYTES:
+        if not is_encoded or weights.nbytes <= MAX_INLINE_BYTES:
             return None
         return self._spare.copy(weights)
 

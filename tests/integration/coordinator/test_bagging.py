@@ -28,8 +28,8 @@ from xain_coordinator.assembly.warm_start import MODELS_INDEX, CannotStartFrom
 from xain_coordinator.driver.log_files import LatencyFile
 from xain_coordinator.export import formats
 from xain_participant import Agent, WorkloadParticipant
-from xain_participant.client import INLINE_BYTES
 from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.limits import MAX_INLINE_BYTES
 from xain_workloads.data import load
 from xain_workloads.dataset import Dataset
 from xain_workloads.ensembles import Frame, pack, unpack
@@ -136,7 +136,7 @@ async def test_participants_train_without_downloading_the_ensemble(start, join, 
     with closing(LatencyFile(path)) as latencies:
         coordinator = await start(latencies=latencies, **settings(2))
         await run_agents(coordinator, parts)
-        assert len(await join(coordinator, "reader").download("1/global")) > INLINE_BYTES
+        assert len(await join(coordinator, "reader").download("1/global")) > MAX_INLINE_BYTES
         await coordinator.stop()
     calls = [line for line in path.read_text().splitlines() if '"reader"' not in line]
     assert any("/EndTrainingRound" in call for call in calls)

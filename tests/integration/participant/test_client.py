@@ -122,12 +122,9 @@ def test_an_upload_goes_in_chunks_and_arrives_whole(
 def test_upload_that_is_ended_without_progress_is_refused(
     client: CoordinatorClient, server: ScriptedCoordinator
 ) -> None:
-    """It is tried again later. Earlier coordinators end slow uploads with LINE_SLOW."""
-    server.before["PutWeights"].extend(
-        [refusal(reason, grpc.StatusCode.UNAVAILABLE) for reason in ("UNAVAILABLE", "LINE_SLOW")]
-    )
+    """It is tried again later."""
+    server.before["PutWeights"].append(refusal("UNAVAILABLE", grpc.StatusCode.UNAVAILABLE))
     assert _refused(lambda: client.put_weights(0, BIG)).reason == "UNAVAILABLE"
-    assert _refused(lambda: client.put_weights(0, BIG)).reason == "LINE_SLOW"
     client.put_weights(0, BIG)
     assert server.uploads["0/ward-7"] == npy(BIG)
 

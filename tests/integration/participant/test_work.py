@@ -8,12 +8,13 @@ import pytest
 
 from integration.participant.scripted import PATIENCE_S, Ledger, ScriptedCoordinator
 from xain_participant import Participant
-from xain_participant.client import INLINE_BYTES, CoordinatorClient
+from xain_participant.client import CoordinatorClient
 from xain_participant.encoded import Encoded
 from xain_participant.events import Trained
 from xain_participant.values import Call
 from xain_participant.work import Work
 from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.limits import MAX_INLINE_BYTES
 from xain_proto.np import ENCODING_BITS, TILE_ELEMENTS, DeltaCodec
 
 
@@ -71,8 +72,8 @@ def decoded(encoded: Encoded, model: Any) -> Any:
         (100_000, np.float32, pb.PLAIN, False),
         (100_000, np.float64, pb.INT8, False),
         (100_000, np.float16, pb.FLOAT16, False),
-        (INLINE_BYTES // 4, np.float32, pb.INT8, False),
-        (INLINE_BYTES // 4 + 1, np.float32, pb.INT8, True),
+        (MAX_INLINE_BYTES // 4, np.float32, pb.INT8, False),
+        (MAX_INLINE_BYTES // 4 + 1, np.float32, pb.INT8, True),
     ],
 )
 def test_a_result_is_what_its_encoding_stands_for(

@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xain_participant.metrics import MAX_POINTS
 from xain_participant.participant import (
     Participant,
     call_init_weights,
     call_train_round,
     take_metrics,
 )
+from xain_proto.limits import MAX_POINTS
 
 GLOBAL = np.zeros(3, dtype=np.float32)
 

@@ -28,13 +28,13 @@ from xain_coordinator.ports import JournalError, Reader, WeightsStore
 from xain_coordinator.stores.bundles import open_weights
 from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_coordinator.stores.reading import chunks
+from xain_proto.metadata import COMPLETED
 
 if TYPE_CHECKING:  # the program's tables come with it, which a start need not wait for
     from xain_coordinator.export.trained import Trained
 
 log = structlog.get_logger(__name__)
 
-COMPLETED = "completed"
 
 # How long a fit waits for the participants of the session before, beyond those that it needs.
 REJOIN_S = 5.0

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from xain_coordinator.assembly.warm_start import LAST, model_of_session
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.config.fields import MAX_INT32
 from xain_coordinator.core.events import SessionOpened
 from xain_coordinator.core.values import Phase
 from xain_coordinator.driver.model_copies import copy_latest
@@ -20,6 +19,7 @@ from xain_coordinator.ports import Record
 from xain_coordinator.stores.opening import open_store
 from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_foundation.commands import EXIT_BAD_CONFIG, CommandFailed, fail
+from xain_proto.limits import MAX_INT32
 
 _ROUNDS = re.compile(r"\+?[0-9]{1,10}")
 

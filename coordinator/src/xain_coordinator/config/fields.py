@@ -15,7 +15,6 @@ from xain_foundation.fields import Allowed, join_host_port, parse_host
 from xain_foundation.schema import nests_deeply
 from xain_messaging import tags as tag_rules
 
-MAX_INT32 = 2**31 - 1  # rounds, epochs and participants are int32 on the wire
 MAX_PARTICIPANTS = 1_000_000
 
 # Without a limit "1e-400000000" would be computed for minutes, with 400 million digits.

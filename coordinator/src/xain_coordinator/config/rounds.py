@@ -7,7 +7,6 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from xain_coordinator.config.fields import (
-    MAX_INT32,
     MAX_PARTICIPANTS,
     ExactExcess,
     ExactFraction,
@@ -28,6 +27,7 @@ from xain_foundation.fields import Section, WrongSetting
 from xain_foundation.names import why_not
 from xain_messaging import tags as tag_rules
 from xain_messaging.conditional_events import ConditionalEventError, parse
+from xain_proto.limits import MAX_INT32
 
 _MAX_WAIT_S = 366 * 24 * 3600.0  # longer than this is for ever
 

@@ -1,4 +1,4 @@
-"""Every refusal, each with a stable code.
+"""Every refusal, each with its reason on the wire.
 
 The core knows no gRPC: server/statuses.py maps these to statuses, chosen by what the caller should
 do next. A message names the thing, the value and the limit, and what to do.
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from xain_foundation.names import shortened
+from xain_proto.fl.refusals_pb2 import RefusalReason
 
 
 class Refusal(Exception):
@@ -16,71 +17,59 @@ class Refusal(Exception):
     retry_after_s: when the sender is asked to come again; None leaves that to it.
     """
 
-    code: ClassVar[str]
+    code: ClassVar[str]  # name of the reason
     retry_after_s: float | None = None
 
+    def __init_subclass__(cls, reason: "RefusalReason.ValueType | None" = None) -> None:
+        if reason is not None:
+            cls.code = RefusalReason.Name(reason)
 
-class InvalidRequest(Refusal):
+
+class InvalidRequest(Refusal, reason=RefusalReason.INVALID_REQUEST):
     """The request cannot be read: it is malformed, or missing."""
-
-    code = "INVALID_REQUEST"
 
 
 class UnusableUpdate(Refusal):
     """The update itself is wrong, which is held against its sender."""
 
 
-class InvalidUpdate(UnusableUpdate):
+class InvalidUpdate(UnusableUpdate, reason=RefusalReason.INVALID_UPDATE):
     """The update cannot be aggregated: wrong shape, dtype or sample count, or not finite."""
 
-    code = "INVALID_UPDATE"
 
-
-class InvalidName(Refusal):
+class InvalidName(Refusal, reason=RefusalReason.INVALID_NAME):
     """A participant or upload name that cannot be part of a key."""
-
-    code = "INVALID_NAME"
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(f"name {shortened(name)!r} cannot be used: {why}")
 
 
-class UploadNameTaken(Refusal):
+class UploadNameTaken(Refusal, reason=RefusalReason.UPLOAD_NAME_TAKEN):
     """The upload's name belongs to another participant, or the sender already uses another one."""
 
-    code = "UPLOAD_NAME_TAKEN"
 
-
-class InvalidTags(Refusal):
+class InvalidTags(Refusal, reason=RefusalReason.INVALID_TAGS):
     """Tags that are too many or too long, or cannot be printed."""
 
-    code = "INVALID_TAGS"
 
-
-class ProfileMismatch(Refusal):
+class ProfileMismatch(Refusal, reason=RefusalReason.PROFILE_MISMATCH):
     """The participant's data does not fit the session's."""
 
-    code = "PROFILE_MISMATCH"
 
-
-class DuplicateInstance(Refusal):
+class DuplicateInstance(Refusal, reason=RefusalReason.DUPLICATE_INSTANCE):
     """Another process is connected under the sender's participant id.
 
     retry_after_s: None if that process has been heard since the sender asked first, so that the
         sender need not wait for the end of its lease.
     """
 
-    code = "DUPLICATE_INSTANCE"
-
     def __init__(self, message: str, retry_after_s: float | None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
 
-class NotAMember(Refusal):
+class NotAMember(Refusal, reason=RefusalReason.NOT_A_MEMBER):
     """No rendezvous, or the lease has run out."""
-
-    code = "NOT_A_MEMBER"
 
     def __init__(self, participant_id: str) -> None:
         super().__init__(
@@ -89,13 +78,11 @@ class NotAMember(Refusal):
         )
 
 
-class NotInRound(Refusal):
+class NotInRound(Refusal, reason=RefusalReason.NOT_IN_ROUND):
     """No round is open for training now. Keep a finished result: the round may go on.
 
     is_for_next: the next round takes the update, once the model that is being made is there.
     """
-
-    code = "NOT_IN_ROUND"
 
     def __init__(self, message: str, *, is_for_next: bool = False) -> None:
         super().__init__(message)
@@ -106,16 +93,12 @@ class LateUpdate(Refusal):
     """The update comes too late to count, or its sender asks too late for its work."""
 
 
-class RoundAlreadyClosed(LateUpdate):
+class RoundAlreadyClosed(LateUpdate, reason=RefusalReason.ROUND_CLOSED):
     """The round has all it needs, or is over: its update is no longer wanted."""
 
-    code = "ROUND_CLOSED"
 
-
-class StaleRound(LateUpdate):
+class StaleRound(LateUpdate, reason=RefusalReason.STALE_ROUND):
     """The update belongs to another round than the one that its sender trains."""
-
-    code = "STALE_ROUND"
 
     def __init__(self, sent: int, current: int) -> None:
         super().__init__(
@@ -123,10 +106,8 @@ class StaleRound(LateUpdate):
         )
 
 
-class StaleAttempt(LateUpdate):
+class StaleAttempt(LateUpdate, reason=RefusalReason.STALE_ATTEMPT):
     """The slice was trained in an attempt that is over."""
-
-    code = "STALE_ATTEMPT"
 
     def __init__(self, round_: int, sent: int, current: int) -> None:
         super().__init__(
@@ -135,17 +116,13 @@ class StaleAttempt(LateUpdate):
         )
 
 
-class SliceMismatch(Refusal):
+class SliceMismatch(Refusal, reason=RefusalReason.SLICE_MISMATCH):
     """The slice does not fit the slices of the other members, which ends the attempt. Which member
     has cut the model wrongly is not known."""
 
-    code = "SLICE_MISMATCH"
 
-
-class NotSelected(Refusal):
+class NotSelected(Refusal, reason=RefusalReason.NOT_SELECTED):
     """The participant is not selected for the open round."""
-
-    code = "NOT_SELECTED"
 
     def __init__(self, participant_id: str, round_: int) -> None:
         super().__init__(
@@ -154,10 +131,8 @@ class NotSelected(Refusal):
         )
 
 
-class DuplicateUpdate(Refusal):
+class DuplicateUpdate(Refusal, reason=RefusalReason.DUPLICATE_UPDATE):
     """A second, different update for the same round."""
-
-    code = "DUPLICATE_UPDATE"
 
     def __init__(self, participant_id: str, round_: int) -> None:
         super().__init__(
@@ -165,46 +140,32 @@ class DuplicateUpdate(Refusal):
         )
 
 
-class StaleModel(Refusal):
+class StaleModel(Refusal, reason=RefusalReason.STALE_MODEL):
     """A model for a round that is not being aggregated. The sender is out of date."""
 
-    code = "STALE_MODEL"
 
-
-class UploadMissing(Refusal):
+class UploadMissing(Refusal, reason=RefusalReason.UPLOAD_MISSING):
     """The weights of the update are not in the store, or others than were announced."""
 
-    code = "UPLOAD_MISSING"
 
-
-class TooLarge(UnusableUpdate):
+class TooLarge(UnusableUpdate, reason=RefusalReason.TOO_LARGE):
     """More bytes than the coordinator takes."""
 
-    code = "TOO_LARGE"
 
-
-class UnknownModel(Refusal):
+class UnknownModel(Refusal, reason=RefusalReason.UNKNOWN_MODEL):
     """No such global model has been published."""
 
-    code = "UNKNOWN_MODEL"
 
-
-class AlreadyFitting(Refusal):
+class AlreadyFitting(Refusal, reason=RefusalReason.ALREADY_FITTING):
     """The fit of this session has been requested before."""
 
-    code = "ALREADY_FITTING"
 
-
-class NotFitted(Refusal):
+class NotFitted(Refusal, reason=RefusalReason.NOT_FITTED):
     """No model has been fitted, so no participant can be asked for predictions."""
 
-    code = "NOT_FITTED"
 
-
-class NobodyAnswered(Refusal):
+class NobodyAnswered(Refusal, reason=RefusalReason.NOBODY_ANSWERED):
     """No participant answered a question for predictions. missing: why, by participant."""
-
-    code = "NOBODY_ANSWERED"
 
     def __init__(self, missing: Mapping[str, str]) -> None:
         told = "; ".join(f"{name}: {why}" for name, why in missing.items())
@@ -212,26 +173,19 @@ class NobodyAnswered(Refusal):
         self.missing = missing
 
 
-class NotFitting(Refusal):
+class NotFitting(Refusal, reason=RefusalReason.NOT_FITTING):
     """No fit is under way that could be cancelled."""
 
-    code = "NOT_FITTING"
 
-
-class Unavailable(Refusal):
+class Unavailable(Refusal, reason=RefusalReason.UNAVAILABLE):
     """The coordinator starts or stops, or its store is away. Ask again."""
 
-    code = "UNAVAILABLE"
 
-
-class TooManyCalls(Refusal):
+class TooManyCalls(Refusal, reason=RefusalReason.TOO_MANY_CALLS):
     """The sender, or strangers together, have as many calls open as are admitted."""
 
-    code = "TOO_MANY_CALLS"
     retry_after_s = 1.0
 
 
-class RequestMissing(Refusal):
+class RequestMissing(Refusal, reason=RefusalReason.REQUEST_MISSING):
     """The headers of a call came, and its first message did not."""
-
-    code = "REQUEST_MISSING"

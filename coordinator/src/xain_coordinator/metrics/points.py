@@ -21,10 +21,8 @@ from pydantic_core import from_json
 
 from xain_coordinator.core.evaluation import MAX_METRICS, why_not_metric
 from xain_coordinator.core.values import Evaluation, Point
+from xain_proto.limits import MAX_METRICS_BYTES, MAX_POINTS
 
-MAX_BYTES = 64 * 1024
-# Points that the participant's SDK keeps of a round. XAIN's sends one for each name and epoch.
-MAX_POINTS = 1000
 MAX_FIELDS = 200  # of a point
 MAX_NAME = 200  # characters; a key of InfluxDB is less than 64 KiB, with the sender's id
 
@@ -50,8 +48,8 @@ def parse_points(json_text: str, now_ns: int) -> tuple[tuple[Point, ...], str | 
         return (), None
     try:
         size = len(json_text.encode())
-        if size > MAX_BYTES:
-            return (), f"the metrics have {size} bytes, the limit is {MAX_BYTES}"
+        if size > MAX_METRICS_BYTES:
+            return (), f"the metrics have {size} bytes, the limit is {MAX_METRICS_BYTES}"
         # Not the standard library's: that one runs out of stack on deep nesting.
         document = from_json(json_text, allow_inf_nan=False)
     except ValueError as error:

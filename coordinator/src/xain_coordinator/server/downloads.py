@@ -24,6 +24,7 @@ from xain_coordinator.ports import (
 from xain_coordinator.server.weights_port import WeightsPort
 from xain_foundation.names import shortened
 from xain_foundation.threads import run_to_end
+from xain_proto.limits import MAX_INLINE_BYTES
 from xain_proto.np.codec import MAX_HEADER_BYTES
 
 log = structlog.get_logger(__name__)
@@ -37,9 +38,6 @@ MAX_BLOCKS = 64
 STALLED_S = 30.0  # for one message
 # Downloads of those who are no members. They wait for each other, and each is a call that is open.
 MAX_STRANGERS = 32
-# Up to here a model travels inside the answer to StartTrainingRound: the bytes cost less than the
-# stream that would carry them.
-INLINE_BYTES = 64 << 10
 
 Write = Callable[[WeightsRef, bytes], Awaitable[None]]
 
@@ -200,7 +198,7 @@ class Downloads:
 
     async def inline(self, ref: WeightsRef) -> bytes:
         """The model's bytes if it is to travel inside its reference, else nothing."""
-        if ref.size_bytes > INLINE_BYTES:
+        if ref.size_bytes > MAX_INLINE_BYTES:
             return b""
         return self.made(ref.key) or await self._small(ref)
 

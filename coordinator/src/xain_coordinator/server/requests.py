@@ -12,9 +12,9 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from xain_coordinator.core.errors import InvalidRequest, TooLarge
-from xain_coordinator.metrics.points import MAX_BYTES as MAX_METRICS_BYTES
 from xain_coordinator.server.predictions import MAX_BATCH_BYTES
-from xain_coordinator.updates.inbox import MAX_INLINE_BYTES
+from xain_coordinator.updates.inbox import MAX_INLINE_UPDATE_BYTES
+from xain_proto.limits import MAX_METRICS_BYTES
 from xain_workloads.profile import MAX_CLASS_NAMES_BYTES, MAX_CLASSES
 from xain_workloads.schema import MAX_COLUMNS, MAX_NAMES_BYTES
 from xain_workloads.statistics import MAX_STATISTICS_BYTES
@@ -35,7 +35,9 @@ _LIMITS: Mapping[str, int | None] = {
     + MAX_STATISTICS_BYTES
     + MAX_REQUEST_BYTES,
     # A small update, and metrics. Longer metrics are dropped, and the update counts without them.
-    f"{_COORDINATOR}EndTrainingRound": MAX_INLINE_BYTES + 8 * MAX_METRICS_BYTES + MAX_REQUEST_BYTES,
+    f"{_COORDINATOR}EndTrainingRound": (
+        MAX_INLINE_UPDATE_BYTES + 8 * MAX_METRICS_BYTES + MAX_REQUEST_BYTES
+    ),
     f"{_COORDINATOR}PutWeights": None,
     # The votes for the rows of a question, and the digests of estimators that are lost.
     f"{_COORDINATOR}Predict": 2 * MAX_BATCH_BYTES,

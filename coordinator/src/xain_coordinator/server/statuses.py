@@ -9,8 +9,7 @@ from google.rpc.status_pb2 import Status
 
 from xain_coordinator.core import errors
 from xain_foundation.names import shortened
-
-DOMAIN = "xain.coordinator"
+from xain_proto.metadata import ERROR_DOMAIN
 
 # Characters of a message. A client takes 8 KiB of metadata, and the message is in there twice.
 MAX_MESSAGE = 1000
@@ -71,7 +70,7 @@ def status_details(refusal: errors.Refusal, retry_after_s: float | None = None) 
     """The rich status that travels beside code and message: google.rpc.Status with an ErrorInfo
     whose reason is the refusal's code, and a RetryInfo if the caller is told when to come again."""
     info = AnyMessage()
-    info.Pack(ErrorInfo(reason=refusal.code, domain=DOMAIN))
+    info.Pack(ErrorInfo(reason=refusal.code, domain=ERROR_DOMAIN))
     details = [info]
     if retry_after_s is not None:
         retry = RetryInfo()

@@ -54,6 +54,7 @@ from xain_coordinator.updates.readings import Readings
 from xain_coordinator.updates.sources import Bucket, copied, fetched, in_place
 from xain_foundation.threads import run_to_end, wait_to_end
 from xain_proto.fl.coordinator_pb2 import Encoding
+from xain_proto.limits import MAX_INLINE_BYTES
 from xain_proto.np import ENCODING_BITS
 from xain_proto.np.codec import MAX_HEADER_BYTES
 
@@ -67,7 +68,7 @@ MAX_WAIT_S = 5.0
 MAX_BROKEN = 64
 
 # An update inside its call: as large as those of our participants, with its header.
-MAX_INLINE_BYTES = (64 << 10) + MAX_HEADER_BYTES
+MAX_INLINE_UPDATE_BYTES = MAX_INLINE_BYTES + MAX_HEADER_BYTES
 
 T = TypeVar("T")
 
@@ -243,10 +244,10 @@ class Inbox:
 
     async def _measured(self, place: str, announced: Announced, data: bytes) -> StoredWeights:
         """Measure an update that came inside its call."""
-        if len(data) > MAX_INLINE_BYTES:
+        if len(data) > MAX_INLINE_UPDATE_BYTES:
             raise TooLarge(
-                f"an update of {len(data)} bytes inside its call; at most {MAX_INLINE_BYTES} are "
-                "taken so, larger ones by PutWeights"
+                f"an update of {len(data)} bytes inside its call; at most "
+                f"{MAX_INLINE_UPDATE_BYTES} are taken so, larger ones by PutWeights"
             )
         self._forget_earlier_rounds()
         key = journalled_key(place, uuid.uuid4().hex)

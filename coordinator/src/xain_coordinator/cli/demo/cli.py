@@ -23,9 +23,9 @@ from xain_coordinator.cli.demo.training import (
     participant_settings,
     split,
 )
-from xain_coordinator.config.fields import MAX_INT32
 from xain_foundation.commands import fail
 from xain_proto.fl import inspection_pb2 as inspection
+from xain_proto.limits import MAX_INT32
 from xain_workloads.partition import MAX_ALPHA
 
 POLL_S = 0.1

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
-from xain_coordinator.assembly.sessions import COMPLETED, Sessions
+from xain_coordinator.assembly.sessions import Sessions
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.strategy import Strategy
@@ -25,6 +25,7 @@ from xain_coordinator.server.http.predicting import Predicted, Predictor, Rows
 from xain_coordinator.server.inspection_client import Snapshot, ask_service
 from xain_coordinator.server.inspection_service import waiting_for
 from xain_foundation.fields import WrongSetting
+from xain_proto.metadata import COMPLETED
 
 T = TypeVar("T")
 

@@ -1,0 +1,12 @@
+"""Limits of what travels between participants and their coordinator."""
+
+# int32 on the wire: rounds, epochs, participants and sample counts.
+MAX_INT32 = 2**31 - 1
+
+# Weights of at most so many bytes travel inside the call that starts a round or hands an update in:
+# they cost less than the stream that would carry them.
+MAX_INLINE_BYTES = 64 << 10
+
+# Of the metrics that a participant sends with an update.
+MAX_METRICS_BYTES = 64 << 10
+MAX_POINTS = 1000
