@@ -142,6 +142,7 @@ def test_folders_of_the_coordinator_are_known_only_to_those_above():
     assert "core" not in rooms
     for adapter in ("stores", "journal", "metrics"):
         assert rooms[adapter] <= {"core", "stores"}
+    assert not rooms["config"] & {"stores", "journal", "metrics"}
     assert not rooms["driver"] & {"server", "updates", "config", "assembly", "process", "cli"}
     assert not rooms["server"] & {"server.http", "assembly", "process", "cli", "xain06"}
 

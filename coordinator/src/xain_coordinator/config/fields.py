@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer, PlainValidator
 
 from xain_coordinator.core import pacing
+from xain_coordinator.core.keys import MAX_PREFIX_BYTES, check_key
 from xain_coordinator.core.values import Expression
-from xain_coordinator.stores.s3_names import MAX_PREFIX_BYTES, key_to_name
 from xain_foundation.fields import Allowed, join_host_port, parse_host
 from xain_foundation.schema import nests_deeply
 from xain_messaging import tags as tag_rules
@@ -132,7 +132,9 @@ OptionalUrl = Annotated[
 
 
 def _key_prefix(value: str) -> str:
-    if value and len(key_to_name(value).encode()) > MAX_PREFIX_BYTES:
+    if value:
+        check_key(value)
+    if len(value.encode()) > MAX_PREFIX_BYTES:
         raise ValueError("no room for the rest of a key")
     return value
 

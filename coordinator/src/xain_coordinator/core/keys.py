@@ -9,9 +9,31 @@ INCOMING = "incoming/"
 OPTIMIZER = "optimizer/"
 PREPROCESSING = "preprocessing.json"  # of the columns, for people
 
+MAX_KEY_BYTES = 1024  # that of S3, so that a key that fits one store fits all
+# A byte becomes three where a store escapes it. The rest of the longest key takes 445 bytes then.
+MAX_PREFIX_BYTES = 140
+
 # Keys come from participants, too: int() refuses thousands of digits.
 _ATTEMPT = re.compile(r"\.([0-9a-f]{32})(?:/journal|/([0-9]{1,19})-([0-9]{1,19}))?\Z")
 _JOURNALLED = re.compile(r"\.[0-9a-f]{32}/journal\Z")
+
+
+def check_key(key: str) -> None:
+    """Refuse what cannot be a key in every store: parts that are empty, "." or "..", text that is
+    not Unicode, and more than MAX_KEY_BYTES.
+
+    Raises ValueError.
+    """
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{key[:64]!r} cannot be a key: {error.reason}") from None
+    if size > MAX_KEY_BYTES:
+        raise ValueError(
+            f"{key[:64]!r}... cannot be a key: it has {size} bytes, the limit is {MAX_KEY_BYTES}"
+        )
+    if any(part in ("", ".", "..") for part in key.split("/")):
+        raise ValueError(f"{key!r} cannot be a key: a part of it is empty, '.' or '..'")
 
 
 def model_key(round_: int) -> str:

@@ -3,9 +3,9 @@
 import threading
 from collections.abc import Iterator, Mapping
 
+from xain_coordinator.core.keys import check_key
 from xain_coordinator.ports import KeyExists, KeyNotFound
 from xain_coordinator.stores.closing import ClosedAtEnd
-from xain_coordinator.stores.paths import check_key
 
 
 class MemoryStore:

@@ -13,7 +13,7 @@ be keys. Only PREPROCESSING, a text for people, is called what it is.
 import re
 from functools import lru_cache
 
-MAX_KEY_BYTES = 1024  # that of S3, so that a key that fits one store fits all
+from xain_coordinator.core.keys import check_key
 
 SUFFIX = ".weights"
 PREPROCESSING = "preprocessing.json"  # a key, or the last part of one
@@ -29,24 +29,6 @@ _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789._-")
 # Windows opens the device whatever follows the first dot.
 _DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?")
 _WRITTEN = re.compile(r"%([0-9a-f]{2})")
-
-
-def check_key(key: str) -> None:
-    """Refuse what cannot be a key in every store: parts that are empty, "." or "..", text that is
-    not Unicode, and more than MAX_KEY_BYTES.
-
-    Raises ValueError.
-    """
-    try:
-        size = len(key.encode())
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{key[:64]!r} cannot be a key: {error.reason}") from None
-    if size > MAX_KEY_BYTES:
-        raise ValueError(
-            f"{key[:64]!r}... cannot be a key: it has {size} bytes, the limit is {MAX_KEY_BYTES}"
-        )
-    if any(part in ("", ".", "..") for part in key.split("/")):
-        raise ValueError(f"{key!r} cannot be a key: a part of it is empty, '.' or '..'")
 
 
 def key_to_path(key: str) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+from xain_coordinator.core.keys import check_key
 from xain_coordinator.ports import (
     DirectAccess,
     KeyClaimed,
@@ -15,7 +16,6 @@ from xain_coordinator.ports import (
     WrongSize,
 )
 from xain_coordinator.stores.closing import ClosedAtEnd
-from xain_coordinator.stores.paths import check_key
 
 
 class PrefixedStore:

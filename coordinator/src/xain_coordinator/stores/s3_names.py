@@ -11,12 +11,10 @@ No part of a name begins with a dot: such names are for our own bookkeeping.
 
 import re
 
-from xain_coordinator.stores.paths import check_key
+from xain_coordinator.core.keys import check_key
 
 # S3 takes 1024 bytes; a claim's name is that of the object it is for, and 74 bytes more.
 MAX_NAME_BYTES = 940
-# Longest name of a prefix. The longest key that there can be has a name of 445 bytes.
-MAX_PREFIX_BYTES = 450
 
 _MAX_PART = 200  # of the 255 bytes that a file system takes, with room for what is escaped
 _CUT = "%"
