@@ -15,7 +15,6 @@ from xain_coordinator.metrics import queue
 from xain_coordinator.metrics.influx import InfluxMetrics
 from xain_coordinator.metrics.local_file import LocalMetricsFile
 from xain_coordinator.metrics.null import NullMetricsStore
-from xain_coordinator.metrics.queue import MAX_WAITING
 from xain_coordinator.ports import MetricsStore
 
 # Whole milliseconds, which is all that some stores keep, and not too long ago for any of them.
@@ -149,8 +148,10 @@ def test_points_without_a_time_are_stamped(kept: Kept) -> None:
 def test_waiting_is_bounded_and_what_is_lost_is_counted(kept: Kept) -> None:
     """Whatever comes at once: writing returns, and every point is stored or counted as lost,
     except where nobody wants any. What may wait is never lost, and the newest may."""
+    size = queue.cost((START_NS, Point("coordinator", {"round": 10**6}, {}, START_NS)))
+    may_wait = queue.MAX_WAITING_BYTES // size
     points = [
-        Point("coordinator", {"round": n}, {}, START_NS + n * MS) for n in range(3 * MAX_WAITING)
+        Point("coordinator", {"round": n}, {}, START_NS + n * MS) for n in range(2 * may_wait)
     ]
     kept.store.write(points)
     kept.store.close()
@@ -159,7 +160,7 @@ def test_waiting_is_bounded_and_what_is_lost_is_counted(kept: Kept) -> None:
     else:
         stored = sorted(int(value) for *_, value in kept.read())
         assert len(stored) + kept.store.num_lost == len(points)
-        assert stored[-MAX_WAITING:] == list(range(2 * MAX_WAITING, 3 * MAX_WAITING))
+        assert stored[-may_wait:] == list(range(may_wait, 2 * may_wait))
 
 
 def test_what_comes_after_the_end_is_lost(metrics: MetricsStore) -> None:

@@ -2,15 +2,13 @@
 
 import contextlib
 import os
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import structlog
 
+from xain_foundation.group_commit import GroupCommit
 from xain_foundation.rare_lines import RareLine
 
 log = structlog.get_logger(__name__)
@@ -22,7 +20,7 @@ CLOSE_S = 2.0  # a disk that hangs must not hold the end of the process for long
 
 class LineFile:
     """A file that lines are appended to. An operator may rename or delete the file at any time; the
-    next lines go to a new one. Lines that the disk does not take, or that are more than
+    next lines go to a new one. Lines that the disk does not take, and the oldest of more than
     MAX_WAITING, are lost, and the log says how many.
 
     render: makes the line of an item, without its end, in the thread.
@@ -35,49 +33,34 @@ class LineFile:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._fd: int | None = self._open()
         self._torn = False  # the last write ended within a line
-        self._queue: SimpleQueue[Any] = SimpleQueue()
-        self._num_lost = 0
+        self._num_told = 0  # of the lines that were lost
         self._tell = RareLine(log.warning, "log_lines_lost")
-        self._thread = threading.Thread(target=self._run, name="lines", daemon=True)
-        self._thread.start()
+        self._items: GroupCommit[Any] = GroupCommit(
+            self._write, name="lines", linger_s=LINGER_S, max_waiting=MAX_WAITING
+        )
 
     def append(self, item: Any) -> None:
-        """Append the line of an item, soon. Takes a microsecond; from any thread."""
-        if self._queue.qsize() < MAX_WAITING:
-            self._queue.put(item)
-        else:
-            self._num_lost += 1
+        """Append the line of an item, soon. From any thread."""
+        self._items.put(item)
 
     def close(self) -> None:
         """Write what waits. Harmless when repeated."""
-        self._queue.put(_END)
-        self._thread.join(CLOSE_S)
+        if self._items.close(CLOSE_S):
+            self._close()
 
-    def _run(self) -> None:
-        is_open = True
-        while is_open:
-            items = [self._queue.get()]
-            if items[0] is not _END:
-                time.sleep(LINGER_S)
-            with contextlib.suppress(Empty):
-                while len(items) < MAX_WAITING:
-                    items.append(self._queue.get_nowait())
-            is_open = _END not in items
-            lines = [self._render(item) for item in items if item is not _END]
-            self._write(lines)
-        self._close()
-
-    def _write(self, lines: list[str]) -> None:
-        num_lost, self._num_lost = self._num_lost, 0
+    def _write(self, items: list[Any]) -> int:
+        num_lost = self._items.num_lost - self._num_told
         reason = f"more than {MAX_WAITING} lines wait for the disk"
+        num_failed = 0
         try:
-            if lines:
-                self._append("".join(f"{line}\n" for line in lines).encode())
+            self._append("".join(f"{self._render(item)}\n" for item in items).encode())
         except OSError as error:
             self._close()
-            num_lost, reason = num_lost + len(lines), str(error)
-        if num_lost:
-            self._tell(path=str(self._path), lines=num_lost, error=reason)
+            num_failed, reason = len(items), str(error)
+        if num_lost + num_failed:
+            self._tell(path=str(self._path), lines=num_lost + num_failed, error=reason)
+        self._num_told += num_lost + num_failed
+        return num_failed
 
     def _append(self, data: bytes) -> None:
         if self._fd is not None and self._is_moved(self._fd):
@@ -106,9 +89,6 @@ class LineFile:
         if fd is not None:
             with contextlib.suppress(OSError):
                 os.close(fd)
-
-
-_END = object()
 
 
 def why_unwritable(path: Path) -> str:

@@ -3,25 +3,21 @@
 The client's own batching buffers without a bound and logs what it likes, so only its synchronous
 writes are used; queue.py does the rest.
 
-What a server answers falls in three classes. It is away (no connection, no answer in time, too
-busy, an error of its own): try again, later each time. It does not let us in (token, org, bucket,
-address): only a person can put that right, so try again slowly. It does not take these points: they
-are lost, and if it took none of a batch because of some, these are found by halving.
-
-An address may lead to something else, such as a proxy's or an HTTPS port, that refuses whatever it
-is sent. So a refusal counts only from a server that takes something: another part of the batch, or
-once more what it took before, which changes nothing in it. From another, nobody is let in.
+A server that does not answer, is busy, fails, or does not let us in is tried again until it takes
+the batch; points that come meanwhile wait in the queue, which is bounded. Points that the server
+refuses are lost. If it took none of a batch because of some, the points of each participant are
+sent alone, so that only those of their sender are lost.
 """
 
 import logging
-import random
 import re
+import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import isfinite
-from operator import attrgetter
+from random import Random
 from typing import Any, Protocol
 
 import structlog
@@ -32,29 +28,23 @@ from influxdb_client.rest import ApiException
 from influxdb_client.service.write_service import WriteService
 
 from xain_coordinator.core.values import Point
-from xain_coordinator.metrics.queue import MAX_WAITING, Outcome, QueuedMetrics, Stamped
+from xain_coordinator.metrics.queue import MAX_WAITING_BYTES, QueuedMetrics, Stamped
 from xain_coordinator.ports import StoreError
 from xain_coordinator.stores.secret_files import read_secret
+from xain_foundation.backoff import Backoff
 
 log = structlog.get_logger(__name__)
 
 FIRST_RETRY_S = 0.5
 LAST_RETRY_S = 30.0
 MAX_RETRY_AFTER_S = 300.0
-# In one go; the rest of the batch waits for the next.
-MAX_REQUESTS = 100
-# Splits of one participant's points into halves: log2(n) find one bad point among n. A participant
-# that has many bad points in a batch loses good ones with them, but only its own.
-MAX_SPLITS = 32
 LINGER_S = 1.0
 
-_BATCH = 1000
 _MAX_REASON = 200  # characters of what a server says, in a log line
 
 _WRITTEN = 204  # anything else may be a page to log in at
 _AWAY = frozenset({0, 408, 425, 429})  # and 5xx; 0 is the client's for a failed TLS handshake
-_TOO_LARGE = 413
-_POINTS_REFUSED = frozenset({400, _TOO_LARGE, 422})
+_POINTS_REFUSED = frozenset({400, 413, 422})
 # How InfluxDB says that it has written all but so many points; 2.0 did so with status 500.
 _PARTIAL = re.compile(r"partial write: .*dropped=(\d{1,18})", re.DOTALL)
 
@@ -64,7 +54,7 @@ class InfluxMetrics(QueuedMetrics):
 
     token: "" where the server asks for none.
     wall_ns: the time for points that have none.
-    max_waiting: points that may wait for the server.
+    max_waiting_bytes: of points that may wait for the server.
     Raises StoreError if the token cannot be one.
     """
 
@@ -77,14 +67,13 @@ class InfluxMetrics(QueuedMetrics):
         wall_ns: Callable[[], int] = time.time_ns,
         *,
         timeout_s: float = 10.0,
-        max_waiting: int = MAX_WAITING,
+        max_waiting_bytes: int = MAX_WAITING_BYTES,
     ) -> None:
         super().__init__(
             InfluxWriter(url, org, bucket, token, timeout_s),
             wall_ns,
-            batch=_BATCH,
             linger_s=LINGER_S,
-            max_waiting=max_waiting,
+            max_waiting_bytes=max_waiting_bytes,
         )
 
 
@@ -127,24 +116,13 @@ class _Failure:
     def is_away(self) -> bool:
         return self.status in _AWAY or self.status >= 500
 
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A point of a batch, and its line. place: in the batch."""
-
-    place: int
-    stamped: Stamped
-    line: bytes
-
     @property
-    def participant(self) -> str:
-        """Participant of the points; "" for the coordinator."""
-        return self.stamped[1].tags.get("id", "")
+    def is_refusal(self) -> bool:
+        """Whether the server has read the points, and will never take all of them."""
+        return self.num_dropped is not None or self.status in _POINTS_REFUSED
 
 
-_Group = Sequence[_Entry]
-_participant = attrgetter("participant")
-_place = attrgetter("place")
+_Line = tuple[str, bytes]  # id of the participant, "" for the coordinator, and the line
 
 
 def _is_not_of_the_client(record: logging.LogRecord) -> bool:
@@ -173,66 +151,61 @@ class InfluxWriter:
         self._org = org
         self._bucket = bucket
         self._token = token
-        self._delay_s = FIRST_RETRY_S
+        self._backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S, Random())
         self._trouble = ""
         self._has_refused = False
-        self._taken = b""  # a line that the server took
 
     def close(self) -> None:
         self._client.close()  # type: ignore[no-untyped-call]  # the client's
 
-    def write(self, batch: Sequence[Stamped]) -> Outcome:
-        search = _Search(batch)
-        num_lost = len(batch) - search.num_pending
-        num_requests = 0
-        takes_points = False  # as far as this batch has shown
-        failure: _Failure | None = None
-        while search.pending and num_requests < MAX_REQUESTS:
-            group = search.pending.pop()
-            num_requests += 1
-            failure = self._send([entry.line for entry in group])
-            if failure is None:
-                takes_points = True
-                self._taken = group[-1].line
-            elif failure.num_dropped is not None:
-                takes_points = True
-                num_lost += self._lose(group, failure, min(failure.num_dropped, len(group)))
-            elif failure.status in _POINTS_REFUSED:
-                search.refused(group, failure)
-                if not takes_points and self._taken:
-                    num_requests += 1
-                    failure = self._send([self._taken])
-                    if failure is not None and failure.num_dropped is None:
-                        return self._try_later(num_lost, search, failure)
-                    takes_points = True
-            else:
-                search.pending.append(group)
-                return self._try_later(num_lost, search, failure)
-            if takes_points:
+    def write(self, batch: Sequence[Stamped], closing: threading.Event) -> int:
+        lines = [
+            (point.tags.get("id", ""), line) for at, point in batch if (line := to_line(at, point))
+        ]
+        return len(batch) - len(lines) + self._write(lines, closing)
+
+    def _write(self, lines: Sequence[_Line], closing: threading.Event) -> int:
+        """Number of the lines that are lost."""
+        failure = self._send_until_answered([line for _, line in lines], closing) if lines else None
+        if failure is None:
+            return 0
+        by_participant = [list(group) for _, group in groupby(sorted(lines), lambda line: line[0])]
+        if failure.num_dropped is None and failure.is_refusal and len(by_participant) > 1:
+            return sum(self._write(group, closing) for group in by_participant)
+        num_lost = len(lines)
+        if failure.num_dropped is not None:
+            num_lost = min(failure.num_dropped, len(lines))
+        if failure.is_refusal:
+            self._tell_refusal([participant for participant, _ in lines], failure, num_lost)
+        return num_lost
+
+    def _send_until_answered(
+        self, lines: Sequence[bytes], closing: threading.Event
+    ) -> _Failure | None:
+        """Returns None if the server took the lines, else why it did not. While it is away it is
+        tried again, and once more at the end."""
+        while True:
+            is_last = closing.is_set()
+            failure = self._send(lines)
+            if failure is None or failure.is_refusal:
                 self._is_well()
-                num_lost += sum(self._lose(*given_up) for given_up in search.take_given_up())
-        if failure is not None and not takes_points:
-            return self._try_later(num_lost, search, failure)
-        rest = search.rest()
-        return Outcome(num_lost, rest, _with_jitter(FIRST_RETRY_S) if rest else 0.0)
+                return failure
+            wait_s = self._has_trouble(failure)
+            if is_last:
+                return failure
+            closing.wait(wait_s)
 
-    def _try_later(self, num_lost: int, search: "_Search", failure: _Failure) -> Outcome:
-        return Outcome(num_lost, search.rest(), self._has_trouble(failure))
-
-    def _lose(self, group: "_Group", failure: _Failure, num_points: int) -> int:
-        """The number. Told once: one participant may send such a point in every round, and they are
-        counted."""
+    def _tell_refusal(self, participants: Sequence[str], failure: _Failure, num_lost: int) -> None:
+        """Told once: one participant may send such a point in every round, and they are counted."""
         tell = log.debug if self._has_refused else log.warning
         self._has_refused = True
-        participants = {entry.participant for entry in group}
         tell(
             "metric_points_refused",
-            participant=participants.pop() if len(participants) == 1 else None,
-            points=num_points,
+            participant=participants[0] if len(set(participants)) == 1 else None,
+            points=num_lost,
             status=failure.status,
             error=failure.reason,
         )
-        return num_points
 
     def _send(self, lines: Sequence[bytes]) -> _Failure | None:
         try:
@@ -284,62 +257,14 @@ class InfluxWriter:
                 status=failure.status,
                 error=f"{failure.reason}{hint}",
             )
-        if not failure.is_away:
-            return _with_jitter(LAST_RETRY_S)
-        delay_s = _with_jitter(self._delay_s)
-        self._delay_s = min(2 * self._delay_s, LAST_RETRY_S)
-        return max(delay_s, min(failure.retry_after_s, MAX_RETRY_AFTER_S))
+        wait_s = self._backoff.next_s() if failure.is_away else LAST_RETRY_S
+        return max(wait_s, min(failure.retry_after_s, MAX_RETRY_AFTER_S))
 
     def _is_well(self) -> None:
-        self._delay_s = FIRST_RETRY_S
+        self._backoff.reset()
         if self._trouble:
             self._trouble = ""
             log.info("metrics_available")
-
-
-class _Search:
-    """The points of a batch that the server has neither taken nor refused alone.
-
-    pending: groups to send, the last one first.
-    """
-
-    def __init__(self, batch: Sequence[Stamped]) -> None:
-        entries = [
-            _Entry(place, stamped, line)
-            for place, stamped in enumerate(batch)
-            if (line := to_line(*stamped))
-        ]
-        self.num_pending = len(entries)
-        self.pending: list[_Group] = [entries] if entries else []
-        self._given_up: list[tuple[_Group, _Failure, int]] = []
-        self._num_splits: Counter[str] = Counter()
-
-    def refused(self, group: _Group, failure: _Failure) -> None:
-        """Send its halves, or give it up: a point alone, or those of a participant that has many.
-
-        Sorted, the points of one are soon apart from those of others, and cost them none.
-        """
-        group = sorted(group, key=_participant)
-        first, last = group[0].participant, group[-1].participant
-        # A request that is too large is nobody's fault.
-        is_its_fault = first == last and failure.status != _TOO_LARGE
-        if len(group) == 1 or (is_its_fault and self._num_splits[first] == MAX_SPLITS):
-            self._given_up.append((group, failure, len(group)))
-            return
-        self._num_splits[first] += is_its_fault
-        half = len(group) // 2
-        self.pending += [group[half:], group[:half]]
-
-    def take_given_up(self) -> list[tuple[_Group, _Failure, int]]:
-        """Add a loss, with its number of points."""
-        given_up, self._given_up = self._given_up, []
-        return given_up
-
-    def rest(self) -> Sequence[Stamped]:
-        """Points that are neither written nor lost, in their order."""
-        groups = [*self.pending, *(group for group, *_ in self._given_up)]
-        entries = sorted((entry for group in groups for entry in group), key=_place)
-        return tuple(entry.stamped for entry in entries)
 
 
 def to_line(at_ns: int, point: Point) -> bytes:
@@ -374,11 +299,6 @@ def _name(text: str) -> str:
 
 def _value(value: int | float | str) -> int | float | str:
     return "\\n".join(value.splitlines()) if isinstance(value, str) else value
-
-
-def _with_jitter(delay_s: float) -> float:
-    """Spread the retries of many coordinators."""
-    return delay_s * random.uniform(0.5, 1.0)
 
 
 def _retry_after_s(header: str | None) -> float:

@@ -6,16 +6,16 @@
 import contextlib
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from xain_coordinator.core.values import Point
-from xain_coordinator.metrics.queue import MAX_WAITING, Outcome, QueuedMetrics, Stamped
+from xain_coordinator.metrics.queue import MAX_WAITING_BYTES, QueuedMetrics, Stamped
 
 MAX_BYTES = 64 * 1024 * 1024
 
-_BATCH = 500  # points that are written, or lost, together
 _LINGER_S = 0.2
 
 
@@ -25,7 +25,7 @@ class LocalMetricsFile(QueuedMetrics):
     wall_ns: the time for points that have none.
     max_bytes: a file that would grow beyond is renamed to `path` with ".1" behind it, in place of
         the one that was renamed before.
-    max_waiting: points that may wait for the disk.
+    max_waiting_bytes: of points that may wait for the disk.
     """
 
     def __init__(
@@ -34,14 +34,13 @@ class LocalMetricsFile(QueuedMetrics):
         wall_ns: Callable[[], int] = time.time_ns,
         *,
         max_bytes: int = MAX_BYTES,
-        max_waiting: int = MAX_WAITING,
+        max_waiting_bytes: int = MAX_WAITING_BYTES,
     ) -> None:
         super().__init__(
             _LineWriter(RotatingFile(path.absolute(), max_bytes)),
             wall_ns,
-            batch=_BATCH,
             linger_s=_LINGER_S,
-            max_waiting=max_waiting,
+            max_waiting_bytes=max_waiting_bytes,
         )
 
 
@@ -49,9 +48,9 @@ class _LineWriter:
     def __init__(self, file: "RotatingFile") -> None:
         self._file = file
 
-    def write(self, batch: Sequence[Stamped]) -> Outcome:
+    def write(self, batch: Sequence[Stamped], closing: threading.Event) -> int:
         lines = [line for at_ns, point in batch if (line := _line(at_ns, point)) is not None]
-        return Outcome(num_lost=len(batch) - self._file.append(lines))
+        return len(batch) - self._file.append(lines)
 
     def close(self) -> None:
         self._file.close()

@@ -1,5 +1,6 @@
 """A strict InfluxDB, and ways to write to it."""
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -8,7 +9,24 @@ from support.influx_servers import StrictInflux
 from xain_coordinator.core.values import Point
 from xain_coordinator.metrics import influx, queue
 from xain_coordinator.metrics.influx import InfluxWriter
-from xain_coordinator.metrics.queue import Outcome
+
+
+class Waits(threading.Event):
+    """The end of a store, which comes after num_waits waits; none of them takes time."""
+
+    def __init__(self, num_waits: int = 0) -> None:
+        super().__init__()
+        self._num_waits = num_waits
+        self.lengths_s: list[float] = []
+        if not num_waits:
+            self.set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.lengths_s.append(timeout)
+        if len(self.lengths_s) == self._num_waits:
+            self.set()
+        return self.is_set()
 
 
 @pytest.fixture
@@ -27,8 +45,13 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def write(server: StrictInflux) -> Iterator[Callable[[Sequence[Point]], Outcome]]:
-    """Write one batch, in this thread."""
+def write(server: StrictInflux) -> Iterator[Callable[..., int]]:
+    """Write one batch in this thread; returns how many points are lost. At the end of `closing`
+    what the server has not taken is lost; by default there is one try."""
     writer = InfluxWriter(server.url, server.org, server.bucket, server.token, 60.0)
-    yield lambda points: writer.write([(point.at_ns or 0, point) for point in points])
+
+    def write(points: Sequence[Point], closing: threading.Event | None = None) -> int:
+        return writer.write([(point.at_ns or 0, point) for point in points], closing or Waits())
+
+    yield write
     writer.close()

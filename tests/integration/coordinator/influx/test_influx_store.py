@@ -2,22 +2,21 @@
 
 import logging
 import socket
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from email.utils import formatdate
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+from integration.coordinator.influx.conftest import Waits
 from integration.coordinator.influx.points import connect, numbered, numbers
 from support.influx_servers import Answer, StrictInflux
 from xain_coordinator.config.coordinator import MetricsSettings
 from xain_coordinator.core.values import Point
 from xain_coordinator.metrics import influx, queue
 from xain_coordinator.metrics.influx import InfluxMetrics, open_influx
-from xain_coordinator.metrics.queue import Outcome, QueuedMetrics
 from xain_coordinator.ports import StoreError
 
 
@@ -40,7 +39,7 @@ def test_many_points_are_few_requests(server: StrictInflux) -> None:
     metrics.write(numbered(*range(2500)))
     metrics.close()
     assert numbers(server) == list(range(2500))
-    assert server.num_requests == 3
+    assert server.num_requests <= 4
 
 
 def test_large_points_are_written_in_smaller_batches(
@@ -48,7 +47,7 @@ def test_large_points_are_written_in_smaller_batches(
 ) -> None:
     """A batch is a second time in memory, as lines; and servers have limits of their own."""
     large = [Point("m", {"n": n, "text": "x" * 1000}, {}, n) for n in range(10)]
-    monkeypatch.setattr(queue, "MAX_BATCH_BYTES", 2 * queue.cost(large[0]) + 100)
+    monkeypatch.setattr(queue, "MAX_BATCH_BYTES", 2 * queue.cost((0, large[0])) + 100)
     metrics = connect(server)
     metrics.write([*large, Point("m", {"n": 10, "text": "x" * 10_000}, {}, 10), *large])
     metrics.close()
@@ -60,14 +59,12 @@ def test_large_points_are_written_in_smaller_batches(
 def test_a_full_batch_does_not_linger(
     server: StrictInflux, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Be it full of points or of bytes: meanwhile others might be lost."""
+    """Meanwhile others might be lost."""
     monkeypatch.setattr(influx, "LINGER_S", 1000.0)
     monkeypatch.setattr(queue, "MAX_BATCH_BYTES", 1_000_000)
     metrics = connect(server)
-    metrics.write(numbered(*range(1000)))
-    server.wait_for(lambda: len(server.lines) == 1000)
-    metrics.write([Point("m", {"n": 1000, "text": "x" * 1_000_000})])
-    server.wait_for(lambda: len(server.lines) == 1001)
+    metrics.write([Point("m", {"n": 1, "text": "x" * 1_000_000})])
+    server.wait_for(lambda: len(server.lines) == 1)
     metrics.close()
 
 
@@ -136,7 +133,7 @@ def test_nobody_listens() -> None:
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_server_says_when_to_come_back(
     server: StrictInflux,
-    write: Callable[[Sequence[Point]], Outcome],
+    write: Callable[..., int],
     header: str,
     at_least: float,
     at_most: float,
@@ -146,27 +143,21 @@ def test_a_server_says_when_to_come_back(
     if header == "a date":
         header = formatdate(time.time() + 200, usegmt=True)
     server.next.append(Answer(status, headers={"Retry-After": header}))
-    outcome = write(numbered(1, 2))
-    assert at_least <= outcome.retry_s <= at_most
-    assert [point for _, point in outcome.rest] == numbered(1, 2)
-    assert outcome.num_lost == 0
+    waits = Waits(1)
+    assert write(numbered(1, 2), waits) == 0
+    (length_s,) = waits.lengths_s
+    assert at_least <= length_s <= at_most
+    assert numbers(server) == [1, 2]
 
 
 def test_the_time_between_tries_grows_to_a_limit(
-    server: StrictInflux,
-    write: Callable[[Sequence[Point]], Outcome],
-    monkeypatch: pytest.MonkeyPatch,
+    server: StrictInflux, write: Callable[..., int]
 ) -> None:
-    monkeypatch.setattr(influx, "LAST_RETRY_S", 30.0)
     server.always = Answer(503)
-    delays = [write(numbered(1)).retry_s for _ in range(20)]
-    for n, delay in enumerate(delays):
-        longest = min(0.01 * 2**n, 30.0)
-        assert longest / 2 <= delay <= longest
-    server.always = None
-    assert write(numbered(1)) == Outcome()
-    server.always = Answer(503)
-    assert write(numbered(1)).retry_s <= 0.01, "it begins anew"
+    waits = Waits(20)
+    assert write(numbered(1), waits) == 1
+    assert all(length <= min(0.01 * 2**n, 0.02) for n, length in enumerate(waits.lengths_s))
+    assert server.num_requests == 21, "once more at the end"
 
 
 # --- a server that does not let us in ---
@@ -203,7 +194,7 @@ def test_a_wrong_setting_is_told_once(
 
 def test_meanwhile_the_newest_points_are_kept(server: StrictInflux) -> None:
     server.always = Answer(401)
-    metrics = connect(server, max_waiting=10)
+    metrics = connect(server, max_waiting_bytes=10 * queue.cost((0, *numbered(1000))))
     metrics.write(numbered(*range(8)))
     server.wait_for(lambda: server.num_requests >= 2)
     for n in range(8, 20):
@@ -212,18 +203,18 @@ def test_meanwhile_the_newest_points_are_kept(server: StrictInflux) -> None:
     server.wait_for(lambda: server.num_requests >= num_before + 2)
     server.always = None
     metrics.close()
-    assert numbers(server) == list(range(10, 20))
-    assert metrics.num_lost == 10
+    assert numbers(server)[-10:] == list(range(10, 20))
+    assert metrics.num_lost + len(server.lines) == 20
+    assert 1 <= metrics.num_lost <= 10
 
 
 @pytest.mark.parametrize("status", [200, 201, 202, 301, 307, 402, 403, 405, 501])
 def test_other_answers_lose_nothing(
-    server: StrictInflux, write: Callable[[Sequence[Point]], Outcome], status: int
+    server: StrictInflux, write: Callable[..., int], status: int
 ) -> None:
     server.next.append(Answer(status))
-    outcome = write(numbered(1))
-    assert (outcome.num_lost, len(outcome.rest)) == (0, 1)
-    assert outcome.retry_s > 0
+    assert write(numbered(1), Waits(1)) == 0
+    assert numbers(server) == [1]
 
 
 def test_a_page_to_log_in_at_is_no_success(server: StrictInflux) -> None:
@@ -241,12 +232,10 @@ def test_a_page_to_log_in_at_is_no_success(server: StrictInflux) -> None:
     )
 
 
-def test_a_redirection_in_a_circle_ends(
-    server: StrictInflux, write: Callable[[Sequence[Point]], Outcome]
-) -> None:
+def test_a_redirection_in_a_circle_ends(server: StrictInflux, write: Callable[..., int]) -> None:
     target = f"/api/v2/write?org={server.org}&bucket={server.bucket}&precision=ns"
     server.always = Answer(307, headers={"Location": target})
-    assert len(write(numbered(1)).rest) == 1
+    assert write(numbered(1)) == 1
     assert server.num_requests < 10
 
 
@@ -258,7 +247,9 @@ def test_a_server_that_hangs_holds_nobody_up(
 ) -> None:
     """Points are taken while one request hangs; there is never a second one beside it."""
     server.always = Answer(hangs=True)
-    metrics = connect(server, timeout_s=60.0, max_waiting=100)
+    metrics = connect(
+        server, timeout_s=60.0, max_waiting_bytes=100 * queue.cost((0, *numbered(1000)))
+    )
     metrics.write(numbered(0))
     server.wait_for(lambda: server.num_open == 1)
     for n in range(1, 1000):
@@ -270,40 +261,30 @@ def test_a_server_that_hangs_holds_nobody_up(
     assert metrics.num_lost == 1000
     assert (server.num_open, server.num_requests) == (1, 1)
     server.release()
-    metrics._thread.join(60.0)
-    assert not metrics._thread.is_alive()
+    monkeypatch.undo()
+    metrics.close()
     assert metrics.num_lost == 1000
 
 
-def test_the_end_does_not_wait_for_a_try_that_comes_too_late(
-    server: StrictInflux, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At most one more is made when the end comes."""
+def test_the_end_makes_one_more_try(server: StrictInflux, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not wait until the next one is due."""
     monkeypatch.setattr(influx, "LAST_RETRY_S", 1000.0)
     server.always = Answer(401)
-    waits = threading.Event()
-    wait = QueuedMetrics._wait
-
-    def announced(self: QueuedMetrics, retry_s: float) -> bool:
-        waits.set()
-        return wait(self, retry_s)
-
-    monkeypatch.setattr(QueuedMetrics, "_wait", announced)
     metrics = connect(server)
     metrics.write(numbered(1))
-    assert waits.wait(60.0)
+    server.wait_for(lambda: server.num_requests == 1)
     with capture_logs() as logs:
         metrics.close()
-    assert not metrics._thread.is_alive()
-    assert server.statuses in ([401], [401, 401])
+    assert server.statuses == [401, 401]
     assert metrics.num_lost == 1
     assert {"event": "metrics_lost", "points": 1, "in_all": 1, "log_level": "warning"} in logs
 
 
 def test_the_end_waits_for_a_server_that_comes_back(server: StrictInflux) -> None:
-    server.next.extend([Answer(503)] * 3)
+    server.next.append(Answer(503))
     metrics = connect(server)
     metrics.write(numbered(1))
+    server.wait_for(lambda: server.num_requests == 1)
     metrics.close()
     assert numbers(server) == [1]
     assert metrics.num_lost == 0

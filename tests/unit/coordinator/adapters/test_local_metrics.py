@@ -14,6 +14,8 @@ from xain_coordinator.metrics import queue
 from xain_coordinator.metrics.local_file import LocalMetricsFile, RotatingFile
 from xain_coordinator.metrics.points import parse_points
 
+SIZE = queue.cost((0, Point("m", {"n": 1000})))  # of a numbered point
+
 
 class Gated(Mapping[str, float]):
     """Fields that hold up the writer when it reads them."""
@@ -77,7 +79,7 @@ def test_a_line_is_json(tmp_path: Path) -> None:
 def test_a_full_queue_loses_the_oldest_and_counts(tmp_path: Path) -> None:
     """However slow the disk is, write returns at once and memory stays bounded."""
     path = tmp_path / "metrics"
-    metrics = LocalMetricsFile(path, lambda: 0, max_waiting=10)
+    metrics = LocalMetricsFile(path, lambda: 0, max_waiting_bytes=10 * SIZE)
     gated = hold(metrics)
     metrics.write(numbered(*range(8)))
     metrics.write(numbered(*range(8, 13)))
@@ -115,17 +117,16 @@ def test_the_cost_of_a_point_is_what_it_takes_in_memory(num_fields: int) -> None
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    estimated = sum(queue.cost(point) for _, (_, point) in waiting)
+    estimated = sum(queue.cost(stamped) for _, stamped in waiting)
     assert len(waiting) == 100
     assert taken <= estimated <= 3 * taken
 
 
-def test_what_waits_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_waits_is_bounded_in_bytes(tmp_path: Path) -> None:
     """Few large points may take as much memory as many small ones; here, too, the oldest go."""
     path = tmp_path / "metrics"
     large = [Point("m", {"n": n, "text": str(n) * 1000}) for n in range(10, 30)]
-    monkeypatch.setattr(queue, "MAX_WAITING_BYTES", 5 * queue.cost(large[0]))
-    metrics = LocalMetricsFile(path, lambda: 0)
+    metrics = LocalMetricsFile(path, lambda: 0, max_waiting_bytes=5 * queue.cost((0, large[0])))
     gated = hold(metrics)
     metrics.write(numbered(1, 2, 3))
     metrics.write(large)
@@ -135,12 +136,9 @@ def test_what_waits_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.Monk
     assert numbers(path) == [-1, *range(25, 30)]
 
 
-def test_the_newest_point_is_kept_however_large(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_newest_point_is_kept_however_large(tmp_path: Path) -> None:
     path = tmp_path / "metrics"
-    monkeypatch.setattr(queue, "MAX_WAITING_BYTES", 5000)
-    metrics = LocalMetricsFile(path, lambda: 0)
+    metrics = LocalMetricsFile(path, lambda: 0, max_waiting_bytes=5000)
     gated = hold(metrics)
     metrics.write(numbered(1))
     metrics.write([Point("m", {"n": 2, "text": "x" * 5000})])
