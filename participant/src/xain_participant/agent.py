@@ -19,6 +19,7 @@ from typing import Literal
 
 import grpc
 
+from xain_foundation.backoff import Backoff
 from xain_foundation.logger import get_logger
 from xain_foundation.names import why_not
 from xain_messaging import tags as tag_rules
@@ -446,7 +447,7 @@ class Agent:
                 self._mailbox.put(_posted(news))
 
     def _watch(self) -> None:
-        failures = 0
+        backoff = Backoff(MIN_WATCH_PAUSE_S, MAX_WATCH_PAUSE_S, self._watch_chance)
         while not self._closing:
             lost = has_finished = False
             retry_after_s = 0.0
@@ -456,7 +457,7 @@ class Agent:
                     # After the end of the session a stream ends, too, and nothing is lost with it.
                     has_finished = message.state == pb.FINISHED
                     lost = not has_finished
-                    failures = 0
+                    backoff.reset()
                     self._watch_credit.get()
                     self._mailbox.put(_posted(message, lambda: self._watch_credit.put(None)))
                 if watch.is_cancelled:
@@ -481,9 +482,7 @@ class Agent:
                 # a stream that went ahead would do so at once.
                 self._mailbox.put(_Posted(e.ConnectionLost()))
                 self._is_back.get()
-            ceiling = min(MAX_WATCH_PAUSE_S, MIN_WATCH_PAUSE_S * 2 ** min(failures, 8))
-            failures += 1
-            pause_s = self._watch_chance.uniform(MIN_WATCH_PAUSE_S, ceiling)
+            pause_s = backoff.next_s()
             if retry_after_s:
                 pause_s = jittered(self._watch_chance, retry_after_s)
             with suppress(Empty):

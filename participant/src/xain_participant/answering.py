@@ -12,6 +12,7 @@ from random import Random
 import grpc
 import numpy as np
 
+from xain_foundation.backoff import Backoff
 from xain_foundation.logger import get_logger
 from xain_foundation.names import shortened
 from xain_participant.client import CoordinatorClient, Questions, Refused
@@ -20,7 +21,7 @@ from xain_participant.protocol import jittered
 from xain_participant.runtime import Queue, Runtime
 from xain_proto.fl import coordinator_pb2 as pb
 
-MIN_PAUSE_S = 0.1
+MIN_PAUSE_S = 0.2
 MAX_PAUSE_S = 2.0
 NO_STREAM_PAUSE_S = 30.0  # with a coordinator of an earlier version
 MAX_ERROR = 500  # characters
@@ -45,21 +46,19 @@ class Answering:
 
     def run(self) -> None:
         """The body of the thread."""
-        failures = 0
+        backoff = Backoff(MIN_PAUSE_S, MAX_PAUSE_S, self._chance)
         while not self._is_closed:
             retry_after_s = 0.0
             try:
                 for question, questions in self._questions():
-                    failures = 0
+                    backoff.reset()
                     questions.answer(self._answer(question))
             except Refused as refused:
                 self._log.debug("predictions_ended", round=-1, reason=str(refused))
                 retry_after_s = refused.retry_after_s
                 if refused.status is grpc.StatusCode.UNIMPLEMENTED:
                     retry_after_s = NO_STREAM_PAUSE_S
-            failures += 1
-            ceiling = min(MAX_PAUSE_S, MIN_PAUSE_S * 2 ** min(failures, 8))
-            pause_s = self._chance.uniform(MIN_PAUSE_S, ceiling)
+            pause_s = backoff.next_s()
             if retry_after_s:
                 pause_s = jittered(self._chance, retry_after_s)
             with suppress(Empty):

@@ -21,6 +21,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 
+from xain_foundation.backoff import Backoff
 from xain_participant.runtime import Queue, Runtime
 from xain_proto.fl.coordinator_pb2_grpc import CoordinatorStub
 
@@ -120,7 +121,7 @@ class Connections:
         self._lock = threading.Lock()  # never held while something may wait
         self._current = Connection(open_())
         self._open_ones = [self._current]  # the oldest first
-        self._pause_s = MIN_PAUSE_S
+        self._backoff = Backoff(MIN_PAUSE_S, MAX_PAUSE_S)
         self._not_before = runtime.now()  # when there may be another fresh one
         self.is_closed = False
 
@@ -146,7 +147,7 @@ class Connections:
         question = asked.add(ask(self._current.stub, timeout_s))
         if asked.is_done(silence_s):
             if _is_answered(question):
-                self._pause_s = MIN_PAUSE_S
+                self._backoff.reset()
         elif self._runtime.now() >= self._not_before:
             return self._ask_afresh(ask, timeout_s - silence_s, asked, question)
         else:
@@ -174,7 +175,7 @@ class Connections:
         asked: "_Asked[_Answer]",
         old: Question[_Answer],
     ) -> _Answer:
-        self._not_before = self._runtime.now() + self._pause_s
+        self._not_before = self._runtime.now() + MIN_PAUSE_S
         fresh = self._open_fresh()
         is_needed = False
         try:
@@ -195,8 +196,7 @@ class Connections:
                 old.cancel()
             else:
                 fresh.retire()
-                self._pause_s = min(MAX_PAUSE_S, 2 * self._pause_s)
-                self._not_before = self._runtime.now() + self._pause_s
+                self._not_before = self._runtime.now() + self._backoff.next_s()
             self._close_unused()
 
     def _open_fresh(self) -> Connection:
@@ -211,7 +211,7 @@ class Connections:
     def _use(self, fresh: Connection) -> None:
         with self._lock:
             old, self._current = self._current, fresh
-        self._pause_s = MIN_PAUSE_S
+        self._backoff.reset()
         old.retire()
 
     def _close_unused(self) -> None:

@@ -33,6 +33,7 @@ from enum import Enum, auto
 from random import Random
 from typing import assert_never
 
+from xain_foundation.backoff import Backoff
 from xain_participant import actions as a
 from xain_participant import events as e
 from xain_participant.values import Call, State, Timer
@@ -121,7 +122,7 @@ class Protocol:
         self._out: list[a.Action] = []
 
         self._contact = _Contact.JOINING
-        self._contact_failures = 0
+        self._contact_backoff = Backoff(MIN_BACKOFF_S, MAX_BACKOFF_S)
         self._heartbeat_interval_s = DEFAULT_HEARTBEAT_INTERVAL_S
         self._reconnect_spread_s = 0.0
         self._has_settled = False  # its heartbeats come at moments of their own
@@ -141,7 +142,7 @@ class Protocol:
         self._broken: int | None = None  # round whose process group broke, to be reported
         self._busy: _Busy | None = None
         self._last_round = -1
-        self._work_failures = 0
+        self._work_backoff = Backoff(MIN_BACKOFF_S, MAX_BACKOFF_S)
         self._backing_off = False
         self._was_away = False  # the coordinator, since its last advertisement
 
@@ -204,7 +205,7 @@ class Protocol:
                 self._was_away = True
                 if self._contact is _Contact.JOINED:
                     self._has_settled = False
-                    self._set_contact(self._backoff(0))
+                    self._set_contact(self._spread(MIN_BACKOFF_S))
             case e.StopRequested() if self._finishing:
                 self._exit_finished()
             case e.StopRequested(code):
@@ -268,8 +269,9 @@ class Protocol:
             return  # late: the round has started again since
         # The timer stays as it is: what a Watch stream tells does not renew the lease.
         before, self._advertised = self._advertised, event
-        is_back = self._was_away or self._contact_failures > 0
-        self._was_away, self._contact_failures = False, 0
+        is_back = self._was_away or self._contact_backoff.has_failed
+        self._was_away = False
+        self._contact_backoff.reset()
         if event.reconnect_spread_s is not None:
             self._spread_reconnects(event.reconnect_spread_s)
         if event.update_accepted:
@@ -413,18 +415,19 @@ class Protocol:
                 self._broken = round_
                 self._work()
             case e.Reported(round_):
-                self._work_failures, self._broken = 0, None
+                self._work_backoff.reset()
+                self._broken = None
                 self._over(round_, "its process group broke")
                 self._work()
             case e.Trained(round_, is_durable):
-                self._work_failures = 0
+                self._work_backoff.reset()
                 self._held, self._accepted = round_, None
                 self._is_durable = is_durable
                 if round_ in self._done:
                     self._drop("its round is over")
                 self._work()
             case e.HandedIn(round_):
-                self._work_failures = 0
+                self._work_backoff.reset()
                 self._accept(round_, "it is handed in")
                 self._go_on()
             case e.TrainingFailed(round_, message, failure):
@@ -528,9 +531,8 @@ class Protocol:
         """Try again after a while, but not before retry_after_s, if then there is still something
         to do."""
         self._backing_off = True
-        pause_s = self._at_least(retry_after_s, self._backoff(self._work_failures))
+        pause_s = self._at_least(retry_after_s, self._spread(self._work_backoff.next_s()))
         self._out.append(a.SetTimer(Timer.WORK, pause_s))
-        self._work_failures += 1
 
     def _go_on(self) -> None:
         if self._finishing:
@@ -565,17 +567,12 @@ class Protocol:
         return max(pause_s, jittered(self._chance, retry_after_s)) if retry_after_s else pause_s
 
     def _backoff_after_contact(self) -> float:
-        self._contact_failures += 1
         is_member = self._contact is _Contact.JOINED
-        longest = min(MAX_RECONNECT_S, self._heartbeat_interval_s) if is_member else MAX_BACKOFF_S
-        return self._backoff(self._contact_failures - 1, longest)
+        longest_s = min(MAX_RECONNECT_S, self._heartbeat_interval_s) if is_member else MAX_BACKOFF_S
+        return self._spread(min(longest_s, self._contact_backoff.next_s()))
 
-    def _backoff(self, failures: int, longest_s: float = MAX_BACKOFF_S) -> float:
-        """Seconds; exponential with full jitter, so that the retries of a fleet spread evenly. What
-        goes wrong for one of thousands goes wrong for all of them, so that from the first time on
-        they spread as the coordinator asks for.
-
-        Source: Brooker 2015, "Exponential Backoff And Jitter", AWS Architecture Blog.
-        """
-        ceiling = min(longest_s, MIN_BACKOFF_S * 2 ** min(failures, 16))
-        return self._chance.uniform(0.0, max(ceiling, self._reconnect_spread_s))
+    def _spread(self, longest_s: float) -> float:
+        """A pause by chance, so that the retries of a fleet spread evenly. A failure of one of
+        thousands is a failure of all of them, so that from the first time on they spread as the
+        coordinator asks for."""
+        return self._chance.uniform(0.0, max(longest_s, self._reconnect_spread_s))

@@ -18,6 +18,7 @@ from integration.participant.scripted import (
 )
 from support.fault_proxy import FaultProxy
 from support.logs import capture_logs
+from xain_foundation.backoff import Backoff
 from xain_participant import Agent, CoordinatorClient, Participant, Refused, connection
 from xain_participant import client as client_module
 from xain_participant.download import Download
@@ -201,7 +202,7 @@ def test_whoever_was_slow_is_not_asked_twice_again_at_once(
 ) -> None:
     """Else it would have twice as much to do just when it has too much."""
     monkeypatch.setattr(connection, "MAX_PAUSE_S", PATIENCE_S)
-    monkeypatch.setattr(client._connections, "_pause_s", PATIENCE_S)
+    monkeypatch.setattr(client._connections, "_backoff", Backoff(PATIENCE_S, PATIENCE_S))
     may_beat = [hold(server, "Heartbeat"), hold(server, "Heartbeat")]
     beat = Call(lambda: heartbeat(client))
     server.wait_until(lambda: server.calls["Heartbeat"] == 2)

@@ -9,6 +9,7 @@ import threading
 import structlog
 
 from xain_coordinator.config.parameters import ParametersSettings
+from xain_foundation.backoff import Backoff
 from xain_foundation.fields import join_host_port
 from xain_parameters.node.server import ParameterServer
 from xain_parameters.scheduler import reports
@@ -94,7 +95,7 @@ class ParameterGroup:
         advertised = settings.advertised
         if advertised is not None and ":" in advertised:
             advertised = f"[{advertised}]"
-        delay_s = FIRST_RETRY_S
+        backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
         while not self._is_closing.is_set():
             try:
                 server = self._server = ParameterServer(
@@ -106,12 +107,12 @@ class ParameterGroup:
                 )
                 with server:
                     log.info("parameter_server_ready", address=server.address)
-                    delay_s = FIRST_RETRY_S
+                    backoff.reset()
                     if not self._is_closing.is_set():
                         server.wait()
                     return
             except Exception as error:  # of the log, the network, the scheduler
                 self._server = None
+                delay_s = backoff.next_s()
                 log.error("parameter_server_failed", error=str(error), next_try_s=delay_s)
-            self._is_closing.wait(delay_s)
-            delay_s = min(2 * delay_s, LAST_RETRY_S)
+                self._is_closing.wait(delay_s)

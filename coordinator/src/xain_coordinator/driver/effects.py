@@ -51,6 +51,7 @@ from xain_coordinator.ports import MetricsStore, StoreError, StoreUnavailable, W
 from xain_coordinator.stores.integrity import damaged_updates
 from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.stores.memory import MemoryStore
+from xain_foundation.backoff import Backoff
 from xain_proto.np import npy_header
 from xain_workloads.errors import DataError
 from xain_workloads.model import PERSONAL, Model, require_personal
@@ -218,7 +219,7 @@ class StoreWorker:
 
         Raises Stopped, every StoreError but StoreUnavailable, and what nobody expects.
         """
-        delay = self._first_retry_s
+        backoff = Backoff(self._first_retry_s, LAST_RETRY_S)
         while not self._closing.is_set():
             if self._driver.session.phase is Phase.FINISHED:
                 # The session has ended by itself, as after the idle timeout: there is no trouble
@@ -231,9 +232,8 @@ class StoreWorker:
                 self.trouble = str(error)
                 self.outage.failed(name, error, work=name, round=round_)
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(delay):
+                    async with asyncio.timeout(backoff.next_s()):
                         await self._closing.wait()
-                delay = min(2 * delay, LAST_RETRY_S)
             except StoreError as error:
                 self.trouble = str(error)
                 raise

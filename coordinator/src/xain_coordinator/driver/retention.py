@@ -18,6 +18,7 @@ from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Phase
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import StoreError, WeightsStore
+from xain_foundation.backoff import Backoff
 from xain_foundation.threads import run_to_end
 
 log = structlog.get_logger(__name__)
@@ -64,14 +65,13 @@ class Retention:
 
     async def _drop_at_last(self, driver: Driver, session: Session) -> None:
         """Tried again until it is done, or there is more to drop. Raises Unavailable."""
-        wait_s, is_told = FIRST_WAIT_S, False
-        while not await self._drop(needed_by(session), session.round, is_told=is_told):
+        backoff = Backoff(FIRST_WAIT_S, MAX_WAIT_S)
+        while not await self._drop(needed_by(session), session.round, is_told=backoff.has_failed):
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
+                async with asyncio.timeout(backoff.next_s()):
                     while _when(driver.session) == _when(session):
                         await driver.changed()
                     return
-            wait_s, is_told = min(2 * wait_s, MAX_WAIT_S), True
 
     async def _drop(self, needed: Needed, round_: int, *, is_told: bool) -> bool:
         """Whether it has worked. is_told: the log says already that it has not."""

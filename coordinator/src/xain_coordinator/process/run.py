@@ -38,6 +38,7 @@ from xain_coordinator.process.allocator import configure_allocator
 from xain_coordinator.server.inspection_client import Snapshot, ask_service
 from xain_coordinator.server.weights_port import PortTaken
 from xain_foundation import logs
+from xain_foundation.backoff import Backoff
 from xain_foundation.commands import EXIT_BAD_CONFIG
 from xain_foundation.fields import WrongSetting
 from xain_foundation.line_file import why_unwritable
@@ -265,7 +266,7 @@ async def started(
     Returns None if the process is told to stop meanwhile. Raises STARTING_ERRORS.
     """
     give_up_at = asyncio.get_running_loop().time() + PATIENCE_S
-    delay = FIRST_RETRY_S
+    backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
     while True:
         coordinator: Coordinator | None = None
         leaving: threading.Timer | None = None
@@ -277,6 +278,7 @@ async def started(
                 leaving = _exit_after(LAST_STEPS_S, _status_after(error))
                 at_end.callback(leaving.cancel)
                 await _stopped(coordinator)
+            delay = backoff.next_s()
             remote = config.storage.kind == "s3" and isinstance(error, StoreUnavailable)
             if remote and asyncio.get_running_loop().time() + delay < give_up_at:
                 if leaving is not None:
@@ -287,7 +289,6 @@ async def started(
                         await stop.wait()
                 if stop.is_set():
                     return None
-                delay = min(2 * delay, LAST_RETRY_S)
                 continue
             raise
         return coordinator
