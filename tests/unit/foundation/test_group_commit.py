@@ -1,0 +1,97 @@
+"""Items written in groups by a thread."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from xain_foundation.group_commit import GroupCommit
+
+PATIENCE_S = 60.0
+
+
+class Disk:
+    """Takes groups; the first one only when `may_write` is set."""
+
+    def __init__(self) -> None:
+        self.groups: list[list[int]] = []
+        self.is_writing = threading.Event()
+        self.may_write = threading.Event()
+
+    def write(self, group: list[int]) -> int:
+        self.groups.append(group)
+        self.is_writing.set()
+        assert self.may_write.wait(PATIENCE_S)
+        if -1 in group:
+            raise ValueError("a defect")
+        return group.count(-2)
+
+
+@pytest.fixture
+def disk() -> Iterator[Disk]:
+    one = Disk()
+    yield one
+    one.may_write.set()
+
+
+def busy(disk: Disk, **bounds: float) -> GroupCommit[int]:
+    """A queue whose first group, of the item 0, is being written."""
+    queue = GroupCommit(disk.write, name="test", size=lambda n: max(1, n), **bounds)
+    queue.put(0)
+    assert disk.is_writing.wait(PATIENCE_S)
+    return queue
+
+
+def test_what_comes_during_a_write_is_one_group(disk: Disk) -> None:
+    queue = busy(disk)
+    for n in range(1, 100):
+        queue.put(n)
+    disk.may_write.set()
+    assert queue.close(PATIENCE_S)
+    assert disk.groups == [[0], list(range(1, 100))]
+    assert queue.num_lost == 0
+
+
+def test_groups_are_bounded_by_their_size(disk: Disk) -> None:
+    """One item is always written, however large."""
+    queue = busy(disk, max_group=10)
+    for n in (4, 6, 1, 50, 2):
+        queue.put(n)
+    disk.may_write.set()
+    assert queue.close(PATIENCE_S)
+    assert disk.groups == [[0], [4, 6], [1], [50], [2]]
+
+
+def test_full_queue_loses_the_oldest_but_never_the_newest(disk: Disk) -> None:
+    queue = busy(disk, max_waiting=10)
+    for n in (4, 6, 5, 50):
+        queue.put(n)
+    assert queue.num_lost == 3
+    disk.may_write.set()
+    assert queue.close(PATIENCE_S)
+    assert disk.groups == [[0], [50]]
+
+
+def test_lost_items_are_counted_once(disk: Disk) -> None:
+    """By the writer, by the end that did not wait for it, or because they came after the end."""
+    queue = busy(disk)
+    for n in (-2, -2, 3):
+        queue.put(n)
+    assert not queue.close(0.0)
+    assert queue.num_lost == 4
+    queue.put(1)
+    assert queue.num_lost == 5
+    disk.may_write.set()
+    assert queue.close(PATIENCE_S)
+    assert queue.num_lost == 5
+    assert disk.groups == [[0]]
+
+
+def test_defect_of_the_writer_costs_one_group(disk: Disk) -> None:
+    queue = busy(disk, max_group=2)
+    for n in (-1, 1, -2, 1):
+        queue.put(n)
+    disk.may_write.set()
+    assert queue.close(PATIENCE_S)
+    assert disk.groups == [[0], [-1, 1], [-2, 1]]
+    assert queue.num_lost == 3
