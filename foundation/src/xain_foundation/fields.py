@@ -127,11 +127,19 @@ def proxy_options(address: str) -> tuple[tuple[str, int], ...]:
     return (("grpc.enable_http_proxy", 0),) if is_here else ()
 
 
+def parse_json(text: str) -> object:
+    """Raises ValueError, also for lists that are nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
 def _parse_texts(value: object) -> tuple[str, ...]:
     """A list of texts and numbers; as text in JSON, or with commas between the items."""
     if isinstance(value, str):
         if value.lstrip().startswith("["):
-            return _parse_texts(json.loads(value))
+            return _parse_texts(parse_json(value))
         value = [item.strip() for item in value.split(",")] if value.strip() else []
     if not isinstance(value, list | tuple):
         raise ValueError("no list")

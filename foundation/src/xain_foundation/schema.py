@@ -14,7 +14,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, SecretBytes, SecretStr
 from pydantic.fields import FieldInfo
 
-from xain_foundation.fields import Allowed
+from xain_foundation.fields import Allowed, parse_json
 
 Key = tuple[str, ...]  # ("rounds", "epochs")
 
@@ -24,8 +24,6 @@ _BARE = re.compile("[A-Za-z0-9_-]+")
 _MAX_SHOWN = 80  # characters of a value in a message
 _MAX_KEY = 80  # characters of an unknown key in a message
 _MAX_TEXT = 64 * 1024  # characters of a value
-_MAX_DEPTH = 32  # of nested lists and tables, and of dotted keys
-TOO_DEEP = f"its lists and tables are nested deeper than {_MAX_DEPTH} levels"
 _INT64 = 2**63
 
 # An address with or without a scheme, up to its path or query.
@@ -34,17 +32,6 @@ _ORIGIN = re.compile(
 )
 # A scheme, or a password as it stands in a URL.
 _LIKE_URL = re.compile(r"://|:[^:@]*@")
-
-# Brackets that TOML and JSON nest with. Strings and comments are matched whole, to be passed over;
-# each alternative takes an unfinished one too, so that the time is linear.
-_NESTING = re.compile(
-    r'"""[\s\S]*?(?:"""|\Z)'
-    r"|'''[\s\S]*?(?:'''|\Z)"
-    r'|"(?:\\.|[^"\\\n])*"?'
-    r"|'[^'\n]*'?"
-    r"|#[^\n]*"
-    r"|[\[\]{}.=,\n]"
-)
 
 
 def is_secret_name(name: str) -> bool:
@@ -83,28 +70,6 @@ def may_hold_password(value: object) -> bool:
     return isinstance(value, str) and _LIKE_URL.search(value) is not None
 
 
-def nests_deeply(text: str) -> bool:
-    """Whether lists and tables of TOML or JSON are nested deeper than any setting needs.
-
-    Checked before parsing: parsers recurse, and tomllib takes minutes and gigabytes for a key of
-    30,000 parts.
-    """
-    depth = dots = 0
-    for token in _NESTING.finditer(text):
-        match token[0]:
-            case "[" | "{":
-                depth, dots = depth + 1, 0
-            case "]" | "}":
-                depth -= 1
-            case ".":
-                dots += 1
-            case "=" | "," | "\n":
-                dots = 0
-        if depth + dots > _MAX_DEPTH:
-            return True
-    return False
-
-
 def why_not_value(value: object) -> str | None:
     """Why a value is refused for every key; None if it is not."""
     match value:
@@ -112,8 +77,6 @@ def why_not_value(value: object) -> str | None:
             return f"it must have at most {_MAX_TEXT} characters"
         case str() if "\0" in value or any("\ud800" <= char <= "\udfff" for char in value):
             return "it must be text in UTF-8 without NUL"
-        case str() if value.lstrip()[:1] in ("[", "{") and nests_deeply(value):
-            return TOO_DEEP
         case int() if not -_INT64 <= value < _INT64:
             return "a whole number must have at most 64 bits"
         case Mapping():
@@ -287,21 +250,17 @@ _BOOLEANS = {
 def _parse_toml(text: str) -> object:
     import tomllib
 
-    if nests_deeply(text):
-        return text
     try:
         document = tomllib.loads(f"value = {text}")
-    except ValueError:  # no TOML, or a number of thousands of digits
+    except (ValueError, RecursionError):  # no TOML, a number of thousands of digits, or too deep
         return text
     # More than one key: the text had line breaks in it.
     return document["value"] if len(document) == 1 else text
 
 
 def _parse_json(text: str) -> object:
-    if nests_deeply(text):
-        return text
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         return text
 

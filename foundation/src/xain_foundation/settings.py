@@ -7,38 +7,30 @@ quietly stays in force is found out a week later.
 TOML has types, so they are taken at their word: "false" is text and no boolean, true is no number.
 The environment and the command line have text only, which is read as the type of the key.
 
-pydantic-settings merges the sources and pydantic checks the values. What they do not tell, which
-source a value came from and which names nobody knows, is kept here; and messages are written here,
-because theirs show the input, whatever it is.
+pydantic checks the values. Its messages show the input, whatever it is, so messages are written
+here. pydantic-settings is not used: it neither tells the source of a value nor finds unknown names
+in the environment, and takes text for numbers in a file if it does so in the environment.
 """
 
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
-from pydantic_settings import (
-    BaseSettings,
-    InitSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
 
 from xain_foundation.fields import WrongSetting
 from xain_foundation.schema import (
     MASK,
-    TOO_DEEP,
     Key,
     Schema,
     dotted,
     dotted_unknown,
     may_hold_password,
-    nests_deeply,
     why_not_value,
 )
 
@@ -153,7 +145,7 @@ def resolve(
     given = {key: value for source in sources for key, value in source.given.items()}
     problems = [problem for source in sources for problem in source.problems]
     try:
-        config = model.model_validate(_merge(sources))
+        config = model.model_validate(_tree(given))
     except ValidationError as error:
         wrong = list(_wrong_values(schema, given, error))
         # Two keys at odds are worth a word only if all others are right: one of the two may be a
@@ -187,36 +179,22 @@ class _Source:
             else:
                 self.problems.append(f"{source}: {_is(schema, item, item_value)}; {why}")
 
-    def tree(self) -> dict[str, Any]:
-        """The given values, nested as the model is."""
-        tree: dict[str, Any] = {}
-        for (*sections, name), given in self.given.items():
-            at = tree
-            for section in sections:
-                # A flag may set a whole table to nonsense and then one item of it.
-                if not isinstance(at.get(section), dict):
-                    at[section] = {}
-                at = at[section]
-            at[name] = given.value
-        return tree
 
-
-def _merge(sources: Sequence[_Source]) -> dict[str, Any]:
-    """The trees of all sources in one; later ones prevail."""
-
-    class Merged(BaseSettings):
-        model_config = SettingsConfigDict(extra="allow")
-
-        @classmethod
-        def settings_customise_sources(
-            cls, settings_cls: type[BaseSettings], *args: Any, **kwargs: Any
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            # The strongest comes first here.
-            return tuple(
-                InitSettingsSource(settings_cls, source.tree()) for source in reversed(sources)
-            )
-
-    return Merged().model_extra or {}
+def _tree(given: Mapping[Key, _Given]) -> dict[str, Any]:
+    """The given values, nested as the model is."""
+    tree: dict[str, Any] = {}
+    for (*sections, name), one in given.items():
+        at = tree
+        for section in sections:
+            # A flag may set a whole table to nonsense and then one item of it.
+            if not isinstance(at.get(section), dict):
+                at[section] = {}
+            at = at[section]
+        if one.value != {} or not isinstance(
+            at.get(name), dict
+        ):  # else an empty table adds nothing
+            at[name] = one.value
+    return tree
 
 
 def _from_file(schema: Schema, file: Path) -> _Source:
@@ -231,10 +209,7 @@ def _read(file: Path) -> dict[str, object]:
             data = opened.read(_MAX_FILE_BYTES + 1)
         if len(data) > _MAX_FILE_BYTES:
             raise ConfigError(f"{file}: it has more than {_MAX_FILE_BYTES} bytes")
-        text = data.decode()
-        if nests_deeply(text):
-            raise ConfigError(f"{file}: {TOO_DEEP}")
-        return tomllib.loads(text)
+        return tomllib.loads(data.decode())
     except FileNotFoundError:
         raise ConfigError(f"{file}: there is no such file") from None
     except IsADirectoryError:
@@ -249,6 +224,8 @@ def _read(file: Path) -> dict[str, object]:
         raise ConfigError(f"{file}: this is no TOML: {error}") from None
     except ValueError:
         raise ConfigError(f"{file}: a number in it has thousands of digits") from None
+    except RecursionError:
+        raise ConfigError(f"{file}: its lists and tables are nested too deeply") from None
 
 
 def _walk(

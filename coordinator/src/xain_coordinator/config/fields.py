@@ -1,6 +1,5 @@
 """Types of single settings: what may be written for each, as text or not, and what it becomes."""
 
-import json
 import re
 from fractions import Fraction
 from typing import Annotated
@@ -11,8 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, PlainSerializer, PlainVali
 from xain_coordinator.core import pacing
 from xain_coordinator.core.keys import MAX_PREFIX_BYTES, check_key
 from xain_coordinator.core.values import Expression
-from xain_foundation.fields import Allowed, join_host_port, parse_host
-from xain_foundation.schema import nests_deeply
+from xain_foundation.fields import Allowed, join_host_port, parse_host, parse_json
 from xain_messaging import tags as tag_rules
 
 MAX_PARTICIPANTS = 1_000_000
@@ -64,17 +62,11 @@ ExactExcess = Annotated[
 _LIST = re.compile(r'\s*\[\s*["\[]')
 
 
-def _parse_list(text: str) -> object:
-    if nests_deeply(text):
-        raise ValueError("lists in lists, too deep")
-    return json.loads(text)
-
-
 def _quorum(value: object) -> Expression:
     """Lists as tuples, which do not change. What they say is looked at later."""
     if isinstance(value, str):
         # In the environment and in flags a list is text.
-        return _quorum(_parse_list(value)) if _LIST.match(value) else value
+        return _quorum(parse_json(value)) if _LIST.match(value) else value
     if isinstance(value, list | tuple):
         return tuple(_quorum(part) for part in value)
     raise ValueError("neither text nor a list")
