@@ -6,7 +6,7 @@ A wrong flag gets one line on standard error that names it and the program, and 
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
@@ -15,7 +15,7 @@ EXIT_BAD_CONFIG = 2
 DEFAULT_PORT = 50051  # of a coordinator
 
 # Typer raises it for all wrong command lines, and exports only this subclass.
-_UsageError = typer.BadParameter.__mro__[1]
+_UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
 _FLAG = re.compile(r"--?[A-Za-z][A-Za-z0-9-]{0,30}")
 
 Config = Annotated[
@@ -46,9 +46,7 @@ def run_app(app: typer.Typer, program: str, arguments: Sequence[str] | None = No
     """
     try:
         status = app(arguments, prog_name=program, standalone_mode=False)
-    except Exception as error:
-        if not isinstance(error, _UsageError):
-            raise
+    except _UsageError as error:
         typer.echo(f"{program}: command line: {_what_is_wrong(error)}", err=True)
         return EXIT_BAD_CONFIG
     return status if isinstance(status, int) else 0

@@ -208,7 +208,7 @@ class Loop:
                 instance_id=ours.instance_id or None,
                 tells_messages=ours.report_failures == "full",
             )
-        except BaseException:
+        except BaseException:  # raised again
             if self._state is not None:
                 self._state.close()
             raise
@@ -285,7 +285,7 @@ class Loop:
                 return None
             try:
                 round_ = self._answer(asked, declared)
-            except Exception as error:
+            except Exception as error:  # raised again
                 self._refuse(error)
             if round_ is not None:
                 self.open_round = round_

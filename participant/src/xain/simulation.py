@@ -121,7 +121,7 @@ def simulate(
         )
     try:
         ForkingPickler.dumps(main)
-    except Exception as error:
+    except Exception as error:  # whatever a reducer of the caller's raises
         raise SimulationError(
             f"main cannot be given to another process ({error}); define it at the top of a module, "
             "not within a function or a notebook"
@@ -219,7 +219,7 @@ def _port_in(coordinator: _Coordinator) -> int:
                     return int(fields["address"].rpartition(":")[2])
         if coordinator.process.poll() is not None:
             break
-        time.sleep(0.02)
+        time.sleep(0.02)  # a poll of the file that the coordinator writes
     raise SimulationError(coordinator.why_it_ended())
 
 
@@ -289,7 +289,7 @@ class _Workers:
                 process.start()
                 theirs.close()
                 self.ends[ours] = process
-        except BaseException:
+        except BaseException:  # raised again
             self.__exit__()
             raise
         finally:
@@ -351,7 +351,7 @@ def _work(
             running.discard(i)
             try:
                 loops[i].next_round(None, wait=False)
-            except BaseException as error:
+            except BaseException as error:  # of the agent; the parent hears it
                 fail(sites[i], str(error))
         elif loops[i].is_asked:
             _run_main(main, sites[i], loops[i], fail)
@@ -364,7 +364,7 @@ def _run_main(main: Main, site: Site, loop: Loop, fail: Callable[[Site, str, str
         raise RuntimeError("main() ended without a loop over xain.rounds()")
     except _Parked:
         pass
-    except BaseException as error:
+    except BaseException as error:  # of main(); the coordinator and the parent hear it
         loop.fail(error)
         fail(site, repr(error), traceback.format_exc())
 

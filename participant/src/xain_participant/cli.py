@@ -205,7 +205,7 @@ def _with_data_flags(command: Callable[..., None]) -> Callable[..., None]:
     own = [p for p in signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
     at = [p.name for p in own].index("assignments")
     flags = signature(_data_values).parameters.values()
-    command.__signature__ = Signature([*own[:at], *flags, *own[at:]])  # type: ignore[attr-defined]
+    command.__signature__ = Signature([*own[:at], *flags, *own[at:]])  # type: ignore[attr-defined]  # read by typer
     return command
 
 

@@ -330,7 +330,7 @@ class DirectTransfer:
                 return False
             if len(start) == len(_CONTINUE):
                 return True
-            time.sleep(PEEK_S)
+            time.sleep(PEEK_S)  # a socket cannot wait for its peer and for close()
         raise ConnectionError("the client is closed")
 
     def _stored(self, target: "_Target", connection: HTTPConnection, sent: int) -> "Stored":

@@ -133,7 +133,7 @@ def _wait_for_listener(host: str, port: int, timeout_s: float) -> None:
                 raise GroupBroken(
                     f"rank 0 does not listen at {host}:{port} within {timeout_s:g} s: {error}"
                 ) from None
-            time.sleep(min(_LISTENER_PAUSE_S, max(left_s, 0.0)))
+            time.sleep(min(_LISTENER_PAUSE_S, max(left_s, 0.0)))  # a poll of another machine
         else:
             return
 

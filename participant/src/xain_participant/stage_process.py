@@ -43,7 +43,7 @@ def main(connection: Connection, lifeline: int) -> None:
         assert data is not None, "the first job has data"
         try:
             answer: StageResult | Exception = _train(job, data)
-        except Exception as error:
+        except Exception as error:  # of the workload; it is the answer
             if not isinstance(error, WorkloadError | GroupBroken):
                 traceback.print_exc()
             answer = portable(error)

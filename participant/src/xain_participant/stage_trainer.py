@@ -105,7 +105,7 @@ class StageTrainer:
         self._data = data
         try:
             return process.train(Job(member, model, sent, epochs, epoch_base))
-        except BaseException:
+        except BaseException:  # raised again
             self._kill()
             raise
 

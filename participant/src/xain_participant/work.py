@@ -116,7 +116,7 @@ class Work:
             error = failed.__cause__ or failed
             self._log.debug("script_failed", round=round_, reason=repr(error))
             return self._failed(round_, error, is_of_script=True)
-        except BaseException as error:
+        except BaseException as error:  # of the participant's own code
             # Also a SystemExit of the participant: it ends this thread, and the loop must hear it.
             self._log.error("work_failed", round=round_, call=call.name.lower(), exc_info=error)
             return self._failed(round_, error)

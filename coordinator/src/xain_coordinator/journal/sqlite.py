@@ -232,7 +232,7 @@ class SqliteJournal:
         except _DiskFull:
             self._lock.release()
             return partial(self.append, records, objects)
-        except BaseException:
+        except BaseException:  # raised again
             self._lock.release()
             raise
         return partial(
@@ -529,7 +529,7 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
 def _undone_after_error(db: sqlite3.Connection) -> Iterator[None]:
     try:
         yield
-    except BaseException:
+    except BaseException:  # raised again
         # An open transaction would swallow the next append. SQLite has undone some failures
         # itself.
         if db.in_transaction:

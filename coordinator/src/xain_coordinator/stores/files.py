@@ -396,7 +396,7 @@ def _open_to_read(path: Path) -> int:
             if time.monotonic() > gives_up_at:
                 os.close(fd)
                 raise
-            time.sleep(0.001)
+            time.sleep(0.001)  # flock has no time limit of its own
         except FileNotFoundError:
             pass  # the next look says so
         except OSError:
