@@ -32,7 +32,6 @@ def write(folder: Path, num_pushes: int) -> Path:
     )
     copy = Copy(RANGE, 1, Replica(RANGE, (TABLE,), 1), 0, log.open(7))
     copy.write_segment()
-    log.start()
     for clock in range(num_pushes):
         push = Push(0, (0, 0), 7, 1, 0, clock, 0, False, start=0, stop=8)
         values = np.ones((8, 1))

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from xain_foundation.backoff import Backoff
 from xain_foundation.logger import get_logger
 from xain_parameters.client.cuts import cut_keys, cut_rows
 from xain_parameters.errors import Closed, Evicted, Invalid, RolledBack, Unavailable
@@ -269,7 +270,7 @@ class Requests:
     ) -> None:
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + timeout_s
-        pause_s = FIRST_PAUSE_S
+        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         why, place = "no server has it", ""
         while todo:
             if self._is_closed:
@@ -308,8 +309,7 @@ class Requests:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise Unavailable(f"{what}{place}: {why} within {timeout_s:g} s")
-                self.scheduler.newer_view(view.version, min(pause_s, left))
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                self.scheduler.newer_view(view.version, min(backoff.next_s(), left))
 
     def _answer(self, asked: _Asked, view: View, deadline: float) -> str | None:
         """Take the answer; returns why the piece has to be asked for again, or None."""

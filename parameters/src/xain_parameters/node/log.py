@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 
 from xain_foundation.durable import make_directory, sync_directory
+from xain_foundation.group_commit import GroupCommit
 from xain_foundation.logger import get_logger
 from xain_parameters.errors import Damaged, ParameterError
 from xain_parameters.messages import Declare, Entry, Message, Tile, Whole, decode_head
@@ -216,6 +217,9 @@ class DiskRangeLog:
                 segment.close()
 
 
+_Step = tuple[DiskRangeLog, Callable[[], None]]
+
+
 class DiskLog:
     """The logs of a server's ranges, below `folder`, and the thread that writes them.
 
@@ -235,9 +239,8 @@ class DiskLog:
         self._on_synced = on_synced
         self._on_failed = on_failed
         self._ranges: dict[int, DiskRangeLog] = {}
-        self._condition = threading.Condition()
-        self._queue: list[tuple[DiskRangeLog, Callable[[], None]]] = []
-        self._is_closed = False
+        self._lock = threading.Lock()  # of the ranges
+        self._has_failed = False
         make_directory(folder)
         self._lock_file = (folder / "lock").open("ab")
         try:
@@ -245,10 +248,10 @@ class DiskLog:
         except OSError as error:
             self._lock_file.close()
             raise FolderInUse(f"another server has its log in {folder}") from error
-        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+        self._steps: GroupCommit[_Step] = GroupCommit(self._write_group, name="log")
 
     def replay(self, make: Make) -> list[Recovered]:
-        """Read what an earlier process of this server has written; before start().
+        """Read what an earlier process of this server has written; before anything is put.
 
         make: an empty replica. Raises Damaged.
         """
@@ -269,52 +272,39 @@ class DiskLog:
                 found.append(recovered)
         return found
 
-    def start(self) -> None:
-        self._thread.start()
-
     def open(self, number: int) -> DiskRangeLog:
-        with self._condition:
+        with self._lock:
             if number not in self._ranges:
                 self._ranges[number] = DiskRangeLog(self, number, self._folder / str(number))
             return self._ranges[number]
 
     def put(self, range_: DiskRangeLog, step: Callable[[], None]) -> None:
-        with self._condition:
-            self._queue.append((range_, step))
-            self._condition.notify()
+        self._steps.put((range_, step))
 
     def close(self) -> None:
         """Write what is queued, and end the thread."""
-        with self._condition:
-            self._is_closed = True
-            self._condition.notify()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._steps.close()
         for each in self._ranges.values():
             each.close()
         self._lock_file.close()
 
-    def _run(self) -> None:
+    def _write_group(self, steps: list[_Step]) -> int:
+        if self._has_failed:
+            return len(steps)
+        self._has_failed = True  # until all of the group is on disk: no later entry without it
+        touched = dict.fromkeys(range_ for range_, _ in steps)
         try:
-            while self._write_batch():
-                pass
+            for _, step in steps:
+                step()
+            synced = [(range_._number, range_.sync()) for range_ in touched]
+            for number, (segment, sequence) in synced:
+                if sequence >= 0:
+                    self._on_synced(number, segment, sequence)
         except OSError as error:
             self._on_failed(error)
-
-    def _write_batch(self) -> bool:
-        with self._condition:
-            self._condition.wait_for(lambda: self._queue or self._is_closed)
-            steps, self._queue = self._queue, []
-            if not steps:
-                return False
-        touched = dict.fromkeys(range_ for range_, _ in steps)
-        for _, step in steps:
-            step()
-        synced = [(range_._number, range_.sync()) for range_ in touched]
-        for number, (segment, sequence) in synced:
-            if sequence >= 0:
-                self._on_synced(number, segment, sequence)
-        return True
+            return len(steps)
+        self._has_failed = False
+        return 0
 
 
 if sys.platform == "win32":

@@ -162,7 +162,6 @@ class ParameterServer:
             self._log = DiskLog(folder, self._synced, self._fail)
             for recovered in self._log.replay(self.make):
                 node.recovered(*recovered)
-            self._log.start()
         with self._lock:
             self._node = node
         node.renew(scheduler.alive_until)
