@@ -84,6 +84,26 @@ def test_a_rule_that_fails_names_itself(install: Install) -> None:
         bench.end("a")
 
 
+def test_rule_that_cannot_describe_itself_stops_neither_status_nor_check_config(
+    install: Install,
+) -> None:
+    """The text says which rule has failed, and why."""
+    source = example()
+    for method in ("describe(self)", "awaited(self, round_: Round)"):
+        head = f"def {method} -> str:\n"
+        assert head in source
+        source = source.replace(head, f"{head}        raise ZeroDivisionError('no')\n")
+    install(source)
+    rules = config(pacing="enough_samples", start_participants=2, max_participants=2).rules()
+    bench = Bench(replace(rules, initial="workload", fraction_participants=1, num_required=1))
+    bench.strategy = strategy_of_session(rules)
+    bench.join("a", "b")
+    failed = "the pacing rule 'enough_samples' has failed"
+    assert f"{failed}: ZeroDivisionError: no" in bench.strategy.pacing.describe()
+    said = waiting_for(bench.session, strategy=bench.strategy)
+    assert f"{failed} in round 0: ZeroDivisionError: no" in said
+
+
 def test_a_rule_that_is_not_installed_is_told_at_the_start() -> None:
     with pytest.raises(ConfigError, match=r"rounds.pacing.*must be one of: after_first"):
         config(pacing="fortune")

@@ -89,7 +89,8 @@ def _of_session(
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """A pacing rule of a plug-in, whose code may raise anything: errors name the rule."""
+    """A pacing rule of a plug-in, whose code may raise anything: errors name the rule. A text that
+    it cannot give is replaced by the error, so that `status` and `check-config` go on."""
 
     rule: Pacing
     name: str
@@ -104,16 +105,22 @@ class _Checked:
         return at
 
     def describe(self) -> str:
-        return self.rule.describe()
+        return self._text("describe")
 
     def awaited(self, round_: Round) -> str:
-        return str(self._asked("awaited", round_))
+        return self._text("awaited", round_)
 
-    def _asked(self, method: str, round_: Round) -> Any:
+    def _text(self, method: str, *rounds: Round) -> str:
         try:
-            return getattr(self.rule, method)(round_)
+            return str(self._asked(method, *rounds))
+        except ControllerFailed as failed:
+            return f"updates of which nothing more is known: {failed}"
+
+    def _asked(self, method: str, *rounds: Round) -> Any:
+        try:
+            return getattr(self.rule, method)(*rounds)
         except Exception as error:
+            where = "".join(f" in round {round_.number}" for round_ in rounds)
             raise ControllerFailed(
-                f"the pacing rule {self.name!r} has failed in round {round_.number}: "
-                f"{type(error).__name__}: {error}"
+                f"the pacing rule {self.name!r} has failed{where}: {type(error).__name__}: {error}"
             ) from error
