@@ -410,6 +410,36 @@ async def test_idle_connections_give_way_to_new_ones(start, join, monkeypatch):
     assert await asyncio.to_thread(through) == 200
 
 
+async def test_burst_of_connections_stays_within_the_limit(start, join, monkeypatch):
+    """A connection that gives way is closed before the next one is accepted."""
+    monkeypatch.setattr(ports, "MAX_CONNECTIONS", 4)
+    coordinator, a = await with_model(start, join, VECTOR)
+    url = (await a.start()).model.url
+    port = coordinator._server._weights_port
+    gate, most = threading.Event(), []
+    serve = ports.WeightsPort._connection
+
+    async def counted(self: Any, sock: socket.socket) -> None:
+        most.append(len(self._connections))
+        await serve(self, sock)
+
+    async def hold() -> None:
+        gate.wait()  # all connections are there when the port goes on
+
+    monkeypatch.setattr(ports.WeightsPort, "_connection", counted)
+    held = port.run(hold())
+    with ThreadPoolExecutor(1) as thread:
+        socks = await asyncio.get_running_loop().run_in_executor(
+            thread, lambda: [connected(url) for _ in range(20)]
+        )
+    gate.set()
+    await asyncio.wrap_future(held)
+    assert (await asyncio.to_thread(request, "GET", url))[0] == 200
+    for sock in socks:
+        sock.close()
+    assert max(most) == 4
+
+
 async def test_slow_transfer_gives_way_to_a_new_connection(start, join, tmp_path, monkeypatch):
     """When the port is full, the peer that has kept its transfer waiting for longest makes room,
     and can go on with its upload later."""

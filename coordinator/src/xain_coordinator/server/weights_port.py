@@ -49,6 +49,7 @@ MAX_IDLE = 128
 MAX_CONNECTIONS = 500  # select() on Windows takes 512 sockets
 # When there are so many, one whose peer has kept it waiting for so long is ended for a new one.
 MAX_WAIT_S = 5.0
+MAX_END_S = 1.0  # for the end of a connection that gives way, until which no other is accepted
 MAX_PER_PARTICIPANT = 4
 LINGER_S = 1.0  # for a peer to read an answer that came before the end of its request
 LINGER_BYTES = 1 << 20
@@ -278,7 +279,7 @@ class WeightsPort:
                 continue
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if not self._make_room():
+            if not await self._make_room():
                 with contextlib.suppress(OSError):
                     sock.send(_full().encode())
                 sock.close()
@@ -288,21 +289,24 @@ class WeightsPort:
             self._idle[task] = None
             task.add_done_callback(partial(self._forget, sock))
 
-    def _make_room(self) -> bool:
+    async def _make_room(self) -> bool:
         """Admit one more connection, in place of one that is idle or slow if need be."""
         is_full = len(self._connections) >= MAX_CONNECTIONS
         if self._idle and (is_full or len(self._idle) >= MAX_IDLE):
             ended = next(iter(self._idle))
             del self._idle[ended]
-            ended.cancel()
         elif is_full:
             slow = {task: moving.stall_timer.waited_s for task, moving in self._moving.items()}
             if max(slow.values(), default=0.0) < MAX_WAIT_S or not slow:
                 return False
             ended = max(slow, key=slow.__getitem__)
             del self._moving[ended]
-            ended.cancel()
-        return True
+        else:
+            return True
+        ended.cancel()
+        # A transfer ends with the piece that a thread is writing.
+        await asyncio.wait([ended], timeout=MAX_END_S)
+        return ended.done()
 
     def _forget(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
         sock.close()  # a task that is cancelled before it begins never does
