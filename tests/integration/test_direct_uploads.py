@@ -18,7 +18,7 @@ from xain_coordinator.core.values import Phase
 from xain_coordinator.ports import StoreUnavailable, WrongSize
 from xain_coordinator.stores.memory import MemoryStore, MemoryUpload
 from xain_coordinator.stores.opening import OpenStore
-from xain_coordinator.updates import readings
+from xain_coordinator.updates import inbox as inbox_module
 from xain_coordinator.updates.inbox import Inbox
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.limits import MAX_INLINE_BYTES
@@ -418,8 +418,8 @@ async def test_what_is_late_is_not_copied_or_does_not_stay(
     inbox = coordinator._server.inbox
     async with AsyncExitStack() as turns:
         if is_late_at == "its turn":
-            for _ in range(readings.NUM_READINGS):
-                await turns.enter_async_context(inbox._readings.turn())
+            for _ in range(inbox_module.NUM_READINGS):
+                await turns.enter_async_context(inbox._readings)
         given_up = asyncio.ensure_future(b.end(ref, round_=1))
         async with asyncio.timeout(60):
             while not (copies if is_late_at == "its end" else is_reading(inbox, "b")):
@@ -437,7 +437,7 @@ async def test_what_is_late_is_not_copied_or_does_not_stay(
 
 async def test_a_coordinator_that_stops_ends_no_copy_half_way(store, start, join, monkeypatch):
     """It waits for the one that is being made, and begins no other one."""
-    monkeypatch.setattr(readings, "NUM_READINGS", 1)
+    monkeypatch.setattr(inbox_module, "NUM_READINGS", 1)
     coordinator, a, b = await first_round(start, join, "a", "b", server=PATIENT)
     data = npy(np.ones(SIZE, np.float32))
     refs = {member: await put(store, await member.start(), data) for member in (a, b)}

@@ -29,11 +29,12 @@ from support.transfers import (
     written,
 )
 from support.wire import Member, digest, npy
+from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.core.values import Phase, StoredWeights
 from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.stores.files import FileUnfinished
 from xain_coordinator.updates import inbox
-from xain_coordinator.updates.measured_upload import Announced, MeasuredUpload
+from xain_coordinator.updates.measured_upload import Announced, Header, MeasuredUpload
 from xain_participant import upload as outgoing
 from xain_participant.client import CoordinatorClient, Refused
 from xain_participant.encoded import quantise
@@ -173,6 +174,62 @@ async def test_only_the_latest_broken_upload_of_each_is_kept(start, join, tmp_pa
     assert await found(b) == 3 * MIB
     assert len(parts(tmp_path)) == 1
     assert await found(a) == 0
+
+
+async def test_evicted_upload_leaves_no_slot_in_the_inbox(start, join, tmp_path, monkeypatch):
+    """A participant of which the inbox holds nothing takes no memory there."""
+    monkeypatch.setattr(inbox, "MAX_BROKEN", 1)
+    coordinator = await start(rounds={"min_participants": 2})
+    a, b = join(coordinator, "a"), join(coordinator, "b")
+    await asyncio.gather(a.rendezvous(), b.rendezvous())
+    await a.until(pb.ROUND, 0)
+    await broken_off(a, tmp_path, 2 * MIB)
+    assert await found(a) == 2 * MIB
+    await broken_off(b, tmp_path, 3 * MIB)
+    assert await found(b) == 3 * MIB
+    assert list(coordinator._server.inbox._slots) == ["b"]
+
+
+class SilentSource:
+    """An upload whose sender sends nothing, and which takes its time to end."""
+
+    def __init__(self, waited_s: float) -> None:
+        self.waited_s = waited_s
+        self.num_ends = 0
+
+    async def header(self) -> Header:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def into(self, upload: MeasuredUpload) -> None:
+        raise AssertionError
+
+    def end(self, why: str) -> None:
+        self.num_ends += 1
+
+
+async def test_upload_that_is_being_ended_makes_room_for_one_other_upload(start, join, monkeypatch):
+    """However long its end takes: each upload that is admitted ends another one."""
+    monkeypatch.setattr(inbox, "MAX_UPLOADS", 2)
+    coordinator = await start(rounds={"min_participants": 5})
+    names = ("a", "b", "c", "d", "e")
+    await asyncio.gather(*(join(coordinator, name).rendezvous() for name in names))
+    receive, slots = coordinator._server.inbox.receive, coordinator._server.inbox._slots
+    silent = [SilentSource(2 * inbox.MAX_WAIT_S) for _ in range(2)]
+    tasks = [
+        asyncio.ensure_future(receive(name, source))
+        for name, source in zip(names[:2], silent, strict=True)
+    ]
+    await until(lambda: all(name in slots and slots[name].source for name in names[:2]))
+    tasks += [asyncio.ensure_future(receive(name, SilentSource(0.0))) for name in names[2:]]
+    await until(lambda: tasks[4].done())
+    with pytest.raises(Unavailable, match="2 uploads are under way"):
+        await tasks[4]
+    assert set(slots) == {"a", "b", "c", "d"}
+    assert [source.num_ends for source in silent] == [1, 1]
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
 
 
 async def begun_again(start: Any, join: Any, tmp_path: Path) -> tuple[Any, Member]:

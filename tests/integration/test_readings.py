@@ -26,9 +26,9 @@ from support.transfers import (
 from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.core.values import Phase
 from xain_coordinator.stores.files import FileReader
-from xain_coordinator.updates import readings, sources
+from xain_coordinator.updates import inbox, sources
+from xain_coordinator.updates.inbox import NUM_READINGS
 from xain_coordinator.updates.measured_upload import MeasuredUpload
-from xain_coordinator.updates.readings import NUM_READINGS
 from xain_proto.fl import coordinator_pb2 as pb
 
 PATIENT = {"heartbeat_timeout_s": 2 * PATIENCE_S}  # members send none here
@@ -124,7 +124,7 @@ QUORUM = {"quorum": "participant:update:50%", "start_participants": 2, "max_part
 async def nobodys_turn(coordinator: Coordinator) -> AsyncIterator[None]:
     async with AsyncExitStack() as turns:
         for _ in range(NUM_READINGS):
-            await turns.enter_async_context(coordinator._server.inbox._readings.turn())
+            await turns.enter_async_context(coordinator._server.inbox._readings)
         yield
 
 
@@ -225,7 +225,7 @@ async def test_a_coordinator_that_stops_begins_no_other_reading(
     start, join, tmp_path, monkeypatch, held
 ):
     """It may be gigabytes. The next one goes on with what was read, and with what was not."""
-    monkeypatch.setattr(readings, "NUM_READINGS", 1)
+    monkeypatch.setattr(inbox, "NUM_READINGS", 1)
     settings: dict[str, dict[str, Any]] = {
         "rounds": {"rounds": 1, "min_participants": 2},
         "server": PATIENT,

@@ -14,7 +14,7 @@ The core is asked once before the bytes are taken in, and decides once when the 
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import astuple, dataclass, field
 from functools import partial
@@ -50,7 +50,6 @@ from xain_coordinator.updates.background import Background
 from xain_coordinator.updates.content import TreesCheck, check_announced_size
 from xain_coordinator.updates.measured_upload import Announced, Decoder, Header, MeasuredUpload
 from xain_coordinator.updates.measuring import BaseModel, Distance, Inspector, measure_bytes
-from xain_coordinator.updates.readings import Readings
 from xain_coordinator.updates.sources import Bucket, copied, fetched, in_place
 from xain_foundation.threads import run_to_end, wait_to_end
 from xain_proto.fl.coordinator_pb2 import Encoding
@@ -66,6 +65,10 @@ MAX_WAIT_S = 5.0
 # Parts of broken uploads are kept for so many participants. Each is an open file as large as what
 # came, and some KiB of memory.
 MAX_BROKEN = 64
+
+# Readings at a time of what lies in the store. Each may be of gigabytes, and takes a thread and a
+# buffer; commits and the updates of others need threads, too.
+NUM_READINGS = 4
 
 # An update inside its call: as large as those of our participants, with its header.
 MAX_INLINE_UPDATE_BYTES = MAX_INLINE_BYTES + MAX_HEADER_BYTES
@@ -177,7 +180,8 @@ class Inbox:
         self._num_uploads = 0
         self._round = -1  # when the slots were last looked through
         self._has_swept = False  # once: predecessors write nothing any more
-        self._readings = Readings()
+        self._readings = asyncio.Semaphore(NUM_READINGS)
+        self._is_closing = False
         self._background = Background(store)
         self._trees = TreesCheck(store)
         # One at a time: parsed JSON takes many times the memory of its text.
@@ -283,8 +287,8 @@ class Inbox:
         self, slot: _Slot, round_: int, bring: Callable[[Distance | None], StoredWeights]
     ) -> StoredWeights | None:
         """Read an object when it is its turn; None if nothing is there, or the round is over."""
-        async with self._readings.turn():
-            if not needed_by(self._driver.session).has_updates_of(round_):
+        async with self._readings:
+            if not self._is_to_be_read(round_):
                 return None
             try:
                 measured = await run_to_end(bring, self._distance(round_))
@@ -293,6 +297,13 @@ class Inbox:
         # An object without an attempt in its key is the participant's, which may write it again.
         is_ours = is_attempt(measured.ref.key)
         return measured if not is_ours or self._keep(slot, round_, measured) else None
+
+    def _is_to_be_read(self, round_: int) -> bool:
+        """Whether bytes in the store still matter when they may be read. Raises Unavailable if the
+        coordinator stops: the next one reads them."""
+        if self._is_closing:
+            raise Unavailable("the coordinator is stopping; ask the next one")
+        return needed_by(self._driver.session).has_updates_of(round_)
 
     async def _check_content(self, round_: int, weights: StoredWeights, array: bytes = b"") -> None:
         """Refuse bytes that are no update of the round's model, before they count. An update of
@@ -352,11 +363,18 @@ class Inbox:
         """Admit one more upload: end the one that has waited longest. Raises Unavailable."""
         if self._num_uploads < MAX_UPLOADS:
             return
-        sources = [slot.source for slot in self._slots.values() if slot.source is not None]
-        longest = max(sources, key=lambda source: source.waited_s, default=None)
-        if longest is None or longest.waited_s < MAX_WAIT_S:
+        waited = {
+            name: slot.source.waited_s
+            for name, slot in self._slots.items()
+            if slot.source is not None
+        }
+        longest = max(waited, key=waited.__getitem__, default="")
+        if waited.get(longest, 0.0) < MAX_WAIT_S:
             raise Unavailable(f"{MAX_UPLOADS} uploads are under way; come again in a moment")
-        longest.end("the upload has waited for its sender, and others wait for its slot")
+        slot = self._slots[longest]
+        assert slot.source is not None
+        slot.source.end("the upload has waited for its sender, and others wait for its slot")
+        slot.source = None  # its end makes room for one upload
 
     async def _receive(self, slot: _Slot, participant_id: str, source: Source) -> WeightsRef:
         # Before anything of this one is in memory: gigabytes may have to be read.
@@ -488,9 +506,9 @@ class Inbox:
             # Mostly there is nothing, and the answer waits for no turn.
             if not await run_to_end(upload.look):
                 return
-            async with self._readings.turn():
+            async with self._readings:
+                is_needed = self._is_to_be_read(announced.round)
                 is_untouched = False
-                is_needed = needed_by(self._driver.session).has_updates_of(announced.round)
                 is_there = is_needed and await run_to_end(upload.pick_up)
             if is_there:
                 is_kept = True  # from here on others may have let go of it already
@@ -509,13 +527,15 @@ class Inbox:
         # Before anything is waited for: a call that is cancelled here has kept it all the same.
         replaced, slot.broken = slot.broken, upload
         self._slots[participant_id] = self._slots.pop(participant_id, slot)  # at the end
-        if replaced is not None:
-            await run_to_end(replaced.abort)
-        for _, other in self._unwanted():
-            await _drop_broken(other)
-        broken = [other for other in self._slots.values() if other.broken is not None]
-        for other in broken[: max(0, len(broken) - MAX_BROKEN)]:
-            await _drop_broken(other)
+        dropped = [] if replaced is None else [replaced]
+        broken = [(name, one) for name, one in self._slots.items() if one.broken is not None]
+        for name, one in self._unwanted() + broken[: max(0, len(broken) - MAX_BROKEN)]:
+            if one.broken is not None:
+                dropped.append(one.broken)
+                one.broken = None
+                self._remove_if_empty(name, one)
+        if dropped:
+            await run_to_end(_abort, dropped)
 
     def _unwanted(self) -> list[tuple[str, _Slot]]:
         """Slots with a broken upload of a round that is over, or of a participant that has left."""
@@ -546,9 +566,9 @@ class Inbox:
             self._remove_if_empty(participant_id, slot)
 
     def _remove_if_empty(self, participant_id: str, slot: _Slot) -> None:
-        if slot.num_calls or slot.reading or slot.broken or slot.stored:
-            return
-        del self._slots[participant_id]
+        is_used = slot.num_calls or slot.reading or slot.broken or slot.stored
+        if not is_used and self._slots.get(participant_id) is slot:
+            del self._slots[participant_id]
 
     async def _read(
         self,
@@ -646,7 +666,7 @@ class Inbox:
     async def close(self) -> None:
         """Let go of the uploads that have broken off. The next process goes on with them, where the
         store can. Nothing is received any more; what is being read is read to its end."""
-        self._readings.end()
+        self._is_closing = True
         slots = self._slots.values()
         uploads = [slot.upload for slot in slots if slot.upload is not None]
         for upload in uploads:
@@ -668,6 +688,11 @@ async def _until_read(slot: _Slot, unless: object = None) -> None:
     """Wait until nothing is read back for the participant, but for what `unless` says."""
     while slot.reading is not None and slot.reading.what != unless:
         await asyncio.wait([slot.reading.task])
+
+
+def _abort(uploads: Sequence[MeasuredUpload]) -> None:
+    for upload in uploads:
+        upload.abort()
 
 
 async def _drop_broken(slot: _Slot) -> None:
