@@ -72,9 +72,6 @@ LOOK_AGAIN_S = 0.5
 # commit costs a small round a tenth of its time, and the last update would have to wait for it.
 GATHER_S = 0.005
 
-# Late updates that are remembered, so that one which is sent again is not counted again.
-MAX_LATE = 10_000
-
 # How long an update waits for a model to be made.
 NEXT_ROUND_S = 30.0
 
@@ -120,8 +117,7 @@ class _Decided:
 class Driver:
     """Make one with `Driver.open`, then `start` it inside a running event loop.
 
-    num_late: updates that came when their round was over, each participant's once a round, since
-        the start of the process.
+    num_late: updates refused because their round was over, since the start of the process.
     latencies: told how long after its round has opened each update is accepted.
     """
 
@@ -158,7 +154,6 @@ class Driver:
         self._watchable = True
         self.num_late = 0
         self.latencies: LatencyFile | None = None
-        self._late: dict[tuple[str, int], None] = {}  # the latest, oldest first
         # Of the session, in the journal: how many records, the time of the last, and how many there
         # were when a snapshot was last begun.
         self._num_records = 0
@@ -460,14 +455,11 @@ class Driver:
                 self._worker.perform(effect)
 
     def _note_late(self, sent: MayUpload | EndTrainingRound) -> Sequence[Effect]:
-        """Count a late update, unless it was counted before."""
-        participant_id, round_ = late = sent.participant_id, sent.round
-        if late in self._late or not is_late(self._decided, participant_id, round_):
+        """Count a late update that was awaited once."""
+        participant_id, round_ = sent.participant_id, sent.round
+        if not is_late(self._decided, participant_id, round_):
             return ()
         self.num_late += 1
-        self._late[late] = None
-        if len(self._late) > MAX_LATE:
-            del self._late[next(iter(self._late))]
         log.info("update_late", round=round_, participant=participant_id)
         return (RecordMetrics((late_point(participant_id, round_),)),)
 
