@@ -15,7 +15,6 @@ from support.wire import Member
 from xain_coordinator.core import commands as c
 from xain_coordinator.core.values import ParticipantState
 from xain_coordinator.server import rate_limited_service
-from xain_coordinator.server.fair_queue import Turns
 from xain_participant import Agent, Participant
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import inspection_pb2 as inspection
@@ -204,20 +203,3 @@ async def test_call_that_is_refused_for_good_is_not_asked_to_wait(start: Any, jo
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await first_news(join(coordinator, "newcomer"))
     assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
-
-
-async def test_calls_of_unregistered_clients_do_not_delay_chunks(
-    start: Any, join: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only heartbeats of members go before chunks."""
-    made: list[Turns] = []
-    monkeypatch.setattr(Turns, "make_way", lambda turns: made.append(turns))
-    coordinator = await start(rounds={"min_participants": 2})
-    newcomer, member = join(coordinator, "newcomer"), join(coordinator, "member")
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await newcomer.heartbeat()
-    assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    assert not made
-    await member.rendezvous()
-    await member.heartbeat()
-    assert len(made) == 1

@@ -26,7 +26,6 @@ VECTOR = np.arange(3 * CHUNK_BYTES // 4, dtype=np.float32)
 DATA = npy_header(VECTOR.dtype, VECTOR.shape) + VECTOR.tobytes()
 ANNOUNCED = Announced(0, len(DATA), xxhash.xxh3_128(DATA).hexdigest())
 HEADER = pb.PutWeightsRequest.Header(size_bytes=len(DATA))
-NUM = 3
 
 # The sizes of the messages of one upload, header first: as our participants send them, as earlier
 # ones do, and as others do.
@@ -57,36 +56,28 @@ class Stream:
 
 
 @pytest.fixture
-def writes() -> asyncio.Semaphore:
-    return asyncio.Semaphore(NUM)
-
-
-@pytest.fixture
 def upload(tmp_path: Path) -> Iterator[MeasuredUpload]:
     upload = MeasuredUpload(FileStore(tmp_path), "0/a", ANNOUNCED, Inspector(), "ab")
     yield upload
     upload.abort()
 
 
-async def receive(writes: asyncio.Semaphore, stream: Stream, upload: MeasuredUpload) -> None:
-    stream = UploadStream(stream.read, writes)
+async def receive(stream: Stream, upload: MeasuredUpload) -> None:
+    stream = UploadStream(stream.read)
     await stream.header()
     await stream.into(upload)
 
 
 @pytest.mark.parametrize("sizes", SENDERS.values(), ids=SENDERS)
 async def test_upload_is_written_however_it_is_cut_into_messages(
-    writes: asyncio.Semaphore, upload: MeasuredUpload, sizes: tuple[int, ...]
+    upload: MeasuredUpload, sizes: tuple[int, ...]
 ) -> None:
-    await receive(writes, Stream(sizes), upload)
+    await receive(Stream(sizes), upload)
     assert upload.is_whole
     assert upload.complete().ref.digest == ANNOUNCED.digest
-    assert writes._value == NUM
 
 
-async def test_next_message_is_read_when_the_one_before_is_written(
-    writes: asyncio.Semaphore, upload: MeasuredUpload
-) -> None:
+async def test_next_message_is_read_when_the_one_before_is_written(upload: MeasuredUpload) -> None:
     """One message of an upload is in memory at a time."""
     read = written = 0
 
@@ -96,26 +87,25 @@ async def test_next_message_is_read_when_the_one_before_is_written(
         written = min(len(DATA), read + CHUNK_BYTES)
         read += CHUNK_BYTES
 
-    await receive(writes, Stream(SENDERS["earlier"], count), upload)
+    await receive(Stream(SENDERS["earlier"], count), upload)
     assert read > len(DATA)
 
 
 @pytest.mark.parametrize("sizes", SENDERS.values(), ids=SENDERS)
-async def test_cancelled_upload_leaves_no_slot_taken(
-    writes: asyncio.Semaphore, tmp_path: Path, sizes: tuple[int, ...]
+async def test_cancelled_upload_ends_wherever_it_waits(
+    tmp_path: Path, sizes: tuple[int, ...]
 ) -> None:
-    """Cancelled while it waits for a message, for a slot, or for the disk."""
+    """Cancelled while it waits for a message or for the disk."""
     number = 0
     while True:
         number += 1
         upload = MeasuredUpload(FileStore(tmp_path), f"0/{number}", ANNOUNCED, Inspector(), "ab")
-        task = asyncio.ensure_future(receive(writes, Stream(sizes), upload))
+        task = asyncio.ensure_future(receive(Stream(sizes), upload))
         for _ in range(3 * number):
             await asyncio.sleep(0)  # one turn of the event loop
         was_done = task.done()
         task.cancel()
         await asyncio.wait([task])
-        assert writes._value == NUM
         upload.abort()
         if was_done:
             break
@@ -124,7 +114,6 @@ async def test_cancelled_upload_leaves_no_slot_taken(
 
 @pytest.mark.parametrize("number", [1, 2])
 async def test_failed_write_ends_the_upload_and_keeps_no_part(
-    writes: asyncio.Semaphore,
     upload: MeasuredUpload,
     monkeypatch: pytest.MonkeyPatch,
     number: int,
@@ -140,13 +129,12 @@ async def test_failed_write_ends_the_upload_and_keeps_no_part(
 
     monkeypatch.setattr(FileUpload, "write", failing)
     with pytest.raises(StoreUnavailable, match="full"):
-        await receive(writes, Stream(SENDERS["present"]), upload)
-    assert writes._value == NUM
+        await receive(Stream(SENDERS["present"]), upload)
     assert not upload.is_open
 
 
 async def test_failed_write_of_a_cancelled_upload_keeps_no_part(
-    writes: asyncio.Semaphore, upload: MeasuredUpload, monkeypatch: pytest.MonkeyPatch
+    upload: MeasuredUpload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both at once: the connection is gone, and so is the disk."""
     uploading: list[asyncio.Task[None]] = []
@@ -158,13 +146,12 @@ async def test_failed_write_of_a_cancelled_upload_keeps_no_part(
 
     monkeypatch.setattr(FileUpload, "write", failing)
     stream = Stream(SENDERS["present"])
-    uploading.append(asyncio.ensure_future(receive(writes, stream, upload)))
+    uploading.append(asyncio.ensure_future(receive(stream, upload)))
     await asyncio.wait(uploading)
     assert not upload.is_open
-    assert writes._value == NUM
 
 
-async def test_upload_without_a_header_is_refused(writes: asyncio.Semaphore) -> None:
+async def test_upload_without_a_header_is_refused() -> None:
     async def no_header() -> Any:
         return pb.PutWeightsRequest(data=b"x")
 
@@ -173,11 +160,11 @@ async def test_upload_without_a_header_is_refused(writes: asyncio.Semaphore) -> 
 
     for read in (no_header, nothing):
         with pytest.raises(InvalidUpdate, match="header"):
-            await UploadStream(read, writes).header()
+            await UploadStream(read).header()
 
 
 async def test_sender_that_trickles_bytes_is_ended(
-    writes: asyncio.Semaphore, upload: MeasuredUpload, monkeypatch: pytest.MonkeyPatch
+    upload: MeasuredUpload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A byte now and then does not begin the time limit again. What was written stays."""
     monkeypatch.setattr(bodies, "STALLED_S", 0.2)
@@ -192,7 +179,7 @@ async def test_sender_that_trickles_bytes_is_ended(
         num_bytes += 1
         return pb.PutWeightsRequest(data=DATA[upload.offset : upload.offset + 1])
 
-    stream = UploadStream(read, writes)
+    stream = UploadStream(read)
     await stream.header()
     async with asyncio.timeout(60):
         with pytest.raises(Unavailable, match="FindUpload says"):
@@ -201,11 +188,11 @@ async def test_sender_that_trickles_bytes_is_ended(
     assert upload.offset == 2000 + num_bytes or upload.offset == 2000 + num_bytes - 1
 
 
-async def test_upload_that_waits_can_be_ended_for_another(writes: asyncio.Semaphore) -> None:
+async def test_upload_that_waits_can_be_ended_for_another() -> None:
     async def silence() -> Any:
         await asyncio.Event().wait()
 
-    stream = UploadStream(silence, writes)
+    stream = UploadStream(silence)
     task = asyncio.ensure_future(stream.header())
     await asyncio.sleep(0)  # it waits for its sender
     assert stream.waited_s >= 0

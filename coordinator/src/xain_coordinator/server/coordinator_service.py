@@ -37,7 +37,6 @@ from xain_coordinator.driver.driver import Driver
 from xain_coordinator.metrics.points import newest_metrics
 from xain_coordinator.ports import StoreError
 from xain_coordinator.server.downloads import Downloads
-from xain_coordinator.server.fair_queue import Turns
 from xain_coordinator.server.identity import WAITED_S, instance_of, participant_of
 from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.server.refused import RefusedParticipants, WaitingParticipants
@@ -53,7 +52,7 @@ from xain_coordinator.server.translate import (
 )
 from xain_coordinator.updates.inbox import Inbox, Reference
 from xain_coordinator.updates.measured_upload import Announced
-from xain_coordinator.updates.upload_stream import NUM_WRITES, UploadStream
+from xain_coordinator.updates.upload_stream import UploadStream
 from xain_foundation.names import shortened
 from xain_foundation.rare_lines import RareLine
 from xain_proto.fl import coordinator_pb2 as pb
@@ -64,7 +63,8 @@ log = structlog.get_logger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-# The calls of so many hardly ever meet, so the chunks of their transfers need not take turns.
+# The answer to an update waits for the next round up to so many participants. Among more, the calls
+# that wait take more than they save.
 FEW_PARTICIPANTS = 50
 
 NEWS_S = 1.0  # how long news waits for the work that it could bring along
@@ -106,7 +106,6 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._driver = driver
         self._predictions = predictions
         self._inbox = inbox
-        self._writes = asyncio.Semaphore(NUM_WRITES)
         self._downloads = downloads
         self._parse_points = parse_points
         self._evaluation_dropped = RareLine(log.warning, "evaluation_dropped")
@@ -118,7 +117,6 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._news_with_work: _NewsWithWork | None = None
         # The next round as the answer to a participant's latest update tells it, by participant.
         self._next_rounds: dict[str, asyncio.Future[pb.WatchResponse | None]] = {}
-        self._chunks = Turns()  # of all transfers
         self.refused = RefusedParticipants()
         self.waiting = WaitingParticipants(driver.session.rules.lease_s)
         self._id_in_use = RareLine(log.warning, "participant_id_in_use")
@@ -198,8 +196,6 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self, request: pb.HeartbeatRequest, context: Context
     ) -> pb.HeartbeatResponse:
         participant_id = self._caller(context)
-        if participant_id in self._driver.session.members:  # strangers hold up nobody
-            self._chunks.make_way()
         state = _PARTICIPANT_STATES.get(request.state, ParticipantState.READY)
         transfer = transfer_of(request)
         command = c.Heartbeat(participant_id, state, request.round, transfer, WAITED_S.get())
@@ -337,8 +333,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self, participant_id: str, round_: int, known_metadata: bytes
     ) -> pb.WatchResponse | None:
         """Wait for the round after `round_`, and return what Watch would say of it. None if it does
-        not open within NEXT_ROUND_S, if the session ends, or if it has many participants, whose
-        waiting calls would take more than they save."""
+        not open within NEXT_ROUND_S, if the session ends, or if it has many participants."""
         if len(self._driver.session.members) > FEW_PARTICIPANTS:
             return None
         told = asyncio.get_running_loop().create_future()
@@ -471,7 +466,6 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             nonlocal is_first
             message = ref_message(ref) if is_first else None
             is_first = False
-            await self._chunk_turn(len(data))
             await context.write(pb.GetWeightsResponse(data=data, ref=message))
 
         await self._downloads.send(
@@ -494,28 +488,18 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     ) -> pb.PutWeightsResponse:
         participant_id = self._caller(context)
         trained = self._driver.session.trained_by(participant_id)
-        num_bytes = 0  # of the last message: the next one is probably as large
 
         async def read() -> Any:
-            nonlocal num_bytes
-            await self._chunk_turn(num_bytes)
-            message: Any = await anext(request_iterator, grpc.aio.EOF)
-            num_bytes = 0 if message is grpc.aio.EOF else len(message.data)
-            return message
+            return await anext(request_iterator, grpc.aio.EOF)
 
         try:
-            stream = UploadStream(read, self._writes)
+            stream = UploadStream(read)
             ref = ref_message(await self._inbox.receive(participant_id, stream))
         except errors.UnusableUpdate as refusal:
             await self._note_refusal(participant_id, trained, refusal)
             raise
         ref.encoding = stream.encoding
         return pb.PutWeightsResponse(ref=ref)
-
-    async def _chunk_turn(self, num_bytes: int) -> None:
-        """Wait before a chunk comes or goes: it must not keep a fleet's heartbeats waiting."""
-        if len(self._driver.session.members) > FEW_PARTICIPANTS:
-            await self._chunks.next(num_bytes)
 
     async def FindUpload(
         self, request: pb.FindUploadRequest, context: Context

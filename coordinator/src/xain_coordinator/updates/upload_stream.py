@@ -16,9 +16,6 @@ from xain_coordinator.updates.measured_upload import Announced, Header, Measured
 from xain_foundation.threads import run_to_end
 from xain_proto.fl.coordinator_pb2 import Encoding
 
-# Threads of the pool that write messages. The others are left for commits and models.
-NUM_WRITES = 4
-
 Read = Callable[[], Awaitable[Any]]  # read() of a servicer's context
 
 
@@ -27,12 +24,10 @@ class UploadStream:
 
     read: returns the next message, or grpc.aio.EOF. The iterator of requests that gRPC offers would
     keep each message until it has the next one.
-    writes: slots for messages that are being written, shared by all uploads.
     """
 
-    def __init__(self, read: Read, writes: asyncio.Semaphore) -> None:
+    def __init__(self, read: Read) -> None:
         self._read = read
-        self._writes = writes
         self._first = b""  # data of the message with the header
         self._limit: asyncio.Timeout | None = None  # of the present read
         self._stall_timer = StallTimer(_now)
@@ -58,8 +53,7 @@ class UploadStream:
         data, self._first = self._first, b""
         while True:
             if data:
-                async with self._writes:
-                    await run_to_end(upload.write, data)
+                await run_to_end(upload.write, data)
             data = b""  # not held while the next message comes
             message = await self._message()
             if message is grpc.aio.EOF:
