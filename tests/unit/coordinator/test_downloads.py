@@ -109,31 +109,6 @@ class Enough(Exception):
 # --- strangers ---
 
 
-def stranger() -> bool:
-    return True
-
-
-async def test_strangers_take_one_small_chunk_at_a_time(sender: Downloads) -> None:
-    """However many there are, nothing is read or kept for them that members use."""
-    num_passing = most = 0
-    sizes: set[int] = set()
-
-    async def write(_: WeightsRef, chunk: bytes) -> None:
-        nonlocal num_passing, most
-        num_passing += 1
-        most = max(most, num_passing)
-        sizes.add(len(chunk))
-        await asyncio.sleep(0)  # one turn of the event loop
-        num_passing -= 1
-
-    start = 6 * BLOCK_BYTES
-    calls = (sender.send(KEY, start, write, stranger) for _ in range(5))
-    await asyncio.gather(*calls)
-    assert most == 1
-    assert sizes == {MESSAGE_BYTES}
-    assert sender._blocks == {}
-
-
 async def test_strangers_that_take_nothing_hold_up_no_member(sender: Downloads) -> None:
     """Nor is there an end to them: those who are too many are told so at once."""
     passing = asyncio.Event()
@@ -143,33 +118,14 @@ async def test_strangers_that_take_nothing_hold_up_no_member(sender: Downloads) 
         await asyncio.Event().wait()
 
     strangers = [
-        asyncio.ensure_future(sender.send(KEY, 0, dead, stranger))
+        asyncio.ensure_future(sender.send(KEY, 0, dead, is_stranger=True))
         for _ in range(downloads.MAX_STRANGERS)
     ]
     await passing.wait()
     with pytest.raises(Unavailable, match="no members"):
-        await sender.send(KEY, 0, discard, stranger)
+        await sender.send(KEY, 0, discard, is_stranger=True)
     await sender.send(KEY, 0, discard)
     for one in strangers:
         one.cancel()
     await asyncio.wait(strangers)
-    await sender.send(KEY, 0, discard, stranger)
-
-
-async def test_member_without_its_lease_goes_on_among_strangers(sender: Downloads) -> None:
-    """It is a member again as soon as it is back."""
-    received = bytearray()
-    turns: list[bool] = []  # whether a message had to wait for those of strangers
-
-    def has_no_lease() -> bool:
-        return 3 * BLOCK_BYTES <= len(received) < 4 * BLOCK_BYTES
-
-    async def write(_: WeightsRef, data: bytes) -> None:
-        turns.append(sender._stranger.locked())
-        assert turns[-1] == has_no_lease()
-        received.extend(data)
-
-    await sender.send(KEY, 0, write, has_no_lease)
-    assert received == DATA
-    assert turns.count(True) == BLOCK_BYTES // MESSAGE_BYTES
-    assert not sender._stranger.locked()
+    await sender.send(KEY, 0, discard, is_stranger=True)

@@ -5,7 +5,6 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import grpc
@@ -472,7 +471,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             request.key,
             request.offset,
             write,
-            partial(self._is_stranger, self._caller(context)),
+            is_stranger=self._is_stranger(self._caller(context)),
         )
         nothing: tuple[pb.GetWeightsResponse, ...] = ()
         for none in nothing:  # what makes this a generator, which gRPC wants of a stream

@@ -1,12 +1,10 @@
 """Global models on their way to participants: inside an answer, in a stream, or past gRPC.
 
-Operators' tools that are no members may have models, too. All of them together have one message at
-a time, so that they hold up no member.
+Operators' tools that are no members may have models, too, MAX_STRANGERS at a time.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import structlog
@@ -36,7 +34,7 @@ MESSAGE_BYTES = 64 << 10
 BLOCK_BYTES = 256 << 10
 MAX_BLOCKS = 64
 STALLED_S = 30.0  # for one message
-# Downloads of those who are no members. They wait for each other, and each is a call that is open.
+# Downloads at a time of those who are no members. Each holds a message in memory.
 MAX_STRANGERS = 32
 
 Write = Callable[[WeightsRef, bytes], Awaitable[None]]
@@ -74,60 +72,37 @@ class Downloads:
     # Parts of models, by key and offset, the least recently used first. Participants that have been
     # told of a round at the same time read its model at about the same speed.
     _blocks: dict[tuple[str, int], asyncio.Future[bytes]] = field(default_factory=dict)
-    _stranger: asyncio.Lock = field(default_factory=asyncio.Lock)  # held for one message
     _num_strangers: int = 0
     _is_suspect: bool = False  # what is in memory of the model
 
-    async def send(
-        self,
-        key: str,
-        offset: int,
-        write: Write,
-        is_stranger: Callable[[], bool] = lambda: False,
-    ) -> None:
+    async def send(self, key: str, offset: int, write: Write, *, is_stranger: bool = False) -> None:
         """Send a global model from an offset on.
 
         write: given the data of each message, and the reference of the whole; returns when the
-        connection has taken it.
-        is_stranger: whether the receiver is no member. Asked before each message: a lease may run
-        out meanwhile, and a participant that has lost it may come back.
+        connection has taken it. is_stranger: the receiver is no member.
         Raises UnknownModel, and Unavailable if the receiver takes nothing or if there are too many
         strangers: the rest can be had from its offset on.
         """
         model = self.driver.history.models.get(key)
         if model is None:
             raise UnknownModel(f"there is no global model under {shortened(key)!r}")
-        ref = model.ref
-        while offset < ref.size_bytes:
-            length = min(MESSAGE_BYTES, ref.size_bytes - offset)
-            if is_stranger():
-                async with self._turn_of_a_stranger():
-                    # Not from the blocks, which members share.
-                    data = await run_to_end(_read, self.store, ref.key, offset, length)
-                    await _write_in_time(write, ref, data)
-            else:
-                start = offset - offset % BLOCK_BYTES
-                block = await asyncio.shield(self._block(ref, start))
-                data = block[offset - start : offset - start + length]
-                del block
-                await _write_in_time(write, ref, data)
-            offset += len(data)
-
-    @asynccontextmanager
-    async def _turn_of_a_stranger(self) -> AsyncIterator[None]:
-        """Wait until a stranger may have one message, in the order of asking. Raises
-        Unavailable."""
-        if self._num_strangers >= MAX_STRANGERS:
+        if is_stranger and self._num_strangers >= MAX_STRANGERS:
             raise Unavailable(
                 f"{MAX_STRANGERS} others who are no members download at the moment; come again "
                 "later, or rendezvous first"
             )
-        self._num_strangers += 1
+        self._num_strangers += is_stranger
         try:
-            async with self._stranger:
-                yield
+            ref = model.ref
+            while offset < ref.size_bytes:
+                start = offset - offset % BLOCK_BYTES
+                block = await asyncio.shield(self._block(ref, start))
+                data = block[offset - start : offset - start + MESSAGE_BYTES]
+                del block
+                await _write_in_time(write, ref, data)
+                offset += len(data)
         finally:
-            self._num_strangers -= 1
+            self._num_strangers -= is_stranger
 
     def _block(self, ref: WeightsRef, start: int) -> asyncio.Future[bytes]:
         """Read a block once for all downloads that are there at about the same time."""
