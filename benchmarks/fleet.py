@@ -17,12 +17,14 @@ the cores are busy: what the coordinator adds to that is its ratio to the contro
 and ratios; writes bench-results/fleet.json.
 
 join_s: from the start of the participants to the last that is told of round 0.
-told_s: from the opening of a round to the last that has its work. round_s: to its new model.
+told_s: from the opening of a round to the last that has its work, in rounds in which training takes
+longer than that. told_busy_s: the same in rounds in which each trains at once, so that the first
+have handed in before the last are told. round_s: to the new model of such a round.
 heartbeat_cpu_ms: of the coordinator's processor time, a heartbeat's share when nothing else is on.
 memory_kb: what each participant adds to the coordinator's memory.
 back_s: from the start of the new process to the last of all streams that stands again.
-opening: of the heartbeats that were sent in the first two seconds of a round, in which everybody is
-told of it, the 99th percentile.
+opening: of the heartbeats that were sent in the first two seconds of a round in which each trains
+at once, the 99th percentile.
 rejoined: rendezvous after the restart; there should be none. slow: heartbeats then that took so
 long that an agent would have asked again over a second connection.
 
@@ -160,11 +162,15 @@ class Crowd:
             for first, end in pairwise(bounds)
         ]
 
-    def ask(self, command: str) -> Figures:
+    def train(self, until: int) -> None:
+        """Let training end at once up to this round; in later rounds it goes on."""
+        self.ask("train", until=until)
+
+    def ask(self, command: str, **more: int) -> Figures:
         """Send a command to all processes, and add up their answers."""
         for process in self._processes:
             assert process.stdin is not None
-            process.stdin.write(json.dumps({"do": command}) + "\n")
+            process.stdin.write(json.dumps({"do": command, **more}) + "\n")
             process.stdin.flush()
         answers = []
         for process in self._processes:
@@ -310,7 +316,7 @@ def idle(crowd: Crowd, server: Server, scale: Scale) -> Figures:
 def measure(number: int, rounds: int, scale: Scale) -> Figures:
     """One coordinator and so many participants."""
     settings: dict[str, object] = {
-        "rounds.rounds": rounds + 1,
+        "rounds.rounds": 2 * rounds + 1,
         "rounds.initial_weights": "average",
         "rounds.min_participants": number,
         "server.heartbeat_time_s": scale.interval_s,
@@ -319,7 +325,6 @@ def measure(number: int, rounds: int, scale: Scale) -> Figures:
         memory_kb = server.memory_kb
         crowd = Crowd(port, number)
         try:
-            crowd.ask("wait")
             joined_at = crowd.all_told(0, server)
             figures: Figures = {
                 "participants": number,
@@ -329,19 +334,23 @@ def measure(number: int, rounds: int, scale: Scale) -> Figures:
                 **restart(crowd, server),
             }
             crowd.ask("forget")
-            crowd.ask("train")
-            wait(lambda: bool(server.events("session_finished")), "the rounds", server)
             # The first initialises, and the restart fell into it.
+            for round_ in range(rounds):
+                crowd.train(until=round_)
+                crowd.all_told(round_ + 1, server)
+            crowd.train(until=2 * rounds)
+            wait(lambda: bool(server.events("session_finished")), "the rounds", server)
             opened = {event["round"]: event["at"] for event in server.events("round_opened")}
             published = {event["round"]: event["at"] for event in server.events("model_published")}
             beats = crowd.heartbeats(server)
             told = crowd.ask("look")["told"]
-            numbers = range(1, rounds + 1)
-            openings = [(opened[round_], opened[round_] + OPENING_S) for round_ in numbers]
+            waiting, training = range(1, rounds + 1), range(rounds + 1, 2 * rounds + 1)
+            openings = [(opened[round_], opened[round_] + OPENING_S) for round_ in training]
             figures["opening_p99_ms"] = p99_ms(within(beats, openings))
-            told_s = [told[round_][1] - opened[round_] for round_ in numbers]
-            round_s = [published[round_] - opened[round_] for round_ in numbers]
-            figures["told_s"] = round(statistics.median(told_s), 3)
+            for name, numbers in (("told_s", waiting), ("told_busy_s", training)):
+                told_s = [told[round_][1] - opened[round_] for round_ in numbers]
+                figures[name] = round(statistics.median(told_s), 3)
+            round_s = [published[round_] - opened[round_] for round_ in training]
             figures["round_s"] = round(statistics.median(round_s), 3)
             return figures
         finally:
@@ -530,7 +539,7 @@ def main() -> None:
         metavar="N,N",
         help="how many; default: 100,500,2000",
     )
-    parser.add_argument("--rounds", type=int, default=3, help="that are measured; default: 3")
+    parser.add_argument("--rounds", type=int, default=3, help="of each kind; default: 3")
     parser.add_argument("--skip-aggregation", action="store_true", help="leave out the last part")
     parser.add_argument(
         "--through-grpc", action="store_true", help="the last part without the weights port"

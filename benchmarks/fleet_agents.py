@@ -41,17 +41,19 @@ from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl.coordinator_pb2_grpc import CoordinatorStub
 from xain_proto.metadata import PARTICIPANT_ID_KEY, TIMEOUT_KEY
 
+NEVER = -1  # no round: training goes on
 STATES = {pb.ROUND: State.ROUND, pb.FINISHED: State.FINISHED}
 
 
 class Crowd:
     """All participants of this process, and their figures.
 
-    may_train: training ends at once while it is set.
+    Training ends at once, but in rounds after the one that the latest command has named.
     """
 
     def __init__(self) -> None:
-        self.may_train = asyncio.Event()
+        self._last_trained = NEVER
+        self._changed = asyncio.Event()
         self.heartbeats: list[tuple[float, float]] = []  # when sent, seconds until answered
         self.unanswered: dict[object, float] = {}  # when sent, by call
         self.num_rendezvous = 0
@@ -63,9 +65,9 @@ class Crowd:
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
         match command["do"]:
             case "train":
-                self.may_train.set()
-            case "wait":
-                self.may_train.clear()
+                self._last_trained = command["until"]
+                self._changed.set()
+                self._changed = asyncio.Event()
             case "forget":
                 self.heartbeats.clear()
                 self.num_rendezvous = self.num_lost = self.num_refused = 0
@@ -81,6 +83,11 @@ class Crowd:
             "unanswered_since": min(self.unanswered.values(), default=time.monotonic()),
             "heartbeats": self.heartbeats if command["do"] == "heartbeats" else [],
         }
+
+    async def trained(self, round_: int) -> None:
+        """Wait until the training of a round may end."""
+        while round_ > self._last_trained:
+            await self._changed.wait()
 
 
 class LightAgent:
@@ -231,7 +238,7 @@ class LightAgent:
         return e.Assigned(assignment.round, assignment.update_accepted)
 
     async def _train(self, round_: int) -> None:
-        await self._crowd.may_train.wait()
+        await self._crowd.trained(round_)
         weights = np.load(io.BytesIO(self._assignment.model.data))
         # The coordinator's first model may be XAIN's empty one, which is to be initialised. Random:
         # updates that are alike would be cheaper than real ones.
@@ -271,7 +278,6 @@ def advertised(message: pb.HeartbeatResponse | pb.WatchResponse) -> e.Advertised
 
 async def run(target: str, first: int, number: int) -> None:
     crowd = Crowd()
-    crowd.may_train.set()
     agents = [LightAgent(crowd, target, f"site-{i:05}") for i in range(first, first + number)]
     for agent in agents:
         agent.post(e.Started())
