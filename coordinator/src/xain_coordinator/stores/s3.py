@@ -174,34 +174,9 @@ class S3Store:
             if head.size <= COPY_PART_BYTES:
                 self._bucket.copy(source, from_, to, head.etag)
             else:
-                self._copy_in_parts(source, target, from_, to, head)
+                self._bucket.copy_in_parts(source, from_, to, head.etag, COPY_PART_BYTES)
         except Declined:
             raise ObjectChanged(source) from None
-
-    def _copy_in_parts(self, source: str, target: str, from_: str, to: str, head: Piece) -> None:
-        upload_id = self._bucket.begin(target, to)
-        try:
-            # No more parts than are allowed, however large the object is.
-            length = max(COPY_PART_BYTES, -(-head.size // MAX_PARTS))
-            whole = range(head.size)
-            parts = [
-                self._requests.submit(
-                    self._bucket.copy_part,
-                    source,
-                    from_,
-                    head.etag,
-                    whole[offset : offset + length],
-                    to,
-                    upload_id,
-                    number,
-                )
-                for number, offset in enumerate(whole[::length], 1)
-            ]
-            self._bucket.complete(target, to, upload_id, results(parts))
-        except BaseException:  # no part of it stays in the bucket
-            with contextlib.suppress(StoreError):
-                self._bucket.abort(target, to, upload_id)
-            raise
 
     def _head(self, key: str, name: str, length: int) -> Piece:
         """The beginning of an object. Raises KeyNotFound.

@@ -13,6 +13,7 @@ from typing import Any, Final, Generic, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 import boto3
+from boto3.s3.transfer import TransferConfig
 from botocore import exceptions as boto
 from botocore.config import Config
 from urllib3.exceptions import HTTPError
@@ -274,28 +275,17 @@ class Bucket:
         parameters = {"Key": target, **self._source(source, etag)}
         self._call("copy", "copy_object", parameters, key=key, answers={412})
 
-    def copy_part(
-        self,
-        key: str,
-        source: str,
-        etag: str,
-        span: range,
-        target: str,
-        upload_id: str,
-        number: int,
-    ) -> str:
-        """A part of an upload out of a span of another object. Returns its ETag; raises as copy()
-        does."""
+    def copy_in_parts(self, key: str, source: str, target: str, etag: str, part_bytes: int) -> None:
+        """The same by boto3's transfer manager, in parts that go at the same time. Raises as copy()
+        does; no part stays in the bucket then."""
+        wanted = self._source(source, etag)
         parameters = {
             "Key": target,
-            "UploadId": upload_id,
-            "PartNumber": number,
-            "CopySourceRange": f"bytes={span[0]}-{span[-1]}",
-            **self._source(source, etag),
+            "CopySource": wanted.pop("CopySource"),
+            "ExtraArgs": wanted,
+            "Config": TransferConfig(multipart_threshold=1, multipart_chunksize=part_bytes),
         }
-        answer = self._call("copy", "upload_part_copy", parameters, key=key, answers={412})
-        part_etag: str = answer["CopyPartResult"]["ETag"]
-        return part_etag
+        self._call("copy", "copy", parameters, key=key, answers={412})
 
     def _source(self, name: str, etag: str) -> dict[str, Any]:
         return {"CopySource": {"Bucket": self.name, "Key": name}, "CopySourceIfMatch": etag}
