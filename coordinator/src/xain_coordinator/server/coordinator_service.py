@@ -15,7 +15,7 @@ from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.answers import MAX_REASON
-from xain_coordinator.core.errors import InvalidName, InvalidTags, ProfileMismatch
+from xain_coordinator.core.errors import InvalidTags, ProfileMismatch
 from xain_coordinator.core.evaluation import checked
 from xain_coordinator.core.membership import (
     check_name,
@@ -139,7 +139,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                     group_address(request.process_group_address, context.peer()),
                 )
             )
-        except (InvalidName, InvalidTags, ProfileMismatch) as refusal:
+        except (InvalidTags, ProfileMismatch) as refusal:
             self.refused.note(participant_id, refusal)
             raise
         if isinstance(reply, r.IdInUse):

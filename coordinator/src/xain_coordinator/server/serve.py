@@ -15,12 +15,13 @@ from xain_coordinator.driver.log_files import LatencyFile
 from xain_coordinator.driver.outage import Outage
 from xain_coordinator.ports import DirectAccess, MetricsStore, WeightsStore
 from xain_coordinator.server.admission_control import CALLS_OF_STRANGERS, AdmissionControl
-from xain_coordinator.server.coordinator_service import CoordinatorService, is_known
+from xain_coordinator.server.coordinator_service import is_known
 from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.server.health import Health
 from xain_coordinator.server.inspection_service import InspectionService
 from xain_coordinator.server.interceptor import RefusalInterceptor
 from xain_coordinator.server.predictions import RemotePredictor
+from xain_coordinator.server.rate_limited_service import RateLimitedService
 from xain_coordinator.server.weights_port import PortTaken, WeightsPort
 from xain_coordinator.updates.inbox import Inbox
 from xain_coordinator.updates.sources import Bucket
@@ -154,13 +155,14 @@ class GrpcServer:
         self.predictions = RemotePredictor(
             driver, store, timeout_s=predict_timeout_s, max_retries=predict_max_retries
         )
-        service = CoordinatorService(
+        service = RateLimitedService(
             driver,
             self.inbox,
             Downloads(
                 driver, store, access, verify_model, made_model, weights_port, max_update_bytes
             ),
             parse_points,
+            counters,
             self.predictions,
         )
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, self._server)
