@@ -183,6 +183,23 @@ def test_the_core_touches_nothing():
         assert known, f"{file} imports {module}"
 
 
+# Commands, and processes that the SDK starts: nobody else's handlers are there.
+OWN_PROCESSES = {"cli.py", "signals.py", "simulation.py", "sparse_cli.py", "stage_process.py"}
+
+
+@pytest.mark.parametrize("name", ["messaging", "parameters", "participant", "workloads"])
+def test_libraries_leave_their_process_alone(name):
+    """Signal handlers, exception hooks, the root logger and garbage collection belong to the
+    program that imports them."""
+    of_process = re.compile(
+        r"signal\.signal|(sys|threading)\.excepthook|gc\.\w+|logging\.(basicConfig|root|captureWarnings)"
+    )
+    for file in (ROOT / name / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and of_process.fullmatch(ast.unparse(node)):
+                assert file.name in OWN_PROCESSES, f"{file}:{node.lineno}: {ast.unparse(node)}"
+
+
 def test_nothing_unpickles():
     """No code in data: nothing here can run what it reads."""
     for name in DISTRIBUTIONS:
