@@ -21,6 +21,7 @@ from xain_workloads.errors import DataError, NoData
 
 BLOCK_BYTES = 4 << 20
 MAX_LINE_BYTES = 64 << 20
+LINE_BYTES = 64 << 10  # read at once where the end of a line is looked for
 MAX_KEY = 1 << 53  # keys are read as float64
 
 _COMMENT = re.compile(rb"#[^\n]*")
@@ -124,12 +125,12 @@ class LibsvmFiles:
                 for name in names
                 if self._files.isfile(name) and not posixpath.basename(name).startswith((".", "_"))
             ]
-        except (OSError, ValueError, ImportError) as error:
+        except (OSError, ValueError, ImportError, RuntimeError) as error:
             raise DataError(f"cannot read {source}: {error}") from error
         if not sizes:
             raise DataError(f"there is no file {source}")
-        self._sizes = sizes
-        self.num_bytes = sum(size for _, size in sizes)
+        self._sizes = dict(sizes)
+        self.num_bytes = sum(self._sizes.values())
         if not self.num_bytes:
             raise NoData(f"{source} is empty")
 
@@ -138,7 +139,7 @@ class LibsvmFiles:
         start = self.num_bytes * index // num_parts
         stop = self.num_bytes * (index + 1) // num_parts
         pieces, offset = [], 0
-        for name, size in self._sizes:
+        for name, size in self._sizes.items():
             low, high = max(start - offset, 0), min(stop - offset, size)
             if low < high:
                 pieces.append(Piece(name, low, high))
@@ -153,27 +154,43 @@ class LibsvmFiles:
 
     def _blocks(self, piece: Piece, block_bytes: int) -> Iterator[tuple[int, bytes]]:
         """Whole lines that begin in a piece, with the offset of the first."""
+        position = piece.start
+        if position:  # a line that began before it is of the piece before
+            position += len(self._line(piece.path, position - 1)) - 1
+        while position < piece.stop:
+            block = self._bytes(piece.path, position, min(position + block_bytes, piece.stop))
+            if not block:
+                break
+            if not block.endswith(b"\n"):
+                block += self._line(piece.path, position + len(block))
+            if len(block) > block_bytes + MAX_LINE_BYTES - 1:
+                raise DataError(
+                    f"{piece.path}: a line behind byte {position} has more than "
+                    f"{MAX_LINE_BYTES} bytes"
+                )
+            yield position, block
+            position += len(block)
+
+    def _line(self, path: str, start: int) -> bytes:
+        """The bytes of a file from `start` to the end of the line, at most MAX_LINE_BYTES."""
+        line = b""
+        while not line.endswith(b"\n") and len(line) < MAX_LINE_BYTES:
+            begin = start + len(line)
+            more = self._bytes(path, begin, begin + LINE_BYTES)
+            if not more:
+                break
+            line += more[: more.find(b"\n") + 1 or None]
+        return line
+
+    def _bytes(self, path: str, start: int, stop: int) -> bytes:
+        """Bytes [start, stop) of a file, or as far as it goes. Raises DataError."""
+        stop = min(stop, self._sizes[path])
+        if start >= stop:
+            return b""
         try:
-            with self._files.open(piece.path, "rb", block_size=block_bytes) as file:
-                position = piece.start
-                if position:  # a line that began before it is of the piece before
-                    file.seek(position - 1)
-                    position += len(file.readline(MAX_LINE_BYTES)) - 1
-                while position < piece.stop:
-                    block = file.read(min(block_bytes, piece.stop - position))
-                    if not block:
-                        break
-                    if not block.endswith(b"\n"):
-                        block += file.readline(MAX_LINE_BYTES)
-                    if len(block) > block_bytes + MAX_LINE_BYTES - 1:
-                        raise DataError(
-                            f"{piece.path}: a line behind byte {position} has more than "
-                            f"{MAX_LINE_BYTES} bytes"
-                        )
-                    yield position, block
-                    position += len(block)
-        except OSError as error:
-            raise DataError(f"cannot read {piece.path}: {error}") from error
+            return bytes(self._files.cat_file(path, start, stop))
+        except (OSError, RuntimeError) as error:  # a RuntimeError of hdfs-native
+            raise DataError(f"cannot read {path}: {error}") from error
 
 
 def _parsed(block: bytes, where: str) -> Rows:
