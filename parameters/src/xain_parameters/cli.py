@@ -266,7 +266,7 @@ def _serve(
                 ended.join(POLL_S)
     except KeyboardInterrupt:
         return
-    except Exception as error:  # of the log, the network, the scheduler: one line says which
+    except Exception as error:  # log, network or scheduler: one line says which
         fail(PROGRAM, str(error), EXIT_FAILED)
     finally:
         waits.cancel()
@@ -310,7 +310,7 @@ def _export(
         fail(PROGRAM, f"{str(to)!r} ends neither in {' nor in '.join(SUFFIXES)}", EXIT_BAD_CONFIG)
     try:
         num_values = export(checkpoint, table, to)
-    except Exception as error:  # of any file system
+    except Exception as error:  # a file system may raise anything
         fail(PROGRAM, str(error), EXIT_FAILED)
     typer.echo(f"{to}: {num_values} values")
 

@@ -1,4 +1,4 @@
-"""A table of a checkpoint as arrays."""
+"""Export of a table of a checkpoint as arrays."""
 
 from pathlib import Path
 from typing import Any

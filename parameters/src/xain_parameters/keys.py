@@ -30,7 +30,7 @@ class Range(NamedTuple):
 
 
 def is_cover(ranges: Sequence[Range]) -> bool:
-    """Whether ranges, in this order, have every position exactly once."""
+    """Tell whether ranges, in this order, have every position exactly once."""
     starts = [each.start for each in ranges]
     stops = [each.stop for each in ranges]
     return (
@@ -62,9 +62,9 @@ def mixed(keys: Keys) -> Keys:
 
 
 def owners(keys: Keys, ranges: Sequence[Range], bound: int | None) -> NDArray[Any]:
-    """For each key the index of the range that it lies in, (n,) -> (n,) of some integer type.
+    """The index of the range that each key lies in, (n,) -> (n,) of some integer type.
 
-    ranges: a cover. bound: of the table; its keys must be below.
+    ranges: a cover. bound: the bound of the table; keys must be below.
     """
     if len(ranges) == 1:
         return np.zeros(len(keys), np.intp)

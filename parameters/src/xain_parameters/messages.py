@@ -22,7 +22,7 @@ from xain_parameters.keys import Keys
 VERSION = 2
 MAX_HEAD_BYTES = 64 << 10
 MAX_BODY_BYTES = 4 << 30
-MAX_TEXT_BYTES = 60 << 10  # of a Command or its answer, in UTF-8
+MAX_TEXT_BYTES = 60 << 10  # the text of a Command or of its answer, in UTF-8
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True, tag_field="t"):
@@ -101,7 +101,8 @@ class Mark(Head, frozen=True, array_like=True, tag=4):
 
 
 class Section(msgspec.Struct, frozen=True, array_like=True):
-    """One range of a Several, and the size of its part of the body."""
+    """The range, rows and sizes of one section of a Several: num_keys and num_bytes are its part of
+    the body."""
 
     range: int
     start: int

@@ -1,4 +1,4 @@
-"""What the client needs of the scheduler."""
+"""The scheduler as the client uses it."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -7,11 +7,11 @@ from xain_parameters.specs import TableSpec, View
 
 
 class Progress(NamedTuple):
-    """Where a worker goes on.
+    """The position of a worker in its loop over clocks.
 
-    clock: that it may begin. opened: all pushes of clocks below count by now.
+    clock: the clock that it may begin. opened: all pushes of clocks below count by now.
     cut: the checkpoint that is being made, whose mark the worker has to pass; 0: none.
-    generation: of the group. A clock of another one is over, and its pushes are dropped.
+    generation: the group's. A clock of another generation is over, and its pushes are dropped.
     """
 
     clock: int

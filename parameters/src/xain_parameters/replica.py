@@ -55,8 +55,9 @@ class UnknownTable(Exception):
 class _Known(msgspec.Struct):
     """Pushes of a worker that have been taken, so that the same again changes nothing.
 
-    clock, parts: of its newest clock; all of older clocks are known. loose: parts of pushes outside
-    of clocks, from `settled` on, by the process `incarnation`. cut: the last mark that it passed.
+    clock, parts: its newest clock and the parts of it; all parts of older clocks are known.
+    loose: parts of pushes outside of clocks, from `settled` on, by the process `incarnation`.
+    cut: the last mark that it passed.
     """
 
     clock: int = -1
@@ -106,9 +107,9 @@ class _Held:
 
 
 class CutHead(msgspec.Struct, frozen=True):
-    """The begin of a checkpoint's file: the range and the tables that it is of.
+    """The head of a checkpoint's file: its range and its tables.
 
-    last: the last position of the range. sequence: of the last entry that the state has; the pushes
+    last: the last position of the range. sequence: the last entry that the state has; the pushes
         recorded in the file came later.
     """
 
@@ -203,10 +204,10 @@ _decode_held = msgspec.msgpack.Decoder(_HeldMeta).decode
 class Replica:
     """A key range at one server.
 
-    sequence: of the last entry that was applied; 0: none.
+    sequence: the last entry that was applied; 0: none.
     opened: held pushes of clocks below have been applied.
-    epoch: of the range; the owner sets it, and entries and tiles carry it.
-    is_whole: not a learner that still lacks tiles.
+    epoch: the range's; the owner sets it, and entries and tiles carry it.
+    is_whole: False for a learner that still lacks tiles.
     keeps_cuts: whether a mark begins a checkpoint here; on at the primary, which writes them. The
         others only remember who has passed which mark.
     cuts: the checkpoints that have begun, by number, until `end_cut`.
@@ -264,7 +265,7 @@ class Replica:
             ) from None
 
     def rows(self, table: int) -> Iterator[tuple[Keys, Mapping[str, Array]]]:
-        """All rows of a table: keys, and "values" and the state of its update rule."""
+        """Read all rows of a table: keys, and "values" and the state of its update rule."""
         part = self._parts[table]
         return (part.decoded(piece) for piece in part.pieces())
 
@@ -457,7 +458,8 @@ class Replica:
             meta = held.meta
             if meta.clock < ended.get(meta.worker, clock):
                 self._parts[meta.table].push(held.keys, meta.start, meta.stop, held.values)
-        # A push of a closed clock changes nothing, known or not. The latest are still answered.
+        # A push of a closed clock changes nothing, known or not. The latest pushes are still
+        # answered.
         self._known = {
             worker: known
             for worker, known in self._known.items()
@@ -466,7 +468,7 @@ class Replica:
         self.opened = clock
 
     def _pass(self, worker: str, cut: int) -> None:
-        """A worker passes the mark of a checkpoint, which begins with the first mark."""
+        """Record that a worker passes the mark of a checkpoint; the first mark begins it."""
         self._begin_cut(cut)
         known = self._known.setdefault(worker, _Known())
         known.cut = max(known.cut, cut)
@@ -564,9 +566,10 @@ class Replica:
     # --- learners ---
 
     def tiles(self) -> Iterator[tuple[Tile, Keys | None, Bytes]]:
-        """All of the state for a learner. Entries may be applied between two steps; the learner
-        takes tiles and entries in the same order as they come from here. What entries do to rows
-        whose tile has not come yet, that tile has in it, and puts in their place."""
+        """Read the whole state for a learner, step by step. Entries may be applied between two
+        steps; the learner takes tiles and entries in the order in which they come from here. A
+        tile includes the effect of the entries before it, and replaces the rows that the learner
+        has."""
         tables = list(self._parts)
         held = list(self._held)
         yield self._tile(self._state_piece(tables), is_last=False)

@@ -11,7 +11,7 @@ import msgspec
 
 from xain_parameters.keys import Range
 
-# How old the rows of a pull at a clock may be, in clocks: 0 is BSP, None ASP. "loop": as old as in
+# The age in clocks that the rows of a pull may have: 0 is BSP, None ASP. "loop": the staleness of
 # the worker's loop over clocks.
 Staleness: TypeAlias = int | Literal["loop"] | None
 
@@ -41,7 +41,9 @@ class TableSpec(msgspec.Struct, frozen=True):
     dtype: str
     update: Plugin
     init: Plugin
-    shape: tuple[int, ...] = ()  # of a dense array, as its caller sees it; its rows are shape[0]
+    shape: tuple[
+        int, ...
+    ] = ()  # the shape of a dense array for its caller, of shape[0] rows; (): a table
     staleness: Staleness = "loop"
 
 
@@ -84,8 +86,8 @@ class Gap(msgspec.Struct, frozen=True):
 class CutView(msgspec.Struct, frozen=True):
     """A checkpoint that is being made.
 
-    workers: those whose Mark a range waits for. One that has ended meanwhile sends none; with no
-        worker at all a range is cut when its server hears of the checkpoint.
+    workers: the workers whose Mark a range waits for. A worker that has ended meanwhile sends none;
+        without any worker a range is cut when its server hears of the checkpoint.
     """
 
     number: int
@@ -101,7 +103,7 @@ class View(msgspec.Struct, frozen=True):
     addresses: "HOST:PORT" of the servers, by name.
     ended: workers that are gone, with the number of clocks that they have completed; their pushes
         of later clocks do not count. Live ones are not listed, since they change with every clock.
-    gaps: of workers that ended and came back. See openings().
+    gaps: the gaps of workers that ended and came back. See openings().
     cut: the checkpoint that is being made.
     rolled_back_to: the checkpoint that this generation began from; None: it began empty.
     load_from: the folder of that checkpoint, below `checkpoints`, the fsspec URL for all of them.

@@ -1,4 +1,5 @@
-"""What all faces of the client do: numbered pushes, clocks, checks, pulls in the caller's order."""
+"""The core of the client, for all its faces: numbered pushes, clocks, checks, pulls in the caller's
+order."""
 
 import functools
 import threading
@@ -30,7 +31,7 @@ DENSE_PIECE_BYTES: Final = 4 << 20
 PIECES: Final = 1 << 20
 KEY_BYTES: Final = 8
 # A piece of open keys is cut again, by range, and a group has at least 8 of them by default: so
-# many times as large, it makes messages of PIECE_BYTES. Not of more keys than these: servers
+# many times as large, it makes messages of PIECE_BYTES. MAX_OPEN_KEYS limits it, so that servers
 # begin while the client still cuts.
 OPEN_PIECES: Final = 8
 MAX_OPEN_KEYS: Final = 1 << 17
@@ -68,16 +69,16 @@ class Core:
         self._timeout_s = timeout_s
         # Reentrant: a loop that is collected as garbage ends in whatever thread is running.
         self._changed = threading.Condition(threading.RLock())
-        self._turn = threading.Lock()  # one question about clocks at a time to the scheduler
+        self._asking = threading.Lock()  # held while the scheduler is asked about clocks
         generation, opened = scheduler.opened
         self._progress = Progress(-1, opened, 0, generation)
         self._is_held = False
-        self._has_ticked = False  # since the loop over clocks began
-        self._numbers: Counter[int] = Counter()  # of pushes of this clock, by table
+        self._has_ticked = False  # a clock of the present loop over clocks is complete
+        self._numbers: Counter[int] = Counter()  # next push number of this clock, by table
         self._num_free = 0  # pushes outside of clocks so far, to all tables
-        self._open: set[int] = set()  # of those, the ones that are not answered
+        self._open: set[int] = set()  # their numbers that are not answered yet
         self._num_open = 0  # pushes of this clock that are not answered
-        self._failure: ParameterError | None = None  # of a push of this clock
+        self._failure: ParameterError | None = None  # the error of a push of this clock
         self._loop = 0  # the number of the loop over clocks that this worker is in; 0: none
         self._num_loops = 0
         self._is_ending = False  # the scheduler has not been told of the end of the last loop
@@ -141,12 +142,12 @@ class Core:
             return self._loop
 
     def begin_clocks(self, loop: int, staleness: int | None, num_workers: int) -> int:
-        """Returns the clock to begin with. After an error the loop has ended."""
+        """Begin a loop; returns its first clock. After an error the loop has ended."""
         try:
             with self._changed:
                 self._changed.wait_for(lambda: not self._is_ending or self._is_over(loop))
                 self._has_ticked = False
-            with self._turn:
+            with self._asking:
                 progress = self.scheduler.begin(staleness, num_workers, lambda: self._is_over(loop))
             return self._begin(loop, progress, is_held=staleness == 0)
         except BaseException:
@@ -162,7 +163,7 @@ class Core:
             if self._failure is not None:
                 raise self._failure
             clock, generation = self._progress.clock, self._progress.generation
-        with self._turn:
+        with self._asking:
             progress = self.scheduler.tick(clock, generation, lambda: self._is_over(loop))
         self._has_ticked = True
         if progress.generation != generation:
@@ -190,7 +191,7 @@ class Core:
     def tell_end(self) -> None:
         """Tell the scheduler that the loop has ended, so that nobody waits for this worker."""
         try:
-            with self._turn:  # a question that comes after the end would begin the loop again
+            with self._asking:  # a question that comes after the end would begin the loop again
                 self.scheduler.end()
             if self._has_ticked and any(map(self._holds, self.scheduler.view.tables)):
                 self._open_last()
@@ -246,7 +247,7 @@ class Core:
             log.info("checkpoint_abandoned", cut=progress.cut)  # the next tick tells the clock
 
     def _holds(self, table: TableSpec) -> bool:
-        """Whether pushes to a table count from the next clock on only."""
+        """Tell whether pushes to a table count only from the next clock on."""
         return self._is_held if table.staleness == "loop" else table.staleness == 0
 
     # --- pushes ---
@@ -274,7 +275,7 @@ class Core:
             )
 
     def answered(self, ticket: Ticket, error: BaseException | None) -> None:
-        """A push has ended, or will never begin."""
+        """Record that a push has ended, or will never begin."""
         with self._changed:
             if ticket.clock < 0:
                 self._open.discard(ticket.number)
@@ -374,7 +375,7 @@ class Core:
             return Ticket(progress.generation, progress.opened, progress.clock, loop=self._loop)
 
     def pull_rows(self, table: TableSpec, ticket: Ticket, out: Array | None) -> Array:
-        """All rows of a dense array."""
+        """Pull all rows of a dense array."""
         if out is None:
             out = np.empty(table.shape, table.dtype)
         elif not (isinstance(out, np.ndarray) and out.flags.c_contiguous and out.flags.writeable):
@@ -391,7 +392,7 @@ class Core:
         return out
 
     def pull_keys(self, table: TableSpec, ticket: Ticket, ids: ArrayLike) -> Array:
-        """The rows of ids, (*ids.shape, dim)."""
+        """Pull the rows of ids; returns (*ids.shape, dim)."""
         keys, inverse = unique(_keys_of(table, ids))
         rows = np.empty((len(keys), table.dim), table.dtype)
         size = _keys_in(table)
@@ -428,7 +429,7 @@ class Core:
     # --- commands ---
 
     def command(self, server: str, number: int, text: str) -> str:
-        """A user's own request to one server. Raises Unavailable."""
+        """Send a user's own request to one server; returns its answer. Raises Unavailable."""
         return self._requests.command(server, number, text)
 
 
@@ -437,13 +438,14 @@ def _rows_in(row_bytes: int) -> int:
 
 
 def _keys_in(table: TableSpec) -> int:
-    """Keys in a piece."""
+    """The number of keys in a piece."""
     num = max(1, PIECE_BYTES // (table.dim * np.dtype(table.dtype).itemsize + KEY_BYTES))
     return num if table.bound is not None else max(num, min(OPEN_PIECES * num, MAX_OPEN_KEYS))
 
 
 def _checked(table: TableSpec, values: object, shape: tuple[int, ...]) -> Array:
-    """Raises Invalid, naming the table and what it takes."""
+    """The values as a C-contiguous array. Raises Invalid, which names the table, the dtype and the
+    shape that it takes."""
     array = np.asarray(values)
     if array.dtype != table.dtype:
         raise Invalid(f"table {table.name!r} has {table.dtype}, not {array.dtype}")
@@ -453,8 +455,8 @@ def _checked(table: TableSpec, values: object, shape: tuple[int, ...]) -> Array:
 
 
 def _check_finite(table: TableSpec, values: Array) -> None:
-    """Raises Invalid. Servers check too, but each one only its own part of a push, when others may
-    have applied theirs."""
+    """Refuse values that are not finite: raises Invalid. Servers check too, but each one only its
+    own part of a push, when others may have applied theirs."""
     if not is_finite(values):
         raise Invalid(f"table {table.name!r}: a pushed value is not finite")
 

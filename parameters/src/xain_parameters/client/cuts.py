@@ -1,5 +1,5 @@
-"""Which rows and keys of a request belong to which range, and duplicate keys. No I/O, and no loop
-over keys."""
+"""Cutting the rows and keys of a request by range, and adding up duplicate keys. No I/O, and no
+Python loop over keys."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
@@ -69,7 +69,7 @@ def whole_numbers(ids: ArrayLike) -> NDArray[Any]:
 
 
 def is_ascending(keys: Keys) -> bool:
-    """Whether no key comes twice and each is above the one before."""
+    """Tell whether each key is above the one before, so that none comes twice."""
     return bool((keys[1:] > keys[:-1]).all())
 
 

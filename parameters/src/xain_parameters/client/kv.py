@@ -31,9 +31,9 @@ SERVERS: Final = "servers"  # the group of all servers
 
 Array: TypeAlias = NDArray[Any]
 Callback: TypeAlias = Callable[[], None]
-# By the number of values: which of the keys have as many, and where these values lie.
+# For each number of values: the keys that have as many, and the positions of their values.
 _Groups: TypeAlias = list[tuple[int, NDArray[np.intp], NDArray[np.intp]]]
-_Pushes: TypeAlias = list[tuple[Table, Ticket]]  # one for each of the groups
+_Pushes: TypeAlias = list[tuple[Table, Ticket]]  # a table and a ticket for each group
 
 
 class KVWorker:
@@ -66,8 +66,8 @@ class KVWorker:
         self._tables: dict[int, Table] = {}
         self._timestamps = itertools.count()
         self._requests: dict[int, Future[Any]] = {}
-        self._succeeded: deque[int] = deque()  # timestamps of the last ones
-        self._failed: deque[int] = deque()  # the same
+        self._succeeded: deque[int] = deque()  # timestamps of the last requests that succeeded
+        self._failed: deque[int] = deque()  # timestamps of the last requests that failed
         self._forgotten = -1  # the highest timestamp of a failed request whose error was dropped
         self._queue = _Queue()
 
@@ -80,7 +80,7 @@ class KVWorker:
         callback: Callback | None = None,
         priority: int = 0,
     ) -> int:
-        """Returns a timestamp. The arrays must not change until it is waited for.
+        """Begin a push; returns its timestamp. The arrays must not change until wait has returned.
 
         keys: unique and ascending. callback: called in a thread of the worker just before wait
         returns; not if the push fails. Raises Invalid at once for what cannot be right.
@@ -105,7 +105,7 @@ class KVWorker:
         callback: Callback | None = None,
         priority: int = 0,
     ) -> int:
-        """Returns a timestamp, for which wait returns the values, flat.
+        """Begin a pull and return its timestamp, for which wait returns the values, flat.
 
         lens: values of each key, or of every key. vals: filled with the values; its size must be
         theirs.
@@ -127,7 +127,8 @@ class KVWorker:
         callback: Callback | None = None,
         priority: int = 0,
     ) -> int:
-        """A push and, after it, a pull of the same keys: wait returns the values after the push."""
+        """Begin a push and, after it, a pull of the same keys; returns a timestamp, for which wait
+        returns the values after the push."""
         checked = _keys(keys)
         values = self._values(vals)
         groups = _groups(len(checked), lens, len(values))
@@ -183,8 +184,8 @@ class KVWorker:
         callback: Callback | None = None,
         priority: int = 0,
     ) -> int:
-        """A command to each server of a group: all of them, or the one of that name. wait returns
-        their answers by name."""
+        """Begin a command to each server of a group: all servers, or the server of that name. wait
+        returns the answers by name."""
         names = self._server.servers if group == SERVERS else [group]
 
         def work() -> dict[str, str]:
@@ -252,7 +253,7 @@ class KVWorker:
         return [(table, self._server._core.push_ticket(table.spec)) for table in tables]
 
     def _push(self, keys: Array, values: Array, groups: _Groups, pushes: _Pushes) -> None:
-        """A push to the table of each length, one after the other; after one that fails none."""
+        """Push to the table of each length, one after the other, until one push fails."""
         done = 0
         core = self._server._core
         try:
@@ -265,7 +266,7 @@ class KVWorker:
             self._drop(pushes[done:])
 
     def _drop(self, pushes: _Pushes) -> None:
-        """Pushes that will never begin: the clock does not wait for them."""
+        """Drop pushes that will never begin, so that the clock does not wait for them."""
         for _, ticket in pushes:
             self._server._core.answered(ticket, None)
 

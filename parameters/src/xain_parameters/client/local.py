@@ -62,7 +62,7 @@ class LocalGroup:
         return connect_sync(self.target, worker=worker, timeout_s=timeout_s)
 
     def close(self) -> None:
-        """May be called again."""
+        """Stop all servers and the scheduler. A second call does nothing."""
         self._stack.close()
 
     def __enter__(self) -> Self:

@@ -36,7 +36,9 @@ from xain_parameters.transport.connection import Broken, Connection, Request
 from xain_parameters.transport.poller import Answer, Poller
 
 CONNECT_TIMEOUT_S: Final = 2.0
-LOOK_S: Final = 0.25  # while an answer is awaited: whether the range has moved meanwhile
+LOOK_S: Final = (
+    0.25  # between two looks at the view while an answer is awaited: a range may have moved
+)
 FIRST_PAUSE_S: Final = 0.01
 LONGEST_PAUSE_S: Final = 0.5
 NO_ANSWER: Final = "no answer"
@@ -192,7 +194,7 @@ class Requests:
     def run_ranges(
         self, head: MakeHead, *, generation: int | None = None, timeout_s: float | None = None
     ) -> None:
-        """Ask every range the same; a range that has moved is asked again with all others."""
+        """Send the same request to every range; if one has moved, all ranges are asked again."""
 
         def ask(
             view: View, ranges: list[Range], piece: Piece, reach: _Reach
@@ -204,9 +206,9 @@ class Requests:
         self._until_done("all tables", [Piece()], ask, generation, timeout_s)
 
     def command(self, server: str, number: int, text: str) -> str:
-        """A user's own request to one server; returns what it says. Sent again after a broken
-        connection, so it may be done twice. Raises Invalid for a text of more than MAX_TEXT_BYTES,
-        and what the server refuses."""
+        """Send a user's own request to one server; returns its answer. The request is sent again
+        after a broken connection, so the server may do it twice. Raises Invalid for a text of more
+        than MAX_TEXT_BYTES, and if the server refuses."""
         num_bytes = len(text.encode())
         if num_bytes > MAX_TEXT_BYTES:
             raise Invalid(f"a command has {num_bytes} bytes; at most {MAX_TEXT_BYTES} go at once")
@@ -271,14 +273,16 @@ class Requests:
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + timeout_s
         backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
-        why, place = "no server has it", ""
+        why, where = "no server has it", ""
         while todo:
             if self._is_closed:
                 raise Closed("the client was closed")
             view = self.scheduler.view
             if generation is not None and view.generation != generation:
                 raise RolledBack(-1)
-            again: dict[int, Piece] = {}  # by identity: what several ranges need is asked once
+            again: dict[
+                int, Piece
+            ] = {}  # by identity: a piece that several ranges need is asked once
             asked: list[_Asked] = []
             reach = functools.partial(self.connection, since=time.monotonic(), deadline=deadline)
             ranges = [each.range for each in view.ranges]
@@ -297,9 +301,9 @@ class Requests:
                     refused = self._answer(each, view, deadline)
                     if refused is not None:
                         again |= {id(piece): piece for _, piece in each.parts}
-                        if refused != NO_ANSWER or not place:
+                        if refused != NO_ANSWER or not where:
                             why = refused
-                        place = f", {_names(each.parts)} at {each.server!r}"
+                        where = f", {_names(each.parts)} at {each.server!r}"
             except BaseException:
                 for each in asked:
                     each.connection.abandon(each.answer)
@@ -308,7 +312,7 @@ class Requests:
             if todo:
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise Unavailable(f"{what}{place}: {why} within {timeout_s:g} s")
+                    raise Unavailable(f"{what}{where}: {why} within {timeout_s:g} s")
                 self.scheduler.newer_view(view.version, min(backoff.next_s(), left))
 
     def _answer(self, asked: _Asked, view: View, deadline: float) -> str | None:
@@ -389,7 +393,7 @@ class Requests:
 
 
 def _has(view: View, asked: _Asked, before: View) -> bool:
-    """Whether the server that was asked still has these ranges."""
+    """Tell whether the server that was asked still has these ranges."""
     if view.generation != before.generation:
         return False
     has = {each.number for each in view.ranges if each.servers[:1] == (asked.server,)}

@@ -134,7 +134,7 @@ class Server:
         return self._core.checkpoint()
 
     def command(self, server: str, number: int, text: str) -> str:
-        """A request of the user's own to one server; returns its answer."""
+        """Send a user's own request to one server; returns its answer."""
         return self._core.command(server, number, text)
 
     @property
@@ -164,8 +164,11 @@ class Dense:
         return self._core.pull_rows(self.spec, self._core.pull_ticket(), out)
 
     def push(self, values: Array) -> None:
-        """Returns when the push is as durable as the group promises. Raises Invalid for another
-        shape or dtype, or values that are not finite; then nothing has changed."""
+        """Push values to all rows; returns when the push is as durable as the group promises.
+
+        Raises Invalid for another shape or dtype, or values that are not finite; then nothing has
+        changed.
+        """
         self._core.push_rows(self.spec, self._core.push_ticket(self.spec), values)
 
     get = pull

@@ -33,7 +33,7 @@ class Backup:
         self._probe = 0
         self._is_begun = False
         self._filling: Replica | None = None
-        self._segment = 0  # of the log, that it goes to
+        self._segment = 0  # the segment of the log that tiles and entries go to
         self._num_tiles = 0
 
     def probed(self, source: Source, probe: Probe) -> None:
@@ -54,7 +54,7 @@ class Backup:
             case Begin() as begin:
                 self._begin(begin)
             case _ if not self._is_begun:
-                return  # of the stream before the last probe
+                return  # a message of the stream before the last probe
             case Declare(spec=spec):
                 self._declare(decode_table(spec))
             case Entry():

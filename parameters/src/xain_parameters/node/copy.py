@@ -132,7 +132,7 @@ class Copy:
             self.begin_segment()
 
     def advance_synced(self, segment: int, sequence: int) -> None:
-        """A segment of the log has all entries up to `sequence` on disk."""
+        """Record that a segment of the log has all entries up to `sequence` on disk."""
         if segment >= self._segment:
             self.synced = max(self.synced, sequence)
 
@@ -162,7 +162,7 @@ class Copy:
             self.log.finish(Message(Whole(self._range.number, 0, sequence, self.made_in)))
 
     def write_segment(self) -> None:
-        """A new segment at once: of a replica that is empty or loaded."""
+        """Write a whole new segment at once, for a replica that is empty or loaded."""
         if self.log is None:
             return
         self.synced = -1

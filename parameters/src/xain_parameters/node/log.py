@@ -49,7 +49,7 @@ MIN_SEGMENT_BYTES = 64 << 20
 
 
 class Make(Protocol):
-    """See ports.Host.make."""
+    """A function that makes a replica; see ports.Host.make."""
 
     def __call__(
         self, range_: RangeView, tables: Iterable[TableSpec], generation: int, *, is_whole: bool
@@ -73,7 +73,7 @@ class Recovered(NamedTuple):
 
 
 class _Segment:
-    """A file that is written to."""
+    """A segment file that is open for writing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -104,7 +104,8 @@ class _Segment:
 
 
 class DiskRangeLog:
-    """See ports.RangeLog. Methods put operations into the queue of the log's thread."""
+    """The log of one range on disk; see ports.RangeLog. Methods put operations into the queue of
+    the log's thread."""
 
     def __init__(self, log: "DiskLog", number: int, folder: Path) -> None:
         self._log = log
@@ -112,11 +113,11 @@ class DiskRangeLog:
         self._folder = folder
         # Used by callers, under the lock of the range:
         self._num_entry_bytes = self._num_next_bytes = self._num_base_bytes = 0
-        self._last = 0  # number of the last segment
+        self._last = 0  # the number of the last segment
         # Used by the thread of the log:
         self._current: _Segment | None = None
         self._next: _Segment | None = None
-        self._sequence = -1  # of the last entry in the current segment
+        self._sequence = -1  # the last entry in the current segment
 
     def resume(self, path: Path, sequence: int) -> None:
         """Go on with a segment that was replayed. What was read of it may not be on disk yet: the
@@ -400,7 +401,7 @@ def _record(file: IO[bytes], at: int, size: int) -> tuple[memoryview, int] | Non
 
 
 def _later(file: IO[bytes], at: int, size: int) -> Iterator[int]:
-    """For each record behind a position that can be read: how much was on disk before it."""
+    """The number of bytes that were on disk before each readable record behind a position."""
     magic = struct.pack("<I", MAGIC)
     file.seek(at + 1)
     rest = file.read()

@@ -39,7 +39,7 @@ class RangeLog(Protocol):
         """Add the record Whole to the new segment, which takes the place of the old one."""
 
     def wants_new_segment(self) -> bool:
-        """Whether the segment has grown so much that a new one is worth its cost."""
+        """Tell whether the segment has grown so much that a new one is worth its cost."""
         ...
 
     def drop(self) -> None:
@@ -47,19 +47,19 @@ class RangeLog(Protocol):
 
 
 class Host(Protocol):
-    """No method blocks."""
+    """Messages, logs, files and reports, as a server node uses them. No method blocks."""
 
     def emit(self, destination: Source | str, message: Message) -> None:
         """Send a message: back on the connection of a source, or to a server by its name. Where it
         cannot be sent, ServerNode.lost is called for that server."""
 
     def open_log(self, range_: int) -> RangeLog | None:
-        """The log of a range; None in a group without logs."""
+        """Open the log of a range; None in a group without logs."""
 
     def make(
         self, range_: RangeView, tables: Iterable[TableSpec], generation: int, *, is_whole: bool
     ) -> Replica:
-        """An empty replica; not is_whole: one that is filled by tiles."""
+        """Make an empty replica; without is_whole, a replica that tiles will fill."""
         ...
 
     def load(self, range_: RangeView, view: View) -> None:

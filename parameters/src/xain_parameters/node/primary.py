@@ -34,8 +34,9 @@ MAX_TILES_IN_FLIGHT = 4  # to a learner
 class _Peer:
     """A backup or learner.
 
-    is_counted: acknowledgements wait for it. So for each backup, and for a learner from the moment
-        on that it may be whole: the scheduler may make it the primary without asking here.
+    is_counted: acknowledgements wait for this peer. That holds for each backup, and for a learner
+        from the moment on that it may be whole: the scheduler may make it the primary without
+        asking here.
     probe: the last one sent; 0: it is to be sent again.
     is_streaming: it has answered the probe, and gets entries and tiles.
     have: what counts for acknowledgements. received: what has come, durable or not.
@@ -136,7 +137,7 @@ class Primary:
             replica.end_cut(number)
 
     def end(self, version: tuple[int, int]) -> None:
-        """This server is no longer the primary: open requests go to the next one."""
+        """Refuse the open requests as "moved": this server is no longer the primary."""
         self.abandon_cuts()
         for _, source, request in self._promised:
             refused = Refused(request, "moved", "the range has another primary", version)
@@ -154,7 +155,7 @@ class Primary:
                 self._send(peer, Probe(self._range.number, self._range.epoch, peer.probe))
 
     def lost(self, server: str) -> None:
-        """A connection broke, and what was under way on it is gone."""
+        """Ask a server again: its connection broke, and everything under way on it is lost."""
         peer = self._peers.get(server)
         if peer is not None:
             peer.probe = 0

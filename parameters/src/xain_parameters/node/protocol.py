@@ -81,7 +81,7 @@ class ServerNode:
     def __init__(self, name: str, host: Host) -> None:
         self._name = name
         self._host = host
-        self._lock = threading.RLock()  # of views, and of requests that wait for one
+        self._lock = threading.RLock()  # guards views, and requests that wait for a view
         self._view: View | None = None
         self._hosted: dict[int, _Hosted] = {}
         self._recovered: dict[tuple[int, int], Copy] = {}  # by generation and range
@@ -117,7 +117,7 @@ class ServerNode:
             return next(saving.pieces, "wait")
 
     def view_of(self, number: int) -> RangeView | None:
-        """A range of this server as it knows it; None: it is not here."""
+        """The newest view of a range at this server; None: the range is not here."""
         hosted = self._hosted.get(number)
         return None if hosted is None else hosted.view
 
@@ -217,7 +217,7 @@ class ServerNode:
                     hosted.role.lost(server)
 
     def tick(self, now: float) -> None:
-        """Called every 50 ms or so. Servers whose connection broke are asked again."""
+        """Probe servers whose connection broke, and settle requests. Called every 50 ms or so."""
         for hosted in list(self._hosted.values()):
             with hosted.lock:
                 if isinstance(hosted.role, Primary):
@@ -250,7 +250,7 @@ class ServerNode:
         try:
             text = self._host.command(source, command.head, command.text)
             num_bytes = len(text.encode())
-        except Exception as error:  # of a user's own function
+        except Exception as error:  # a user's own function may raise anything
             return Refused(command.request, "invalid", f"{type(error).__name__}: {error}"[:1000])
         if num_bytes > MAX_TEXT_BYTES:
             why = f"the answer to command {command.head} has {num_bytes} bytes; at most "
@@ -340,7 +340,7 @@ class ServerNode:
         if entry is not None and isinstance(request, Push) and is_late(replica, request):
             self._refuse(source, request, "evicted", "others have gone on without this worker")
             return
-        # A known one changes nothing, and is answered when the first one is durable.
+        # A repeated push changes nothing, and is answered when the first one is durable.
         if entry is not None:
             primary.commit(Message(entry, message.keys, message.values))
         primary.promise(source, request.request)
@@ -380,7 +380,7 @@ class ServerNode:
             is_full = (
                 len(self._waiting) >= MAX_WAITING or self._num_waiting_bytes >= MAX_WAITING_BYTES
             )
-            # Or the view has come in between.
+            # The view may have come in between.
             waits = request.view > self.version and not is_full
             if waits:
                 self._waiting.append((source, message))
@@ -514,7 +514,7 @@ class ServerNode:
                 if known is None:
                     is_newer = len(self._early) < MAX_EARLY_PROBES
                 else:
-                    # That of an earlier primary may come later.
+                    # The probe of an earlier primary may come later.
                     before = known[1]
                     is_newer = (probe.epoch, probe.probe) > (before.epoch, before.probe)
                 if is_newer:
@@ -526,8 +526,8 @@ class ServerNode:
 
 
 def is_late(replica: Replica, push: Push) -> bool:
-    """Whether others have seen the state after the clock of a push already. Its worker was taken
-    for dead meanwhile, and may have come back.
+    """Tell whether workers have already seen the state after the clock of a push. The worker of the
+    push was taken for dead meanwhile, and may have come back.
 
     After a power cut of the scheduler's machine the last ticks may be missing from its journal, and
     a worker that is started again then gets a clock that is closed here.

@@ -38,7 +38,8 @@ JOIN_S: Final = 30.0
 SAVE_SHARE: Final = 0.1
 IDLE_S: Final = 1.0
 
-# Answers a user's own request: the sender, an integer and a text, to a text of 60 KiB at most.
+# A function that answers a user's own request: takes the sender, an integer and a text; returns a
+# text of 60 KiB at most.
 OnCommand: TypeAlias = Callable[[Source, int, str], str]
 
 log = get_logger(__name__)
@@ -112,7 +113,7 @@ class ParameterServer:
         self.why: Exception | None = None
         self._pulled = self._pushed = 0
         self._counted_at = time.monotonic()
-        self._served_at = -math.inf  # the last request of a worker
+        self._served_at = -math.inf  # time of the last request of a worker
         self._num_saving = 0  # threads that write parts of a checkpoint
         self._pool = ThreadPoolExecutor(4, f"server {name}")
         self._listener = Listener(address, self._hear, self._accepted_closed)
@@ -182,7 +183,7 @@ class ParameterServer:
         return has_ended
 
     def close(self) -> None:
-        """May be called again."""
+        """End all connections and threads. A second call does nothing."""
         self._ended.set()
         self._has_begun.set()
         self._scheduler.close()
@@ -360,7 +361,7 @@ class ParameterServer:
             replica = Replica(range_, view.tables, view.generation)
             try:
                 load(view.checkpoints, view.load_from, replica, range_)
-            except Exception as error:  # of any file system
+            except Exception as error:  # a file system may raise anything
                 log.error("checkpoint_not_read", range=range_.number, error=str(error))
                 self._ended.wait(RETRY_S)
                 continue
@@ -398,7 +399,7 @@ class ParameterServer:
             write_part(view.checkpoints, view.cut_folder, name, pieces())
         except Abandoned:
             return
-        except Exception as error:  # of any file system
+        except Exception as error:  # a file system may raise anything
             log.error("checkpoint_not_written", range=range_, cut=cut, error=str(error))
             self._scheduler.report_save_failed(view.generation, cut, range_, str(error))
             return

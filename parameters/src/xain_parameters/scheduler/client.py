@@ -42,9 +42,9 @@ from xain_proto.parameters.scheduler_pb2_grpc import SchedulerStub
 log = get_logger(__name__)
 
 RETRY_S = 0.2
-CALL_S = 5.0  # of a call that does not wait for others
-WAIT_S = 5.0  # of one that does, until it is asked again
-SAY_S = 5.0  # between two lines of the log about a scheduler that is away
+CALL_S = 5.0  # limit of a call that does not wait for others
+WAIT_S = 5.0  # limit of a call that waits for others; then it is made again
+SAY_S = 5.0  # between two log records about a scheduler that does not answer
 REPORT_S = 0.5
 GONE_S = 5.0  # longer than the lease of a member that the scheduler could not hear leaving
 
@@ -99,12 +99,12 @@ class SchedulerCalls:
         self.close()
 
     def close(self) -> None:
-        """May be called again."""
+        """End the connection to the scheduler. A second call does nothing."""
         self._ended.set()
         self._channel.close()
 
     def status(self, timeout_s: float) -> Status:
-        """Raises Unavailable, as all calls do when their time is over."""
+        """Ask for the state of the group. Raises Unavailable, as all calls do, after timeout_s."""
         answer = self._ask(self._stub.Status, pb.StatusRequest(), timeout_s)
         return decode_status(answer.status)
 
@@ -252,7 +252,7 @@ class SchedulerMember(SchedulerCalls):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the scheduler has taken this member for dead."""
+        """True once the scheduler has taken this member for dead."""
         return self._lost is not None
 
     @property
@@ -310,7 +310,7 @@ class SchedulerMember(SchedulerCalls):
     def _hear(self, view: View) -> None:
         with self._changed:
             if self._view is not None and view.version <= self._view.version:
-                return  # of a scheduler that is none any more
+                return  # the channel was closed
             self._view = view
             self._changed.notify_all()
         if self._on_view is not None:
@@ -474,21 +474,22 @@ class ServerScheduler(SchedulerMember):
         self._start(self._report)
 
     def report_whole(self, range_: int, epoch: int, server: str) -> None:
-        """A learner has everything, and this primary acknowledges nothing without it any more."""
+        """Report that a learner has everything, and that this primary acknowledges nothing without
+        it any more."""
         self._add(wholes=(Whole(range_, epoch, server),))
 
     def report_saved(
         self, generation: int, cut: int, range_: int, path: str, clocks: dict[str, int]
     ) -> None:
-        """The part of a range of a checkpoint is written; see commands.RangeSaved."""
+        """Report that the part of a range of a checkpoint is written; see commands.RangeSaved."""
         self._add(saved=(Saved(generation, cut, range_, path, clocks),))
 
     def report_save_failed(self, generation: int, cut: int, range_: int, why: str) -> None:
-        """The part of a range of a checkpoint cannot be written."""
+        """Report that the part of a range of a checkpoint cannot be written."""
         self._add(failed=(SaveFailed(generation, cut, range_, why),))
 
     def report_returned(self, generation: int, has: dict[int, int], lacks: dict[int, int]) -> None:
-        """Which of the ranges without a server this one has; see commands.ServerReturned."""
+        """Report the ranges without a server that this server has; see commands.ServerReturned."""
         with self._lock:
             self._waiting = replace(self._waiting, returned=Returned(generation, has, lacks))
         self._has_news.set()
@@ -565,7 +566,7 @@ def _merged(sent: Report, newer: Report) -> Report:
 
 
 def _is_done(call: Any, timeout_s: float) -> bool:
-    """Whether a call has ended, in this time."""
+    """Wait for a call; returns whether it has ended within timeout_s."""
     try:
         call.exception(timeout=timeout_s)
     except grpc.FutureTimeoutError:

@@ -17,7 +17,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class ServerJoined:
-    """A server process is there. incarnation: a later process of the name has a higher one."""
+    """A server process has joined. incarnation: a later process of the name has a higher one."""
 
     name: str
     address: str
@@ -28,7 +28,7 @@ class ServerJoined:
 class ServerReturned:
     """A server tells which of the ranges without a server it has, and which not.
 
-    generation: of the view that it looked at.
+    generation: the generation of the view that it looked at.
     has, lacks: the epoch of each range in that view, by its number.
     """
 
@@ -59,7 +59,7 @@ class LearnerWhole:
 
     The primary says so, after it has begun to wait for the learner's Have before each
     acknowledgement. So the learner has whatever was acknowledged, and may become primary at once.
-    epoch: of the range, at the primary.
+    epoch: the epoch of the range at the primary.
     """
 
     range: int
@@ -69,14 +69,14 @@ class LearnerWhole:
 
 @dataclass(frozen=True, slots=True)
 class DeclareTable:
-    """table: its number does not matter; the scheduler gives one."""
+    """A worker declares a table. The scheduler gives the table its number."""
 
     table: TableSpec
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    """A worker begins its loop over clocks. staleness: s of its loop; None: no limit."""
+    """A worker begins its loop over clocks. staleness: the bound s of its loop; None: no limit."""
 
     name: str
     incarnation: int
@@ -87,7 +87,7 @@ class WorkerJoined:
 class Tick:
     """A worker has completed `clock`: all of its pushes of this clock are acknowledged.
 
-    generation: of the view that it acted on.
+    generation: the generation of the view that it acted on.
     """
 
     name: str
@@ -106,22 +106,22 @@ class WorkerLeft:
 
 @dataclass(frozen=True, slots=True)
 class WorkerDied:
-    """A worker process is gone without a word."""
+    """A worker process is gone, and did not end its loop before."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointDue:
-    """A user asks for a checkpoint now. One that is being made already is the answer too."""
+    """A user asks for a checkpoint now. A checkpoint that is under way is the answer too."""
 
 
 @dataclass(frozen=True, slots=True)
 class RangeSaved:
     """The primary of a range has written its part of a checkpoint.
 
-    path: of the file, below the folder of the checkpoint.
-    clocks: of each worker that has passed the mark, the clock that it began then.
+    path: the path of the file, below the folder of the checkpoint.
+    clocks: the clock that each worker began after it passed the mark.
     """
 
     generation: int

@@ -192,12 +192,13 @@ def can_cut(state: State) -> bool:
 
 
 def is_saved(state: State) -> bool:
-    """Whether the manifest of the open checkpoint is to be written: see closed()."""
+    """Tell whether all parts of the open checkpoint are written, so that its manifest follows."""
     return state.cut is not None and all(r.number in state.cut.saved for r in state.ranges)
 
 
 def _next_cut(state: State) -> AnyEvent | None:
-    """A checkpoint for every interval of clocks; after one that took longer, with the next."""
+    """Begin a checkpoint for every interval of clocks; a checkpoint that takes longer delays the
+    next."""
     every = state.settings.checkpoint_interval
     if not every or state.cut is not None or not can_cut(state):
         return None

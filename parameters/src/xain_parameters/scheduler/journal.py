@@ -136,7 +136,7 @@ class Journal:
     def _replace_events(self, state: State) -> None:
         """Keep the state that the events lead to instead of them."""
         self._db.execute("UPDATE snapshot SET body = ?", (_with_checksum(encoded(state)),))
-        self._db.execute("DELETE FROM event")  # the next one has the number 1 again
+        self._db.execute("DELETE FROM event")  # the next event has the number 1 again
         self._num_events = 0
 
     def _checked(self, record: bytes, what: str) -> bytes:

@@ -34,7 +34,7 @@ def write_manifest(url: str, cut: Cut) -> None:
         unfinished.replace(path / MANIFEST)
         sync_directory(path)
     else:
-        files.pipe_file(f"{folder}/{MANIFEST}", data)  # an object is there as a whole, or not
+        files.pipe_file(f"{folder}/{MANIFEST}", data)  # a whole object is stored, or none
 
 
 def read_manifest(url: str, folder: str = "") -> Cut:

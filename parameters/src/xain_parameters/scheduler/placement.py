@@ -1,4 +1,4 @@
-"""Which server gets which key range.
+"""The placement of key ranges on servers.
 
 One step at a time, until nothing follows: ranges lose the servers that are gone, ranges without a
 server get one, ranges with too few get learners, and ranges move from servers that have many to
@@ -18,8 +18,8 @@ from xain_parameters.scheduler.state import (
 )
 from xain_parameters.specs import RangeView
 
-# A range is never divided, so servers that join later get some only while there are enough. Each
-# costs a message with every pull and push. See docs/decisions/0030-number-of-key-ranges.md.
+# A range is never divided, so servers that join later get ranges only while there are enough. Each
+# costs time with every pull and push. See docs/decisions/0030-number-of-key-ranges.md.
 MIN_RANGES = 8
 RANGES_PER_SERVER = 2
 
@@ -40,8 +40,9 @@ def next_placement(state: State) -> AnyEvent | None:
 
 
 def with_whole(state: State, each: RangeView, learner: str) -> RangePlaced:
-    """A learner has everything: it takes the place of the server that leaves the range, or becomes
-    one more. Of two servers the one that is primary of fewer ranges becomes the primary."""
+    """Make a learner that has everything a server of the range: it replaces the server that leaves
+    the range, or is added. If it is primary of fewer ranges than the primary here, it becomes the
+    primary."""
     leaves = state.leaves.get(each.number, "")
     learners = tuple(name for name in each.learners if name != learner)
     if leaves in each.servers:
@@ -62,7 +63,7 @@ def _without_gone(state: State) -> AnyEvent | None:
         if (servers, learners) == (each.servers, each.learners):
             continue
         if not servers:
-            # The last in the view: it alone has surely all that was acknowledged.
+            # The last server in the view: only it is sure to have all that was acknowledged.
             return RangeLost(each.number, each.servers[0] if state.settings.has_log else "")
         leaves = state.leaves.get(each.number, "")
         leaves = leaves if learners and leaves in servers else ""
@@ -84,7 +85,8 @@ def _first_ranges(state: State) -> AnyEvent | None:
 
 
 def _first_server(state: State) -> AnyEvent | None:
-    """A range that is new, or was lost and rolled back. It is empty, or loaded from the cut."""
+    """Give a first server to a range that is new, or that was lost and rolled back. The range is
+    empty there, or is loaded from the checkpoint."""
     for each in state.ranges:
         if not each.servers and each.number not in state.lost and state.placeable:
             primaries = _primaries(state)
@@ -94,7 +96,7 @@ def _first_server(state: State) -> AnyEvent | None:
 
 
 def _leaver(state: State) -> AnyEvent | None:
-    """A server that leaves goes out of a range at once where no other one can take its place."""
+    """Take a leaving server out of a range at once where no other server can replace it."""
     for each in state.ranges:
         staying = tuple(name for name in each.servers if not state.servers[name].is_leaving)
         if staying == each.servers or not staying or each.learners:
@@ -105,8 +107,8 @@ def _leaver(state: State) -> AnyEvent | None:
 
 
 def _learner(state: State) -> AnyEvent | None:
-    """A learner for a range that has too few servers, those with the fewest first; or for one whose
-    server leaves."""
+    """Begin a learner for a range that has too few servers, or whose server leaves; ranges with the
+    fewest servers come first."""
     if not _has_room(state):
         return None
     for each in sorted(state.ranges, key=lambda each: len(each.servers)):
@@ -147,10 +149,10 @@ def _balanced(state: State) -> AnyEvent | None:
 
 
 def _other_primary(state: State) -> AnyEvent | None:
-    """If nothing else is to be done, a backup becomes the primary in the place of a server that is
-    primary of two ranges more. The backup has all that was acknowledged, as after a death.
+    """If nothing else is to be done, make a backup the primary instead of a server that is primary
+    of two ranges more. The backup has everything that was acknowledged, as after a death.
 
-    Where the two have no range in common, a third one hands a range on and gets one in its place.
+    If the two have no range in common, a third server hands a range on and gets another.
     """
     if any(each.learners for each in state.ranges):
         return None
@@ -172,7 +174,7 @@ def _other_primary(state: State) -> AnyEvent | None:
 
 
 def _num_wanted(state: State) -> int:
-    """Servers that a range should have, of those that there are."""
+    """The number of servers that a range should have."""
     return min(state.settings.num_replicas + 1, max(1, len(state.placeable)))
 
 
@@ -190,7 +192,7 @@ def _candidates(state: State, each: RangeView) -> list[str]:
 
 
 def _copies(state: State) -> Counter[str]:
-    """How many ranges each server has, or will have when all learners are whole."""
+    """The number of ranges that each server has, or will have when all learners are whole."""
     copies = Counter(_flat((*each.servers, *each.learners) for each in state.ranges))
     copies.subtract(state.leaves.values())
     return copies

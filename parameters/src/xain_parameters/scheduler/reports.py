@@ -44,7 +44,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Returned(msgspec.Struct, frozen=True):
-    """Which of the ranges without a server this one has; see commands.ServerReturned."""
+    """Ranges without a server that the sender has, or lacks; see commands.ServerReturned."""
 
     generation: int
     has: dict[int, int]
@@ -52,7 +52,7 @@ class Returned(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """A server tells what it has done since it last did. All of it may be told again."""
+    """Everything that a server has done since its last report. A report may arrive twice."""
 
     wholes: tuple[Whole, ...] = ()
     saved: tuple[Saved, ...] = ()
@@ -85,13 +85,13 @@ class Status(msgspec.Struct, frozen=True):
 decode_report = msgspec.msgpack.Decoder(Report).decode
 decode_status = msgspec.msgpack.Decoder(Status).decode
 
-# Rows that people are shown at most; JSON has all.
+# Rows of a list in the text of a status; JSON has all.
 MAX_ROWS = 40
 BAR_COLUMNS = 20
 
 
 def as_json(status: Status) -> str:
-    """All of a status as one JSON object."""
+    """A status as one JSON object."""
     return msgspec.json.encode(status).decode()
 
 
@@ -100,7 +100,7 @@ def from_json(text: str) -> Status:
 
 
 def lines_of(status: Status) -> list[str]:
-    """A status for people."""
+    """A status as lines of text for people."""
     view = status.view
     loads = [status.loads.get(name, Load()) for name in view.addresses]
     lines = [

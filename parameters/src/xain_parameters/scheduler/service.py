@@ -45,11 +45,11 @@ log = get_logger(__name__)
 GROUP: Final = "parameters"
 SERVER, WORKER = "server", "worker"
 
-# A process that was killed breaks its Watch stream, and is taken for dead when it is not back after
-# GRACE_S; one that is silent, when its lease is over.
+# A killed process breaks its Watch stream, and is taken for dead when it is not back after GRACE_S;
+# a silent process, when its lease is over.
 LEASE_S = 2.5
 GRACE_S = 0.7
-# How long a worker that is gone is waited for.
+# The lease of a worker: others wait this long for a worker that is gone.
 WORKER_LEASE_S = 10.0
 
 RETRY_S = 2.0
@@ -137,7 +137,7 @@ class SchedulerService(SchedulerServicer):
             if number not in before.lost:
                 log.warning("range_lost", range=number, waits_for=holder or "any server")
         self._write_manifest()
-        # Not with each tick: all calls that wait would look again for each worker.
+        # Notified after a while, not with each tick: each waiting call would look for each worker.
         if state.gate != before.gate:
             self._wake()
         return state
@@ -166,7 +166,7 @@ class SchedulerService(SchedulerServicer):
                 return
             try:
                 await asyncio.to_thread(write_manifest, url, cut)
-            except Exception as error:  # of any file system
+            except Exception as error:  # a file system may raise anything
                 log.warning("manifest_not_written", checkpoint=cut.number, error=str(error))
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -180,7 +180,7 @@ class SchedulerService(SchedulerServicer):
             # may have written parts since.
             try:
                 await asyncio.to_thread(delete_unfinished, url, self._state)
-            except Exception as error:  # of any file system
+            except Exception as error:  # a file system may raise anything
                 log.warning("given_up_checkpoints_not_deleted", error=str(error))
 
     def _give_up_cut(self, server: str, failed: reports.SaveFailed) -> None:
@@ -203,7 +203,7 @@ class SchedulerService(SchedulerServicer):
     async def _delete(self, url: str, folder: str) -> None:
         try:
             await asyncio.to_thread(delete_cut, url, folder)
-        except Exception as error:  # of any file system
+        except Exception as error:  # a file system may raise anything
             log.warning("old_checkpoint_not_deleted", folder=folder, error=str(error))
 
     def _start(self, work: Any) -> None:
@@ -479,11 +479,11 @@ class SchedulerServer:
         self.stop()
 
     def start(self) -> None:
-        """Returns when it serves."""
+        """Serve; returns when the port accepts calls."""
         self._thread.start()
         try:
             self._await(self._serve())
-        except RuntimeError as error:  # of gRPC: the port is taken, or the host is not ours
+        except RuntimeError as error:  # gRPC: the port is taken, or the host is not ours
             self.stop()
             raise OSError(f"cannot listen on {self.target}: {error}") from None
         except BaseException:
@@ -496,7 +496,8 @@ class SchedulerServer:
         return self._service.status()
 
     def stop(self) -> None:
-        """Returns when nobody is served any more. The journal is closed. May be called again."""
+        """Stop serving and close the journal; returns when both are done. A second call does
+        nothing."""
         if not self._thread.is_alive():
             return
         self._await(self._end())

@@ -14,10 +14,10 @@ from xain_messaging.clock_table import ClockTable
 from xain_parameters.keys import even, is_cover
 from xain_parameters.specs import CutView, Gap, RangeView, TableSpec, View, cut_folder
 
-# Remembered at most, the latest: workers that have ended, servers that are gone, gaps of workers.
+# The latest workers that have ended, servers that are gone, and gaps of workers that are kept.
 MAX_FORMER = 1_000
 
-# Whole checkpoints that are kept.
+# The number of whole checkpoints that are kept.
 NUM_CUTS = 2
 
 
@@ -52,8 +52,8 @@ class Server(msgspec.Struct, frozen=True):
 class Worker(msgspec.Struct, frozen=True):
     """A worker that is, or was, in a loop over clocks.
 
-    ticked: clocks that it has completed. is_live: it is counted. has_left: it ended its loop by
-    itself, since the last time that nobody was in one.
+    ticked: clocks that it has completed. is_live: barriers count it. has_left: it ended its loop by
+    itself, and some worker has been in a loop ever since.
     """
 
     ticked: int
@@ -66,9 +66,10 @@ class Worker(msgspec.Struct, frozen=True):
 class OpenCut(msgspec.Struct, frozen=True):
     """A checkpoint that is being made.
 
-    clock: `opened` when it began. workers: whose marks are awaited.
-    ended: of workers that ended before their mark, the clocks that are in it.
-    saved: path of the part of each range. clocks: that each worker began after its mark.
+    clock: `opened` when the checkpoint began. workers: the workers whose marks are awaited.
+    ended: the clocks in the checkpoint of each worker that ended before its mark.
+    saved: the path of the part of each range. clocks: the clock that each worker began after its
+        mark.
     """
 
     number: int
@@ -82,8 +83,8 @@ class OpenCut(msgspec.Struct, frozen=True):
 class Cut(msgspec.Struct, frozen=True):
     """A whole checkpoint, which is also its manifest.
 
-    clock: that the slowest worker goes on from. clocks: that each worker goes on from.
-    ranges: with the path of the part of each.
+    clock: the clock that the slowest worker goes on from. clocks: the same for each worker.
+    ranges: each range with the path of its part.
     """
 
     generation: int
@@ -98,13 +99,16 @@ class Cut(msgspec.Struct, frozen=True):
         return cut_folder(self.generation, self.number)
 
 
-class State(msgspec.Struct, frozen=True, dict=True):  # dict: for what is computed once
-    """ranges: a cover in the order of their positions, or empty before the first table.
-    leaves: by range, the server that its learner takes the place of.
-    lost: by range without a server, the one whose log is awaited; "": there is none, roll back.
+class State(msgspec.Struct, frozen=True, dict=True):  # dict: for cached properties
+    """The state of a group, as the journal's events make it.
+
+    ranges: a cover in the order of their positions, or empty before the first table.
+    leaves: by range, the server that its learner will replace.
+    lost: by range without a server, the server whose log is awaited; "": none, roll back.
     opened: all pushes of clocks below count.
-    gathered: the most workers that were there at a time, since nobody was.
-    cuts: the last whole ones. cut_clock: `opened` when the last began. last_cut: its number.
+    gathered: the most workers that were in a loop at a time, since there was none.
+    cuts: the last whole checkpoints. cut_clock: `opened` when the last checkpoint began. last_cut:
+        the number of the last checkpoint.
     """
 
     settings: Settings
@@ -151,16 +155,16 @@ class State(msgspec.Struct, frozen=True, dict=True):  # dict: for what is comput
         return next((each for each in self.ranges if each.number == number), None)
 
     def may_begin(self, worker: str, num_workers: int = 1) -> bool:
-        """Whether a live worker may work on its clock now, under the staleness of its loop.
+        """Tell whether a live worker may work on its clock now, under the staleness of its loop.
 
-        num_workers: wait for as many, of which those count that have left already.
+        num_workers: wait until as many have joined; workers that have left count.
         """
         known = self.workers[worker]
         table = ClockTable({"the slowest": self.slowest}, known.staleness)
         return self.gathered >= num_workers and table.admits(known.ticked)
 
     def may_go(self, server: str) -> bool:
-        """Whether no range names a server any more, or waits for its log."""
+        """Tell whether no range names a server any more, or waits for its log."""
         return server not in self.lost.values() and not any(
             server in (*each.servers, *each.learners) for each in self.ranges
         )
@@ -220,7 +224,7 @@ class RangesMade(Event, frozen=True, array_like=True, tag="ranges"):
 
 class RangePlaced(Event, frozen=True, array_like=True, tag="placed"):
     """A range has these servers and learners, in a new epoch. leaves: the server that the learner
-    takes the place of."""
+    will replace."""
 
     range: int
     servers: tuple[str, ...]
@@ -229,7 +233,7 @@ class RangePlaced(Event, frozen=True, array_like=True, tag="placed"):
 
 
 class RangeLost(Event, frozen=True, array_like=True, tag="lost"):
-    """A range has no server. holder: the one whose log is awaited; "": none."""
+    """A range has no server. holder: the server whose log is awaited; "": none."""
 
     range: int
     holder: str
@@ -249,14 +253,14 @@ class WorkerBegan(Event, frozen=True, array_like=True, tag="began"):
 
 
 class Ticked(Event, frozen=True, array_like=True, tag="ticked"):
-    """A worker has completed so many clocks."""
+    """A worker has completed `clocks` clocks."""
 
     name: str
     clocks: int
 
 
 class WorkerEnded(Event, frozen=True, array_like=True, tag="ended"):
-    """has_left: by itself; otherwise it died."""
+    """A worker has ended its loop. has_left: by itself; otherwise it died."""
 
     name: str
     has_left: bool
@@ -427,7 +431,7 @@ def _rolled_back(state: State) -> State:
 
 
 def _with_worker(state: State, event: WorkerBegan | Ticked | WorkerEnded) -> State:
-    """With what a worker did, and what has opened by that."""
+    """The state after an event of a worker, with the clocks that the event has opened."""
     known = state.workers.get(event.name)
     gaps, cut = state.gaps, state.cut
     match event:

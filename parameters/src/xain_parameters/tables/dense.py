@@ -65,7 +65,7 @@ class BoundedPart(Part):
         )
 
     def pull(self, keys: Keys | None, start: int, stop: int) -> Array:
-        """A pull of a block of a dense array is a read-only view, not a copy."""
+        """Read rows. A block of a dense array comes as a read-only view, not a copy."""
         values = self._fields["values"]
         if keys is None:
             block = values[start - self.low : stop - self.low]

@@ -20,10 +20,10 @@ from xain_parameters.specs import TableSpec
 from xain_parameters.tables import initialisers, rules
 
 MAX_ROW_BYTES = 1 << 30  # a row goes in one message
-MAX_TABLE_BYTES = 1 << 50  # of the values of a table with a bound
+MAX_TABLE_BYTES = 1 << 50  # the values of a table with a bound
 
-# Changed at once, so that temporary arrays stay in the processor's cache. A rule without state has
-# one at most.
+# Values changed at once, so that temporary arrays stay in the processor's cache. A rule without
+# state has one temporary array at most.
 BLOCK_VALUES = 1 << 14
 STATELESS_BLOCK_VALUES = 1 << 17
 PIECE_BYTES = 1 << 20
@@ -37,7 +37,7 @@ Rows: TypeAlias = slice | NDArray[np.intp]  # row numbers: a block, or any witho
 class Piece:
     """A piece of the state of a replica, as it is sent to learners and written to checkpoints.
 
-    name: "rows", or one of those of the replica. meta: msgpack.
+    name: "rows", or a name that the replica gives. meta: msgpack.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Part(ABC):
     """A table's part in a key range."""
 
     def __init__(self, spec: TableSpec, number: int, span: Range) -> None:
-        """number: of the range. Raises Invalid as plugins_of()."""
+        """number: the range's. Raises Invalid as plugins_of() does."""
         self.rule, self.init = plugins_of(spec)
         self.spec = spec
         self.span = span
@@ -106,7 +106,7 @@ class Part(ABC):
 
     @abstractmethod
     def check_ascending(self, keys: Keys) -> None:
-        """Raises Invalid if keys are not unique and ascending."""
+        """Refuse keys that are not unique and ascending: raises Invalid."""
 
     @abstractmethod
     def pull(self, keys: Keys | None, start: int, stop: int) -> Array:
@@ -194,8 +194,8 @@ class Part(ABC):
 
     @abstractmethod
     def pieces(self, snapshot: "Snapshot | None" = None) -> Iterator[Piece]:
-        """All rows, or those of the snapshot. The part may change between two steps; each piece is
-        a copy made at its step."""
+        """Read all rows, or the rows of the snapshot, step by step. The part may change between two
+        steps; each piece is a copy made at its step."""
 
     def put(self, piece: Piece) -> None:
         """Set the rows of a piece; those outside of this part's keys are left out."""
@@ -348,14 +348,14 @@ def put(field: Array, rows: Rows, values: Array) -> None:
 
 
 def is_block(rows: NDArray[Any]) -> bool:
-    """Whether rows are consecutive."""
+    """Tell whether rows are consecutive."""
     return bool(
         len(rows) and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and (rows[1:] > rows[:-1]).all()
     )
 
 
 def is_finite(values: Array) -> bool:
-    """Whether no value is NaN or infinite. No values are finite."""
+    """Tell whether no value is NaN or infinite; True for an empty array."""
     if not values.size:
         return True
     # The sum of squares reads the values once, and is finite only if all of them are. It may also

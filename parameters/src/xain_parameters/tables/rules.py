@@ -31,7 +31,8 @@ Kind = Literal["values", "count"]
 class Rule(Protocol):
     """An update rule.
 
-    name: as in Plugin.name. state: kinds of the arrays that the rule keeps beside the values.
+    name: the rule's name in Plugin.name. state: kinds of the arrays that the rule keeps beside the
+        values.
     """
 
     name: ClassVar[str]

@@ -81,7 +81,7 @@ class _Live:
         numbers = rows.astype(np.uint32)
         while len(numbers):
             (free,) = (self.slots.take(slots, mode="clip") == 0).nonzero()
-            # Of several that want the same slot, one gets it.
+            # One of several keys that want the same slot gets it.
             self.slots[slots[free]] = numbers[free]
             (go,) = (self.slots.take(slots, mode="clip") != numbers).nonzero()
             slots, numbers = self._next(slots[go]), numbers[go]
@@ -180,7 +180,7 @@ class OpenPart(Part):
         live.keys[:end] = old.keys[:end]
         for name, field in live.fields.items():
             field[:end] = old.fields[name][:end]
-        # In the order of the old slots, which is nearly that of the new ones.
+        # The order of the old slots is nearly the order of the new ones.
         for begin in range(0, len(old.slots), CHUNK_KEYS):
             rows = old.slots[begin : begin + CHUNK_KEYS].astype(np.intp)
             live.insert(rows[rows != 0])

@@ -1,6 +1,6 @@
-"""A connection between two nodes: messages out without waiting, messages in by a thread of its own.
+"""A connection between two nodes: sends without waiting, and receives in a thread of its own.
 
-A thread that sends never waits for the other side: what the kernel does not take at once goes to a
+A thread that sends never waits for the other side: bytes that the kernel does not take go to a
 queue that a second thread empties. So two servers that send much to each other cannot block each
 other, and a slow worker cannot hold up a range. While more than QUEUE_BYTES wait in the queue,
 nothing more is read from that connection; more than MAX_QUEUE_BYTES end it.
@@ -32,7 +32,7 @@ QUEUE_BYTES: Final = 64 << 20
 MAX_QUEUE_BYTES: Final = 4 << 30
 HELLO_TIMEOUT_S: Final = 10.0
 CLOSE_TIMEOUT_S: Final = 5.0
-SMALL_BYTES: Final = 32 << 10  # messages that go together
+SMALL_BYTES: Final = 32 << 10  # smaller messages go together
 
 log = get_logger(__name__)
 
@@ -63,7 +63,7 @@ class Channel:
         self._on_closed = on_closed
         self._changed = threading.Condition(threading.Lock())
         self._unsent = Unsent()
-        self._sections: Sections | None = None  # of the last Several that came
+        self._sections: Sections | None = None  # collects the answers to the last Several that came
         self._is_full = False  # the socket takes no more; the writer waits for it
         self._is_closed = False
         self._reader = threading.Thread(target=self._read, name=f"read {peer.name}", daemon=True)
@@ -78,7 +78,7 @@ class Channel:
 
     @property
     def queued_bytes(self) -> int:
-        """What waits until the other side takes it."""
+        """The number of bytes that wait until the other side takes them."""
         return self._unsent.num_bytes
 
     def send(self, message: Message) -> bool:
@@ -234,7 +234,7 @@ def greeted(
 ) -> tuple[Socket, Receiver]:
     """A connection to "HOST:PORT" that has answered Hello, and its receiver.
 
-    tls: what the server's certificate is checked by, for the host of `address`; None: no TLS.
+    tls: checks the server's certificate for the host of `address`; None: no TLS.
     Raises Unavailable if the other side does not answer in time, and Invalid if it refuses: it
     speaks another version of the protocol.
     """
@@ -260,7 +260,7 @@ def greeted(
         connection.close()
         raise
     if isinstance(answer, Done):
-        receiver.place = None
+        receiver.destination = None
         return connection, receiver
     connection.close()
     if isinstance(answer, Refused):
@@ -269,7 +269,7 @@ def greeted(
 
 
 def _no_body(head: AnyHead, num_keys: int, num_bytes: int) -> None:
-    """A place for greetings."""
+    """Refuse the body of a message before the Hello is answered."""
     if num_keys or num_bytes:
         raise Malformed(f"{type(head).__name__} came before a Hello was answered")
 
@@ -281,8 +281,8 @@ def hello(name: str, role: str, incarnation: int) -> Hello:
 def tune(connection: socket.socket) -> None:
     """Small messages go at once, and a host that is gone is noticed within about 15 s.
 
-    The sizes of the kernel's buffers stay its own: it grows them to the line by itself, and to more
-    than a program may ask for.
+    The kernel sizes its buffers: it grows them to fit the network, and beyond the limit for a
+    program.
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -44,7 +44,8 @@ class Broken(Exception):
 class Connection:
     """A connection to one server, for any number of threads.
 
-    poller: that of the client's connections; None: one of its own. tls: see channel.greeted.
+    poller: the poller of all connections of a client; None: the connection makes its own. tls: see
+        channel.greeted.
     Raises Invalid and Unavailable, see channel.greeted; Unavailable also if the poller is closed.
     """
 
@@ -60,8 +61,8 @@ class Connection:
         self.address = address
         self._socket, self._receiver = greeted(address, hello, timeout_s, tls)
         self._socket.settimeout(0.0)
-        self._receiver.place = self._place
-        self._lock = threading.Lock()  # of the requests and their sending; one thread receives
+        self._receiver.destination = self._destination
+        self._lock = threading.Lock()  # guards requests and their sending; one thread receives
         self._numbers = itertools.count(1)
         self._asked: dict[int, Answer] = {}
         self._unsent = Unsent()
@@ -95,13 +96,13 @@ class Connection:
         """Make a request; never waits. `head.request` is set here.
 
         It is sent and answered while a thread waits for an answer, this one or another.
-        bodies: those of the sections of a Several.
-        num_bytes: of the rows in the answer; any other size breaks the connection.
+        bodies: keys and values of each section of a Several.
+        num_bytes: the size of the rows in the answer; any other size breaks the connection.
         out: C-contiguous arrays of as many bytes together that the rows are received into; by
             default they come with the message. They may be written to until the answer has come.
         """
-        places = [each.reshape(-1).view(np.uint8).data for each in out]
-        answer = Answer(self._poller, num_bytes, places or None)
+        memories = [each.reshape(-1).view(np.uint8).data for each in out]
+        answer = Answer(self._poller, num_bytes, memories or None)
         with self._lock:
             if self._why is not None:
                 answer.error = self._why
@@ -121,8 +122,8 @@ class Connection:
         return answer
 
     def abandon(self, answer: Answer) -> None:
-        """Nobody waits for it any more: its `out` is written to no longer, but by an answer that is
-        being received at this moment."""
+        """Give up waiting for an answer. Its `out` is not written to any more, except by an answer
+        that is being received at this moment."""
         answer.out = None
         with self._lock:
             # Arrays of the request may change from now on.
@@ -144,7 +145,7 @@ class Connection:
                 self._send()
 
     def _send(self) -> None:
-        """Under the lock: send what the socket takes."""
+        """Send as much as the socket takes. Called under the lock."""
         was_full = self._is_full
         try:
             self._unsent.send(self._socket)
@@ -154,14 +155,14 @@ class Connection:
         except OSError:
             self._give_up()
             return
-        except BaseException:  # an interrupt, say: what has gone is not known
+        except BaseException:  # an interrupt, say: the number of bytes sent is not known
             self._give_up()
             raise
         if self._is_full != was_full:
             self._poller.await_writable(self, self._is_full)
 
     def _give_up(self) -> None:
-        """Under the lock: the poller finds the connection at its end."""
+        """End the connection; the poller will notice. Called under the lock."""
         self._unsent.clear()
         shut(self._socket)
 
@@ -203,7 +204,9 @@ class Connection:
         for each in asked.values():
             self._poller.finish(each, None, self._why)
 
-    def _place(self, head: AnyHead, num_keys: int, num_bytes: int) -> Sequence[memoryview] | None:
+    def _destination(
+        self, head: AnyHead, num_keys: int, num_bytes: int
+    ) -> Sequence[memoryview] | None:
         if not isinstance(head, _ANSWERS):
             raise Malformed(f"{type(head).__name__} is no answer")
         asked = self._asked.get(head.request)

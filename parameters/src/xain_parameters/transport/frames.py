@@ -34,9 +34,9 @@ from xain_parameters.messages import (
 )
 
 Piece: TypeAlias = bytes | memoryview
-# Where a body goes, given its head, number of keys and bytes of its values: as many bytes of
-# memory, or None for a buffer of the connection. Raises Malformed if the sender may not send it.
-Place: TypeAlias = Callable[[AnyHead, int, int], Sequence[memoryview] | None]
+# Chooses the memory for a body, given its head, number of keys and bytes of its values: as many
+# bytes, or None for a buffer of the connection. Raises Malformed if the sender may not send it.
+Destination: TypeAlias = Callable[[AnyHead, int, int], Sequence[memoryview] | None]
 
 _SIZES: Final = struct.Struct("<IIQ")
 _READ_BYTES: Final = 64 << 10  # as large as the largest head, and many small messages
@@ -49,7 +49,8 @@ _MAY_HAVE_VALUES: Final = (Push, Several, Rows, Entry, Tile)
 class Socket(Protocol):
     """A connected socket, or one with TLS around it; see tls.py.
 
-    Where it is not to wait, or TLS has to wait for the other side, methods raise BlockingIOError.
+    Methods raise BlockingIOError where the socket must not wait, or TLS has to wait for the other
+    side.
     """
 
     def recv_into(self, buffer: memoryview, nbytes: int, flags: int, /) -> int: ...
@@ -72,7 +73,7 @@ class Socket(Protocol):
 
 
 class Malformed(Exception):
-    """What was received is no message; nothing after it can be read."""
+    """The bytes received are no message; nothing after them can be read."""
 
 
 class HungUp(Exception):
@@ -80,7 +81,8 @@ class HungUp(Exception):
 
 
 def pieces_of(message: Message) -> list[Piece]:
-    """What goes over the wire, in its order. The arrays must not change until it is sent."""
+    """The bytes of a message in their order on the wire. Its arrays must not change until they are
+    sent."""
     head = encode_head(message.head)
     num_keys = num_bytes = 0
     pieces: list[Piece] = [b""]
@@ -163,9 +165,9 @@ class Buffers:
         if num_bytes <= self.SMALL_BYTES:
             return np.empty(num_bytes, np.uint8)
         kept = self._kept
-        # The one used last is the likeliest to be in the processor's cache.
+        # The buffer that was used last is most likely in the processor's cache.
         for index in reversed(range(len(kept))):
-            # The list and the argument of getrefcount have one each.
+            # The list and the argument of getrefcount hold one reference each.
             if len(kept[index]) >= num_bytes and sys.getrefcount(kept[index]) == 2:
                 kept.append(kept.pop(index))
                 return kept[-1][:num_bytes]
@@ -180,7 +182,8 @@ class Receiver:
     """Receives the messages of one socket, in one thread at a time.
 
     before_wait: called before the socket is asked for more.
-    Arrays of a message that no `place` was given for are its owner's until they are dropped.
+    destination: the memory for bodies. Arrays in a buffer of the connection belong to the owner of
+    the message until they are dropped.
     Each section of a Several is received as a message of its own, so that the server works on it
     while the next ones arrive.
     """
@@ -188,19 +191,19 @@ class Receiver:
     def __init__(
         self,
         connection: Socket,
-        place: Place | None = None,
+        destination: Destination | None = None,
         max_body_bytes: int = MAX_BODY_BYTES,
     ) -> None:
         self._socket = connection
-        self.place = place
+        self.destination = destination
         self.before_wait: Callable[[], None] | None = None
         self._max_body_bytes = max_body_bytes
         self._buffers = Buffers()
         self._read = memoryview(bytearray(_SIZES.size + max(MAX_HEAD_BYTES, _READ_BYTES)))
-        self._start = self._stop = 0  # of what is read and not yet used
-        self._message: Message | None = None  # whose body is being received
-        self._missing: deque[memoryview] = deque()  # of its body
-        self._several: Several | None = None  # whose sections are being received
+        self._start = self._stop = 0  # bytes in self._read that are not used yet
+        self._message: Message | None = None  # the message whose body is being received
+        self._missing: deque[memoryview] = deque()  # memory that the rest of its body goes to
+        self._several: Several | None = None  # the request whose sections are being received
         self._next_section = 0
 
     def receive(self) -> Message:
@@ -245,16 +248,17 @@ class Receiver:
             raise Malformed(f"{type(head).__name__} has no keys, and these came with {num_keys}")
         if num_bytes and not isinstance(head, _MAY_HAVE_VALUES):
             raise Malformed(f"{type(head).__name__} has no values, and {num_bytes} bytes came")
-        places = None if self.place is None else self.place(head, num_keys, num_bytes)
+        choose = self.destination
+        memories = None if choose is None else choose(head, num_keys, num_bytes)
         if isinstance(head, Several):
             _check_sections(head, num_keys, num_bytes)
             self._several, self._next_section = head, 0
             return self._section(head)
-        if places is None:
+        if memories is None:
             return self._with_body(head, num_keys, num_bytes)
-        assert sum(map(len, places)) == _KEY_BYTES * num_keys + num_bytes
-        for place in places:
-            self._await(place)
+        assert sum(map(len, memories)) == _KEY_BYTES * num_keys + num_bytes
+        for memory in memories:
+            self._await(memory)
         return Message(head)
 
     def _section(self, several: Several) -> Message:
@@ -275,7 +279,7 @@ class Receiver:
         return message
 
     def _with_body(self, head: Head, num_keys: int, num_bytes: int) -> Message:
-        """A message whose body goes to a buffer."""
+        """Begin a message whose body goes to a buffer of the connection."""
         if not num_keys and not num_bytes:
             return Message(head)
         num_key_bytes = _KEY_BYTES * num_keys
@@ -290,13 +294,13 @@ class Receiver:
             body[num_key_bytes:] if num_bytes else None,
         )
 
-    def _await(self, place: memoryview) -> None:
-        """Put what has come of a body to its place; the rest is missing."""
-        have = min(len(place), self._stop - self._start)
-        place[:have] = self._read[self._start : self._start + have]
+    def _await(self, memory: memoryview) -> None:
+        """Copy the part of a body that has arrived to its memory, and await the rest."""
+        have = min(len(memory), self._stop - self._start)
+        memory[:have] = self._read[self._start : self._start + have]
         self._start += have
-        if have < len(place):
-            self._missing.append(place[have:])
+        if have < len(memory):
+            self._missing.append(memory[have:])
 
     def _fill(self, num_bytes: int) -> None:
         """Have num_bytes of the next message in the buffer."""

@@ -126,7 +126,7 @@ class Listener:
             receiver = Receiver(connection, _only_hello)
             hello = receiver.receive().head
             assert isinstance(hello, Hello)
-            receiver.place = None
+            receiver.destination = None
             refused = None
             if hello.version != VERSION:
                 text = f"version {hello.version} of the protocol; this server speaks {VERSION}"

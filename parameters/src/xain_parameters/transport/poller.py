@@ -2,9 +2,9 @@
 
 A thread that waits for an answer does the work: it polls the sockets of all connections, sends what
 they take and hands out the answers that come, until its own has come. Other threads that wait
-meanwhile sleep until their answer has come, or until it is their turn to poll. This pattern is
-called leader/followers (Schmidt et al. 2000). A request of a program with one thread needs no
-change of threads.
+meanwhile sleep until their answer has come, or until they are woken to poll. This pattern is called
+leader/followers (Schmidt et al. 2000). A request of a program with one thread needs no switch
+between threads.
 """
 
 import selectors
@@ -55,7 +55,9 @@ class Poller:
     """Sends and receives for connections, in the threads that wait for answers."""
 
     def __init__(self) -> None:
-        self.unsent: set[Connection] = set()  # those with requests that nobody has tried to send
+        self.unsent: set[Connection] = (
+            set()
+        )  # connections with requests that no thread has tried to send
         self._selector = selectors.DefaultSelector()
         self._lock = threading.Lock()
         self._is_polling = False
@@ -64,7 +66,7 @@ class Poller:
         self._is_closed = False
 
     def add(self, connection: "Connection") -> None:
-        """Raises Unavailable after close()."""
+        """Poll a connection from now on. Raises Unavailable after close()."""
         with self._lock:
             if self._is_closed:
                 raise Unavailable("the client was closed")
@@ -88,7 +90,7 @@ class Poller:
         self._stop_polling()
 
     def close(self) -> None:
-        """After the end of all connections."""
+        """Close the poller. Called after the end of all connections."""
         with self._lock:
             self._is_closed = True
             if self._is_polling:
@@ -111,11 +113,11 @@ class Poller:
                 if polls := not self._is_polling:
                     self._is_polling = True
                 else:
-                    turn = self._sleeping[answer] = threading.Lock()
-                    turn.acquire()
+                    asleep = self._sleeping[answer] = threading.Lock()
+                    asleep.acquire()
             if polls:
                 self._poll(answer, deadline)
-            elif not turn.acquire(timeout=left):
+            elif not asleep.acquire(timeout=left):
                 with self._lock:
                     if self._sleeping.pop(answer, None) is None and not self._is_polling:
                         self._wake_next()  # it was woken in this moment, to poll
@@ -127,9 +129,9 @@ class Poller:
         """Hand out an answer. Called by the thread that polls."""
         with self._lock:
             answer.message, answer.error = message, error
-            turn = self._sleeping.pop(answer, None)
-        if turn is not None:
-            turn.release()
+            asleep = self._sleeping.pop(answer, None)
+        if asleep is not None:
+            asleep.release()
 
     def _poll(self, answer: Answer, deadline: float) -> None:
         try:
@@ -156,7 +158,7 @@ class Poller:
             self._selector.close()
 
     def _wake_next(self) -> None:
-        """Under the lock: another thread polls from now on."""
+        """Let another thread poll from now on. Called under the lock."""
         for answer in self._sleeping:
             self._sleeping.pop(answer).release()
             return

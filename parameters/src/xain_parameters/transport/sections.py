@@ -1,4 +1,4 @@
-"""One answer to the sections of a request for several ranges."""
+"""The common answer to the sections of a request for several ranges."""
 
 import threading
 from collections.abc import Callable

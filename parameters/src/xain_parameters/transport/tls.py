@@ -9,7 +9,7 @@ from typing import Any
 
 from xain_parameters.transport.frames import Piece, Socket
 
-PIECE_BYTES = 64 << 10  # of what is encrypted at once
+PIECE_BYTES = 64 << 10  # encrypted at once
 
 
 class TlsSocket:
@@ -42,7 +42,7 @@ class TlsSocket:
         self._socket.sendall(piece)
 
     def settimeout(self, timeout_s: float | None, /) -> None:
-        """None: from now on no call waits."""
+        """Set the limit of each call. None, after the Hello: no call waits from now on."""
         self._socket.settimeout(0.0 if timeout_s is None else timeout_s)
 
     def shutdown(self, how: int, /) -> None:
