@@ -30,7 +30,7 @@ from support.transfers import (
 )
 from support.wire import Member, digest, npy
 from xain_coordinator.core.errors import Unavailable
-from xain_coordinator.core.values import Phase, StoredWeights
+from xain_coordinator.core.values import StoredWeights
 from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.stores.files import FileUnfinished
 from xain_coordinator.updates import inbox
@@ -73,16 +73,6 @@ async def test_an_upload_that_broke_off_goes_on(start, join, tmp_path):
     with coordinator.store.open(ref.key) as reader:
         assert reader.read(0, reader.size) == DATA
     assert parts(tmp_path) == []
-
-
-async def test_an_upload_that_begins_again_leaves_no_part_behind(start, join, tmp_path):
-    """The part of the attempt that broke off is removed when its sender begins at 0."""
-    a, b = await two_in_round(start, join)
-    await broken_off(a, tmp_path, 3 * MIB)
-    assert await found(a) == 3 * MIB
-    await a.end((await (await put(a))).ref)
-    assert parts(tmp_path) == []
-    assert await found(b) == 0, "the round goes on"
 
 
 async def test_the_same_upload_is_not_sent_twice(start, join):
@@ -274,23 +264,6 @@ def held(monkeypatch: pytest.MonkeyPatch, method: str) -> Gate:
     return gate
 
 
-async def test_what_is_read_again_is_not_lost_with_who_asked(start, join, tmp_path, monkeypatch):
-    """A question that is given up leaves its answer to the next one."""
-    coordinator, a = await begun_again(start, join, tmp_path)
-    gate = held(monkeypatch, "pick_up")
-    announced = Announced(0, len(DATA), digest(DATA).hex())
-    of_session = coordinator._server.inbox
-    asked = [asyncio.ensure_future(of_session.find_unfinished("a", announced)) for _ in range(2)]
-    await gate.entered()
-    asked[0].cancel()
-    gate.open()
-    assert await asked[1] == 3 * MIB - MIB + HEADER_BYTES
-    await asyncio.wait(asked[:1])
-    offset = await found(a)
-    assert offset == 2 * MIB + HEADER_BYTES
-    assert (await (await put(a, offset))).ref.digest == digest(DATA)
-
-
 async def test_no_message_is_read_while_a_part_is_read_again(start, join, tmp_path, monkeypatch):
     """It may be gigabytes, and a message would be held in memory meanwhile."""
     coordinator, a = await begun_again(start, join, tmp_path)
@@ -325,22 +298,6 @@ async def test_what_cannot_be_gone_on_with_is_not_left_open(start, join, tmp_pat
     assert code == Code.UNAVAILABLE
     assert parts(tmp_path) == []
     assert await found(a) == 0
-
-
-async def test_what_others_let_go_of_is_aborted_once(start, join, tmp_path, monkeypatch):
-    """What was just read again may have to go while it is kept. Two threads must not meet there."""
-    _, a = await begun_again(start, join, tmp_path)
-    abort, aborted = MeasuredUpload.abort, []
-
-    def noted(self: MeasuredUpload) -> None:
-        aborted.append(self)
-        abort(self)
-
-    monkeypatch.setattr(MeasuredUpload, "abort", noted)
-    monkeypatch.setattr(inbox, "MAX_BROKEN", 0)
-    assert await found(a) == 0
-    assert len(aborted) == 1
-    assert parts(tmp_path) == []
 
 
 async def test_a_commit_outlives_its_line(start, join, monkeypatch):
@@ -410,13 +367,6 @@ async def test_what_is_kept_goes_with_its_round(start, join, tmp_path):
     await kept_of_a_round_that_is_over(a, tmp_path)
     await inside(a, 1)
     await until(lambda: parts(tmp_path) == [])
-
-
-async def test_what_is_kept_of_a_round_that_is_over_ends_with_the_process(start, join, tmp_path):
-    coordinator = await start(rounds={"rounds": 3})
-    await kept_of_a_round_that_is_over(join(coordinator, "a"), tmp_path)
-    await coordinator.stop()
-    assert parts(tmp_path) == []
 
 
 async def test_what_a_predecessor_has_received_is_swept_when_its_round_is_over(
@@ -490,90 +440,6 @@ async def connected_again(client: CoordinatorClient) -> None:
                 await asyncio.sleep(0.05)  # a poll, not a race: it ends when it is so
             else:
                 return
-
-
-async def round_opened(client: CoordinatorClient) -> None:
-    """The answer to a rendezvous may come before the round opens."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            heard = await asyncio.to_thread(client.heartbeat, pb.READY, -1)
-            if heard.state == pb.ROUND:
-                return
-            await asyncio.sleep(0.05)  # a poll, not a race: it ends when it is so
-
-
-@pytest.mark.e2e
-async def test_a_participant_goes_on_after_kill_9(tmp_path, monkeypatch):
-    """Its next attempt begins where the coordinator before had it."""
-    process = CoordinatorProcess(tmp_path, {"rounds.rounds": 1})
-    await process.start()
-    client = CoordinatorClient(f"127.0.0.1:{process.port}", "a")
-    loop, chunks = asyncio.get_running_loop(), outgoing.Upload.chunks
-    offsets: list[int] = []
-
-    def killing(self: outgoing.Upload, offset: int, size: int) -> Iterator[bytes]:
-        offsets.append(offset)
-        for number, chunk in enumerate(chunks(self, offset, size)):
-            if number == 20 and len(offsets) == 1:
-                asyncio.run_coroutine_threadsafe(written_and_killed(), loop).result(PATIENCE_S)
-            yield chunk
-
-    async def written_and_killed() -> None:
-        await written(tmp_path, 4 * MIB)
-        await process.kill()
-
-    monkeypatch.setattr(outgoing.Upload, "chunks", killing)
-    try:
-        await asyncio.to_thread(client.rendezvous)
-        await round_opened(client)
-        with pytest.raises(Refused) as caught:
-            await asyncio.to_thread(client.put_weights, 0, LARGE)
-        assert not caught.value.reason, "the connection is lost, and no coordinator refuses"
-        await process.died()  # the client may hear of it first
-        await process.start()
-        await connected_again(client)
-        ref = await asyncio.to_thread(client.put_weights, 0, LARGE)
-        await asyncio.to_thread(client.end_round, 0, ref, 1, "")
-        assert len(offsets) == 2
-        assert offsets[1] > 2 * MIB
-    finally:
-        await asyncio.to_thread(client.close)
-        await process.end()
-
-
-async def test_a_failed_question_does_not_begin_an_upload_again(start, proxy, monkeypatch):
-    """What the coordinator has is not known then, so the next attempt asks once more."""
-    coordinator = await start()
-    client = await connected(proxy, coordinator)
-    await until(lambda: coordinator.driver.session.phase is Phase.COLLECTING)
-    is_away = True
-    find_unfinished, chunks = inbox.Inbox.find_unfinished, outgoing.Upload.chunks
-    offsets: list[int] = []
-
-    async def failing(self: inbox.Inbox, *args: Any) -> int:
-        if is_away:
-            raise StoreUnavailable("the disk is away")
-        return await find_unfinished(self, *args)
-
-    def cut_once(self: outgoing.Upload, offset: int, size: int) -> Iterator[bytes]:
-        offsets.append(offset)
-        for number, chunk in enumerate(chunks(self, offset, size)):
-            if number == 20 and len(offsets) == 1:
-                proxy.cut()
-            yield chunk
-
-    monkeypatch.setattr(inbox.Inbox, "find_unfinished", failing)
-    monkeypatch.setattr(outgoing.Upload, "chunks", cut_once)
-    for _ in range(2):
-        with pytest.raises(Refused):
-            await asyncio.to_thread(client.put_weights, 0, LARGE)
-        await connected_again(client)
-    is_away = False
-    await asyncio.to_thread(client.put_weights, 0, LARGE)
-    await asyncio.to_thread(client.close)
-    assert offsets[0] == 0
-    assert len(offsets) == 2
-    assert offsets[1] > 0
 
 
 # What a cut costs at most: what gRPC and the kernels have taken, and nobody has written.

@@ -21,12 +21,11 @@ from support.transfers import (
     put,
     refused,
     until,
-    written,
 )
 from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.core.values import Phase
 from xain_coordinator.stores.files import FileReader
-from xain_coordinator.updates import inbox, sources
+from xain_coordinator.updates import sources
 from xain_coordinator.updates.inbox import NUM_READINGS
 from xain_coordinator.updates.measured_upload import MeasuredUpload
 from xain_proto.fl import coordinator_pb2 as pb
@@ -150,111 +149,6 @@ async def test_what_is_not_wanted_any_more_is_not_read(start, join, held):
     code, why, _ = await refused(handing_in)
     assert (code, why) == (grpc.StatusCode.FAILED_PRECONDITION, "STALE_ROUND")
     assert held.num_begun == 0
-
-
-async def test_nor_is_a_part_that_nobody_goes_on_with(start, join, tmp_path, held):
-    """Of a round that is over when its turn comes."""
-    settings: dict[str, dict[str, Any]] = {"rounds": {"rounds": 2, **QUORUM}, "server": PATIENT}
-    coordinator = await start(**settings)
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    await asyncio.gather(a.rendezvous(), b.rendezvous())
-    await a.until(pb.ROUND, 0)
-    sending = await put(b, 0, 3 * MIB)
-    await written(tmp_path, 3 * MIB)
-    sending.cancel()
-    await coordinator.stop()
-
-    coordinator = await start(**settings)
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    async with nobodys_turn(coordinator):
-        asked = asyncio.ensure_future(found(b))
-        await until(lambda: is_reading(coordinator, "b"))
-        await a.hand_in(VECTOR)
-        await a.until(pb.ROUND, 1)
-    held.let_go()
-    assert await asked == 0
-    assert held.num_begun == 0
-    assert parts(tmp_path) == []
-
-
-async def test_whoever_has_nothing_to_be_read_waits_for_no_turn(start, join):
-    """Its upload goes at once, however much others have to be read."""
-    coordinator = await start(server=PATIENT)
-    a = join(coordinator, "a")
-    await a.rendezvous()
-    await a.until(pb.ROUND, 0)
-    async with nobodys_turn(coordinator), asyncio.timeout(PATIENCE_S):
-        assert await found(a) == 0
-
-
-async def test_what_waits_for_its_turn_in_vain_is_left_as_it_was(
-    start, join, tmp_path, monkeypatch
-):
-    """Whoever asks next finds it."""
-    coordinator = await start(server=PATIENT)
-    a = join(coordinator, "a")
-    await a.rendezvous()
-    await a.until(pb.ROUND, 0)
-    sending = await put(a, 0, 3 * MIB)
-    await written(tmp_path, 3 * MIB)
-    sending.cancel()
-    await coordinator.stop()
-
-    look, looked = MeasuredUpload.look, threading.Event()
-
-    def noted(self: MeasuredUpload) -> bool:
-        is_there = look(self)
-        looked.set()
-        return is_there
-
-    monkeypatch.setattr(MeasuredUpload, "look", noted)
-    coordinator = await start(server=PATIENT)
-    a = join(coordinator, "a")
-    slots = coordinator._server.inbox._slots
-    async with nobodys_turn(coordinator):
-        asked = asyncio.ensure_future(found(a))
-        assert await asyncio.to_thread(looked.wait, PATIENCE_S)
-        task = slots["a"].reading.task
-        for one in (task, asked):
-            one.cancel()
-        await asyncio.wait([task, asked])
-    assert await found(a) > 2 * MIB
-
-
-async def test_a_coordinator_that_stops_begins_no_other_reading(
-    start, join, tmp_path, monkeypatch, held
-):
-    """It may be gigabytes. The next one goes on with what was read, and with what was not."""
-    monkeypatch.setattr(inbox, "NUM_READINGS", 1)
-    settings: dict[str, dict[str, Any]] = {
-        "rounds": {"rounds": 1, "min_participants": 2},
-        "server": PATIENT,
-    }
-    coordinator = await start(**settings)
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    await asyncio.gather(a.rendezvous(), b.rendezvous())
-    await a.until(pb.ROUND, 0)
-    sending = [await put(member, 0, 3 * MIB) for member in (a, b)]
-    await until(lambda: sum(part.stat().st_size == 3 * MIB for part in parts(tmp_path)) == 2)
-    for call in sending:
-        call.cancel()
-    await coordinator.stop()
-
-    coordinator = await start(**settings)
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    asked = [asyncio.ensure_future(found(member)) for member in (a, b)]
-    await until(lambda: held.num == 1 and all(is_reading(coordinator, name) for name in "ab"))
-    stopping = asyncio.ensure_future(coordinator._server.inbox.close())
-    await a.heartbeat()
-    held.let_go()
-    await stopping
-    assert held.num_begun == 1
-    await asyncio.wait(asked)
-    await coordinator.stop()
-
-    coordinator = await start(**settings)
-    for name in "ab":
-        assert await found(join(coordinator, name)) > 2 * MIB
 
 
 async def test_more_of_them_take_no_more_memory(start, join, monkeypatch):

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import threading
-from fractions import Fraction
 
 import grpc
 import numpy as np
@@ -16,8 +15,7 @@ from support.clock import HeldClock
 from support.wire import digest, npy
 from xain_coordinator.core.commands import Rendezvous, Tick
 from xain_coordinator.core.history import RoundRecord
-from xain_coordinator.core.values import DataProfile, GlobalModel, Phase, WeightsRef
-from xain_coordinator.server.inspection_service import waiting_for
+from xain_coordinator.core.values import DataProfile, GlobalModel, WeightsRef
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import inspection_pb2 as inspection
 from xain_workloads.model import TensorSpec
@@ -55,91 +53,6 @@ async def test_a_session_from_rendezvous_to_finished(start, join):
     assert array(await a.download("2/global")).tolist() == [0.75, 0.75]
 
 
-async def test_finished_is_served_to_everybody_for_ever(start, join):
-    """After the end heartbeats hear FINISHED, and nothing that comes changes the session (X3)."""
-    coordinator = await start(rounds={"rounds": 1, "min_participants": 1})
-    a, late = join(coordinator, "a"), join(coordinator, "late")
-    await a.rendezvous()
-    await a.until(pb.ROUND, 0)
-    await a.hand_in([1.0])
-    await a.until(pb.FINISHED, 0)
-    ended = coordinator.driver.session
-    status = await a.inspection.GetStatus(inspection.GetStatusRequest())
-    await a.heartbeat(pb.FINISHED)
-    assert (await late.rendezvous()).reply == pb.ACCEPT
-    heard = await late.heartbeat()
-    assert (heard.state, heard.cause) == (pb.FINISHED, "completed")
-    assert [seen.state async for seen in late.watch()] == [pb.FINISHED]
-    assert coordinator.driver.session == ended
-    later = await a.inspection.GetStatus(inspection.GetStatusRequest())
-    assert later.session_seconds == status.session_seconds, "its time is over, too"
-
-
-async def test_beyond_max_participants_comes_later_with_a_delay(start, join):
-    """LATER says when to ask again; a known participant is accepted again, not counted twice."""
-    coordinator = await start(
-        rounds={"min_participants": 2},
-        server={"heartbeat_time_s": 1.0, "heartbeat_timeout_s": 0.5},
-    )
-    a, b, c = (join(coordinator, name) for name in "abc")
-    await a.rendezvous()
-    accepted = await a.rendezvous()
-    assert (accepted.reply, accepted.heartbeat_interval_ms) == (pb.ACCEPT, 1000)
-    await b.rendezvous()
-    assert (await a.rendezvous()).reply == pb.ACCEPT
-    later = await c.rendezvous()
-    assert (later.reply, later.retry_after_ms) == (pb.LATER, 1500)
-    status = await a.inspection.GetStatus(inspection.GetStatusRequest())
-    assert (status.num_waiting, status.max_participants) == (1, 2)
-    await b.heartbeat(pb.FINISHED)
-    assert (await c.rendezvous()).reply == pb.ACCEPT
-    assert (await a.inspection.GetStatus(inspection.GetStatusRequest())).num_waiting == 0
-
-
-async def test_rendezvous_at_once_admits_exactly_as_many_as_there_are_places(start, join):
-    """Twenty at the same moment: N are in and the round opens (X7)."""
-    coordinator = await start(rounds={"min_participants": 5})
-    members = [join(coordinator, f"p{i:02}") for i in range(20)]
-    replies = await asyncio.gather(*(member.rendezvous() for member in members))
-    assert [reply.reply for reply in replies].count(pb.ACCEPT) == 5
-    admitted = [m for m, reply in zip(members, replies, strict=True) if reply.reply == pb.ACCEPT]
-    await admitted[0].until(pb.ROUND, 0)
-    assert len(coordinator.driver.session.members) == 5
-    assert coordinator.driver.session.phase is Phase.COLLECTING
-
-
-async def test_last_updates_at_once_aggregate_once(start, join):
-    """All hand in at the same moment: one aggregation, one new round (X6)."""
-    coordinator = await start(rounds={"rounds": 3, "min_participants": 8})
-    members = [join(coordinator, f"p{i}") for i in range(8)]
-    for member in members:
-        await member.rendezvous()
-    await members[0].until(pb.ROUND, 0)
-    await asyncio.gather(*(member.hand_in([float(i)]) for i, member in enumerate(members)))
-    await members[0].until(pb.ROUND, 1)
-    models = await members[0].inspection.ListModels(inspection.ListModelsRequest())
-    assert [model.ref.key for model in models.models] == ["0/global", "1/global"]
-    assert coordinator.driver.session.epoch_base == 0
-    assert array(await members[0].download("1/global")).tolist() == [3.5]
-
-
-async def test_a_departure_completes_a_round(start, join):
-    """The last one outstanding leaves: what is there is aggregated at once, without anybody asking
-    (X5); a departed sender's update counts."""
-    coordinator = await start(
-        rounds={"rounds": 2, "min_participants": 2, "start_participants": 3, "max_participants": 3}
-    )
-    a, b, c = (join(coordinator, name) for name in "abc")
-    for member in (a, b, c):
-        await member.rendezvous()
-    await a.until(pb.ROUND, 0)
-    await a.hand_in([1.0])
-    await b.hand_in([3.0])
-    await c.heartbeat(pb.FINISHED)
-    await a.until(pb.ROUND, 1)
-    assert array(await a.download("1/global")).tolist() == [2.0]
-
-
 async def test_silence_is_a_departure_and_a_restart_joins_again(start, join):
     """A participant that died is noticed when its lease runs out; the round waits for the quorum
     (X4) and goes on with the same updates when the participant is back under its id."""
@@ -167,20 +80,6 @@ async def test_silence_is_a_departure_and_a_restart_joins_again(start, join):
     await b.hand_in([3.0])
     await a.until(pb.FINISHED, 0)
     assert array(await a.download("1/global")).tolist() == [2.0]
-
-
-async def test_a_restarted_participant_is_told_that_its_update_is_in(start, join):
-    """It lost its memory, the coordinator did not: nothing is trained twice."""
-    coordinator = await start(rounds={"min_participants": 2})
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    await a.rendezvous()
-    await b.rendezvous()
-    await a.until(pb.ROUND, 0)
-    await a.hand_in([1.0])
-    again = join(coordinator, "a")
-    assert (await again.rendezvous()).reply == pb.ACCEPT
-    assert (await again.heartbeat()).update_accepted
-    assert (await again.start()).update_accepted
 
 
 async def test_without_an_id_the_peer_address_is_the_identity(start, join):
@@ -293,22 +192,6 @@ async def test_the_initial_model_comes_from_the_profiles(start, join):
     vector = array(await a.download(work.model.key))
     assert vector.shape == (15,)
     assert not vector.any()
-
-
-async def test_profiles_that_do_not_suffice_do_not_end_the_session(start, join):
-    """One class alone cannot be told apart; the operator reads so, and another site mends it."""
-    coordinator = await start(
-        rounds={"min_participants": 1, "max_participants": 2}, workload={"name": "sgd"}
-    )
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    await a.rendezvous(pb.DataProfile(num_samples=5, num_features=4, classes=["1"]))
-    while not coordinator.driver.session.trouble:
-        await a.heartbeat()  # until the workload has said no
-    status = await a.inspection.GetStatus(inspection.GetStatusRequest())
-    assert status.phase == "standby"
-    assert status.waiting_for.startswith("Other participants: no model can be made for these (")
-    await b.rendezvous(pb.DataProfile(num_samples=5, num_features=4, classes=["2"]))
-    await a.until(pb.ROUND, 0)
 
 
 async def test_small_weights_travel_inside_their_reference(start, join):
@@ -475,23 +358,6 @@ async def test_a_new_upload_ends_the_one_before(start, join):
     assert inbox._num_uploads == 0
 
 
-async def test_an_update_larger_than_the_model_is_refused_before_it_comes(start, join):
-    """A participant cannot fill the disk with what could never count."""
-    coordinator = await start(rounds={"rounds": 2, "min_participants": 1})
-    a = join(coordinator, "a")
-    await a.rendezvous()
-    await a.until(pb.ROUND, 0)
-    await a.hand_in([1.0])
-    await a.until(pb.ROUND, 1)
-    header = pb.PutWeightsRequest.Header(round=1, size_bytes=1 << 20, digest=b"?" * 16)
-    call = a.stub.PutWeights(metadata=a.metadata)
-    await call.write(pb.PutWeightsRequest(header=header))
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "1048576 bytes cannot be float64 weights of shape (1,)" in caught.value.details()
-
-
 async def test_inspection_tells_what_an_operator_asks(start, join):
     """Status, participants, rounds and models of a session in its second round."""
     coordinator = await start(rounds={"rounds": 2, "min_participants": 2})
@@ -560,18 +426,6 @@ async def test_the_lists_of_an_inspection_are_bounded(start, join):
     assert tuple(small.selected) == tuple(small.contributors) == everybody[:100]
 
 
-async def test_trouble_with_the_work_is_told(start, join, monkeypatch):
-    """An operator who asks what a round waits for hears that the store is away."""
-    coordinator = await start(rounds={"rounds": 1, "min_participants": 1})
-    a = join(coordinator, "a")
-    assert waiting_for(coordinator.driver.session, "The store is away.") == (
-        "1 more participant: 0 of 1 connected. The store is away."
-    )
-    monkeypatch.setattr(coordinator._worker, "trouble", "The store is away.")
-    status = await a.inspection.GetStatus(inspection.GetStatusRequest())
-    assert status.waiting_for.endswith("The store is away.")
-
-
 async def test_metrics_reach_the_local_file(start, join, tmp_path):
     """State, round and what participants report end up in the embedded metrics file,
     under the sender's own id and that of the session."""
@@ -594,10 +448,3 @@ async def test_metrics_reach_the_local_file(start, join, tmp_path):
     assert all("session" in point["tags"] for point in points)
     states = [p["fields"]["state"] for p in points if p["measurement"] == "coordinator"]
     assert states[-1] == 2
-
-
-async def test_rules_are_exact(start):
-    """A fraction in the configuration is the decimal that was written."""
-    coordinator = await start(rounds={"min_participants": 10, "fraction_participants": 0.1})
-    rules = coordinator.driver.session.rules
-    assert (rules.fraction_participants, rules.num_required) == (Fraction(1, 10), 91)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.process import CoordinatorProcess
+from integration.coordinator.test_overtaking import OddProcess
 from support.wire import Member
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_proto.fl import coordinator_pb2 as pb
@@ -88,7 +88,7 @@ async def test_an_error_while_stopping_is_called_one(tmp_path):
 async def test_sigterm_is_heard_while_a_store_hangs(tmp_path):
     """A start that waits for S3 ends when it is told to, long before S3 has timed out."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        process = CoordinatorProcess(
+        process = OddProcess(
             tmp_path,
             {
                 "storage.kind": "s3",
@@ -99,6 +99,7 @@ async def test_sigterm_is_heard_while_a_store_hangs(tmp_path):
                 "storage.timeout_s": 600,
             },
         )
+        process.odd = "run.LAST_STEPS_S = 0.2"
         spawned = await process.spawn()
         connection, _ = await asyncio.to_thread(silent.accept)
         with connection:

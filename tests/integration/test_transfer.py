@@ -11,7 +11,6 @@ import pytest
 from support.transfers import (
     DATA,
     HEADER_BYTES,
-    LARGE,
     MIB,
     VECTOR,
     connected,
@@ -19,12 +18,8 @@ from support.transfers import (
     in_round,
     put,
     refused,
-    with_model,
 )
 from support.wire import digest, npy
-from xain_coordinator.core.values import WeightsRef
-from xain_coordinator.ports import WeightsStore
-from xain_coordinator.server import downloads
 from xain_participant.client import Refused
 from xain_participant.encoded import quantise
 from xain_proto.fl import coordinator_pb2 as pb
@@ -128,46 +123,6 @@ async def test_what_cannot_be_decoded_is_refused(start, join):
 
 
 # --- downloads ---
-
-
-async def test_a_block_is_read_once_for_those_who_begin_one_after_another(start, join, monkeypatch):
-    """However far the first of them is by now."""
-    coordinator, _ = await with_model(start, join, LARGE)
-    reads: list[int] = []
-    read = downloads._read
-
-    def counted(store: WeightsStore, key: str, offset: int, length: int) -> bytes:
-        reads.append(offset // downloads.BLOCK_BYTES)
-        return read(store, key, offset, length)
-
-    monkeypatch.setattr(downloads, "_read", counted)
-    sender = downloads.Downloads(coordinator.driver, coordinator.store)
-
-    class Enough(Exception):
-        pass
-
-    async def begin() -> bytes:
-        chunks: list[bytes] = []
-
-        async def write(_: WeightsRef, chunk: bytes) -> None:
-            chunks.append(chunk)
-            raise Enough
-
-        with pytest.raises(Enough):
-            await sender.send("1/global", 0, write)
-        return chunks[0]
-
-    beginning = await begin()
-    assert reads == [0]
-    received = []
-
-    async def write(_: WeightsRef, chunk: bytes) -> None:
-        received.append(chunk)
-        assert await begin() == beginning
-
-    await sender.send("1/global", 0, write)
-    assert b"".join(received) == npy(LARGE)
-    assert sorted(reads) == list(range(-(-len(npy(LARGE)) // downloads.BLOCK_BYTES)))
 
 
 # --- bounds ---

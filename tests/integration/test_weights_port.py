@@ -17,7 +17,6 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from integration.conftest import config_for
 from support.process import CoordinatorProcess
 from support.s3_servers import free_ports
 from support.trainee import Trainee
@@ -33,12 +32,11 @@ from support.transfers import (
     written,
 )
 from support.wire import Member, digest, npy
-from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.server import weights_port as ports
 from xain_coordinator.server.capabilities import Capabilities, PortFile
 from xain_coordinator.server.serve import WEIGHTS_PORT
 from xain_coordinator.server.weights_port import PortTaken
-from xain_coordinator.updates import bodies, inbox
+from xain_coordinator.updates import bodies
 from xain_participant import Agent
 from xain_participant import direct as direct_module
 from xain_participant.client import CoordinatorClient
@@ -464,39 +462,6 @@ async def test_slow_transfer_gives_way_to_a_new_connection(start, join, tmp_path
     assert await asyncio.to_thread(offset_of, work.upload.url, OTHER_DATA) == 2 * MIB
 
 
-async def test_put_that_waits_for_its_sender_makes_room_for_another(
-    start, join, tmp_path, monkeypatch
-):
-    """Slow uploads by the port do not keep others out. One that is ended keeps what has come."""
-    monkeypatch.setattr(inbox, "MAX_UPLOADS", 1)
-    monkeypatch.setattr(inbox, "MAX_WAIT_S", 1e-9)
-    coordinator = await start(rounds={"min_participants": 2})
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    await asyncio.gather(a.rendezvous(), b.rendezvous())
-    await a.until(pb.ROUND, 0)
-    url = (await a.start()).upload.url
-    other_url = (await b.start()).upload.url
-    with await asyncio.to_thread(put_part, url, DATA, 3 * MIB) as slow:
-        await written(tmp_path, 3 * MIB)
-        status = 503
-        async with asyncio.timeout(PATIENCE_S):
-            while status == 503:  # until the slow upload waits
-                status = (await asyncio.to_thread(put, other_url, DATA))[0]
-        assert status == 200
-        assert (await asyncio.to_thread(answer, slow))[0] == 503
-    assert await asyncio.to_thread(offset_of, url, DATA) == 3 * MIB
-
-
-async def test_newer_upload_of_a_participant_replaces_the_earlier_one(start, join):
-    """As by PutWeights: the earlier sender has lost its connection or its patience."""
-    _, a = await with_model(start, join, VECTOR)
-    work = await a.start()
-    with await asyncio.to_thread(put_part, work.upload.url, OTHER_DATA, MIB) as sock:
-        ref = await stored(work, OTHER_DATA)
-        assert (await asyncio.to_thread(answer, sock))[0] == 503
-    await a.end(ref, round_=1)
-
-
 async def test_participant_goes_on_with_a_put_whose_connection_broke(start, join, proxy):
     """It sends what is missing, and not the whole update again."""
     (number,) = free_ports(1)
@@ -623,18 +588,6 @@ async def test_training_by_the_port_makes_the_models_of_training_by_grpc(start, 
         await coordinator.stop()
     assert made[0] == made[1]
     assert sorted(puts) == sorted(3 * names)
-
-
-async def test_port_is_free_again_after_a_start_that_fails(tmp_path):
-    """The start that comes next can take the same port."""
-    (free,) = free_ports(1)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        server = {"port": taken.getsockname()[1], "weights_port": free}
-        coordinator = Coordinator(config_for(tmp_path, server=server))
-        with pytest.raises(PortTaken):
-            await coordinator.start()
-        await coordinator.stop()
-    socket.create_server(("127.0.0.1", free)).close()
 
 
 async def test_health_service_knows_the_port(start, join):

@@ -16,7 +16,6 @@ from xain_proto.fl import coordinator_pb2 as pb
 
 MIB = 1 << 20
 PATIENCE_S = 60.0
-NEVER_S = 1e6
 
 # 6 MiB and a little, so that the last chunk and the last tile are not whole.
 VECTOR = np.random.default_rng(5).standard_normal(6 * MIB // 4 + 1000, dtype=np.float32)

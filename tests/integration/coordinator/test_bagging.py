@@ -21,7 +21,6 @@ from integration.coordinator.test_trees import (
     refused,
     trained,
 )
-from integration.test_bit_rot import flip, stored
 from unit.workloads.test_bagging import edit_schema, rewritten
 from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.assembly.warm_start import MODELS_INDEX, CannotStartFrom
@@ -235,15 +234,3 @@ async def test_hostile_estimators_are_refused_and_the_round_goes_on(start, join)
     made = unpack(array(await a.download("1/global")).tobytes())
     assert [frame.weight for frame in made] == [5, 5, 7, 7]
     assert [frame.file for frame in made[:2]] == [frame.file for frame in frames]
-
-
-async def test_damaged_ensemble_is_rebuilt_to_the_same_bytes(start, join, tmp_path: Path):
-    coordinator, (a, b), parts, work, model = await first_round(start, join, rounds=5)
-    for member, part in ((a, parts[0]), (b, parts[1])):
-        await member.hand_in(trained(work, model, part))
-    await a.until(pb.ROUND, 1)
-    before = await a.download("1/global")
-    await coordinator.stop()
-    flip(stored(tmp_path, "*1/global*"))
-    coordinator = await start(**rules_of(5))
-    assert await join(coordinator, "p0").download("1/global") == before

@@ -22,6 +22,7 @@ from xain_workloads.preprocessing import prepare
 from xain_workloads.workload import create
 
 STEPS = 25
+NUM = 7  # participants
 ETA0 = 0.3
 
 
@@ -76,22 +77,20 @@ def descended(model: Model, data: Dataset, options: dict[str, Any], steps: int) 
     return model.vector
 
 
-@pytest.mark.parametrize("num", [1, 2, 7])
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("wine", {}),
         ("wine", {"loss": "hinge", "penalty": "elasticnet", "alpha": 0.01}),
         ("breast_cancer", {"penalty": "l1"}),
         ("diabetes", {"task": "regression", "loss": "huber"}),
     ],
 )
-async def test_steps_are_those_on_the_union_of_the_rows(start, join, num, name, options):
+async def test_steps_are_those_on_the_union_of_the_rows(start, join, name, options):
     """However the rows are divided, by label here."""
     data = load(name, task=options.get("task", "classification"))
     known = {"classes": data.profile().classes}  # to those who lack some of them, too
-    coordinator = await start(**settings(num, options), schema=known)
-    await run_agents(coordinator, parts(data, num, by_label=True))
+    coordinator = await start(**settings(NUM, options), schema=known)
+    await run_agents(coordinator, parts(data, NUM, by_label=True))
     session = coordinator.driver.session
     assert session.cause == "completed"
     found = array(await join(coordinator, "reader").download(f"{STEPS}/global"))

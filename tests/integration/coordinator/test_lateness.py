@@ -13,8 +13,8 @@ from support.wire import Member
 from xain_coordinator.driver.lateness import MIN_SENDERS, Lateness
 from xain_proto.fl import coordinator_pb2 as pb
 
-LEASE = {"server.heartbeat_time_s": 2.0, "server.heartbeat_timeout_s": 2.0}
-LEASE_S = 4.0
+LEASE = {"server.heartbeat_time_s": 1.0, "server.heartbeat_timeout_s": 1.0}
+LEASE_S = 2.0
 PATIENCE_S = 60.0
 
 

@@ -153,22 +153,6 @@ async def test_a_session_that_cannot_go_on_says_why(start, join):
     assert again.driver.session.phase is Phase.FINISHED
 
 
-async def test_a_quorum_closes_a_round(start, join):
-    """Two of three, written as in a file."""
-    quorum = {"quorum": "participant:update:60%", "start_participants": 3, "max_participants": 3}
-    coordinator = await start(rounds={"rounds": 2, **quorum})
-    a, b, c = (join(coordinator, name) for name in "abc")
-    for member in (a, b, c):
-        await member.rendezvous()
-    await a.until(pb.ROUND, 0)
-    await c.hand_in([1.0])
-    assert (await status_of(a)).waiting_for.startswith("The quorum, participant:update:60%. 2 have")
-    await b.hand_in([3.0])
-    await a.until(pb.ROUND, 1)
-    assert await model(a, 1) == [2.0]
-    assert await refused(a.end()) == (Code.FAILED_PRECONDITION, "STALE_ROUND")
-
-
 async def in_asp(start, join, names: str = "abc", **rounds: Any) -> tuple[Coordinator, Member, ...]:
     """Members in round 1, from a model [0]."""
     coordinator = await start(rounds={**ASP, **rounds})
@@ -245,69 +229,6 @@ async def test_participants_work_on_while_a_model_is_made(start, join, monkeypat
     contributed = [event.contributors for event in coordinator.driver.history.rounds]
     assert contributed[:3] == [("a", "b", "c"), ("a",), ("b",)]
     assert await model(b, 3) == pytest.approx([mixed(5.0, 1.0, 1)], rel=1e-12)
-
-
-async def test_ssp_lets_the_fast_wait(start, join):
-    """With a staleness of 1 nobody is more than a round ahead of the slowest."""
-    ssp = {"consistency": "ssp", "staleness": 1, "start_participants": 2}
-    coordinator, a, b = await in_asp(start, join, "ab", **ssp)
-    await a.hand_in([1.0], round_=1)
-    await a.until(pb.ROUND, 2)
-    await a.hand_in([2.0], round_=2)
-    seen = await a.heartbeat()
-    assert (seen.round, seen.update_accepted) == (2, True)
-    assert (await status_of(a)).waiting_for == "Those who are furthest behind: b."
-    await let_pass(coordinator, DEADLINE_S - 1, a, b)
-    assert (await a.heartbeat()).round == 2
-    await b.hand_in([4.0], round_=1)
-    await b.until(pb.ROUND, 3)
-
-
-async def test_a_restart_keeps_what_everybody_trains(start, join):
-    """Another process on the same journal and store: the slow participant goes on with the round
-    that it trains, and counts with the staleness that it has."""
-    coordinator, a, *_ = await in_asp(start, join)
-    await a.hand_in([1.0], round_=1)
-    await a.until(pb.ROUND, 2)
-    ref = await a.hand_in([2.0], round_=2)
-    await a.until(pb.ROUND, 3)
-    before = coordinator.driver.session
-    await coordinator.stop()
-    again = await start(rounds=ASP)
-    assert again.driver.session == before
-    a, b = join(again, "a"), join(again, "b")
-    assert await heard(b) == (pb.ROUND, 1)
-    assert (await b.start()).model.key == "1/global"
-    await a.end(ref, round_=2)  # acknowledged by a process that is gone
-    await b.hand_in([5.0], round_=1)
-    await b.until(pb.ROUND, 4)
-    assert await model(b, 4) == pytest.approx([mixed(5.0, 2.0, 2)], rel=1e-12)
-
-
-async def test_xains_clients_take_part_in_asp(start, join):
-    """Without an id, a round in their update, or a watch. Whatever they have trained is counted for
-    the round that their heartbeats told them."""
-    coordinator = await start(rounds={**ASP, "start_participants": 2})
-    hold(coordinator)
-    fast, slow = join(coordinator, None), join(coordinator, None)
-    await fast.rendezvous()
-    await slow.rendezvous()
-    for member, name in ((fast, "uuid-fast"), (slow, "uuid-slow")):
-        await until_heard(member, pb.ROUND, 0)
-        await put(coordinator, f"0/{name}", 0.0)
-        await member.end(name=name, round_=None)
-    await until_heard(slow, pb.ROUND, 1)
-    assert (await slow.start()).epochs == 1
-    for number in (1, 2):
-        await until_heard(fast, pb.ROUND, number)
-        await put(coordinator, f"{number}/uuid-fast", float(number))
-        await fast.end(name="uuid-fast", round_=None)
-    await until_heard(fast, pb.ROUND, 3)
-    assert await heard(slow) == (pb.ROUND, 1)
-    await put(coordinator, "1/uuid-slow", 5.0)
-    await slow.end(name="uuid-slow", round_=None)
-    await until_heard(slow, pb.ROUND, 4)
-    assert await model(slow, 4) == pytest.approx([mixed(5.0, 2.0, 2)], rel=1e-12)
 
 
 async def test_a_late_xain_client_is_not_taken_for_the_next_round(start, join):

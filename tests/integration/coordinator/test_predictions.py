@@ -110,24 +110,6 @@ async def test_participants_predict_as_the_published_ensemble_would(start, join,
         assert found.values.tolist() == expected.tolist()
 
 
-async def test_participant_that_has_lost_its_estimators_says_so(start):
-    """Both go on without a state directory; p1 is another process after the end."""
-    parts = halves(load("wine"))
-    coordinator = await start(**kept(2, estimators=2))
-    sites = [WorkloadParticipant(part) for part in parts]
-    async with serving(coordinator, sites) as agents:
-        agents[1].stop()
-        await opened(coordinator, 1)
-        async with serving(coordinator, [WorkloadParticipant(parts[1])], first=1):
-            await opened(coordinator, 2)
-            found = await coordinator.predictions.ask(*ROWS)
-    assert found.answered == ("p0",)
-    assert found.missing == {
-        "p1": "it has none of the estimators that it fitted in 2 trainings; "
-        "without a state directory they end with its process"
-    }
-
-
 async def test_participants_answer_while_a_session_fits(start):
     """The second round waits for a site that trains for long, and answers beside it."""
     parts = halves(load("wine"))
@@ -162,19 +144,6 @@ class Slow(WorkloadParticipant):
         if epoch_base == 1:
             assert self._goes_on.wait(PATIENCE_S)
         return super().train_round(weights, epochs, epoch_base)
-
-
-async def test_participants_predict_numbers(start, join):
-    train, test = halves(load("diabetes", task="regression"))
-    parts = np.array_split(np.arange(train.num_samples), 3)
-    options = {"estimator": "DecisionTreeRegressor", "parameters": {"max_depth": 4}}
-    coordinator = await start(**kept(3, **options))
-    sites = [WorkloadParticipant(train.subset(part)) for part in parts]
-    async with serving(coordinator, sites):
-        found = await coordinator.predictions.ask(*rows_of(test))
-    assert (found.classes, found.probabilities) == ((), None)
-    error = np.mean((found.values - test.target) ** 2) / np.var(test.target)
-    assert 1 - error > 0.35
 
 
 # --- answers by hand ---

@@ -80,32 +80,6 @@ async def test_each_kind_of_unusable_update_is_counted(start: Any, join: Any) ->
     assert not (await status_of(a, "a")).HasField("left_out_until")
 
 
-async def test_after_three_somebody_else_takes_its_place(start: Any, join: Any) -> None:
-    """It hears STANDBY, and is told of in the status; the next rounds are made without it."""
-    coordinator = await start(
-        rounds={**THREE, "fraction_participants": "2/3", "min_participants": 2}
-    )
-    a, b, c = (join(coordinator, name) for name in "abc")
-    for member in (a, b, c):
-        await member.rendezvous()
-    await a.until(pb.ROUND, 0)
-    for _ in range(3):
-        await bring_nan(a)
-    assert (await a.heartbeat()).state == pb.STANDBY
-    await c.until(pb.ROUND, 0)
-    status = await status_of(b, "a")
-    assert (status.num_refused, status.left_out_until, status.selected) == (3, 4, False)
-    assert status.not_eligible_because.startswith("left out until round 4: its updates were")
-    code, why = await refused(a.upload(GOOD))
-    assert (code, why) == (grpc.StatusCode.FAILED_PRECONDITION, "NOT_SELECTED")
-    for round_ in range(3):
-        await b.until(pb.ROUND, round_)
-        await b.hand_in(GOOD, round_=round_)
-        await c.hand_in(GOOD, round_=round_)
-    await a.until(pb.FINISHED, 2)
-    assert coordinator.driver.history.contributions == {"b": 3, "c": 3}
-
-
 async def test_a_xain_client_is_counted_by_its_address(start: Any, join: Any) -> None:
     """It says neither who it is nor which round it means."""
     coordinator = await start(rounds={"rounds": 1})

@@ -6,8 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from xain_coordinator.core.commands import Tick
-from xain_coordinator.core.values import Phase
 from xain_proto.fl import coordinator_pb2 as pb
 
 PATIENCE_S = 20.0
@@ -39,8 +37,6 @@ def storage(folder: Path, **settings: object) -> dict[str, object]:
     [
         ({}, {3: 2}),
         ({"keep_updates": 0}, {}),
-        ({"keep_updates": 2}, {2: 2, 3: 2}),
-        ({"keep_updates": "all"}, {0: 2, 1: 2, 2: 2, 3: 2}),
     ],
 )
 async def test_a_session_keeps_what_it_is_told_to(start, join, tmp_path, settings, left):
@@ -90,45 +86,3 @@ async def test_what_may_still_count_stays(start, join, tmp_path):
     await slow.until(pb.ROUND, 5)
     # Nobody trains any of these rounds any more.
     await until(coordinator, {})
-
-
-async def test_what_was_left_is_dropped_at_the_next_start(start, join, tmp_path):
-    """Whoever was killed at the end of a session had no time for it, or was told to keep all."""
-    rounds = {"rounds": ROUNDS, "start_participants": 1}
-    first = await start(rounds=rounds, storage=storage(tmp_path, keep_updates="all"))
-    a = join(first, "a")
-    await a.rendezvous()
-    for round_ in range(ROUNDS):
-        await a.until(pb.ROUND, round_)
-        await a.hand_in([1.0], round_=round_)
-    await a.until(pb.FINISHED, ROUNDS - 1)
-    assert updates(first) == dict.fromkeys(range(ROUNDS), 1)
-    await first.stop()
-    second = await start(rounds=rounds, storage=storage(tmp_path, keep_updates=0))
-    await until(second, {})
-
-
-async def test_a_session_that_fails_keeps_no_more(start, join, tmp_path):
-    """Nothing of the round that was open counts any more, and nobody looks for it."""
-    settings = {
-        "rounds": {"rounds": 1, "start_participants": 2, "min_participants": 2},
-        "storage": storage(tmp_path, keep_updates=0),
-    }
-    coordinator = await start(**settings)
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    for member in (a, b):
-        await member.rendezvous()
-    await a.until(pb.ROUND, 0)
-    await a.hand_in([1.0])
-    assert updates(coordinator) == {0: 1}
-    clock = coordinator.driver.clock
-    now = clock.now()
-    for _ in range(2):  # their leases run out, and then the wait for others
-        now += 2 * coordinator.driver.session.rules.idle_timeout_s
-        clock.now = lambda now=now: now
-        await coordinator.driver.submit(Tick())
-    assert coordinator.driver.session.phase is Phase.FINISHED
-    await until(coordinator, {})
-    await coordinator.stop()
-    again = await start(**settings)
-    assert again.driver.session.cause == coordinator.driver.session.cause != ""

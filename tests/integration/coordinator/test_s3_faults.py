@@ -481,11 +481,11 @@ def test_killed_in_mid_upload(
     assert get(store, "1/global") == b"x" * size
 
 
-def test_a_server_that_hangs(connect: Open, server: S3Server) -> None:
+def test_a_server_that_hangs(connect: Open, seaweedfs: SeaweedFS) -> None:
     """It is given up after timeout_s, a few times; once it answers again, so do we."""
-    with FaultProxy(server.port) as proxy:
+    with FaultProxy(seaweedfs.port) as proxy:
         store = connect(
-            server.settings(server.new_bucket(), timeout_s=0.5),
+            seaweedfs.settings(seaweedfs.new_bucket(), timeout_s=0.5),
             endpoint=f"http://127.0.0.1:{proxy.port}",
         )
         put(store, "1/a", b"x" * MIB)

@@ -122,14 +122,6 @@ def test_objects_lie_where_people_look_for_them(connect: Open, client: Any, buck
     ]
 
 
-def test_prefixes_keep_stores_apart(connect: Open) -> None:
-    plain, other = connect(prefix="a"), connect(prefix="a/b")
-    put(plain, "1/global", b"plain")
-    put(other, "1/global", b"other")
-    assert get(plain, "1/global") == b"plain"
-    assert list(other.keys()) == ["1/global"]
-
-
 def test_what_others_put_there_is_not_listed(store: S3Store, client: Any, bucket: str) -> None:
     put(store, "1/global", b"x")
     for name in (".claims/1/global/x", ".trial/x", "100%", "1/back%5Cslash"):
@@ -228,13 +220,6 @@ def test_open_readers_hold_nothing_that_has_been_read(store: S3Store) -> None:
         tracemalloc.stop()
     assert before > 40 * s3.HEAD_BYTES
     assert after < 10 * s3.HEAD_BYTES
-
-
-def test_exactly_a_part(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3, "PART_BYTES", 5 * MIB)
-    for size in (5 * MIB, 10 * MIB):
-        put(store, f"{size}", b"x" * size)
-        assert get(store, f"{size}") == b"x" * size
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

@@ -2,7 +2,6 @@
 face without its port."""
 
 import asyncio
-import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
@@ -182,23 +181,6 @@ async def test_held_estimators_predict_during_and_after_a_fit_without_a_result(
     for answer in (during, after):
         assert (answer["session"], answer["answered"]) == (first, ["north", "south"])
     assert during["predictions"] == after["predictions"]
-
-
-async def test_chimera_answers_501_without_a_package_of_the_estimators(
-    serve: Serve, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Probabilities of two classes are read from estimators, which only the thread pool loads."""
-    sessions = await serve(workload={"name": "bagging", "options": {"publish": True}})
-    fleet.join(sessions, "north", "south")
-    await fit(sessions)
-    body = {"X_pred_columns": QUESTION["columns"], "X_pred_rows": QUESTION["rows"]}
-    with monkeypatch.context() as without:
-        without.setitem(sys.modules, "skops", None)
-        without.setitem(sys.modules, "skops.io", None)
-        answer = await post(sessions, "/v1/chimera/aggregation/predict", body)
-    assert (answer.status_code, answer.json()["details"]["errorMessage"]) == (501, "MissingPackage")
-    answer = await post(sessions, "/v1/chimera/aggregation/predict", body)
-    assert all(0 <= value <= 1 for value in answer.json()["y_pred_rows"])
 
 
 async def test_stream_of_events_ends_at_a_damaged_record(

@@ -390,25 +390,6 @@ def test_check_config(tmp_path: Path) -> None:
     assert told[-1].startswith("The rule weighted_average combines them.")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--port", "x"), 'command line: server.port is "x"; it must be a whole number, at least'),
-        (("--set", "rounds.epoch=1"), "command line: unknown key rounds.epoch; did you mean round"),
-        (("--set", "hunter2"), "command line: --set takes KEY=VALUE, such as rounds.epochs=3"),
-        (("--config", "/no/such.toml"), "/no/such.toml: there is no such file"),
-    ],
-)
-@pytest.mark.parametrize("command", [(), ("check-config",)], ids=["run", "check-config"])
-def test_bad_config(command: tuple[str, ...], arguments: tuple[str, ...], message: str) -> None:
-    """One line on standard error and exit status 2, before anything is opened or bound."""
-    result = run(*command, *arguments)
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert result.stderr.startswith(f"xain-coordinator: {message}")
-    assert result.stderr.count("\n") == 1
-
-
 def test_a_run_gets_what_the_flags_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """And ends with the exit status of the coordinator."""
     from xain_coordinator.process import run as app

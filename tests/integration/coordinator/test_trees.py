@@ -206,61 +206,6 @@ async def test_bytes_are_no_update_of_a_model_of_numbers(start, join):
     assert ((code, name), "got uint8" in details) == (INVALID, True)
 
 
-async def test_broken_upload_of_trees_goes_on_where_it_ended(start, join):
-    data = parts(2)
-    coordinator = await start(**settings(rounds=1))
-    a, b = await gather(coordinator, join, data)
-    work = await a.start()
-    model = array(await a.download("0/global"))
-    payload = npy(trained(work, model, data[0]))
-    half = len(payload) // 2
-    header = pb.PutWeightsRequest.Header(round=0, size_bytes=len(payload), digest=digest(payload))
-
-    async def piece(offset: int, end: int) -> AsyncIterator[pb.PutWeightsRequest]:
-        header.offset = offset
-        yield pb.PutWeightsRequest(header=header, data=payload[offset:end])
-
-    code, _, _ = await refused(a.stub.PutWeights(piece(0, half), metadata=a.metadata))
-    assert code == grpc.StatusCode.UNAVAILABLE
-    question = pb.FindUploadRequest(round=0, size_bytes=len(payload), digest=digest(payload))
-    found = await a.stub.FindUpload(question, metadata=a.metadata)
-    assert found.offset == half
-    answer = await a.stub.PutWeights(piece(half, len(payload)), metadata=a.metadata)
-    await a.end(answer.ref)
-    await b.hand_in(trained(work, model, data[1]))
-    await a.until(pb.FINISHED, 0)
-
-
-async def test_trees_are_put_into_the_store_directly(start, join, store: Reachable):  # noqa: F811
-    """Digits, so that the model is offered by URL from the second round on."""
-    data = parts(2, "digits")
-    coordinator = await start(**settings("digits", rounds=2))
-    a, b = await gather(coordinator, join, data)
-    await train_first_round([a, b], data)
-    work = await a.start()
-    assert work.upload.url
-    model = array(await a.download("1/global"))
-    payload = npy(trained(work, model, data[0]))
-    bad = npy(np.frombuffer(b"{}", np.uint8))
-    code, name, details = await refused(a.end(await put(store, work, bad), round_=1))
-    assert ((code, name), "no object 'learner'" in details) == (INVALID, True)
-    await a.end(await put(store, work, payload), round_=1)
-    await b.hand_in(trained(work, model, data[1]), round_=1)
-    await a.until(pb.FINISHED, 1)
-
-
-async def test_damaged_model_of_trees_is_rebuilt_at_the_start(start, join, tmp_path: Path):
-    data = parts(2)
-    coordinator = await start(**settings(rounds=5))
-    a, b = await gather(coordinator, join, data)
-    await train_first_round([a, b], data)
-    before = await a.download("1/global")
-    await coordinator.stop()
-    flip(stored(tmp_path, "*1/global*"))
-    coordinator = await start(**settings(rounds=5))
-    assert await join(coordinator, "p0").download("1/global") == before
-
-
 async def test_cyclic_training_takes_one_participant_after_the_other(start, join):
     data = parts(2)
     cyclic = settings(
@@ -276,20 +221,6 @@ async def test_cyclic_training_takes_one_participant_after_the_other(start, join
     await run_agents(coordinator, data)
     model = array(await join(coordinator, "reader").download("4/global")).tobytes()
     assert xgboost.Booster(model_file=bytearray(model)).num_boosted_rounds() == 4 * 2
-
-
-async def test_agents_grow_trees_that_do_not_depend_on_how_rows_are_divided(start, join):
-    """Two halves of the rows, divided by label, reach what one site with all rows does."""
-    whole = load("breast_cancer")
-    order = np.argsort(whole.target, kind="stable")
-    data = [whole.subset(part) for part in np.array_split(order, 2)]
-    coordinator = await start(**histograms_of(rounds=9))
-    await run_agents(coordinator, data)
-    model = array(await join(coordinator, "reader").download("9/global")).tobytes()
-    booster = xgboost.Booster(model_file=bytearray(model))
-    assert booster.num_boosted_rounds() == 3
-    predicted = booster.predict(xgboost.DMatrix(whole.features)) > 0.5
-    assert np.mean(predicted == (whole.target == "malignant")) > 0.95
 
 
 async def test_hostile_histograms_are_refused_and_the_round_goes_on(start, join):

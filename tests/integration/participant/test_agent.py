@@ -11,25 +11,19 @@ import grpc
 import numpy as np
 import pytest
 
-from integration.participant.agents import Adder, Running, large
+from integration.participant.agents import Adder, Running
 from integration.participant.scripted import (
     PATIENCE_S,
     Ledger,
     ScriptedCoordinator,
     failure,
-    refusal,
-    refuse,
 )
 from support.logs import capture_logs
-from xain_participant import Agent, CoordinatorClient, Progress, run
+from xain_participant import Agent, run
 from xain_participant.alive import SLACK_S, Alive
-from xain_participant.events import HandedIn
 from xain_participant.protocol import MAX_BACKOFF_S
-from xain_participant.values import Call
-from xain_participant.work import Work
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_workloads.model import TensorSpec
-from xain_workloads.profile import DataProfile
 
 Serve = Callable[..., ScriptedCoordinator]
 Launch = Callable[..., Running]
@@ -140,14 +134,6 @@ def test_who_is_expired_while_training_joins_again_with_its_result(
     assert adder.trained == [0, 1]
 
 
-def test_an_upload_by_a_stranger_leads_back_in(serve: Serve, adder: Adder) -> None:
-    server = serve(large())
-    server.before["PutWeights"].append(refusal("NOT_A_MEMBER", grpc.StatusCode.PERMISSION_DENIED))
-    assert run(adder, server.target, "ward-7") == 0
-    assert server.calls["Rendezvous"] == 2
-    assert adder.trained == [0, 1]
-
-
 @pytest.mark.parametrize("status", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED])
 def test_an_acknowledgement_that_is_lost_is_asked_for_again(
     serve: Serve, adder: Adder, status: grpc.StatusCode
@@ -159,93 +145,6 @@ def test_an_acknowledgement_that_is_lost_is_asked_for_again(
     assert run(adder, server.target, "ward-7") == 0
     assert adder.trained == [0, 1]
     assert server.calls["EndTrainingRound"] == 3
-
-
-def test_an_acknowledgement_that_is_lost_is_made_up_by_an_advertisement(
-    serve: Serve, adder: Adder, launch: Launch
-) -> None:
-    server = serve()
-    server.after["EndTrainingRound"].append(failure(grpc.StatusCode.UNAVAILABLE))
-    running = launch(adder, server.target)
-    server.wait_until(lambda: 0 in server.ledger.accepted)
-    heard = server.calls["Heartbeat"]
-    server.wait_until(lambda: server.calls["Heartbeat"] > heard + 1)  # one was answered since
-    server.change(round=1)
-    assert running.code() == 0
-    assert running.steps.count(("training", 0)) == 1
-    assert running.steps.count(("training", 1)) == 1
-
-
-@pytest.mark.parametrize("ledger", [Ledger, large], ids=["small", "large"])
-def test_a_result_that_cannot_be_delivered_now_is_sent_again(
-    serve: Serve, adder: Adder, ledger: Callable[[], Ledger]
-) -> None:
-    server = serve(ledger())
-    server.before["EndTrainingRound"].extend(
-        [
-            failure(grpc.StatusCode.UNAVAILABLE),
-            refusal("NOT_IN_ROUND"),
-            refusal("UPLOAD_MISSING"),
-        ]
-    )
-    assert run(adder, server.target, "ward-7") == 0
-    assert adder.trained == [0, 1]
-    assert server.calls["EndTrainingRound"] == 5
-    assert server.calls["PutWeights"] == (5 if ledger is large else 0)
-
-
-def test_an_invalid_update_is_logged_as_an_error_and_the_fourth_is_the_end(
-    serve: Serve, adder: Adder
-) -> None:
-    """It leaves a coordinator that asks it again after three, so that the round does not wait for
-    it."""
-    server = serve()
-
-    def invalid(context: Any) -> None:
-        refuse(context, "INVALID_UPDATE", grpc.StatusCode.INVALID_ARGUMENT, "not finite at 3")
-
-    server.before["EndTrainingRound"].extend([invalid] * 4)
-    with capture_logs() as logs:
-        assert run(adder, server.target, "ward-7") == 1
-    assert server.heartbeats[-1] == (pb.FINISHED, 0)
-    errors = [entry for entry in logs if entry["event"] == "update_invalid"]
-    assert [(e["log_level"], e["round"], e["reason"]) for e in errors] == [
-        ("error", 0, "not finite at 3")
-    ] * 4
-    assert len(adder.trained) == 4
-
-
-@pytest.mark.parametrize("call", ["EndTrainingRound", "Heartbeat", "Rendezvous", "Watch"])
-def test_call_limit_of_grpc_or_a_proxy_ends_no_participant(
-    serve: Serve, adder: Adder, launch: Launch, call: str
-) -> None:
-    """RESOURCE_EXHAUSTED without a reason of the coordinator's is no verdict on the update."""
-    server = serve()
-    server.before[call].append(failure(grpc.StatusCode.RESOURCE_EXHAUSTED))
-    assert launch(adder, server.target).code() == 0
-    assert adder.trained == [0, 1]
-
-
-def test_too_large_update_ends_its_participant(serve: Serve, adder: Adder, launch: Launch) -> None:
-    """The coordinator has said so, and another update of the model would be as large."""
-    server = serve()
-    server.before["EndTrainingRound"].append(
-        refusal("TOO_LARGE", grpc.StatusCode.RESOURCE_EXHAUSTED)
-    )
-    running = launch(adder, server.target)
-    assert running.code() == 1
-    assert running.seen[-1].message.startswith("the update of round 0 was refused: ")
-    assert adder.trained == [0]
-
-
-def test_a_result_that_is_dropped_before_its_turn_is_not_sent(serve: Serve, adder: Adder) -> None:
-    """An advertisement says that it has arrived while the worker is on its way to send it."""
-    server = serve()
-    with CoordinatorClient(server.target, "ward-7") as client:
-        work = Work(adder, client, "ward-7")
-        assert work.result is None
-        assert work.do(Call.HAND_IN, 3) == HandedIn(3)
-    assert server.calls == {}
 
 
 def test_more_metrics_than_the_coordinator_takes_are_cut(serve: Serve, adder: Adder) -> None:
@@ -268,17 +167,6 @@ def test_more_metrics_than_the_coordinator_takes_are_cut(serve: Serve, adder: Ad
     (entry,) = [entry for entry in logs if entry["event"] == "metrics_dropped"]
     assert (entry["log_level"], entry["round"]) == ("warning", 0)
     assert entry["num_points"] == 901 - len(points)
-
-
-def test_a_session_that_ends_without_a_result_is_a_failure(
-    serve: Serve, adder: Adder, launch: Launch
-) -> None:
-    server = serve(Ledger(paused=True))
-    running = launch(adder, server.target)
-    server.wait_until(lambda: server.calls["Heartbeat"] > 0)
-    server.change(round=2, cause="no model can be made")
-    assert running.code() == 1
-    assert running.seen[-1].message.endswith("no model can be made")
 
 
 def test_a_coordinator_that_is_away_is_worth_one_warning(serve: Serve, adder: Adder) -> None:
@@ -319,32 +207,6 @@ def test_a_result_of_the_wrong_type_fails_like_an_exception(
     running = launch(adder, serve().target)
     assert running.code() == 1
     assert "numpy array, not list" in running.seen[-1].message
-
-
-def test_a_profile_that_does_not_fit_ends_with_the_reason(
-    serve: Serve, adder: Adder, launch: Launch
-) -> None:
-    server = serve()
-    server.before["Rendezvous"].append(
-        lambda context: refuse(
-            context, "PROFILE_MISMATCH", grpc.StatusCode.INVALID_ARGUMENT, "check its columns"
-        )
-    )
-    running = launch(adder, server.target)
-    assert running.code() == 1
-    assert running.seen[-1] == Progress("finished", "ward-7", -1, "check its columns")
-
-
-def test_without_rows_nobody_joins(serve: Serve) -> None:
-    class Empty(Adder):
-        def profile(self) -> DataProfile | None:
-            return DataProfile(0, 2)
-
-    server = serve()
-    with capture_logs() as logs:
-        assert run(Empty(), server.target, "ward-7") == 0
-    assert [entry["event"] for entry in logs] == ["nothing_to_train_on"]
-    assert server.calls == {}
 
 
 def test_stop_leaves_even_in_the_middle_of_training(
@@ -405,13 +267,6 @@ def test_a_health_file_that_is_gone_ends_nothing(
     file.unlink()
     assert launch(adder, serve().target, alive).code() == 0
     assert not file.exists()
-
-
-@pytest.mark.parametrize("name", ["", "global", "a/b", "Köln", "ward 7 "])
-def test_a_name_that_cannot_travel_is_refused_at_once(adder: Adder, name: str) -> None:
-    """gRPC cannot send some of them at all, and would be asked for ever."""
-    with pytest.raises(ValueError, match="participant_id is"):
-        run(adder, "localhost:1", name)
 
 
 def test_without_an_id_it_makes_one(serve: Serve, adder: Adder) -> None:

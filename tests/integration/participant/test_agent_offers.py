@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 
 from integration.participant.agents import Adder, Running, large
@@ -41,15 +40,6 @@ def offering(serve: Serve, store: ScriptedStore) -> ScriptedCoordinator:
     server.store_url = store.url
     server.store_objects = store.objects
     return server
-
-
-def test_offered_weights_go_past_the_coordinator(
-    offering: ScriptedCoordinator, store: ScriptedStore, adder: Adder
-) -> None:
-    assert run(adder, offering.target, "ward-7") == 0
-    assert store.methods == ["GET", "PUT"] * 2
-    assert offering.calls["GetWeights"] == offering.calls["PutWeights"] == 0
-    assert np.array_equal(offering.ledger.model, np.full(50_000, 2, np.float32))
 
 
 FAULTS: dict[str, Fault] = {

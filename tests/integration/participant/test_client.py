@@ -17,7 +17,7 @@ from integration.participant.scripted import (
     refusal,
     refuse,
 )
-from integration.participant.store import ScriptedStore, break_off, object_of, status
+from integration.participant.store import ScriptedStore, break_off, status
 from xain_participant.client import MESSAGE_BYTES, CoordinatorClient, Refused
 from xain_participant.direct import DirectTransfer, OfferFailed
 from xain_proto.fl import coordinator_pb2 as pb
@@ -239,18 +239,6 @@ def test_what_the_store_has_begun_the_coordinator_ends(
     ]
 
 
-def test_a_store_that_sends_something_else_does_not_spoil_the_download(
-    client: CoordinatorClient,
-    server: ScriptedCoordinator,
-    offers: ScriptedStore,
-    failed_offers: list[OfferFailed],
-) -> None:
-    offers.faults.append(object_of(bytes(len(npy(BIG)))))
-    assert client.get_weights(client.start_round().model).tobytes() == BIG.tobytes()
-    assert server.download_offsets == [0]
-    assert [failed.reason for failed in failed_offers] == ["another digest than promised"]
-
-
 def test_an_update_is_put_into_the_store_where_it_is_offered(
     client: CoordinatorClient, server: ScriptedCoordinator, offers: ScriptedStore
 ) -> None:
@@ -285,19 +273,6 @@ def test_an_update_that_the_store_does_not_take_goes_through_the_coordinator(
     # The store may hang up before its answer has been read.
     ((host, method),) = [(failed.host, failed.method) for failed in failed_offers]
     assert (host, method) == (offers.host, "PUT")
-
-
-def test_an_offer_that_led_nowhere_is_not_taken_again(
-    client: CoordinatorClient,
-    server: ScriptedCoordinator,
-    offers: ScriptedStore,
-    failed_offers: list[OfferFailed],
-) -> None:
-    offer = client.start_round().upload
-    client.reject_offer(offer)
-    assert client.put_weights(0, BIG, offer).key == "0/ward-7"
-    assert offers.calls == []
-    assert [failed.host for failed in failed_offers] == [offers.host]
 
 
 def test_refusals_carry_the_coordinators_reason(

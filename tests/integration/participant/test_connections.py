@@ -17,8 +17,6 @@ from integration.participant.scripted import (
     npy,
 )
 from support.fault_proxy import FaultProxy
-from support.logs import capture_logs
-from xain_foundation.backoff import Backoff
 from xain_participant import Agent, CoordinatorClient, Participant, Refused, connection
 from xain_participant import client as client_module
 from xain_participant.download import Download
@@ -168,59 +166,6 @@ def poll(reached: Callable[[], bool]) -> None:
     raise AssertionError("it never happened")
 
 
-@pytest.mark.parametrize("first", ["old", "fresh"])
-def test_a_coordinator_that_is_slow_keeps_its_connection(
-    client: CoordinatorClient,
-    server: ScriptedCoordinator,
-    proxy: FaultProxy,
-    monkeypatch: pytest.MonkeyPatch,
-    first: str,
-) -> None:
-    """It answers the first question, too, be it later than the second. Nothing is given up."""
-    monkeypatch.setattr(connection, "GRACE_S", PATIENCE_S)
-    seen = iter(client.watch())
-    assert next(seen).state == pb.ROUND
-    may_beat = [hold(server, "Heartbeat"), hold(server, "Heartbeat")]
-    beat = Call(lambda: heartbeat(client))
-    server.wait_until(lambda: server.calls["Heartbeat"] == 2)
-    if first == "fresh":
-        may_beat[1].set()
-    may_beat[0].set()
-    assert beat.answer() == pb.ROUND
-    may_beat[1].set()
-    poll(lambda: proxy.num_open == 1)
-    server.change(paused=True)
-    assert next(seen).state == pb.STANDBY
-    assert server.calls["Watch"] == 1
-
-
-def test_whoever_was_slow_is_not_asked_twice_again_at_once(
-    client: CoordinatorClient,
-    server: ScriptedCoordinator,
-    proxy: FaultProxy,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Else it would have twice as much to do just when it has too much."""
-    monkeypatch.setattr(connection, "MAX_PAUSE_S", PATIENCE_S)
-    monkeypatch.setattr(client._connections, "_backoff", Backoff(PATIENCE_S, PATIENCE_S))
-    may_beat = [hold(server, "Heartbeat"), hold(server, "Heartbeat")]
-    beat = Call(lambda: heartbeat(client))
-    server.wait_until(lambda: server.calls["Heartbeat"] == 2)
-    may_beat[0].set()
-    assert beat.answer() == pb.ROUND
-    may_beat[1].set()
-    before = proxy.num_accepted
-    may_beat_again = hold(server, "Heartbeat")
-    beat = Call(lambda: heartbeat(client))
-    server.wait_until(lambda: server.calls["Heartbeat"] == 3)
-    threading.Event().wait(4 * connection.SILENCE_S)  # for what must not come
-    assert not beat.is_over
-    may_beat_again.set()
-    assert beat.answer() == pb.ROUND
-    assert server.calls["Heartbeat"] == 3
-    assert proxy.num_accepted == before
-
-
 @pytest.fixture
 def stalls_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also after the last chunk, and of a hand-in."""
@@ -308,22 +253,6 @@ def test_a_download_that_does_not_move_goes_on_over_the_new_one(
     assert server.download_offsets == [0, CHUNK_BYTES]
 
 
-def test_while_nobody_answers_the_connection_stays(
-    server: ScriptedCoordinator, proxy: FaultProxy
-) -> None:
-    """It may be the network, or the coordinator, that is away for a moment: what is under way is
-    not given up for that."""
-    with CoordinatorClient(f"127.0.0.1:{proxy.port}", "ward-7", call_timeout_s=3.0) as client:
-        seen = iter(client.watch())
-        assert next(seen).state == pb.ROUND
-        proxy.blackhole()
-        unanswered = Call(lambda: heartbeat(client)).answer()
-        assert unanswered in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
-        proxy.heal()
-        server.change(paused=True)
-        assert next(seen).state == pb.STANDBY
-
-
 def test_a_closed_client_ends_an_attempt(
     client: CoordinatorClient, server: ScriptedCoordinator
 ) -> None:
@@ -335,44 +264,6 @@ def test_a_closed_client_ends_an_attempt(
     assert unanswered.answer() is grpc.StatusCode.CANCELLED
     for event in may_beat:
         event.set()
-
-
-METHODS: dict[str, Callable[[CoordinatorClient], Any]] = {
-    "rendezvous": lambda client: client.rendezvous(),
-    "heartbeat": heartbeat,
-    "watch": lambda client: list(client.watch()),
-    "start_round": lambda client: client.start_round(),
-    "end_round": lambda client: client.end_round(0, pb.WeightsRef(), 1, "[]"),
-    "get_weights": lambda client: client.get_weights(pb.WeightsRef(key="x", size_bytes=1 << 20)),
-    "put_weights": lambda client: client.put_weights(0, BIG),
-}
-
-
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
-def test_a_closed_client_refuses(
-    client: CoordinatorClient, method: Callable[[CoordinatorClient], Any]
-) -> None:
-    client.close()
-    with pytest.raises(Refused) as caught:
-        method(client)
-    assert caught.value.status is grpc.StatusCode.CANCELLED
-    assert caught.value.message == "the connection is closed"
-
-
-def test_a_stream_that_comes_too_late_for_its_connection_is_refused(
-    client: CoordinatorClient, server: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another thread has replaced it between two steps of ours; the next attempt finds the new
-    one."""
-    old = client._connections.current
-    replace(client, server)
-    assert old.is_closed
-    with monkeypatch.context() as late:
-        late.setattr(client._connections, "_current", old)
-        with pytest.raises(Refused) as caught:
-            client.watch()
-    assert caught.value.status is grpc.StatusCode.CANCELLED
-    assert next(iter(client.watch())).state == pb.ROUND
 
 
 # --- the agent ---
@@ -426,36 +317,6 @@ def test_nobody_is_expired_because_a_connection_died(
     assert running.answer() == 0
     assert server.calls["Rendezvous"] == 1
     assert adder.trained == [0, 1]
-
-
-def test_a_stream_that_we_have_cancelled_is_not_a_loss(
-    server: ScriptedCoordinator, proxy: FaultProxy, adder: Adder
-) -> None:
-    """The coordinator has just answered: to ask it again at once would be of no use."""
-    with capture_logs() as logs:
-        agent = Agent(adder, f"127.0.0.1:{proxy.port}", "ward-7")
-        running = Call(agent.run)
-        assert adder.entered.wait(PATIENCE_S)
-        proxy.blackhole(new=False)
-        server.wait_until(lambda: server.calls["Watch"] >= 2)
-        adder.may_finish.set()
-        assert running.answer() == 0
-    assert "connection_lost" not in {entry["event"] for entry in logs}
-
-
-def test_who_is_stopped_in_the_middle_of_a_download_goes_quietly(
-    server: ScriptedCoordinator, adder: Adder
-) -> None:
-    may_send = hold(server, "GetWeights", after=True)
-    with capture_logs() as logs:
-        agent = Agent(adder, server.target, "ward-7")
-        running = Call(agent.run)
-        poll(lambda: server.calls["GetWeights"] == 1 and not server.after["GetWeights"])
-        poll(lambda: agent._client._connections.current.transfers != [])
-        agent.stop(143)
-        assert running.answer() == 143
-    may_send.set()
-    assert [entry for entry in logs if entry["log_level"] == "error"] == []
 
 
 @pytest.mark.usefixtures("stalls_are_short")

@@ -137,13 +137,6 @@ def test_a_fetch_that_brings_nothing_more_ends(
     assert download.received == PART + LEAST_BYTES // 2, "another way can go on from here"
 
 
-def test_without_a_length_it_ends_where_the_model_does(
-    direct: DirectTransfer, store: ScriptedStore
-) -> None:
-    store.faults.append(send("HTTP/1.1 200 OK\n\n", MODEL))
-    fetch(direct, store)
-
-
 CHUNKED = "HTTP/1.1 200 OK\nTransfer-Encoding: chunked\n\n"
 
 
@@ -336,14 +329,6 @@ def test_nobody_there_is_a_failure(direct: DirectTransfer, store: ScriptedStore)
     assert failed.reason == "connection refused"
 
 
-@pytest.mark.parametrize("name", ["a" * 64, "a..b"])
-def test_a_name_that_nobody_has_is_a_failure(
-    direct: DirectTransfer, store: ScriptedStore, name: str
-) -> None:
-    failed = failure(lambda: direct.fetch(f"http://{name}/m", download_of()))
-    assert (failed.host, failed.reason) == (f"{name}:80", "its name is not known")
-
-
 def test_a_host_that_failed_is_left_alone_for_a_while(
     direct: DirectTransfer, store: ScriptedStore, clock: Clock
 ) -> None:
@@ -447,15 +432,6 @@ def test_no_url_gets_out(
     assert SECRET not in shown + caplog.text
 
 
-@pytest.mark.parametrize(
-    "url", [f"http://h/\n{SECRET}", f"http://h{SECRET}ö/", f"http://u:{SECRET}@h/", "http://[{}"]
-)
-def test_a_url_that_is_none_does_not_get_out_either(direct: DirectTransfer, url: str) -> None:
-    failed = failure(lambda: direct.fetch(url.format(SECRET), download_of()))
-    assert failed.__context__ is None
-    assert SECRET not in "".join(traceback.format_exception(failed)) + repr(vars(failed))
-
-
 # --- proxies and TLS ---
 
 
@@ -552,21 +528,6 @@ def test_transfers_are_encrypted(
     fetch(direct, tls_store)
     assert direct.put(tls_store.url("/u"), parts())
     assert tls_store.objects["/u"] == MODEL
-
-
-def test_a_proxy_sees_nothing_of_an_encrypted_transfer(
-    direct: DirectTransfer,
-    store: ScriptedStore,
-    tls_store: ScriptedStore,
-    certificate: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    monkeypatch.setenv("https_proxy", f"http://user:p%40ss@{store.host}")
-    fetch(direct, tls_store)
-    assert store.calls == [("CONNECT", tls_store.host, "")]
-    assert store.headers[0]["Proxy-Authorization"] == "Basic dXNlcjpwQHNz"
-    assert "Proxy-Authorization" not in tls_store.headers[0]
 
 
 def test_a_proxy_that_refuses_is_a_failure(

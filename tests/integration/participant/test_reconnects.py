@@ -1,14 +1,12 @@
 """How an agent comes back to a coordinator that was away."""
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
-import grpc
 import pytest
 
-from integration.participant.scripted import PATIENCE_S, Ledger, ScriptedCoordinator, refuse
+from integration.participant.scripted import PATIENCE_S, Ledger, ScriptedCoordinator
 from xain_participant import Agent, Participant, connection
 from xain_participant import agent as agent_module
 
@@ -58,32 +56,3 @@ def test_the_stream_comes_back_after_the_first_sign_of_life(
         agent.stop()
         running.join(PATIENCE_S)
     assert not running.is_alive()
-
-
-def test_a_stream_that_is_asked_to_wait_comes_when_it_is_its_turn(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Many come at once, and the coordinator has said when. It beats on meanwhile."""
-    monkeypatch.setattr(agent_module, "MIN_WATCH_PAUSE_S", 0.001)
-    monkeypatch.setattr(agent_module, "MAX_WATCH_PAUSE_S", 0.01)
-    server = serve(Ledger(paused=True))
-    came_at: list[float] = []
-
-    def asked_to_wait(context: Any) -> None:
-        came_at.append(time.monotonic())
-        refuse(context, "UNAVAILABLE", grpc.StatusCode.UNAVAILABLE, retry_after_s=0.5)
-
-    server.before["Watch"].extend([asked_to_wait, lambda _: came_at.append(time.monotonic())])
-    agent = Agent(Idle(), server.target, "ward-7")
-    running = threading.Thread(target=agent.run)
-    running.start()
-    try:
-        server.wait_until(lambda: len(came_at) == 2)
-        server.wait_until(lambda: server.calls["Heartbeat"] > 1)
-    finally:
-        agent.stop()
-        running.join(PATIENCE_S)
-    assert not running.is_alive()
-    first, second = came_at
-    assert second - first >= 0.5
-    assert server.calls["Rendezvous"] == 1

@@ -42,37 +42,3 @@ async def test_a_participant_whose_updates_are_wrong_does_not_hold_up_the_round(
     assert (session.phase, session.cause) == (Phase.FINISHED, "completed")
     assert session.refusals["wrong"] == Refusals(num=3, left_out_until=5)
     assert coordinator.driver.history.contributions == {"a": 3, "b": 3, "wrong": 1}
-
-
-async def test_one_that_is_better_after_a_while_takes_part_again(
-    start: Any, take_part: Any
-) -> None:
-    """It was refused three times, and left out of two rounds."""
-    rounds = {
-        "rounds": 6,
-        "min_participants": 2,
-        "start_participants": 3,
-        "refused_rounds": 2,
-    }
-    coordinator = await start(rounds=rounds)
-    participants = {"a": Halves(1), "b": Halves(3), "wrong": Halves(9, extra=1, num_wrong=3)}
-    ends = await asyncio.wait_for(take_part(coordinator, participants), 30)
-    assert ends == {"a": 0, "b": 0, "wrong": 0}
-    history = coordinator.driver.history
-    contributors = [set(record.contributors) for record in history.rounds]
-    assert ["wrong" in who for who in contributors] == [True, False, False, False, True, True]
-
-
-async def test_one_that_cannot_be_done_without_leaves_in_the_end(
-    start: Any, take_part: Any
-) -> None:
-    """With nobody to take its place it is asked again, and goes after one more: so the session
-    knows that it waits for somebody else, and ends when nobody comes."""
-    rounds = {"rounds": 3, "min_participants": 2, "deadline_s": 60.0, "idle_timeout_s": 2.0}
-    coordinator = await start(rounds=rounds)
-    participants = {"a": Halves(1), "wrong": Halves(9, extra=1)}
-    ends = await asyncio.wait_for(take_part(coordinator, participants), 30)
-    assert ends == {"a": 1, "wrong": 1}
-    assert participants["wrong"].num_trained == 4
-    session = coordinator.driver.session
-    assert "waited for participants" in session.cause
