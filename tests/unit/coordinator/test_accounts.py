@@ -171,15 +171,6 @@ def test_warnings_have_a_bound() -> None:
     assert len(history.warnings(is_over=False)) == MAX_WARNINGS + 1
 
 
-def test_copy_of_a_history_keeps_its_accounts() -> None:
-    history = session(("a", 10), ("b", 10))
-    copy = history.copy()
-    run_round(history, 0, ("a", "b"), ("a",))
-    assert copy.accounts.by_name["a"].num_selected == 0
-    assert history.accounts.by_name["a"].num_selected == 1
-    assert history.copy() == history
-
-
 def test_initial_weights_count_as_no_round_of_their_maker() -> None:
     """The round of initial weights is no round that another participant has missed."""
     history = session(("a", 10), ("b", 10), ("c", 10))
@@ -199,11 +190,3 @@ def test_initial_weights_count_as_no_round_of_their_maker() -> None:
         run_round(history, number, ("a", "b", "c"), ("a", "c"))
     assert history.contributions == {"a": 3, "c": 3}
     assert next(iter(history.warnings(is_over=True))).startswith("b has never counted")
-
-
-def test_damaged_initial_weights_take_no_round_from_their_maker() -> None:
-    history = session(("a", 10))
-    history.apply(e.RoundOpened(0, ("a",), 0, 0.0, task=Task.INITIALISE))
-    history.apply(accepted(0, "a", 10))
-    history.apply(e.UpdateDamaged("a", 0, 10, "a bit", 0.0))
-    assert history.contributions["a"] == 0

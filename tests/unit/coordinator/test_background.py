@@ -69,22 +69,6 @@ async def close(background: Background) -> None:
         await background.close()
 
 
-async def test_it_takes_one_thread(store, monkeypatch):
-    monkeypatch.setattr(background, "GROUP_SIZE", 1)
-    at_work = Background(store)
-    keys = sorted(store.keys())
-    for key in keys:
-        at_work.delete(key)
-    for _ in range(3):
-        async with asyncio.timeout(PATIENCE_S):
-            await asyncio.to_thread(int)  # as a commit, or an aggregation
-    assert len(store.begun) == 1
-    store.go_on.release(NUM_KEYS)
-    await close(at_work)
-    assert store.begun == [(key,) for key in keys]
-    assert not list(store.keys())
-
-
 async def test_keys_are_deleted_together(store, monkeypatch):
     monkeypatch.setattr(background, "GROUP_SIZE", 15)
     at_work = Background(store)
@@ -112,20 +96,6 @@ async def test_what_fails_ends_nothing(store):
     at_work.delete("1")  # after a pause, too
     await close(at_work)
     assert len(list(store.keys())) == NUM_KEYS - 1
-
-
-async def test_where_there_is_no_thread_the_next_call_tries_again(store, threads):
-    at_work, is_done = Background(store), threading.Event()
-    store.go_on.release(2)
-    threads.num_missing = 1
-    at_work.delete("0")
-    async with asyncio.timeout(PATIENCE_S):
-        while threads.num_missing:  # noqa: ASYNC110  # nothing tells
-            await asyncio.sleep(0.01)  # a poll, not a race: it ends when it is so
-    at_work.do(is_done.set)
-    await close(at_work)
-    assert is_done.is_set()
-    assert store.begun == [("0",)]
 
 
 async def test_no_more_deletions_wait_than_are_allowed(store, monkeypatch):

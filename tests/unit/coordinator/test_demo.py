@@ -16,7 +16,6 @@ from xain_coordinator.cli.demo.cli import Abandoned, _ask
 from xain_coordinator.cli.demo.fleet import Fleet, FleetError
 from xain_coordinator.cli.demo.interrupts import Interrupts
 from xain_coordinator.cli.demo.training import accuracy_on, split
-from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import inspection_pb2 as inspection
 from xain_workloads.data import Dataset
 from xain_workloads.workload import create, evaluate, fit_centralised
@@ -128,13 +127,6 @@ def test_a_signal_waits_for_what_must_be_done_whole():
     assert interrupts.exit_status == 128 + signal.SIGTERM
 
 
-def test_the_command_for_a_site_works_from_anywhere():
-    """Its paths are absolute, whatever the folder was called by."""
-    program, *_, config = view.participant_command(Path("a folder/site-0.toml"))
-    assert Path(program).is_absolute()
-    assert config == str(Path.cwd() / "a folder/site-0.toml")
-
-
 def test_without_a_participant_to_run_it_says_what_to_install(monkeypatch):
     """A coordinator alone, as its container image has it, neither trains nor loads data."""
     monkeypatch.setattr(cli, "find_spec", lambda name: None)
@@ -156,47 +148,6 @@ class OneGone(Alive):
     def __init__(self) -> None:
         self.participants = {"site-1": Gone()}
         self.restarts = 1
-
-
-def progress_of(*contributors, finished=False):
-    """A status in the round after these, and the rounds by number."""
-    rounds = {
-        number: inspection.RoundStatus(round=number, phase="published", contributors=names)
-        for number, names in enumerate(contributors)
-    }
-    state = pb.FINISHED if finished else pb.ROUND
-    return inspection.GetStatusResponse(round=len(rounds), state=state), rounds
-
-
-def test_demo_tells_that_a_killed_site_is_back():
-    """A site that was killed is said to take part again from its first update on, once."""
-    progress, fleet = view.Progress(100), OneGone()
-    progress.update(*progress_of(("site-0", "site-1")), {}, fleet)
-    assert list(progress.new_lines()) == ["site-1 was killed (SIGKILL); the others go on."]
-    # An update of the round in which it ended may be from before.
-    progress.update(*progress_of(("site-0", "site-1"), ("site-1",)), {}, fleet)
-    assert list(progress.new_lines()) == []
-    back = (("site-0", "site-1"), ("site-1",), ("site-0",), ("site-1",))
-    for more in range(2):
-        progress.update(*progress_of(*back, *[("site-1",)] * more), {}, fleet)
-    told = "site-1 was killed (SIGKILL), was started again and takes part again since round 4."
-    assert list(progress.new_lines()) == [told]
-    shown = shown_text(progress.table(everything=True))
-    assert "takes part again" in shown
-    assert "the others go on" not in shown
-
-
-@pytest.mark.parametrize(
-    ("finished", "then"), [(False, "it goes on with round 3."), (True, "the session was over.")]
-)
-def test_demo_tells_what_a_restarted_coordinator_does(finished, then):
-    progress = view.Progress(100)
-    progress.coordinator_restarted()
-    fleet = OneGone()
-    fleet.participants = {}
-    for _ in range(2):
-        progress.update(*progress_of(("a",), ("a",), finished=finished), {}, fleet)
-    assert list(progress.new_lines()) == [f"The coordinator was killed and is back; {then}"]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 papers say, step by step."""
 
 import math
-import tracemalloc
 from itertools import combinations
 from typing import Any
 
@@ -268,24 +267,6 @@ def test_centred_clipping(
 
 
 # --- memory ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "rule",
-    [Krum(1), MultiKrum(1), GeometricMedian(3), CentredClipping()],
-    ids=lambda rule: type(rule).__name__,
-)
-def test_weighing_needs_no_second_table(rule: Surveyor) -> None:
-    """That of the products is 8 k² bytes, and all that there is of such a size."""
-    k = 500
-    products = gram(np.random.default_rng(1).normal(size=(k, 8)))
-    counts = np.ones(k, np.int64)
-    tracemalloc.start()
-    try:
-        rule.weigh(products, counts)
-        assert tracemalloc.get_traced_memory()[1] < k**2
-    finally:
-        tracemalloc.stop()
 
 
 # --- participants that send whatever they like ----------------------------------------------------

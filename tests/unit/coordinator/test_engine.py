@@ -13,11 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import xxhash
 from numpy.typing import NDArray
 
 from support.aggregation import hand_in, model_of, npy, put, read
-from xain_coordinator.aggregation import engine
 from xain_coordinator.aggregation.aggregator import RuleFailed, Stopped
 from xain_coordinator.aggregation.engine import aggregate
 from xain_coordinator.aggregation.publishing import publish
@@ -123,43 +121,6 @@ class FarStore(CountingStore):
 # --- the same bytes -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("rule", ["mean", "sum", "weighted_average"])
-def test_any_tile_size_gives_the_same_bytes(store: WeightsStore, rule: str, dtype: str) -> None:
-    """One column at a time, some, or all: those of the rule applied to the whole."""
-    vectors = random_vectors(dtype)
-    updates = hand_in(store, vectors)
-    num_samples = np.arange(1, NUM_UPDATES + 1)
-    whole = RULES[rule]().combine(np.stack(vectors), num_samples).astype(dtype)
-    for tile_bytes in (1, 3 * NUM_UPDATES * 8, 1 << 20):
-        model = aggregate(store, work_on(updates, rule), tile_bytes=tile_bytes)
-        assert read(store, "4/global") == npy(whole)
-        store.delete("4/global")
-        assert model == GlobalModel(
-            round=4,
-            ref=WeightsRef("4/global", len(npy(whole)), xxhash.xxh3_128(npy(whole)).hexdigest()),
-            dtype=dtype,
-            shape=(LENGTH,),
-            metadata={"workload": "sgd"},
-        )
-
-
-@pytest.mark.parametrize("rule", ["weighted_average", "median", "krum", "centred_clipping"])
-def test_updates_in_memory_give_the_same_bytes(rule: str) -> None:
-    """Of rules with and without a survey, and with a part of the global model for stale updates."""
-    store, made = MemoryStore(), MemoryStore()
-    updates, base = hand_in(store, random_vectors()), model_of(store, random_vectors()[2])
-    works = [Aggregate(3, rule, updates, base)]
-    if RULES[rule].takes_stale:
-        works.append(Aggregate(3, rule, updates, base, STALENESS))
-    objects = {key: read(store, key) for key in list(store.keys())}
-    for work in works:
-        assert aggregate(made, work, objects=objects) == aggregate(store, work)
-        assert read(made, "4/global") == read(store, "4/global")
-        store.delete("4/global")
-        made.delete("4/global")
-
-
 def test_the_order_of_arrival_does_not_matter() -> None:
     """The order is that of the selection; when the objects were written plays no part."""
     models = []
@@ -190,32 +151,7 @@ def test_more_updates_than_readers(max_readers: int) -> None:
         assert store.num_open == 0
 
 
-def test_few_readers_by_default() -> None:
-    """Far below the 1,024 files that a process may have open."""
-    store = CountingStore()
-    updates = hand_in(store, [np.ones(2, np.float32)] * 200)
-    store.most_open = 0
-    aggregate(store, work_on(updates))
-    assert store.most_open <= engine.MAX_READERS == 64
-
-
 # --- stores far away ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("max_readers", [NUM_UPDATES - 1, NUM_UPDATES])
-def test_what_is_opened_is_what_is_read(max_readers: int) -> None:
-    """A store far away brings with the opening what it is told will be read: nothing needs another
-    request, and nothing comes in vain, however often an update is opened again."""
-    store = CountingStore()
-    updates = hand_in(store, random_vectors())
-    store.num_beyond = store.num_opened = 0
-    aggregate(
-        store, work_on(updates), tile_bytes=4 * 6 * (NUM_UPDATES + 1), max_readers=max_readers
-    )
-    if max_readers < NUM_UPDATES:
-        assert (store.num_beyond, store.num_opened) == (0, 4 * NUM_UPDATES)
-    else:
-        assert (store.num_beyond, store.num_opened) == (3 * NUM_UPDATES, NUM_UPDATES)
 
 
 def test_rows_are_read_at_the_same_time() -> None:
@@ -301,24 +237,6 @@ def test_failure_in_one_thread_ends_the_other_threads(
     assert store.num_open == 0
 
 
-def test_stop_ends_between_two_rows() -> None:
-    """Where a thousand of them take their time, none begins any more."""
-    stop = threading.Event()
-    seen: list[str] = []
-
-    def meet(key: str) -> None:
-        seen.append(key)
-        stop.set()
-
-    store = FarStore(meet, num_parallel=1)
-    updates = hand_in(store, random_vectors())
-    store.begin()
-    with pytest.raises(Stopped):
-        aggregate(store, work_on(updates), stop, num_threads=1)
-    assert set(seen) == {"3/p000"}
-    assert store.num_open == 0
-
-
 # --- updates that are not what they were ----------------------------------------------------------
 
 
@@ -398,21 +316,6 @@ def test_what_stale_updates_lose_stays_with_the_global_model(
         expected += share * vector.astype(float)
     # The rounding of the result, and in float64 that of the sums of both.
     np.testing.assert_allclose(published, expected, rtol=0, atol=8 * float(np.finfo(dtype).eps))
-
-
-@pytest.mark.parametrize("max_readers", [1, NUM_UPDATES, NUM_UPDATES + 1])
-def test_any_tile_size_gives_the_same_bytes_with_stale_updates(max_readers: int) -> None:
-    """The global model is one more row, and counts as one more reader."""
-    models = []
-    for tile_bytes in (1, 3 * (NUM_UPDATES + 1) * 4, 1 << 20):
-        store = CountingStore()
-        updates = hand_in(store, random_vectors())
-        work = stale_work_on(store, updates, np.linspace(-2, 2, LENGTH).astype("float32"))
-        store.most_open = 0
-        models.append(aggregate(store, work, tile_bytes=tile_bytes, max_readers=max_readers))
-        assert store.most_open <= max_readers
-        assert store.num_open == 0
-    assert models[0] == models[1] == models[2]
 
 
 def test_without_staleness_the_global_model_is_not_read(store: WeightsStore) -> None:
@@ -537,31 +440,6 @@ def test_nothing_stays_of_a_failure(tmp_path: Path) -> None:
     with pytest.raises(KeyNotFound):
         aggregate(store, work_on(updates))
     assert list((tmp_path / ".incoming").glob("*.part")) == []
-
-
-def test_readers_close_when_the_store_fails() -> None:
-    """At once, and not when somebody collects garbage."""
-
-    class Full(CountingStore):
-        def upload(self, key: str, label: str = "", size_bytes: int = 0) -> MemoryUpload:
-            if key != "4/global":
-                return super().upload(key)
-
-            class Failing(MemoryUpload):
-                num_written = 0
-
-                def write(self, chunk: bytes) -> None:
-                    self.num_written += 1
-                    if self.num_written == 3:  # the header, one tile, and no more
-                        raise StoreUnavailable("the disk is full")
-
-            return Failing(self, key)
-
-    store = Full()
-    updates = hand_in(store, random_vectors())
-    with pytest.raises(StoreUnavailable) as caught:
-        aggregate(store, work_on(updates), tile_bytes=64)
-    assert store.num_open == 0, caught.value
 
 
 def test_stop_ends_after_the_tile_at_hand() -> None:

@@ -167,23 +167,6 @@ def test_damage_is_told_from_a_rule_that_fails(rule: str) -> None:
         aggregate(store, work)
 
 
-def test_krum_reads_one_update_again() -> None:
-    """Of the others the survey has told all that matters."""
-    opened: list[str] = []
-
-    class Counting(MemoryStore):
-        def open(self, key: str, start: int = 0, length: int | None = None) -> Any:
-            opened.append(key)
-            return super().open(key, start, length)
-
-    store = Counting()
-    vectors, base = random_round("krum")
-    work = work_on(store, "krum", vectors, base)
-    opened.clear()
-    aggregate(store, work)
-    assert len(opened) == NUM_UPDATES + 1 + 1
-
-
 @pytest.mark.parametrize("weights", [[1.0], [np.nan] * 8, [0.0] * 8])
 def test_a_rule_that_gives_no_usable_weights(
     weights: list[float], monkeypatch: pytest.MonkeyPatch
@@ -194,30 +177,6 @@ def test_a_rule_that_gives_no_usable_weights(
     vectors, base = random_round("krum")
     with pytest.raises(RuleFailed, match="'krum' gives 7 updates and the global model no usable"):
         aggregate(store, work_on(store, "krum", vectors, base))
-
-
-@pytest.mark.parametrize("rule", SURVEYORS)
-def test_survey_adds_blocks_in_order(rule: str) -> None:
-    """A sum of floats depends on its order: the survey is the sum of what the blocks give, from the
-    first to the last, and the parts that a rule has made stay as they are."""
-    vectors, base = random_round(rule)
-    made = make_rule(rule, OPTIONS.get(rule, {}))
-    assert is_surveyor(made)
-    block = engine._block_columns(NUM_UPDATES)
-    differences = np.stack(vectors).astype(np.float64) - base
-    blocks = [differences[:, at : at + block] for at in range(0, LENGTH, block)]
-    expected = made.survey(blocks[0])
-    for one in blocks[1:]:
-        expected = expected + made.survey(one)
-    weights = made.weigh(expected, np.arange(1, NUM_UPDATES + 1))
-    chosen = np.flatnonzero(weights)
-    rows = np.stack([*vectors, base])[chosen]
-    model = made.combine(rows, weights[chosen]).astype(np.float32)
-    for num_threads in (1, 2, 3):
-        store = MemoryStore()
-        work = work_on(store, rule, vectors, base)
-        ref = aggregate(store, work, tile_bytes=1 << 17, num_threads=num_threads).ref
-        assert load(store, ref).tobytes() == model.tobytes()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
@@ -279,40 +238,7 @@ def test_order_statistics_have_the_bits_of_a_loop_over_columns(
         store.delete("4/global")
 
 
-def test_failed_block_ends_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error ends the work, on any number of threads."""
-
-    class Broken(Exception):
-        pass
-
-    first, never = threading.Lock(), threading.Event()
-
-    def gram(differences: Array) -> Array:
-        if first.acquire(blocking=False):
-            never.wait(0.2)  # the other thread comes to wait meanwhile, or need not
-            raise Broken
-        return np.zeros((NUM_UPDATES, NUM_UPDATES))
-
-    monkeypatch.setattr(distances, "gram", gram)
-    store = MemoryStore()
-    vectors, base = random_round("krum")
-    with pytest.raises(Broken):
-        aggregate(store, work_on(store, "krum", vectors, base), num_threads=2)
-
-
 # --- memory ---------------------------------------------------------------------------------------
-
-
-def test_blocks_depend_on_the_number_of_updates_alone() -> None:
-    """And hold no more than they may, as long as that is possible."""
-    assert [engine._block_columns(k) for k in (1, 16, 17, 64, 2000, 10**6)] == [
-        8192,
-        8192,
-        4096,
-        2048,
-        64,
-        64,
-    ]
 
 
 def traced_peak(store: WeightsStore, work: Aggregate) -> int:

@@ -98,18 +98,6 @@ def test_selected_are_all_that_were_with_the_reasons_of_those_that_went() -> Non
     assert history.rounds[-1].missing == {"b": "expired"}
 
 
-def test_a_departure_changes_no_round_that_is_over() -> None:
-    """What was, was. And one before the first round concerns none."""
-    history = fold(
-        e.ParticipantLeft("b", "left"),
-        e.RoundOpened(0, ("a", "b"), 5, 0.0),
-        accepted(0, "a"),
-        e.ModelPublished(0, model(1), 1.0),
-        e.ParticipantLeft("b", "left"),
-    )
-    assert history.rounds[-1].selected == ("a", "b")
-
-
 def test_names_are_kept_where_they_are_few() -> None:
     """They are for a person to read. Of a thousand participants over a thousand rounds they would
     be two million; their numbers are kept always."""
@@ -251,14 +239,6 @@ def test_who_comes_back_is_not_forgotten() -> None:
         history.apply(accepted(0, f"p{number}"))
         history.apply(e.ParticipantLeft(f"p{number}", "left"))
     assert history.contributions["a"] == 1
-
-
-def test_records_are_values() -> None:
-    """A reader may keep one while the round goes on."""
-    history = fold(e.RoundOpened(0, ("a",), 5, 0.0))
-    seen = history.rounds[-1]
-    history.apply(accepted(0, "a"))
-    assert seen == replace(history.rounds[-1], contributors=(), num_samples=0)
 
 
 # --- what was measured ---

@@ -1,12 +1,8 @@
 """Launches without a training: workers and their data, settings, commands, processes, the log."""
 
-import json
 import os
 import re
 import signal
-import subprocess
-import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -184,30 +180,6 @@ def test_containers_that_serve_ask_participants_for_predictions(
     assert config.workload.options["publish"] is True
 
 
-def test_commands_are_those_that_a_user_would_type() -> None:
-    coordinator = plan.coordinator_program(
-        ("127.0.0.1", 5),
-        "/w",
-        "/c.toml",
-        {"rounds.rounds": "3", "workload.options.publish": True},
-        {"XAIN_COORDINATOR_ROUNDS__EPOCHS": "2", "PATH": "/bin"},
-    )
-    assert coordinator.arguments == [
-        *("--config=/c.toml", "--data-dir=/w", "--host=127.0.0.1", "--port=5"),
-        *("--set=rounds.rounds=3", "--set=workload.options.publish=true"),
-        *("--set=logging.console=false", "--new-session"),
-    ]
-    assert coordinator.environment == {"XAIN_COORDINATOR_ROUNDS__EPOCHS": "2"}
-    worker = Worker("b", "/d/x.csv", (1, 3))
-    values = {"data.target": None, "training.seed": "3"}
-    arguments = plan.worker_program(worker, "h:5", "/data/x.csv", "regression", values).arguments
-    assert arguments == [
-        *("--coordinator=h:5", "--id=b", "--data=/data/x.csv", "--task=regression"),
-        *("--partition=iid", "--num-parts=3", "--index=1"),
-        *("--set=training.seed=3", "--set=logging.console=false"),
-    ]
-
-
 def test_launcher_is_told_from_a_later_process_with_its_number() -> None:
     own = programs.launcher_id()
     assert programs.is_alive(own)
@@ -356,23 +328,6 @@ def test_sparse_workers_divide_one_source(tmp_path: Path) -> None:
     assert request.values == {}
     (worker, *_) = sparse_request(tmp_path, "rows/*.svm", **{"scheduler.log": "true"}).workers
     assert worker.source == str(Path.cwd() / "rows/*.svm")
-
-
-def test_line_that_a_kill_has_cut_is_no_progress(
-    tmp_path: Path, backend: processes.ProcessBackend
-) -> None:
-    """Docker yields the rest of a log without its end of line."""
-    log = tmp_path / "worker-1.log"
-    whole = {"event": "progress", "accuracy": 0.75, "loss": 0.5}
-    log.write_text(f'{json.dumps(whole)}\n{{"event": "progress", "accu\n')
-    request = sparse_request(tmp_path, "s3://rows/*.svm")
-    view = LogView(request.names, colors=False, is_quiet=True)
-    launch = sparse.SparseLaunch(request, backend, view, print, nullcontext)
-    ended = subprocess.Popen([sys.executable, "--version"])
-    ended.wait()
-    launch._workers["worker-1"] = processes.LocalProcess("worker-1", ended, log, 0)
-    launch._show()
-    assert launch._progress == {"worker-1": whole}
 
 
 @pytest.mark.parametrize(

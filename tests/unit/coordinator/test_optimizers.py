@@ -245,23 +245,6 @@ def test_statistics_take_no_step(name: str, tile_bytes: int) -> None:
             assert (load(stores[0], mixed.state[part])[4:9] == np.float32(begin)).all()
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
-def test_one_hostile_participant_does_not_end_the_session(name: str, dtype: str) -> None:
-    """It sends the largest number there is, now above zero and now below, in every round."""
-    store = MemoryStore()
-    largest = np.finfo(dtype).max
-    model = model_of(store, np.zeros(3, dtype))
-    for round_ in range(8):
-        base = load(store, model.ref)
-        hostile = np.full(3, largest * (-1) ** (round_ // 3), dtype)
-        for vectors in ([base, base, hostile], [hostile]):
-            updates = hand_in(store, vectors, round_=model.round)
-            model = aggregate(store, Aggregate(model.round, "mean", updates, model, optimizer=name))
-            for ref in (model.ref, *model.state.values()):
-                assert np.isfinite(load(store, ref)).all()
-
-
 # --- state that is there already, or not any more -------------------------------------------------
 
 

@@ -1,8 +1,6 @@
 """Median and trimmed mean against what sorting a column in Python gives, and both ways to sort
 against each other."""
 
-import statistics
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,6 @@ from xain_coordinator.aggregation.order_statistics import (
     TrimmedMean,
     sort_by_column,
     sort_by_network,
-    sorting_network,
 )
 
 Array = NDArray[Any]
@@ -36,32 +33,6 @@ def tiles(draw: st.DrawFn, min_rows: int = 1) -> Array:
         width=16, allow_nan=False, allow_infinity=False
     )
     return draw(arrays(dtype, shape, elements=values))
-
-
-@settings(deadline=None)
-@given(tiles())
-def test_the_median(tile: Array) -> None:
-    """Of each column, whatever the counts of samples are; -0.0 is 0.0."""
-    expected = [statistics.median(map(float, column)) + 0.0 for column in tile.T]
-    combined = Median().combine(tile, ONES)
-    assert combined.dtype == np.float64
-    assert combined.tobytes() == np.array(expected).tobytes()
-
-
-@settings(deadline=None)
-@given(tiles(min_rows=3), st.data())
-def test_the_trimmed_mean(tile: Array, data: Any) -> None:
-    """The mean of what lies between the `trim` least and greatest of each column."""
-    trim = data.draw(st.integers(0, (len(tile) - 1) // 2))
-    rule = TrimmedMean(trim)
-    rule.check(len(tile))
-    expected = []
-    for column in tile.T:
-        kept = sorted(Fraction(float(value)) for value in column)[trim : len(column) - trim]
-        expected.append(float(sum(kept) / len(kept)))
-    scale = float(np.abs(tile.astype(np.float64)).max())
-    combined = rule.combine(tile, ONES)
-    np.testing.assert_allclose(combined, expected, rtol=0, atol=1e-14 * scale)
 
 
 @settings(deadline=None)
@@ -87,14 +58,6 @@ def test_a_network_sorts_everything(k: int) -> None:
         room = np.concatenate([rows, rows[:1]])
         got = sort_by_network(room, first, first + 1)
         assert np.array_equal(got, np.sort(rows, axis=0)[first : first + 1])
-
-
-def test_a_network_does_no_more_than_is_asked_for() -> None:
-    """The middle of many rows needs fewer comparisons than their order."""
-    whole, median = sorting_network(32, 0, 32), sorting_network(32, 15, 17)
-    assert len(whole) == 191  # Batcher's own count for 32
-    assert len(median) < len(whole)
-    assert sorting_network(1, 0, 1) == ()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -98,15 +97,6 @@ def test_the_example_of_the_documentation(site: Path) -> None:
         np.testing.assert_allclose(load(store, models[-1].ref), expected, rtol=1e-6)
         store.delete("4/global")
     assert models[0] == models[1]
-
-
-def test_its_options_are_looked_at(site: Path) -> None:
-    """As those of the rules that are built in: before anything begins, and by name."""
-    install_example(site)
-    told = error_of(aggregation__rule="midrange", **{"aggregation__options.towards": "far"})
-    assert 'aggregation.options.towards is "far"; it must be a valid number' in told
-    told = error_of(aggregation__rule="midrange", **{"aggregation__options.toward": "1"})
-    assert "rule 'midrange' has no such option; it has: towards" in told
 
 
 def test_nothing_is_imported_that_is_not_used(site: Path) -> None:
@@ -356,14 +346,3 @@ def test_a_session_whose_plug_in_is_gone(site: Path, tmp_path: Path) -> None:
     with pytest.raises(PluginFailed, match="opened with the rule 'odd', and no plug-in gives it"):
         Coordinator(other, resume=True)
     assert asyncio.run(_status_of(other)) == EXIT_ERROR
-
-
-def test_there_is_no_such_plug_in() -> None:
-    """As one that was there when the session was opened, and is not any more."""
-    with pytest.raises(KeyError):
-        make_rule("nobody", {})
-    told: Any = error_of(aggregation__rule="nobody")
-    assert (
-        "it must be one of: assemble, centred_clipping, ensemble, geometric_median, gradient, "
-        "identity, " in told
-    )

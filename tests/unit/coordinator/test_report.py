@@ -174,14 +174,6 @@ def test_report_names_the_problem_of_a_site_that_is_away() -> None:
     assert "north2 of 7no memory" in text
 
 
-def test_report_charts_no_seconds() -> None:
-    """The duration of a training says nothing about learning."""
-    one = inspection.RoundStatus(phase="published", metrics={"loss": 0.5, "seconds": 17.25})
-    text = read(session(one)).text
-    assert "loss" in text
-    assert "17.25" not in text
-
-
 def test_report_counts_initial_weights_for_nobody() -> None:
     """Round 0 is in the timeline, and neither a column of the roster nor a round of its site."""
     made = inspection.RoundStatus(

@@ -123,20 +123,6 @@ def test_who_is_behind_keeps_nothing_but_its_round():
         assert folder(store, "incoming") == left
 
 
-def test_who_comes_back_for_a_round_that_was_over_leaves_nothing():
-    """It was away for long, and what it hands in counts."""
-    store = store_of(6)
-    dropping = Retention(store, 0)
-    dropping.drop(Needed(4, 4))
-    store.asked.clear()
-    dropping.drop(Needed(4, 4, frozenset({2})))
-    assert store.asked == []
-    store.put({"2/a.0": b"x"})
-    dropping.drop(Needed(4, 4))
-    assert store.asked == ["incoming/2/", "2/"]
-    assert updates(store) == [4, 5]
-
-
 def test_what_an_earlier_process_left_goes():
     """However long ago, and under other settings."""
     store = store_of(40)
@@ -347,20 +333,4 @@ async def test_what_failed_is_tried_again_by_itself(monkeypatch, phase):
     assert [told["event"] for told in logs] == ["updates_not_dropped"]
     monkeypatch.undo()
     await driver.until_it_waits()  # the objects are gone a moment before the thread is done
-    await end(driver, watching)
-
-
-async def test_who_comes_and_goes_hastens_no_new_attempt(monkeypatch):
-    """A store that refuses is not asked each time that anything changes; and the wait ends with
-    the driver."""
-    monkeypatch.setattr(retention, "FIRST_WAIT_S", 10 * PATIENCE_S)
-    driver, store = driver_of(), store_of(4)
-    store.num_deletions = 0
-    driver.at(2)
-    watching = asyncio.create_task(Retention(store, 0).watch(driver))
-    await driver.until_it_waits()
-    for _ in range(10):
-        driver.changes.wake()
-        await driver.until_it_waits()
-    assert store.num_deletions == -1
     await end(driver, watching)

@@ -93,20 +93,6 @@ def test_identity(round_: tuple[Array, Array]) -> None:
     np.testing.assert_array_equal(combined.astype(np.float32), tile[0])
 
 
-@pytest.mark.parametrize("name", sorted(set(RULES) - {"identity"}))
-@settings(deadline=None)
-@given(round_=rounds(min_rows=3), cut=st.integers(0, 5))
-def test_a_rule_treats_each_column_by_itself(
-    name: str, round_: tuple[Array, Array], cut: int
-) -> None:
-    """To the bit: the result must not depend on where tiles begin."""
-    tile, num_samples = round_
-    rule = RULES[name]()
-    whole = rule.combine(tile, num_samples)
-    parts = [rule.combine(part, num_samples) for part in (tile[:, :cut], tile[:, cut:])]
-    assert np.concatenate(parts).tobytes() == whole.tobytes()
-
-
 def test_all_zero_samples_weigh_the_same() -> None:
     """A round of initialisations has no samples at all, and is no division by zero."""
     tile = np.array([[1.0, 4.0], [3.0, 8.0]], np.float32)

@@ -133,24 +133,6 @@ async def test_failed_write_ends_the_upload_and_keeps_no_part(
     assert not upload.is_open
 
 
-async def test_failed_write_of_a_cancelled_upload_keeps_no_part(
-    upload: MeasuredUpload, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both at once: the connection is gone, and so is the disk."""
-    uploading: list[asyncio.Task[None]] = []
-    loop = asyncio.get_running_loop()
-
-    def failing(self: FileUpload, chunk: bytes) -> None:
-        loop.call_soon_threadsafe(uploading[0].cancel)
-        raise StoreUnavailable("the disk is full")
-
-    monkeypatch.setattr(FileUpload, "write", failing)
-    stream = Stream(SENDERS["present"])
-    uploading.append(asyncio.ensure_future(receive(stream, upload)))
-    await asyncio.wait(uploading)
-    assert not upload.is_open
-
-
 async def test_upload_without_a_header_is_refused() -> None:
     async def no_header() -> Any:
         return pb.PutWeightsRequest(data=b"x")

@@ -20,12 +20,10 @@ from numpy.typing import ArrayLike
 from support.clock import HeldClock
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
-from xain_coordinator.core.decider import decide, resume
-from xain_coordinator.core.errors import Unavailable
+from xain_coordinator.core.decider import resume
 from xain_coordinator.core.keys import journalled_key
 from xain_coordinator.core.replies import Reply
 from xain_coordinator.core.values import DataProfile, Phase, Rules
-from xain_coordinator.driver import driver as driver_module
 from xain_coordinator.driver import effects as work
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.driver.effects import StoreWorker, WorkloadMissing
@@ -381,18 +379,6 @@ async def test_small_model_is_written_to_the_store_while_too_many_wait_to_be_cop
     assert read(store, "1/global") == npy(VECTOR + 1)
 
 
-async def test_copy_of_a_small_model_after_the_end_of_the_driver_is_no_failure() -> None:
-    """A watch may wake up when the journal is closed. The next start copies the model."""
-    store, journal = MemoryStore(), Disk()
-    async with fleet(journal, store, make_rules(num_participants=2)) as f:
-        await small_session(f)
-        copies = ModelCopies(f.worker._store)
-        await f.driver.close()
-        journal.is_closed = True
-        await copies.copied(f.driver)
-        assert f.driver.failure is None
-
-
 async def test_small_model_of_another_coordinator_is_never_overwritten() -> None:
     store, journal = MemoryStore(), Disk()
     async with fleet(journal, store, make_rules(num_participants=2)) as f:
@@ -438,52 +424,6 @@ async def test_update_is_in_the_journal_if_its_model_cannot_be_made_at_once() ->
     accepted = [one for one in journal.events if isinstance(one, e.UpdateAccepted)]
     assert [one.update.participant_id for one in accepted] == ["p0", "p1"]
     assert read(store, "1/global") == npy(VECTOR + 1)
-
-
-async def test_update_is_in_the_journal_if_nothing_can_be_decided_about_its_model(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The process ends loudly, and the next one makes the model again."""
-    store, journal = MemoryStore(), Disk()
-    rules = make_rules(num_participants=2)
-
-    def crashing(session: Any, command: c.Command, *arguments: Any) -> Any:
-        if isinstance(command, c.AggregationDone):
-            raise MemoryError("unexpected")
-        return decide(session, command, *arguments)
-
-    async with fleet(journal, store, rules) as f:
-        await f.join("p0", "p1")
-        await f.until(Phase.COLLECTING)
-        await f.send("p0")
-        with monkeypatch.context() as broken:
-            broken.setattr(driver_module, "decide", crashing)
-            await f.send("p1", VECTOR + 2)
-        assert isinstance(await f.failure(), MemoryError)
-    assert isinstance(journal.events[-1], e.RoundClosed)
-    async with fleet(journal, store, rules) as f:
-        await f.until(Phase.FINISHED)
-    assert read(JournalledStore(store, journal), "1/global") == npy(VECTOR + 1)
-
-
-async def test_lost_commit_of_a_small_model_loses_the_update_with_it() -> None:
-    """A kill before the commit leaves the round open: the next process takes the last update again
-    and makes the same model."""
-    store, journal = MemoryStore(), Disk()
-    rules = make_rules(num_participants=2)
-    async with fleet(journal, store, rules) as f:
-        await f.join("p0", "p1")
-        await f.until(Phase.COLLECTING)
-        await f.send("p0")
-        journal.dies_before = e.ModelPublished
-        with pytest.raises(Unavailable):
-            await f.send("p1", VECTOR + 2)
-    assert isinstance(journal.events[-1], e.UpdateAccepted)
-    journal.dies_before = None
-    async with fleet(journal, store, rules) as f:
-        await f.send("p1", VECTOR + 2)
-        await f.until(Phase.FINISHED)
-        assert read(JournalledStore(store, journal), "1/global") == npy(VECTOR + 1)
 
 
 # --- what ends the process and not the session ----------------------------------------------------
@@ -612,26 +552,6 @@ async def test_a_rule_that_fails_ends_the_session() -> None:
 # --- a crash --------------------------------------------------------------------------------------
 
 
-async def test_a_crash_between_publication_and_commit() -> None:
-    """The model is in the store and the journal does not know: it is made again and adopted."""
-    store, journal = MemoryStore(), Disk()
-    journal.dies_before = e.ModelPublished
-    async with fleet(journal, store) as f:
-        await f.join("p0")
-        await f.until(Phase.COLLECTING)
-        await f.hand_in("p0")
-        assert isinstance(await f.failure(), JournalError)
-    published = read(store, "1/global")
-    journal.dies_before = None
-    async with fleet(journal, store) as f:
-        await f.until(Phase.FINISHED)
-        session = f.driver.session
-        assert session.cause == "completed"
-        assert session.model is not None
-        assert session.model.ref == measure(store, "1/global").ref
-    assert read(store, "1/global") == published
-
-
 # --- the initial model ----------------------------------------------------------------------------
 
 
@@ -650,22 +570,6 @@ class Workload:
 
 
 WITH_WORKLOAD = make_rules(initial="workload")
-
-
-async def test_the_initial_model_is_stored_and_published() -> None:
-    """Little-endian, with layout and metadata."""
-    store = MemoryStore()
-    async with fleet(Disk(), store, WITH_WORKLOAD, workload=Workload()) as f:
-        await f.join("p0")
-        await f.until(Phase.COLLECTING)
-        model = f.driver.session.model
-        assert model is not None
-        assert model.ref == measure(store, "0/global").ref
-        assert (model.layout, model.metadata) == (
-            (TensorSpec("w", (3,), "float32"),),
-            {"a": "b"},
-        )
-    assert read(store, "0/global") == npy(VECTOR.astype("<f4"))
 
 
 async def test_profiles_that_do_not_suffice_are_told_to_the_session() -> None:

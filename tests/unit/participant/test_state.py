@@ -258,18 +258,6 @@ def test_what_cannot_be_used_is_set_aside(
         assert_is(next_one.load(), RESULT)
 
 
-def test_a_vector_that_is_set_aside_is_kept_for_people(state: StateDirectory, folder: Path) -> None:
-    """One, so that they do not pile up."""
-    for _ in range(2):
-        state.keep(RESULT)
-        flip(the_vector(folder), -1)
-        with capture_logs():
-            assert state.load() is None
-    spoilt = (folder / "result.npy.damaged").read_bytes()
-    assert len(spoilt) == 128 + VECTOR.nbytes
-    assert len(names(folder)) == 4
-
-
 def fails_to_open(monkeypatch: pytest.MonkeyPatch, pattern: str, error: Exception) -> None:
     """As files do whose disk is away, or for which this process has no place left."""
     opened = Path.open
@@ -324,17 +312,6 @@ def test_a_name_that_cannot_be_read_now_is_not_made_anew(
     with StateDirectory(folder) as state:
         assert state.participant_id == name
         assert_is(state.load(), RESULT)
-
-
-def test_nothing_is_loaded_once_it_is_closed(state: StateDirectory, folder: Path) -> None:
-    """The next one may be writing there."""
-    state.close()
-    with StateDirectory(folder, "ward-7"):
-        part = folder / "result-0123456789abcdef.npy.part"
-        part.touch()
-        with pytest.raises(ValueError, match="it is closed"):
-            state.load()
-        assert part.exists()
 
 
 def test_the_files_of_others_are_left_alone(state: StateDirectory, folder: Path) -> None:
@@ -444,15 +421,6 @@ def test_a_lock_ends_with_its_process(folder: Path) -> None:
             os.kill(child, 9)
 
 
-def test_nothing_is_kept_once_it_is_closed(state: StateDirectory, folder: Path) -> None:
-    """A training that nobody waits for any more may end later, in an application that goes on."""
-    state.close()
-    with pytest.raises(NotKept, match="closed"):
-        state.keep(RESULT)
-    state.forget()
-    assert names(folder) == {"lock", "participant.json"}
-
-
 def test_closing_waits_for_what_is_being_written(
     state: StateDirectory, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -489,24 +457,3 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         StateDirectory(tmp_path / "file", "ward-7")
     with pytest.raises(StateError, match="it cannot be used: Not a directory"):
         StateDirectory(tmp_path / "file" / "state", "ward-7")
-
-
-def test_a_result_that_cannot_be_removed_is_told(
-    state: StateDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And stays whole: its vector is not removed either."""
-    state.keep(RESULT)
-    unlink = Path.unlink
-
-    def fail(self: Path, **options: Any) -> None:
-        if self.name == "result.json":
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        unlink(self, **options)
-
-    with monkeypatch.context() as patches, capture_logs() as logs:
-        patches.setattr(Path, "unlink", fail)
-        state.forget()
-    (entry,) = logs
-    assert (entry["event"], entry["participant"]) == ("result_stays", "ward-7")
-    assert entry["reason"] == "Read-only file system"
-    assert_is(state.load(), RESULT)

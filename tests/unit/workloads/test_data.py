@@ -188,17 +188,6 @@ def test_csv_header_alone_is_a_dataset(write: Write, text: str, task: Task) -> N
     assert dataset.feature_names == ("a", "b")
 
 
-@pytest.mark.parametrize("task", ["classification", "regression"])
-def test_other_formats_without_rows(write: Write, tmp_path: Path, task: Task) -> None:
-    """Likewise in every other format."""
-    np.savez(tmp_path / "a.npz", X=np.empty((0, 2)), y=np.empty(0))
-    assert load(tmp_path / "a.npz", task=task).profile() == DataProfile(0, 2)
-    _parquet(tmp_path / "a.parquet", a=pa.array([], pa.int64()), y=pa.array([], pa.float64()))
-    assert load(tmp_path / "a.parquet", task=task).profile() == DataProfile(0, 1)
-    assert load(write("a.svm", ""), task=task, num_features=7).profile() == DataProfile(0, 7)
-    assert load(write("a.svm", ""), task=task).num_samples == 0
-
-
 # Refusals
 
 
@@ -358,14 +347,6 @@ def test_folder_gives_the_table_of_one_file(ward: Path) -> None:
     assert folder.target.tolist() == file.target.tolist()
     for name in ("age", "ward"):
         assert folder.values[name].tolist() == file.values[name].tolist()
-
-
-def test_folder_with_decimal_commas_in_both_files(ward: Path) -> None:
-    """The target alone does not tell the separator; the features do."""
-    (ward / "X_train.csv").write_text("a;b\n1,5;2,25\n")
-    (ward / "y_train.csv").write_text("y\n3,5\n")
-    table = load_table(ward, task="regression")
-    assert (table.values["a"].tolist(), table.target.tolist()) == ([1.5], [3.5])
 
 
 @pytest.mark.parametrize(

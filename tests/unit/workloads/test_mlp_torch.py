@@ -103,14 +103,6 @@ def test_site_without_some_classes_trains_all_outputs_by_torch(
     assert np.abs(vectors[0] - vectors[1]).max() <= 1e-9
 
 
-def test_same_inputs_give_the_same_bytes_by_torch(problems: dict[str, Dataset]) -> None:
-    for solver in SOLVERS:
-        first, second = (
-            trained("torch", problems["three classes"], solver=solver) for _ in range(2)
-        )
-        assert first.tobytes() == second.tobytes()
-
-
 def test_both_engines_name_the_same_epoch_of_divergence() -> None:
     iris = load("iris")
     data = Dataset(1e6 * iris.features, np.arange(150.0))
@@ -121,16 +113,6 @@ def test_both_engines_name_the_same_epoch_of_divergence() -> None:
         complaints.append(str(caught.value))
     assert complaints[0] == complaints[1]
     assert complaints[0].startswith("training diverged in epoch 3 with solver = 'sgd'")
-
-
-def test_torch_computes_with_as_many_threads_as_the_process_allows(
-    problems: dict[str, Dataset], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(neural_modules, "_num_threads", [])
-    for num_threads in (3, 1):
-        neural_modules.use_threads(num_threads)
-        trained("torch", problems["two classes"])
-        assert torch.get_num_threads() == num_threads
 
 
 PROGRAM = """

@@ -50,21 +50,6 @@ def test_dirichlet_covers_exactly(
     assert all(np.all(np.diff(part) > 0) for part in parts)
 
 
-@given(st.one_of(labels, numbers), part_counts, alphas, seeds)
-def test_partition_is_deterministic(
-    values: list[Any], num_parts: int, alpha: float, seed: int
-) -> None:
-    """Participants on different machines cut alike, whatever else has used chance before."""
-    target = _target(values)
-    first = dirichlet(target, num_parts, alpha=alpha, seed=seed)
-    np.random.seed(0)
-    again = dirichlet(target, num_parts, alpha=alpha, seed=seed)
-    assert [part.tolist() for part in first] == [part.tolist() for part in again]
-    assert [part.tolist() for part in iid(len(target), num_parts, seed=seed)] == [
-        part.tolist() for part in iid(len(target), num_parts, seed=seed)
-    ]
-
-
 def test_partition_is_pinned() -> None:
     """These rows were computed once. If they change, participants of two releases would train on
     overlapping parts without noticing."""

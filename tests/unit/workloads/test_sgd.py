@@ -17,7 +17,7 @@ from xain_workloads.errors import DataError, Diverged, NoData
 from xain_workloads.model import Model, TensorSpec, unflatten
 from xain_workloads.partition import Partition, split_train_test
 from xain_workloads.profile import DataProfile
-from xain_workloads.sgd import LEARNING_RATES, LOSSES, PENALTIES, SgdWorkload
+from xain_workloads.sgd import LEARNING_RATES, LOSSES, PENALTIES
 from xain_workloads.workload import (
     Workload,
     create,
@@ -337,46 +337,6 @@ def test_classes_missing_locally_keep_their_rows(digits: Dataset, local: list[st
         assert (arrays["intercept"][code] < 0) or name in local
 
 
-def test_one_class_of_two(binary: Dataset) -> None:
-    """The one row of a two-class model moves towards the class that is there."""
-    workload = create("sgd")
-    model = _start(workload, binary)
-    for label in ("benign", "malignant"):
-        data = binary.subset(np.flatnonzero(binary.target == label))
-        result = workload.train(model, data, epochs=1, epoch_base=0, seed=1)
-        assert result.metrics["accuracy"] > 0.9
-        assert set(workload.predict(_with(model, result.vector), data.features[:20])) == {label}
-
-
-def test_class_order_is_numeric() -> None:
-    """Classes "9" and "10" get the rows that the metadata say, not those of text order."""
-    features = np.repeat(np.eye(3), 20, axis=0)
-    data = from_arrays(features, np.repeat([10, 9, 2], 20))
-    workload = create("sgd", {"eta0": 0.5})
-    model = fit_centralised(workload, data, epochs=5, seed=0)
-    assert json.loads(model.metadata["classes"]) == ["2", "9", "10"]
-    assert workload.predict(model, np.eye(3)).tolist() == ["10", "9", "2"]
-    assert workload.evaluate(model, data)["accuracy"] == 1.0
-
-
-def test_two_classes_learn(binary: Dataset) -> None:
-    """Two classes, one row of weights, both classes predicted."""
-    train, test = split_train_test(binary, 0.2, seed=0)
-    workload = create("sgd")
-    model = fit_centralised(workload, train, epochs=10, seed=0)
-    assert workload.evaluate(model, test)["accuracy"] > 0.95
-
-
-def test_regression_learns(diabetes: Dataset) -> None:
-    """Numbers are predicted as numbers; r2 near the 0.5 of least squares on this set."""
-    workload = create("sgd", {"task": "regression", "eta0": 0.001})
-    model = fit_centralised(workload, diabetes, epochs=50, seed=0)
-    assert workload.evaluate(model, diabetes)["r2"] > 0.45
-    prediction = workload.predict(model, diabetes.features[:3])
-    assert prediction.shape == (3,)
-    assert prediction.dtype == np.float64
-
-
 @pytest.mark.parametrize("eta0", [0.3, 10.0, 1e6, 1e300])
 def test_divergence_says_what_to_do(eta0: float, diabetes: Dataset) -> None:
     """Weights that run away are never handed in, whether they reach infinity or are held at 1e12 by
@@ -384,14 +344,6 @@ def test_divergence_says_what_to_do(eta0: float, diabetes: Dataset) -> None:
     workload = create("sgd", {"task": "regression", "eta0": eta0})
     with pytest.raises(Diverged, match=r"and eta0 = .*: lower eta0, or scale the data"):
         workload.train(_start(workload, diabetes), diabetes, epochs=20, epoch_base=0, seed=0)
-
-
-def test_unscaled_features_diverge_loudly() -> None:
-    """The classic mistake, features in the thousands, is told instead of averaged."""
-    data = load("breast_cancer")
-    workload = create("sgd", {"loss": "squared_hinge"})
-    with pytest.raises(Diverged):
-        workload.train(_start(workload, data), data, epochs=5, epoch_base=0, seed=0)
 
 
 def test_divergence_without_eta0_does_not_blame_it(diabetes: Dataset) -> None:
@@ -514,18 +466,6 @@ def test_r2_of_a_constant_target_is_finite() -> None:
     assert workload.evaluate(model, two) == {"mse": 4.0, "r2": 0.0}
 
 
-@pytest.mark.parametrize("loss", LOSSES["classification"])
-def test_loss_falls_with_training(loss: str, binary: Dataset) -> None:
-    """The loss that is reported is the one that is minimised."""
-    workload = create("sgd", {"loss": loss, "eta0": 0.001})
-    model = _start(workload, binary)
-    noise = np.random.default_rng(0).normal(size=model.vector.shape).astype(np.float32)
-    model = _with(model, noise)
-    before = workload.evaluate(model, binary)["loss"]
-    after = workload.train(model, binary, epochs=3, epoch_base=0, seed=0).metrics["loss"]
-    assert after < 0.8 * before
-
-
 # Federated
 
 
@@ -562,21 +502,3 @@ def test_federated_digits_match_centralised(digits: Dataset, seed: int) -> None:
     reached = workload.evaluate(federated, test)["accuracy"]
     assert reached > 0.93
     assert reached > workload.evaluate(centralised, test)["accuracy"] - 0.02
-
-
-def test_federated_regression_matches_centralised(diabetes: Dataset) -> None:
-    """Likewise for numbers, cut by decile."""
-    parts = [Partition("dirichlet", 3, index, alpha=0.5).apply(diabetes) for index in range(3)]
-    workload = create("sgd", {"task": "regression", "eta0": 0.001})
-    federated = workload.evaluate(_federate(workload, parts, rounds=20, epochs=2, seed=0), diabetes)
-    centralised = workload.evaluate(
-        fit_centralised(workload, diabetes, epochs=40, seed=0), diabetes
-    )
-    assert federated["r2"] > centralised["r2"] - 0.05
-
-
-def test_workload_is_a_protocol_member() -> None:
-    """The class fits the Protocol that the participant and the coordinator are written against."""
-    workload: Workload = SgdWorkload()
-    assert workload.name == "sgd"
-    assert workload == create("sgd")

@@ -61,14 +61,6 @@ def test_the_uploads_of_the_dead_are_swept_and_no_others(tmp_path: Path) -> None
     assert list(store.keys()) == ["1/b"]
 
 
-def test_stores_of_one_root_share_the_fence(tmp_path: Path) -> None:
-    one, other = FileStore(tmp_path), FileStore(tmp_path)
-    put(one, "1/global", b"one")
-    with pytest.raises(KeyExists):
-        put(other, "1/global", b"other")
-    assert incoming(tmp_path) == []
-
-
 def test_without_hard_links_looking_and_renaming_are_one_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,12 +112,6 @@ def test_foreign_files_are_no_keys(tmp_path: Path) -> None:
     for name in ("notes.txt", "1/UPPER.weights", "1/.a.weights.swp", "1/%zz.weights"):
         (tmp_path / name).write_bytes(b"")
     assert list(store.keys()) == ["1/a"]
-
-
-def test_objects_outlive_the_store(tmp_path: Path) -> None:
-    put(FileStore(tmp_path), "1/a", b"x")
-    with FileStore(tmp_path).open("1/a") as reader:
-        assert reader.read(0, 1) == b"x"
 
 
 @pytest.fixture

@@ -166,15 +166,6 @@ def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
         assert list(journal.load()) == [OPENED, closed(0)]
 
 
-def test_it_goes_on_where_it_ended(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    for number in range(3):
-        with closing(SqliteJournal(path)) as journal:
-            journal.append([OPENED] if number == 0 else [closed(number)])
-    with closing(SqliteJournal(path)) as journal:
-        assert list(journal.load()) == [OPENED, closed(1), closed(2)]
-
-
 def test_it_is_durable(tmp_path: Path) -> None:
     """WAL alone is not: without synchronous=FULL a power cut takes what was acknowledged."""
     with closing(SqliteJournal(tmp_path / "journal")) as journal:
@@ -182,18 +173,6 @@ def test_it_is_durable(tmp_path: Path) -> None:
         assert db is not None
         assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert db.execute("PRAGMA synchronous").fetchone() == (2,)
-
-
-def test_it_may_be_used_from_other_threads(tmp_path: Path) -> None:
-    journal = SqliteJournal(tmp_path / "journal")
-    journal.append([OPENED])
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda n: journal.append([closed(n), closed(n)]), range(40)))
-        records = pool.submit(lambda: list(journal.load())).result()
-        pool.submit(journal.close).result()
-    numbers = [r.event.round for r in records if isinstance(r.event, RoundClosed)]
-    assert numbers[::2] == numbers[1::2]  # appends do not mix
-    assert sorted(numbers[::2]) == list(range(40))
 
 
 def test_a_failure_within_a_transaction_takes_it_all_back(tmp_path: Path) -> None:
@@ -670,18 +649,6 @@ def test_an_empty_file_is_a_new_journal(tmp_path: Path) -> None:
         assert list(journal.load()) == []
 
 
-def test_a_damaged_page(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    with closing(SqliteJournal(path)) as journal:
-        journal.append([OPENED, *(closed(n) for n in range(1000))])
-    content = bytearray(path.read_bytes())
-    content[4096:-4096] = b"\xff" * (len(content) - 8192)
-    path.write_bytes(content)
-    with pytest.raises(JournalError, match=f"{path} is damaged"):
-        SqliteJournal(path)
-    assert path.read_bytes() == content
-
-
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
@@ -793,27 +760,6 @@ def test_any_flipped_bit_of_the_database_is_named_or_changes_nothing(tmp_path: P
         path.write_bytes(flipped(content, place, chance))
         num_told += read_or_told(path, records) is not None
     assert num_told > 30
-
-
-def test_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    with pytest.raises(JournalError, match=f"{file}/folder cannot be created: Not a directory"):
-        SqliteJournal(file / "folder" / "journal")
-
-
-def test_a_folder_in_place_of_the_file(tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match=f"{tmp_path} cannot be opened"):
-        SqliteJournal(tmp_path)
-
-
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir(0o555)
-    if os.access(folder, os.W_OK):
-        folder = Path("/proc/self")  # root may write everywhere but there
-    with pytest.raises(JournalError, match=f"{folder}/journal cannot be"):
-        SqliteJournal(folder / "journal")
 
 
 def test_objects_beyond_the_memory_are_read_from_the_file(
