@@ -60,6 +60,7 @@ CORE_MAY_KNOW = {
     "xain_foundation.names",
     "xain_messaging.tags",
     "xain_proto.fl.refusals_pb2",
+    "xain_proto.metadata",
     "xain_workloads.errors",
     "xain_workloads.model",
     "xain_workloads.profile",

@@ -17,6 +17,7 @@ from xain_coordinator.core.selection import Candidate, Controller, select
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.strategy import Strategy
 from xain_coordinator.core.values import Phase, Round, Rules, Task
+from xain_proto.metadata import COMPLETED
 
 
 def next_step(session: Session, now: float, strategy: Strategy) -> e.Event | None:
@@ -65,9 +66,9 @@ def _completed(session: Session, now: float) -> e.SessionFinished:
     model, best = session.model, session.evaluation.best
     assert model is not None, "nothing was trained"
     if model.round >= session.rules.num_rounds:
-        return e.SessionFinished("completed", now)
+        return e.SessionFinished(COMPLETED, now)
     because = session.evaluation.descent.ended_because or (why_stopped(best) if best else "")
-    return e.SessionFinished("completed", now, because)
+    return e.SessionFinished(COMPLETED, now, because)
 
 
 def _why_given_up(session: Session) -> str:

@@ -26,6 +26,7 @@ from xain_coordinator.cli.demo.training import (
 from xain_foundation.commands import fail
 from xain_proto.fl import inspection_pb2 as inspection
 from xain_proto.limits import MAX_INT32
+from xain_proto.metadata import COMPLETED
 from xain_workloads.partition import MAX_ALPHA
 
 POLL_S = 0.1
@@ -169,7 +170,7 @@ def _run(
         with console.status("Training the same model on all rows in one place ..."):
             baseline = centralised_accuracy(data, epochs, ETA0, seed)
         console.print(view.verdict(status, fleet, observer.final_accuracy(), baseline))
-        return 0 if status.cause == "completed" else EXIT_FAILED
+        return 0 if status.cause == COMPLETED else EXIT_FAILED
     except FleetError as error:
         console.print(
             Text("The demo has failed. ", style="red").append(str(error), style="default")

@@ -16,6 +16,7 @@ from xain_coordinator.cli.demo.fleet import Fleet
 from xain_coordinator.cli.demo.training import Split
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import inspection_pb2 as inspection
+from xain_proto.metadata import COMPLETED
 
 LIVE_ROWS = 15  # the table on a terminal shows the latest so many rounds
 STARTING = "Participants are starting ..."
@@ -184,7 +185,7 @@ def verdict(
     lines: list[RenderableType] = [table]
     if fleet.restarts:
         lines.append(Text(f"The coordinator was killed {_times(fleet.restarts)} and came back."))
-    if status.cause != "completed":
+    if status.cause != COMPLETED:
         lines.append(Text(f"The session ended early: {status.cause}", style="red"))
     return Panel(Group(*lines), title="Test accuracy", title_align="left", expand=False)
 

@@ -22,6 +22,7 @@ from xain_coordinator.server import inspection_client
 from xain_coordinator.server.inspection_client import NoStatus, Snapshot
 from xain_foundation.commands import CommandFailed
 from xain_foundation.fields import join_host_port
+from xain_proto.metadata import COMPLETED
 
 ASK_EVERY_S = 0.5
 LEAVE_TIMEOUT_S = 10.0  # for workers to end by themselves after the session
@@ -91,7 +92,7 @@ class RoundsLaunch(Launch):
             lines = result_lines(self.address, snapshot, self._request.work)
         for line in lines:
             self._say(line)
-        return 0 if snapshot.status.cause == "completed" else EXIT_FAILED
+        return 0 if snapshot.status.cause == COMPLETED else EXIT_FAILED
 
     def start(self) -> None:
         """Start the coordinator, and when it answers the workers. Raises CommandFailed."""
