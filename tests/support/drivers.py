@@ -3,16 +3,13 @@
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import grpc
-
 from support.messaging import PATIENCE_S
 from xain_messaging.codec import Frames
-from xain_messaging.drivers.grpc_lines import METHOD
 from xain_messaging.ports import Driver
 
 
@@ -79,18 +76,3 @@ def received(driver: Receiving) -> list[bytes]:
     event = next_event(driver)
     assert isinstance(event, Arrived), event
     return [bytes(frame) for frame in event.frames]
-
-
-def has_come_or_goes_again(here: Receiving, there: Receiving, frame: bytes) -> bool:
-    if here.receive(0.0) == Lost("there"):
-        here.send("there", [frame])
-    event = there.receive(0.05)
-    return isinstance(event, Arrived) and bytes(event.frames[0]) == frame
-
-
-def flood(there: Receiving, packets: Iterable[bytes]) -> "grpc.Future[bytes]":
-    """From a peer that waits for no ack. The future ends when all has been read."""
-    channel = grpc.insecure_channel(there.address)
-    future = channel.stream_unary(METHOD).future(iter(packets), timeout=PATIENCE_S)
-    future.add_done_callback(lambda _: channel.close())
-    return future

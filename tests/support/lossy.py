@@ -3,10 +3,8 @@
 from collections.abc import Callable
 
 from support.messaging import PATIENCE_S
-from xain_messaging.codec import Frames, encode
+from xain_messaging.codec import Frames
 from xain_messaging.drivers.in_process import InProcessDriver, Switchboard
-from xain_messaging.links import MESSAGE, Bounds, Link
-from xain_messaging.messages import Message
 from xain_messaging.proxy import Proxy
 
 JoinLossy = Callable[..., tuple[Proxy, "LossyDriver"]]
@@ -32,16 +30,3 @@ class LossyDriver(InProcessDriver):
 def tags(proxy: Proxy, number: int) -> list[str]:
     messages = proxy.receive(PATIENCE_S)
     return [message.tag for _, message in zip(range(number), messages, strict=False)]
-
-
-def strangers(join_lossy: JoinLossy, number: int) -> tuple[Proxy, InProcessDriver, list[Link]]:
-    """A peer, and as many who are in no group and have written to it, all from one driver."""
-    a, line = join_lossy("a", Bounds(max_bytes_in_all=10_000))
-    driver = InProcessDriver(line._switchboard)
-    driver.connect("a", line.address)
-    links = [Link(f"stranger-{i}", 1, "a") for i in range(number)]
-    for link in links:
-        link.connected()
-        packet = link.send(MESSAGE, encode(Message("hello", link.own_name, "a")))
-        driver.send("a", packet or [])
-    return a, driver, links

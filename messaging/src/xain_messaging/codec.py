@@ -10,7 +10,7 @@ whom, the connection tells.
 
 Nothing is pickled, so nothing that comes is run. What msgpack has no words for is refused at the
 sender: sets, objects, dates, integers beyond 64 bits, arrays of objects, and arrays that are more
-than their elements, as masked ones are; and msgpack's own types, of which the receiver knows none.
+than their elements, as masked ones are.
 
 A tuple comes out as a list, a numpy scalar as a number, a bytearray as bytes, and an array in
 C order and the machine's byte order, of the same dtype and shape. An array that came is writable,
@@ -19,7 +19,6 @@ and nobody else's.
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from typing import Any, Final, TypeAlias, TypedDict
 
 import msgpack
@@ -50,9 +49,6 @@ _STAGES: Final = {
 }
 _KINDS: Final = "biufc"  # of dtypes: truth values, integers, floats, complex numbers
 _ARRAYS: Final = (np.ndarray, np.memmap)  # but no other subclass: what it adds would be lost
-_LISTS: Final = (list, tuple)
-_FOREIGN: Final = frozenset({msgpack.ExtType, msgpack.Timestamp})
-_PLAIN: Final = frozenset({bytes, str, int, float, bool, type(None), np.ndarray})
 _SCALAR_KINDS: Final = "biuf"  # msgpack has no complex numbers
 
 
@@ -81,8 +77,7 @@ def encode(message: Message) -> list[Frame]:
             raise BodyError(f"{place} cannot be sent: {why}") from None
         raise BodyError(f"the body cannot be sent: {error}") from error
     frames, has_tuples = packing.frames, packing.has_tuples
-    # As a key, a tuple goes out, and so do msgpack's own types anywhere; nobody can read it.
-    if has_tuples or _has_foreign(message.body):
+    if has_tuples:  # as a key, a tuple goes out, and no receiver can read it
         for place, why in _faults(message.body, "body", 0):
             raise BodyError(f"{place} cannot be sent: {why}")
     if (size := len(frames[0])) > MAX_ENVELOPE_BYTES:
@@ -183,35 +178,12 @@ def _can_be_key(value: object) -> bool:
     return isinstance(value, str | int | float | bytes | memoryview | None)
 
 
-def _has_foreign(body: object) -> bool:
-    """Something in it is of a type of msgpack's own. Asked of every body, so it goes through all
-    of one depth at once."""
-    if type(body) in _PLAIN:
-        return False
-    level: list[Any] = [body]
-    while True:
-        kinds = set(map(type, level))
-        if not kinds.isdisjoint(_FOREIGN):
-            return True
-        lists = tuple(kind for kind in kinds if issubclass(kind, _LISTS))
-        maps = tuple(kind for kind in kinds if issubclass(kind, dict))
-        if not lists and not maps:
-            return False
-        inner: list[Any] = [item for item in level if isinstance(item, lists)] if lists else []
-        for item in level if maps else ():
-            if isinstance(item, maps):
-                inner += (item, item.values())
-        level = list(chain.from_iterable(inner))
-
-
 def _faults(value: object, place: str, depth: int) -> Iterator[tuple[str, str]]:
     """What cannot be sent, and why. Slow: only asked when something could not."""
     if depth > MAX_DEPTH:
         yield place, f"it lies more than {MAX_DEPTH} lists or maps deep"
         return
     match value:
-        case msgpack.ExtType() | msgpack.Timestamp():
-            yield place, f"{type(value).__name__} is a type of msgpack's own; send plain data"
         case memoryview():
             if not value.c_contiguous:
                 yield place, "the view is not contiguous; send bytes(view)"

@@ -15,89 +15,26 @@ it; see conditional_events.py. The peers that percentages are of are those who a
 message comes, and when somebody has come or gone.
 """
 
-import heapq
-import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import update_wrapper
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from xain_messaging.conditional_events import (
-    ANY,
     MAX_HELD,
     EventTable,
     EventTableFull,
     Expression,
     Fired,
-    parse,
 )
 from xain_messaging.messages import Message
-from xain_messaging.ports import Roster
 from xain_messaging.proxy import Proxy
 
 T = TypeVar("T")
 
 Handler: TypeAlias = Callable[[Any, Proxy, list[Message]], object]
-Peers: TypeAlias = Mapping[str, Sequence[str]]  # see Proxy.peers
 
-_OWN: Final = frozenset(
-    {"local_instance", "proxy", "_table", "_fired", "_refused", "_has_room", "_roster", "_max_held"}
-)
-
-# The units that a message counts in, of all events.
-_Kind: TypeAlias = frozenset[tuple[str, str]]
-
-
-class _Refused:
-    """Messages that have found no room, by what they count in: where there is none for one of a
-    kind, there is none for the others. So a look for room takes as long for a thousand of them as
-    for one."""
-
-    def __init__(self, expressions: Iterable[Expression]) -> None:
-        self._units = frozenset(
-            (unit.source, unit.tag)
-            for expression in expressions
-            for unit in parse(expression).units
-        )
-        self._by_kind: dict[_Kind, deque[tuple[int, Message]]] = {}
-        self._numbers = itertools.count()
-
-    def __len__(self) -> int:
-        return sum(len(messages) for messages in self._by_kind.values())
-
-    def __iter__(self) -> Iterator[Message]:
-        """The oldest first."""
-        return (message for _, message in heapq.merge(*self._by_kind.values()))
-
-    def add(self, message: Message, peers: Peers) -> None:
-        sources = {ANY, message.source}
-        sources |= {role for role, names in peers.items() if message.source in names}
-        kind = self._units & {(source, tag) for source in sources for tag in (message.tag, ANY)}
-        self._by_kind.setdefault(kind, deque()).append((next(self._numbers), message))
-
-    def sort(self, peers: Peers) -> None:
-        """Anew: what a message counts in depends on who its sender is."""
-        messages = list(self)
-        self._by_kind.clear()
-        for message in messages:
-            self.add(message, peers)
-
-    def give(self, push: Callable[[Message], None]) -> None:
-        """The oldest of each kind first, and of a kind as many as push() does not refuse."""
-        heads = [(messages[0][0], kind) for kind, messages in self._by_kind.items()]
-        heapq.heapify(heads)
-        while heads:
-            _, kind = heapq.heappop(heads)
-            messages = self._by_kind[kind]
-            try:
-                push(messages[0][1])
-            except EventTableFull:  # that has been told
-                continue
-            messages.popleft()
-            if messages:
-                heapq.heappush(heads, (messages[0][0], kind))
-            else:
-                del self._by_kind[kind]
+_OWN: Final = frozenset({"local_instance", "proxy", "_table", "_fired", "_refused", "_max_held"})
 
 
 class Distributed(Generic[T]):
@@ -129,10 +66,7 @@ class Distributed(Generic[T]):
         for expression, handler in events:
             self._table.register(expression, handler)
         self._fired: deque[Fired[Handler, Message]] = deque()
-        # Taken from the proxy, when the table was full.
-        self._refused = _Refused(expression for expression, _ in events)
-        self._has_room = False  # there may be some for them
-        self._roster: Roster | None = None  # at the last look for it
+        self._refused: deque[Message] = deque()  # received when the table was full
         self._max_held = max_held
 
     def __getattr__(self, name: str) -> Any:
@@ -158,16 +92,18 @@ class Distributed(Generic[T]):
         before it receives anything: what comes later waits in the proxy.
         """
         events = self.proxy.events(timeout_s)
-        self._look_at_peers()
+        self._fired += self._table.evaluate()  # peers may have gone since the last launch()
+        has_room = bool(self._refused)
         while True:
             while self._fired:
                 fired = self._fired.popleft()
                 if fired.key is _stop:
                     return
                 fired.key(self.local_instance, self.proxy, fired.messages)
-            if self._has_room:
-                self._refused.give(self._push)
-                self._has_room = bool(self._fired)  # not before: an interrupt has left some
+                has_room = bool(self._refused)
+            if has_room:
+                has_room = False
+                self._push_refused()
                 continue
             if len(self._refused) >= self._max_held:
                 raise EventTableFull(
@@ -177,31 +113,24 @@ class Distributed(Generic[T]):
             event = next(events, None)
             if event is None:
                 return
-            if not isinstance(event, Message):
-                self._look_at_peers()
-                continue
+            if isinstance(event, Message):
+                try:
+                    self._fired += self._table.push(event)
+                except EventTableFull:
+                    self._refused.append(event)
+                    raise
+            else:  # what is held may be enough when a peer has gone
+                self._fired += self._table.evaluate()
+                has_room = bool(self._refused)
+
+    def _push_refused(self) -> None:
+        """Push the messages that found no room, the oldest first."""
+        for _ in range(len(self._refused)):
+            message = self._refused.popleft()
             try:
-                self._push(event)
-            except EventTableFull:
-                self._refused.add(event, self.proxy.peers)
-                raise
-
-    def _look_at_peers(self) -> None:
-        """What is held may be enough when somebody has gone, also since the last launch()."""
-        self._note(self._table.evaluate())
-        roster = self.proxy.endpoint.roster
-        if roster is not self._roster:
-            self._roster = roster
-            self._refused.sort(self.proxy.peers)
-            self._has_room = True
-
-    def _push(self, message: Message) -> None:
-        self._note(self._table.push(message))
-
-    def _note(self, fired: list[Fired[Handler, Message]]) -> None:
-        """Room comes of what fires, and of nothing else but other peers."""
-        self._fired += fired
-        self._has_room = self._has_room or bool(fired)
+                self._fired += self._table.push(message)
+            except EventTableFull:  # launch() has raised that
+                self._refused.append(message)
 
     def stop(self) -> None:
         """Let launch() end when what has come is handled. Safe in handlers and in other threads."""

@@ -1,4 +1,4 @@
-"""One peer among its peers: what comes, what goes, and who is there.
+"""One peer among its peers: what comes, what goes, and which peers are there.
 
 One I/O thread runs the driver and does what is due: it handles packets, sends acks and batches, and
 looks for messages that a connection has lost. The program's threads talk to it through queues: the
@@ -12,7 +12,6 @@ alone, in an order that leaves a gap for the receiver to ask for.
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from typing import TypeVar
 from xain_foundation.logger import get_logger
 from xain_messaging.codec import Frames, decode, num_bytes
 from xain_messaging.errors import (
-    BodyError,
     Closed,
     MalformedMessage,
     MessagingError,
@@ -30,18 +28,7 @@ from xain_messaging.errors import (
     UnknownPeer,
 )
 from xain_messaging.inbox import Inbox
-from xain_messaging.links import (
-    COLLECTIVE,
-    Bounds,
-    Delivery,
-    Head,
-    Kind,
-    Link,
-    Outbox,
-    Packet,
-    Untaken,
-    read_head,
-)
+from xain_messaging.links import COLLECTIVE, Bounds, Delivery, Kind, Link, Packet, Totals, read_head
 from xain_messaging.messages import Message, SessionMessage
 from xain_messaging.ports import Discovery, Driver, Member, Membership, Roster
 from xain_messaging.sessions import Sessions
@@ -51,43 +38,27 @@ log = get_logger(__name__)
 
 T = TypeVar("T")
 
-# An ack that nothing carries waits for so long for something that might.
+# An ack that no message carries waits for so long.
 ACK_DELAY_S = 0.01
-# How long packets are held of a process that the discovery has not listed yet.
-HOLD_S = 60.0
-# How long nothing may be heard of sent messages before their receiver is asked where it is; each
-# time twice as long.
+# After so long without a word of sent messages their receiver is asked what has come; each time
+# after twice as long.
 PROBE_S = 0.5
 MAX_PROBE_S = 30.0
 # How long a proxy that closes waits until its peers say that they have received its messages.
 HEARD_S = 1.0
 # How long messages are kept for a peer that is away.
 FORGET_S = 3600.0
-# Between two looks for those whose time is over.
-FORGET_EVERY_S = 60.0
-# Between two attempts to connect to a peer; each time twice as long.
-RETRY_S = 0.1
-MAX_RETRY_S = 10.0
 # How long close() waits for the I/O thread.
 END_S = 5.0
-# Names that the discovery has never told us of. What is sent under one more is not heard.
-MAX_STRANGERS = 1024
-# Names of those who have left. Beyond it the first to leave are forgotten sooner, but for those for
-# whom something is kept, or of whom something waits here.
+# Peers that have left. Beyond it the first to leave are forgotten sooner, unless something is kept
+# for them, or waits here.
 MAX_AWAY = 4096
-
-# Of what is said in the log of a message that could not be handled.
+# Names that are not in the group yet, and that have sent something which is to be asked for.
+MAX_STRANGERS = 1024
+# Characters in the log of why a message could not be handled.
 MAX_WHY = 500
 
 Handler = Callable[[Message, Delivery], None]
-
-
-@dataclass(slots=True)
-class _Retry:
-    """Of a connect() or send() that has failed. at: on time.monotonic()."""
-
-    at: float
-    wait_s: float
 
 
 @dataclass(slots=True)
@@ -100,7 +71,8 @@ class _Probe:
 
 
 class Endpoint:
-    """Joins on construction; see Discovery.join for what that raises. It closes the driver."""
+    """Joins on construction; see Discovery.join for what that raises. start() comes next. close()
+    closes the driver too."""
 
     def __init__(
         self,
@@ -117,33 +89,26 @@ class Endpoint:
         self.role = role
         self.inbox = Inbox()
         self.sessions = Sessions()
-        self._on_collective: Handler | None = None
-        self._unheard: list[tuple[Message, Delivery]] = []  # before anybody hears collectives
-        self.num_too_large = 0  # kept messages that were dropped, see _drop_too_large()
         self.lock = threading.RLock()
+        self.roster: Roster = MappingProxyType({})  # all who are in the group now, with us
+        self._on_collective: Handler = lambda message, delivery: None
         self._driver = driver
-        self._outbox = Outbox(bounds)
-        self._waiting = Untaken()
+        self._totals = Totals(bounds)
         self._waiters: list[threading.Lock] = []  # each of a thread in wait_for()
         self._is_polling = False  # the I/O thread is in the driver, or about to be
-        self._roster: Roster = MappingProxyType({})
         self._links: dict[str, Link] = {}
         self._unsent: dict[str, Link] = {}  # with messages that the I/O thread sends
-        self._received: deque[Delivery] = deque()  # messages that the program may be working at
+        self._received: list[Delivery] = []  # messages that the program may be working at
         self._owed: dict[str, Link] = {}  # acks
         self._owed_since = 0.0
         self._probes: dict[str, _Probe] = {}
         self._probe_at = 0.0
-        # On time.monotonic(), the oldest first.
-        self._away_since: dict[str, float] = {}
-        self._strangers_since: dict[str, float] = {}
-        self._held_since: dict[str, float] = {}
-        self._unreached: dict[str, _Retry] = {}  # members
-        self._forget_at = 0.0
-        self._has_refused = False  # what somebody sent for whom there was no link
+        self._away_since: dict[str, float] = {}  # on time.monotonic(), the oldest first
+        self._unreached: set[str] = set()  # members to connect to again
+        self._strangers: set[str] = set()
         self._failure: MessagingError | None = None
         try:
-            self._membership: Membership = discovery.join(
+            self.membership: Membership = discovery.join(
                 group,
                 role,
                 name,
@@ -155,92 +120,77 @@ class Endpoint:
         except BaseException:  # whatever it is, an interrupt too: the port must be free again
             driver.close(0.0)
             raise
-        driver.serve(self._on_packet, self._on_broken)
         self._io = threading.Thread(target=self._run, name="messages-io", daemon=True)
-        try:
-            self._io.start()
-        except BaseException:  # no thread, or an interrupt
-            self._end(0.0, has_failed=True)
-            raise
+
+    def start(self, on_collective: Handler) -> None:
+        """Begin to receive.
+
+        on_collective: gets the messages of collective operations, under `lock`. A message for which
+            it raises something is dropped, with a line in the log.
+        """
+        self._on_collective = on_collective
+        self._driver.serve(self._on_packet, self._on_broken)
+        self._io.start()
 
     # --- who is there ---
 
     @property
     def member(self) -> Member:
-        """We ourselves."""
-        return self._membership.member
-
-    @property
-    def membership(self) -> Membership:
-        return self._membership
-
-    @property
-    def roster(self) -> Roster:
-        """All who are in the group now, with us."""
-        return self._roster
+        """This peer's own entry."""
+        return self.membership.member
 
     def _on_change(self, roster: Roster) -> None:
         with self.lock:
             if self._failure is not None:
-                return  # we are on our way out, and the driver is closed
-            before, self._roster = self._roster, MappingProxyType(dict(roster))
+                return  # the driver is being closed
+            before, self.roster = self.roster, MappingProxyType(dict(roster))
             now = time.monotonic()
             for name in before.keys() - roster.keys() - {self.name}:
                 self._driver.disconnect(name)
-                self._unreached.pop(name, None)
-                self._link(name).gone()
-                self._away_since.pop(name, None)  # to the end
+                self._unreached.discard(name)
+                self._links[name].gone()
                 self._away_since[name] = now
-                log.info("peer_away", peer=name, kept=self._link(name).num_kept)
+                log.info("peer_away", peer=name, kept=self._links[name].num_kept)
             for name, member in roster.items():
-                if name != self.name and _place(before.get(name)) != _place(member):
+                if name != self.name and _process(before.get(name)) != _process(member):
                     self._connect(member)
             self._forget_those_long_gone(now)
             self._notify()
-            self._wake_io()  # there may be somebody to be connected to again
 
     def _connect(self, member: Member) -> None:
         self._away_since.pop(member.name, None)
-        self._strangers_since.pop(member.name, None)
-        is_new = member.name not in self._links
-        link = self._link(member.name)
-        # If something was refused, it may have been of this one.
-        link.listed(member.incarnation, has_missed=is_new and self._has_refused)
-        self._held_since.pop(member.name, None)
-        for head, frames in link.release():
-            try:
-                self._handle_from(link, head, frames)
-            except MalformedMessage as error:  # more than may wait here
-                log.warning("malformed_message", error=str(error))
-        self._unreached.pop(member.name, None)
+        link = self._links.get(member.name)
+        if link is None:
+            own = self.roster[self.name].incarnation
+            link = self._links[member.name] = Link(self.name, own, member.name, self._totals)
+        link.listed(member.incarnation)
+        if member.name in self._strangers:
+            self._strangers.discard(member.name)
+            link.missed()
         self._try_to_connect(member, link)
 
     def _try_to_connect(self, member: Member, link: Link) -> None:
         try:
             self._driver.connect(member.name, member.address)
         except Exception as error:
-            # Whatever a driver says to an address that is none of its own, or the system to one
-            # that wants more than there is: the others must not suffer from it.
+            # Whatever a driver says to a malformed address, or the system to one connection too
+            # many: the other peers must not suffer from it.
             self._cannot_reach(link, error)
             return
+        self._unreached.discard(member.name)
         log.debug("peer_here", peer=member.name, address=member.address)
-        self._drop_too_large(link)
         self._send_kept(link)
-        if link.is_here:
-            self._unreached.pop(member.name, None)
 
     def _cannot_reach(self, link: Link, error: Exception) -> None:
-        """For now: it is tried again."""
+        """The I/O thread tries again."""
         link.gone()
-        before = self._unreached.get(link.name)
-        wait_s = RETRY_S if before is None else min(2 * before.wait_s, MAX_RETRY_S)
-        self._unreached[link.name] = _Retry(time.monotonic() + wait_s, wait_s)
-        level = log.warning if before is None else log.debug
+        level = log.debug if link.name in self._unreached else log.warning
+        self._unreached.add(link.name)
         level("cannot_connect", peer=link.name, error=str(error))
 
-    def _send(self, link: Link, packet: Packet) -> None:
-        """If the system has no room for it, all that is kept goes out over the next connection."""
-        if not link.is_here:
+    def _send(self, link: Link, packet: Packet | None) -> None:
+        """If the system cannot send it, all that is kept goes out over the next connection."""
+        if packet is None or not link.is_here:
             return
         try:
             self._driver.send(link.name, packet)
@@ -258,48 +208,20 @@ class Endpoint:
 
     def _forget_those_long_gone(self, now: float) -> None:
         """Names are often made up for one process, and a group may live for months."""
-        self._forget_at = now + FORGET_EVERY_S
-        for names, most in ((self._away_since, MAX_AWAY), (self._strangers_since, MAX_STRANGERS)):
-            for name, since in list(names.items()):
-                link = self._links[name]
-                if now - since > FORGET_S or (link.is_settled and len(names) > most):
-                    self._forget(link, names)
-
-    def _forget(self, link: Link, names: dict[str, float]) -> None:
-        """names: that it is one of."""
-        if link.num_kept:
-            log.warning("peer_forgotten", peer=link.name, lost=link.num_kept)
-        link.forget()
-        if link.has_untaken:
-            return  # if it is back before that is taken, it sends it again
-        del names[link.name], self._links[link.name]
-        for others in (self._held_since, self._owed, self._unsent, self._probes):
-            others.pop(link.name, None)
-        self.sessions.forget(link.name)
-
-    def _link(self, peer: str) -> Link:
-        link = self._links.get(peer)
-        if link is None:
-            own = self._roster[self.name].incarnation
-            link = self._links[peer] = Link(self.name, own, peer, self._outbox, self._waiting)
-            if peer not in self._roster:
-                self._strangers_since[peer] = time.monotonic()
-        return link
-
-    def _drop_too_large(self, link: Link) -> None:
-        """The peer may be another process now, which takes less at once than the one for which this
-        was kept: what follows must not wait for what never comes."""
-
-        def is_taken(frames: Frames) -> bool:
-            try:
-                self._driver.check(link.name, frames)
-            except BodyError as error:
-                self.num_too_large += 1
-                log.error("message_dropped", peer=link.name, error=str(error))
-                return False
-            return True
-
-        link.keep_only(is_taken)
+        for name, since in list(self._away_since.items()):
+            link = self._links[name]
+            is_one_too_many = len(self._away_since) > MAX_AWAY and not link.num_kept
+            if now - since <= FORGET_S and not is_one_too_many:
+                continue
+            if link.num_kept:
+                log.warning("peer_forgotten", peer=name, lost=link.num_kept)
+            link.forget()
+            if link.has_untaken:
+                continue  # if it is back before that is taken, it sends it again
+            del self._away_since[name], self._links[name]
+            for others in (self._owed, self._unsent, self._probes, self._totals.behind):
+                others.pop(name, None)
+            self.sessions.forget(name)
 
     def _send_kept(self, link: Link) -> None:
         self._unsent.pop(link.name, None)
@@ -311,7 +233,9 @@ class Endpoint:
     def post(self, message: Message, kind: Kind, frames: Frames, deadline: float) -> None:
         """As try_to_post(), but wait for room. Raises OutboxFull if there is none by the
         deadline."""
-        why_not: str | None = None
+        why_not = self.try_to_post(message, kind, frames)
+        if why_not is None:
+            return
 
         def attempt() -> bool | None:
             nonlocal why_not
@@ -334,19 +258,19 @@ class Endpoint:
             if self._failure is not None:
                 raise self._failure
             link = self._links.get(peer)
-            if link is None or peer == self.name:
+            if link is None:
                 raise UnknownPeer(
                     f"{peer!r} is this peer itself"
                     if peer == self.name
                     else f"nobody called {peer!r} has been in the group"
                 )
-            self._driver.check(peer, frames)
+            self._driver.check(frames)
             if why_not := link.why_no_room(size):
                 return why_not
             if isinstance(message, SessionMessage):
                 self.sessions.send(message)  # before anything can answer it
             if self._received:
-                self._take_received(peer)  # whoever answers has done what it answers
+                self._take_received(peer)  # an answer says that its task is done
             is_behind = link.is_sending
             link.keep(kind, frames, size)
             if is_behind:
@@ -354,18 +278,18 @@ class Endpoint:
                 self._wake_io()
             else:
                 self._send_batches(link)
-            if link.owes_ack:  # it is away, or others go first
+            if link.owes_ack:  # the peer is away, or other messages go first
                 self._owe(link)
             return None
 
     def _send_batches(self, link: Link) -> None:
         while (packet := link.next_packet()) is not None:
             self._send(link, packet)
-        if not link.owes_ack:  # it went with it
+        if not link.owes_ack:  # it went with the messages
             self._owed.pop(link.name, None)
 
     def has_room(self, message: Message, size_bytes: int) -> bool:
-        """post() would not wait. Call it under `lock`."""
+        """Whether post() would not wait. Call it under `lock`."""
         link = self._links.get(message.destination)
         return link is None or link.why_no_room(size_bytes) is None
 
@@ -375,45 +299,35 @@ class Endpoint:
         self._received.append(delivery)
 
     def _take_received(self, peer: str | None = None) -> None:
-        """Take what the program has done; or only what is of a peer that is sent to now, whose ack
-        goes with that."""
-        if peer is None:
-            while self._received:
-                self.take(self._received[0])  # before it is off the list: an interrupt may come
-                self._received.popleft()
-            return
-        others = []
+        """Take what the program has done; or only what came from a peer that is sent to now, whose
+        ack goes with that."""
         for delivery in self._received:
-            if delivery.peer != peer:
-                others.append(delivery)
-            elif (packet := self._links[peer].take(delivery)) is not None:
-                self._send(self._links[peer], packet)
-        self._received = deque(others)
+            if peer is None or delivery.peer == peer:
+                self.take(delivery)  # before it is off the list: an interrupt may come
+        self._received = [delivery for delivery in self._received if not delivery.is_taken]
 
     def take(self, delivery: Delivery) -> None:
-        """The application has this message. Call it under `lock`. Twice does no harm."""
+        """The program has this message. Call it under `lock`. Twice does no harm."""
         link = self._links.get(delivery.peer)
-        if link is None:
-            return  # its peer has been forgotten
-        packet = link.take(delivery)
-        if packet is not None:
+        if link is None:  # its peer has been forgotten
+            delivery.is_taken = True
+            return
+        if link.take(delivery):
             self._owed.pop(link.name, None)
-            self._send(link, packet)
+            self._send(link, link.ack())
         elif link.owes_ack:
             self._owe(link)
-        if self._waiting.behind:
+        if self._totals.behind:
             self._ask_next()
 
     def _ask_next(self) -> None:
         """Ask one of the peers whose messages found no room, if there is room now. One at a time:
         all together might send more than that again."""
-        behind = self._waiting.behind
-        while behind and not self._waiting.fills(0.5, self._outbox.bounds):
-            name, link = next(iter(behind.items()))
-            del behind[name]
-            # Otherwise it has been asked, is away, or has a bound of its own to wait for.
-            if link.is_behind and (packet := link.ack()) is not None:
-                self._send(link, packet)
+        behind = self._totals.behind
+        while behind and not self._totals.fills(0.5):
+            link = behind.pop(next(iter(behind)))
+            if link.is_here:
+                self._send(link, link.ack())
                 return
 
     def has_left(self, peer: str) -> bool:
@@ -432,8 +346,8 @@ class Endpoint:
     def wait_for(
         self, attempt: Callable[[], T | None], deadline: float, *, is_working: bool = False
     ) -> T | None:
-        """What `attempt` gives as soon as it gives something; None if it does not by the deadline,
-        on time.monotonic(). It is called under `lock`.
+        """Return what `attempt` gives as soon as it gives something; None if it does not by the
+        deadline, on time.monotonic(). It is called under `lock`.
 
         is_working: the program may still work at what it has received last, which is not
             acknowledged yet therefore.
@@ -448,8 +362,6 @@ class Endpoint:
                 result = attempt()
                 if result is not None:
                     return result
-                if self._received and not is_working:
-                    self._take_received()
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     return None
@@ -489,19 +401,14 @@ class Endpoint:
         if head is None or head.name == self.name:
             raise MalformedMessage("a packet of nobody")
         if head.to != self.name:
-            return  # for one that was at our address before us
-        if head.name not in self._links and len(self._strangers_since) >= MAX_STRANGERS:
-            self._has_refused = True
-            raise MalformedMessage(f"{head.name!r} is not in the group")
-        self._handle_from(self._link(head.name), head, frames[1:])
-
-    def _handle_from(self, link: Link, head: Head, frames: Frames) -> None:
-        """Raises MalformedMessage as Link.received() does."""
-        for delivery in link.received(head, frames):
+            return  # for a process that was at this address before
+        link = self._links.get(head.name)
+        if link is None:
+            if len(self._strangers) < MAX_STRANGERS:
+                self._strangers.add(head.name)
+            return  # it is asked for the packet when the roster lists it
+        for delivery in link.received(head, frames[1:]):
             self._hand(delivery)
-        if link.is_holding and link.name not in self._held_since:
-            self._held_since[link.name] = time.monotonic()
-            log.info("held_until_known", peer=link.name, incarnation=head.incarnation)
         for packet in link.again(head):
             self._send(link, packet)
         if link.owes_ack:
@@ -512,42 +419,21 @@ class Endpoint:
         try:
             message = decode(delivery.frames, delivery.peer, self.name)
             if delivery.kind == COLLECTIVE:
-                self._hand_to_collectives(message, delivery)
-                return
-            entry = self.inbox.add(message, delivery)
-            if isinstance(message, SessionMessage) and not self.sessions.received(message):
+                self._on_collective(message, delivery)
+            elif isinstance(message, SessionMessage) and not self.sessions.received(message):
+                stage = str(message.session_stage)
                 log.warning(
-                    "out_of_order",
-                    peer=message.source,
-                    session=message.session_id,
-                    stage=str(message.session_stage),
+                    "out_of_order", peer=delivery.peer, session=message.session_id, stage=stage
                 )
-                self.inbox.pop(entry)
                 self.take(delivery)
+            else:
+                delivery.frames = ()  # the message has its own memory, or the same
+                self.inbox.add(message, delivery)
         except Exception as error:
             # Whatever it leads to: it comes from outside, and must end nothing here.
             why = str(error) if isinstance(error, MalformedMessage) else repr(error)
             log.warning("malformed_message", peer=delivery.peer, error=why[:MAX_WHY])
             self.take(delivery)  # it would only come again
-
-    def _hand_to_collectives(self, message: Message, delivery: Delivery) -> None:
-        if self._on_collective is None:
-            self._unheard.append((message, delivery))
-            return
-        try:
-            self._on_collective(message, delivery)
-        except Exception as error:  # as in _hand()
-            log.warning("malformed_message", peer=delivery.peer, error=repr(error)[:MAX_WHY])
-            self.take(delivery)
-
-    def hear_collectives(self, handler: Handler) -> None:
-        """It is given the messages of collective operations, under `lock`; those that have come
-        too. One for which it raises something is dropped, with a line in the log."""
-        with self.lock:
-            self._on_collective = handler
-            unheard, self._unheard = self._unheard, []
-            for message, delivery in unheard:
-                self._hand_to_collectives(message, delivery)
 
     def _owe(self, link: Link) -> None:
         """An ack, in a moment."""
@@ -586,29 +472,24 @@ class Endpoint:
         while self._unsent:
             _, link = self._unsent.popitem()
             self._send_batches(link)
-        if self._unreached:
-            self._reach_those_who_are_due(now)
         if self._owed and now - self._owed_since >= ACK_DELAY_S:
             self._send_acks()
         if now >= self._probe_at:
             self._probe_at = now + PROBE_S
+            for name in list(self._unreached):
+                self._try_to_connect(self.roster[name], self._links[name])
             self._probe(now)
             self._ask_next()
-        if (self._away_since or self._strangers_since) and now >= self._forget_at:
             self._forget_those_long_gone(now)
-        if self._held_since:
-            self._drop_long_held(now)
         wait_s = self._probe_at - now
         if self._owed:
             wait_s = min(wait_s, self._owed_since + ACK_DELAY_S - now)
-        if self._unreached:
-            wait_s = min(wait_s, min(retry.at for retry in self._unreached.values()) - now)
         return max(0.0, wait_s)
 
     def _probe(self, now: float) -> None:
-        """Ask peers where they are that have not heard what was sent, and say nothing new."""
+        """Ask peers what has come that have not heard what was sent, and say nothing new."""
         before, self._probes = self._probes, {}
-        if not self._outbox.num_messages:
+        if not self._totals.num_kept:
             return
         for name, link in self._links.items():
             if not (link.is_here and link.has_unheard):
@@ -619,38 +500,22 @@ class Endpoint:
             elif probe.at <= now:
                 probe.wait_s = min(2 * probe.wait_s, MAX_PROBE_S)
                 probe.at = now + probe.wait_s
-                packet = link.where()
-                if packet is not None:
-                    self._send(link, packet)
+                self._send(link, link.where())
             self._probes[name] = probe
-
-    def _drop_long_held(self, now: float) -> None:
-        for name, since in list(self._held_since.items()):
-            if now - since > HOLD_S:
-                del self._held_since[name]
-                log.warning("held_too_long", peer=name, after_s=HOLD_S)
-                self._links[name].drop_held()
-
-    def _reach_those_who_are_due(self, now: float) -> None:
-        for name, retry in list(self._unreached.items()):
-            if retry.at <= now:
-                self._try_to_connect(self._roster[name], self._links[name])
 
     def _send_acks(self) -> None:
         owed, self._owed = self._owed, {}
         for link in owed.values():
-            packet = link.ack()
-            if packet is not None:
-                self._send(link, packet)
+            self._send(link, link.ack())
 
     # --- the end ---
 
     def close(self, linger_s: float, *, has_failed: bool = False) -> None:
-        """Sends what waits for at most linger_s, and leaves. May be called again.
+        """Send what waits for at most linger_s, and leave. May be called again.
 
         Before that it waits, for HEARD_S at most, until the connected peers say that they have
-        received what was sent to them: a peer whose roster does not list this process yet only
-        holds its messages, and would never receive them if it left now.
+        received what was sent to them: a peer whose roster does not list this process yet drops its
+        messages, and asks for them later.
 
         has_failed: the program may not have done the tasks that it has taken. No acks go out, so
             that these tasks go to the process that comes back under this name.
@@ -668,9 +533,7 @@ class Endpoint:
 
         with self.lock:
             for link in unheard() if self._failure is None else ():
-                packet = link.where()
-                if packet is not None:
-                    self._send(link, packet)
+                self._send(link, link.where())
         self.wait_for(lambda: None if unheard() else True, deadline)
 
     def _end(self, linger_s: float, *, has_failed: bool) -> None:
@@ -682,23 +545,21 @@ class Endpoint:
                 self._send_acks()
             for link in self._links.values():
                 self._send_batches(link)
-                packet = None if has_failed else link.leaving()
-                if packet is not None:
-                    self._send(link, packet)
+                self._send(link, None if has_failed else link.leaving())
                 if link.num_kept and not link.is_here:
                     log.warning("not_delivered", peer=link.name, num_messages=link.num_kept)
             self._failure = Closed(f"{self.name!r} has been closed")
             self._notify()
         self._driver.wake()
-        if self._io.is_alive() and threading.current_thread() is not self._io:
+        if self._io.is_alive():
             self._io.join(END_S)
         try:
             self._driver.close(linger_s)
         finally:
             with suppress(MessagingError):  # it expires by itself
-                self._membership.leave()
+                self.membership.leave()
 
 
-def _place(member: Member | None) -> tuple[int, str] | None:
+def _process(member: Member | None) -> tuple[int, str] | None:
     """A process, and where it is."""
     return None if member is None else (member.incarnation, member.address)

@@ -53,10 +53,9 @@ class Driver(Protocol):
         """Forget a peer, and the packets that wait for it. An unknown peer is ignored."""
         ...
 
-    def check(self, peer: str, frames: Frames) -> None:
-        """Raises BodyError for a message that is larger than this driver carries, or than the peer
-        takes, as far as its address tells. A head adds up to links.MAX_HEAD_BYTES, which every
-        driver carries in any case."""
+    def check(self, frames: Frames) -> None:
+        """Raises BodyError for a message that is larger than this driver carries. A head adds up to
+        links.MAX_HEAD_BYTES, which every driver carries in any case."""
         ...
 
     def send(self, peer: str, frames: Frames) -> None:

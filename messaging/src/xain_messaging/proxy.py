@@ -21,7 +21,7 @@ import time
 import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -81,17 +81,6 @@ class Replies(list[Message]):
         return self
 
 
-@dataclass(slots=True)
-class _Posted:
-    """sessions: of all that was to be sent, in its order. sent: names and sessions of what is on
-    its way. unsent: that for which there was no room, and why_not."""
-
-    sessions: list[str] = field(default_factory=list)
-    sent: list[tuple[str, str]] = field(default_factory=list)
-    unsent: list[Message] = field(default_factory=list)
-    why_not: str = ""
-
-
 class Proxy:
     """Joins the group and waits for the peers that it expects.
 
@@ -145,7 +134,7 @@ class Proxy:
         self._asked: OrderedDict[str, dict[str, int]] = OrderedDict()
         self._is_stopped = False
         self._last: int | None = None  # of the inbox, that receive() gives after stop()
-        self._counted: tuple[Roster | None, Counter[str]] = (None, Counter())
+        self._enough: Roster | None = None  # with which the minimal peers were here
         deadline = time.monotonic() + join_timeout_s
         # First what can fail and holds nothing: a driver has a port.
         found = open_discovery(discovery) if isinstance(discovery, str) else discovery
@@ -160,8 +149,9 @@ class Proxy:
         )
         self._process_id = os.getpid()
         atexit.register(self._close_at_exit)
-        self._collectives = Collectives(self.endpoint)
         try:
+            self._collectives = Collectives(self.endpoint)
+            self.endpoint.start(self._collectives.registry.on_message)
             if missing := self._wait_for_peers(expected, deadline):
                 raise PeersMissing(f"waited {join_timeout_s:g} s for {', '.join(missing)}", missing)
         except BaseException:  # whatever it is, an interrupt too: nobody is to wait for us
@@ -252,16 +242,14 @@ class Proxy:
         return [] if is_met else missing()
 
     def _num_here(self) -> Counter[str]:
-        """Of each role, without ourselves. Asked for each message that begins something."""
-        roster = self.endpoint.roster
-        if roster is not self._counted[0]:
-            others = (member.role for member in roster.values() if member.name != self.name)
-            self._counted = (roster, Counter(others))
-        return self._counted[1]
+        """The number of others of each role."""
+        roster = self.endpoint.roster.values()
+        return Counter(member.role for member in roster if member.name != self.name)
 
     def _require_peers(self, timeout_s: float | None) -> None:
         """As many as there must be, for somebody to begin something."""
-        if not self._minimal:
+        roster = self.endpoint.roster
+        if not self._minimal or roster is self._enough:
             return
         waited_s = self._minimal_timeout_s if timeout_s is None else timeout_s
         waited_s = min(waited_s, self._minimal_timeout_s)
@@ -270,63 +258,73 @@ class Proxy:
                 f"waited {waited_s:g} s for the least that there must be: {', '.join(missing)}",
                 missing,
             )
+        self._enough = roster
 
     # --- to receive ---
 
     def receive(self, timeout_s: float | None = None) -> Iterator[Message]:
         """Messages as they come, those that came while something else was awaited first. Ends when
         timeout_s are over, by default never, or after stop(), which is for good."""
-        return self._events(_deadline_of(timeout_s), None)
+        deadline = _deadline_of(timeout_s)
+        while (message := self._next(deadline)) is not None:
+            yield message
+            del message  # the next may be long in coming
 
     def receive_once(self, timeout_s: float | None = None) -> Message | None:
         """The next message; None if there is none in time, or after stop()."""
-        for message in self.receive(self.timeout_s if timeout_s is None else timeout_s):
-            return message
-        return None
+        return self._next(self._deadline(timeout_s))
+
+    def _next(self, deadline: float) -> Message | None:
+        endpoint, inbox = self.endpoint, self.endpoint.inbox
+        popped: Entry | None = None
+
+        def take() -> tuple[Message | None] | None:
+            nonlocal popped
+            if self._is_stopped and self._last is None:
+                self._last = inbox.newest
+            popped = inbox.oldest(self._last)
+            if popped is None:
+                return None if self._last is None else (None,)
+            self._take(popped)
+            return (popped.message,)
+
+        try:
+            taken = endpoint.wait_for(take, deadline)
+        except BaseException:  # an interrupt: the message is for the next call
+            if popped is not None:
+                with endpoint.lock:
+                    inbox.put_back([popped])
+            raise
+        return None if taken is None else taken[0]
 
     def events(self, timeout_s: float | None = None) -> Iterator[Message | PeersChanged]:
         """As receive(), and the peers whenever one has come or gone since the last event, or, for
         the first, since this call."""
         return self._events(_deadline_of(timeout_s), self.endpoint.roster)
 
-    def _events(self, deadline: float, seen: Roster | None) -> Iterator[Any]:
-        """seen: of the peers; None if nobody wants to know of them."""
+    def _events(self, deadline: float, seen: Roster) -> Iterator[Message | PeersChanged]:
         endpoint = self.endpoint
-        popped: list[Entry] = []
 
-        def take() -> tuple[Message | PeersChanged | None] | None:
-            nonlocal seen, popped
-            if seen is not None and endpoint.roster is not seen:
+        def has_come() -> bool | None:
+            has_message = self._is_stopped or endpoint.inbox.oldest(self._last) is not None
+            return True if has_message or endpoint.roster is not seen else None
+
+        while endpoint.wait_for(has_come, deadline):
+            if endpoint.roster is not seen:
                 seen = endpoint.roster
-                return (PeersChanged(self.peers),)
-            if self._is_stopped and self._last is None:
-                self._last = endpoint.inbox.newest
-            entry = endpoint.inbox.oldest(self._last)
-            if entry is None:
-                return None if self._last is None else (None,)
-            popped = [entry]
-            self._take(entry)
-            return (entry.message,)
-
-        while True:
-            try:
-                taken = endpoint.wait_for(take, deadline)
-            except BaseException:  # an interrupt: the message is for the next call
-                with endpoint.lock:
-                    endpoint.inbox.put_back(popped)
-                raise
-            if taken is None or taken[0] is None:
+                yield PeersChanged(self.peers)
+            elif (message := self._next(time.monotonic())) is not None:
+                yield message
+                del message  # the next may be long in coming
+            elif self._is_stopped:
                 return
-            popped = []
-            yield taken[0]
-            del taken  # the next may be long in coming
 
     def _take(self, entry: Entry) -> None:
         """Remove a message from the inbox, for a call that returns it. Call it under the endpoint's
         lock; put it back if the call is interrupted."""
         message = entry.message
         self.endpoint.received(entry.delivery)
-        asked = self._asked.get(message.session_id)
+        asked = self._asked.get(message.session_id) if self._asked else None
         is_answer = message.is_final if isinstance(message, SessionMessage) else True
         if asked is not None and is_answer and message.source in asked:
             asked[message.source] -= 1
@@ -342,12 +340,12 @@ class Proxy:
         """The answers in these sessions, as isend(), iscatter() and ibroadcast() return them: one
         for each time that a session is named. An ack is not an answer to a task; it is taken, and
         the answer awaited. All else stays for the other calls."""
-        sessions = [targets] if isinstance(targets, str) else list(targets)
+        sessions = [targets] if isinstance(targets, str) else targets
         deadline = self._deadline(timeout_s)
-        awaited = Awaited(set(sessions))
+        awaited = Awaited(dict(Counter(sessions)))
         try:
             self._reserve(awaited)
-            return self._answers(sessions, deadline, awaited)
+            return self._answers(deadline, awaited)
         finally:
             self._release(awaited)
 
@@ -360,25 +358,23 @@ class Proxy:
             if self.endpoint.inbox.release(awaited):
                 self.endpoint.wake()  # other calls may want it
 
-    def _answers(self, sessions: Sequence[str], deadline: float, awaited: Awaited) -> Replies:
+    def _answers(self, deadline: float, awaited: Awaited) -> Replies:
         """See receive_by_id(). If this is interrupted, _release() puts back what has come."""
-        wanted: dict[str, int] = {}  # how many answers in each session
-        for session_id in sessions:
-            wanted[session_id] = wanted.get(session_id, 0) + 1
+        wanted = awaited.sessions
 
         def take() -> bool | None:
-            for session_id in list(wanted):
-                while wanted[session_id] and (entry := self.endpoint.inbox.answer(session_id)):
-                    message = entry.message
-                    if isinstance(message, SessionMessage) and not message.is_final:
-                        self._take(entry)  # an ack
-                        continue
-                    # The message has its own memory; the frames may go.
-                    awaited.entries[entry.number] = entry.without_frames()
-                    self._take(entry)
-                    wanted[session_id] -= 1
-                if not wanted[session_id]:
-                    del wanted[session_id]
+            for entry in self.endpoint.inbox.new_answers(awaited):
+                message = entry.message
+                if message.session_id not in wanted:
+                    continue  # one more answer than was awaited
+                if isinstance(message, SessionMessage) and not message.is_final:
+                    self._take(entry)  # an ack
+                    continue
+                awaited.entries.append(entry)
+                self._take(entry)
+                wanted[message.session_id] -= 1
+                if not wanted[message.session_id]:
+                    del wanted[message.session_id]
             return None if any(map(self._may_be_answered, wanted)) else True
 
         self.endpoint.wait_for(take, deadline)
@@ -388,8 +384,8 @@ class Proxy:
                 asked = self._asked.get(session_id, {})
                 names = [name for name, num_awaited in asked.items() for _ in range(num_awaited)]
                 missing += (names or [f"session {session_id}"] * number)[:number]
-        replies = Replies([entry.message for entry in awaited.entries.values()], missing)
-        awaited.entries = {}
+        replies = Replies([entry.message for entry in awaited.entries], missing)
+        awaited.entries = []
         return replies
 
     def _may_be_answered(self, session_id: str) -> bool:
@@ -422,7 +418,7 @@ class Proxy:
             the others; OutboxFull says who has been sent to.
         Raises BodyError, SessionError, UnknownPeer, OutboxFull and TooFewPeers.
         """
-        return self._begin([message], timeout_s)
+        return self._post([message], self._begin(timeout_s))
 
     def scatter(
         self,
@@ -455,7 +451,8 @@ class Proxy:
         timeout_s: float | None = None,
     ) -> list[str]:
         """To each its own body, and go on. Returns a session for each."""
-        return self._begin(self._each(tag, session_type, destination_body_list), timeout_s)
+        messages = self._each(tag, session_type, destination_body_list)
+        return self._post(messages, self._begin(timeout_s))
 
     def broadcast(
         self,
@@ -479,7 +476,8 @@ class Proxy:
     ) -> list[str]:
         """The same to all of a role who are here, and go on. Returns their one session, once for
         each. Raises PeersMissing if nobody of the role is here."""
-        return self._begin(self._all(role, tag, session_type, body), timeout_s)
+        messages = self._all(role, tag, session_type, body)
+        return self._post(messages, self._begin(timeout_s))
 
     def reply(
         self,
@@ -497,7 +495,7 @@ class Proxy:
             answer: Message = message.reply(tag, body, ack=ack_reply)
         else:
             answer = message.reply(tag, body)
-        return self._post_all([answer], self._deadline(timeout_s), asks=False)
+        return self._post([answer], self._deadline(timeout_s), asks=False)
 
     def forward(
         self,
@@ -509,7 +507,7 @@ class Proxy:
     ) -> list[str]:
         """Pass on a message that has come. Its answer comes here, in the same session."""
         forwarded = message.forward(destination, tag, body)
-        return self._post_all([forwarded], self._deadline(timeout_s))
+        return self._post([forwarded], self._deadline(timeout_s))
 
     def _each(
         self, tag: str, session_type: SessionType, destinations: Iterable[tuple[str, Body]]
@@ -529,36 +527,23 @@ class Proxy:
             yield msgspec.structs.replace(first, destination=name)
 
     def _ask(self, messages: Iterable[Message], timeout_s: float | None) -> Replies:
-        begun_at = time.monotonic()
-        self._require_peers(timeout_s)
-        # Without a time of its own, the wait for peers has its own.
-        deadline = self._deadline(timeout_s, None if timeout_s is None else begun_at)
-        awaited = Awaited()
+        deadline = self._begin(timeout_s)
+        awaited = Awaited(seen=self.endpoint.inbox.newest)
         try:
             self._reserve(awaited)
-            posted = self._post(messages, deadline, awaited=awaited)
-            sent = list(posted.sessions)
-            for message in posted.unsent:
-                sent.remove(message.session_id)
-            found = self._answers(sent, deadline, awaited)
-            return Replies(found, [*found.missing, *(m.destination for m in posted.unsent)])
+            unsent: list[Message] = []
+            self._post(messages, deadline, awaited=awaited, unsent=unsent)
+            found = self._answers(deadline, awaited)
+            return Replies(found, [*found.missing, *(message.destination for message in unsent)])
         finally:
             self._release(awaited)
 
-    def _begin(self, messages: Iterable[Message], timeout_s: float | None) -> list[str]:
+    def _begin(self, timeout_s: float | None) -> float:
+        """Wait for the minimal peers. Returns the deadline, on time.monotonic()."""
         begun_at = time.monotonic()
         self._require_peers(timeout_s)
-        deadline = self._deadline(timeout_s, None if timeout_s is None else begun_at)
-        return self._post_all(messages, deadline)
-
-    def _post_all(
-        self, messages: Iterable[Message], deadline: float, *, asks: bool = True
-    ) -> list[str]:
-        """As _post(). Returns their sessions; raises OutboxFull if one has not gone out."""
-        posted = self._post(messages, deadline, asks=asks)
-        if posted.unsent:
-            raise OutboxFull(posted.why_not, posted.sent)
-        return posted.sessions
+        # Without a time of its own for the call, the wait for peers has its own.
+        return self._deadline(timeout_s) if timeout_s is None else begun_at + timeout_s
 
     def _post(
         self,
@@ -567,17 +552,22 @@ class Proxy:
         *,
         asks: bool = True,
         awaited: Awaited | None = None,
-    ) -> "_Posted":
-        """First those for whom there is room, in their order, then the others, as there is. If one
-        fails, those before it for whom there was room are on their way.
+        unsent: list[Message] | None = None,
+    ) -> list[str]:
+        """First the messages for which there is room, in their order, then the others, as there is.
+        If one fails, those before it for which there was room are on their way. Returns their
+        sessions.
 
         asks: answers are awaited; awaited: by this call alone.
+        unsent: gets the messages for which there was no room. Without it, OutboxFull is raised.
         """
-        posted = _Posted()
+        sessions: list[str] = []
+        sent: list[tuple[str, str]] = []
         waiting: list[tuple[Message, list[Frame]]] = []
         frames: list[Frame] = []
         copied: list[Frame] = []
-        encoded = None
+        encoded: str | None = None
+        why_not: str | None = None
         for message in messages:
             if message.source != self.name:
                 raise ValueError(f"{self.name!r} cannot send as {message.source!r}")
@@ -585,13 +575,14 @@ class Proxy:
                 encoded = message.message_id
                 frames = encode(message)
                 copied = snapshot(frames)
-            posted.sessions.append(message.session_id)
-            if awaited is not None:
-                with self.endpoint.lock:
-                    awaited.sessions.add(message.session_id)
+            sessions.append(message.session_id)
             is_behind = any(other.destination == message.destination for other, _ in waiting)
-            if is_behind or not self._post_now(message, copied, posted, asks):
+            reason = None if is_behind else self._post_now(message, copied, asks, awaited)
+            if is_behind or reason is not None:
+                why_not = reason or why_not
                 waiting.append((message, frames))  # not the copy: there may be many
+            else:
+                sent.append((message.destination, message.session_id))
         del frames, copied
 
         def next_with_room() -> int | None:
@@ -605,35 +596,40 @@ class Proxy:
 
         while waiting and (i := self.endpoint.wait_for(next_with_room, deadline)) is not None:
             message, frames = waiting[i]
-            if self._post_now(message, snapshot(frames), posted, asks):
+            if self._post_now(message, snapshot(frames), asks, awaited) is None:
                 del waiting[i]
-        posted.unsent = [message for message, _ in waiting]
-        return posted
+                sent.append((message.destination, message.session_id))
+        if waiting and unsent is None:
+            raise OutboxFull(why_not or "", sent)
+        if unsent is not None:
+            unsent += [message for message, _ in waiting]
+        return sessions
 
     def _post_now(
-        self, message: Message, frames: list[Frame], posted: "_Posted", asks: bool
-    ) -> bool:
-        """Whether there is room."""
+        self, message: Message, frames: list[Frame], asks: bool, awaited: Awaited | None
+    ) -> str | None:
+        """Send if there is room. Returns why there is none."""
         with self.endpoint.lock:
             why_not = self.endpoint.try_to_post(message, MESSAGE, frames)
-            if why_not is not None:
-                posted.why_not = why_not
-                return False
-            if asks:
+            if why_not is None and asks:
                 self._remember(message)
-        posted.sent.append((message.destination, message.session_id))
-        return True
+            if why_not is None and awaited is not None:
+                number = awaited.sessions.get(message.session_id, 0)
+                awaited.sessions[message.session_id] = number + 1
+            return why_not
 
     def _remember(self, message: Message) -> None:
         """Of whom an answer is awaited, to name those of whom none has come."""
-        asked = self._asked.setdefault(message.session_id, {})
-        asked[message.destination] = asked.get(message.destination, 0) + 1
-        if len(self._asked) > MAX_REMEMBERED:
-            self._asked.popitem(last=False)
+        asked = self._asked.get(message.session_id)
+        if asked is None:
+            self._asked[message.session_id] = {message.destination: 1}
+            if len(self._asked) > MAX_REMEMBERED:
+                self._asked.popitem(last=False)
+        else:
+            asked[message.destination] = asked.get(message.destination, 0) + 1
 
-    def _deadline(self, timeout_s: float | None, begun_at: float | None = None) -> float:
-        began_at = time.monotonic() if begun_at is None else begun_at
-        return began_at + (self.timeout_s if timeout_s is None else timeout_s)
+    def _deadline(self, timeout_s: float | None) -> float:
+        return time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
 
     # --- all together ---
 

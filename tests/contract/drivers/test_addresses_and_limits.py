@@ -53,38 +53,10 @@ def test_what_a_driver_does_not_carry_is_refused_where_it_is_sent(
     """What it does carry arrives, whatever a head adds to it."""
     here, there = make_one(), Receiving(make_one())
     with closing_all(here, there):
-        here.check("there", [bytes(1000)])
+        here.check([bytes(1000)])
         with pytest.raises(BodyError, match="1001 bytes"):
-            here.check("there", [bytes(1001)])
+            here.check([bytes(1001)])
         here.connect("there", there.address)
         head = bytes(1000 + MAX_HEAD_BYTES)
         here.send("there", [head])
         assert received(there) == [head]
-
-
-@pytest.mark.parametrize(("make_one", "limited"), [
-    (GrpcDriver, lambda: GrpcDriver(max_message_bytes=1000)),
-    (ZmqDriver, lambda: ZmqDriver(max_frame_bytes=1000)),
-])  # fmt: skip
-def test_what_a_peer_does_not_take_is_refused_where_it_is_sent(
-    make_one: Callable[[], Driver], limited: Callable[[], Driver]
-) -> None:
-    """Its address tells how much that is. One whose address tells nothing takes all; and where the
-    limits are the same nothing is told of them but that."""
-    here, there, other = make_one(), Receiving(limited()), Receiving(make_one())
-    with closing_all(here, there, other):
-        assert there.address.endswith("?max=1000")
-        assert "?" not in other.address
-        here.connect("there", there.address)
-        here.connect("other", other.address)
-        here.check("there", [bytes(1000)])
-        here.check("other", [bytes(1001)])
-        with pytest.raises(BodyError, match=r"1001 bytes; 'there' takes 1000"):
-            here.check("there", [bytes(1001)])
-        for name, driver in (("there", there), ("other", other)):
-            here.send(name, [bytes(1000)])
-            assert received(driver) == [bytes(1000)]
-        here.connect("there", other.address)
-        here.check("there", [bytes(1001)])
-        with pytest.raises(ValueError, match="no number"):
-            here.connect("there", other.address + "?max=many")

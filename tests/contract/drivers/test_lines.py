@@ -4,12 +4,15 @@ import time
 import weakref
 from collections.abc import Callable
 
+import grpc
 import numpy as np
+import pytest
 
 from support.drivers import Arrived, Lost, Receiving, closing_all, next_event, received
 from support.fault_proxy import FaultProxy
 from support.messaging import PATIENCE_S, until
-from xain_messaging.drivers.grpc_streams import GrpcDriver
+from xain_messaging.drivers.grpc_framing import to_chunks
+from xain_messaging.drivers.grpc_streams import METHOD, GrpcDriver
 
 
 def test_a_peer_may_come_later(make_networked: Callable[[], Receiving]) -> None:
@@ -69,16 +72,21 @@ def test_a_large_message_is_let_go(make_networked: Callable[[], Receiving]) -> N
     until(lambda: came() is None, "the receiver to let it go")
 
 
-def test_close_in_a_pause_lets_what_waits_go_out() -> None:
-    """The connection has broken, and gRPC's next attempt is to come: it comes at once."""
-    here, there = Receiving(GrpcDriver()), Receiving(GrpcDriver())
-    host, _, port = there.address.rpartition(":")
-    with closing_all(here, there), FaultProxy(int(port)) as proxy:
-        here.connect("there", f"{host}:{proxy.port}")
-        here.send("there", [b"1"])
-        assert received(there) == [b"1"]
-        proxy.cut()
-        assert next_event(here) == Lost("there")
-        here.send("there", [b"2"])
-        here.close(PATIENCE_S)
-        assert received(there) == [b"2"]
+def test_a_stream_that_carries_no_packets_is_ended() -> None:
+    """Its peer hears why; packets before it are received, and the other peers are served."""
+    there, friend = Receiving(GrpcDriver(max_message_bytes=1000)), Receiving(GrpcDriver())
+    with closing_all(there, friend), grpc.insecure_channel(there.address) as channel:
+        friend.connect("there", there.address)
+        friend.send("there", [b"before"])
+        assert received(there) == [b"before"]
+        deliver = channel.stream_unary(METHOD)
+        too_large = next(to_chunks([bytes(1_000_000)]))
+        for i, chunk in enumerate([b"?", too_large, b"".join(to_chunks([b"x"])) + b"y"]):
+            chunks = iter([b"".join(to_chunks([b"good"])), chunk])
+            with pytest.raises(grpc.RpcError) as caught:
+                deliver(chunks, timeout=PATIENCE_S)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert there.num_refused == i + 1
+            assert received(there) == [b"good"]
+        friend.send("there", [b"after"])
+        assert received(there) == [b"after"]

@@ -2,31 +2,9 @@
 
 import socket
 import time
-from collections.abc import Iterator
 
-import pytest
-
-from support.drivers import Lost, Receiving, closing_all, next_event, received
-from xain_messaging.codec import Frame
+from support.drivers import Receiving, closing_all, received
 from xain_messaging.drivers.zeromq import MAX_WAITING, ZmqDriver
-
-
-def test_an_interrupted_send_spoils_no_other() -> None:
-    """Half a message has gone out: its line counts as broken, and what follows is no part of it."""
-
-    class Interrupted(list[Frame]):
-        def __iter__(self) -> Iterator[Frame]:
-            yield self[0]
-            raise KeyboardInterrupt
-
-    here, there = Receiving(ZmqDriver()), Receiving(ZmqDriver())
-    with closing_all(here, there):
-        here.connect("there", there.address)
-        with pytest.raises(KeyboardInterrupt):
-            here.send("there", Interrupted([b"head", b"rest"]))
-        assert next_event(here) == Lost("there")
-        here.send("there", [b"whole"])
-        assert received(there) == [b"whole"]
 
 
 def test_a_driver_that_is_woken_in_between_is_woken_once() -> None:

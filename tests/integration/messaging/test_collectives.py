@@ -16,13 +16,10 @@ from hypothesis import strategies as st
 from integration.messaging.conftest import Group as Proxies
 from support.messaging import PATIENCE_S, discovery_of, until
 from support.peers import OPERATIONS, OPERATORS, arrays_of, given_to, results_of, same
-from xain_messaging.codec import encode, snapshot
+from xain_messaging.codec import snapshot
 from xain_messaging.collectives import Group
-from xain_messaging.collectives.agreement import MAX_ASKED, MAX_GROUP_NAME, MAX_NAME
-from xain_messaging.collectives.members import ID_LENGTH
-from xain_messaging.collectives.registry import MAX_NAMES, MAX_WHY
 from xain_messaging.errors import CollectiveFailed, MessagingError, PeersMissing
-from xain_messaging.links import COLLECTIVE, Bounds, Delivery
+from xain_messaging.links import Bounds
 from xain_messaging.messages import Message
 from xain_messaging.proxy import Proxy
 
@@ -549,48 +546,6 @@ def test_who_waits_in_a_group_that_is_over_is_told(group: Proxies) -> None:
             np.testing.assert_array_equal(result, 2 * np.ones(3))
 
 
-def test_who_is_only_late_agrees(group: Proxies, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was asked, and has given its part since; so it may go on in another group of that name."""
-    monkeypatch.setattr("xain_messaging.collectives.operation.LOOK_S", 0.01)
-    workers = group.all(3)
-    names = [proxy.name for proxy in workers]
-    pair = [proxy.group("some", names[:2]) for proxy in workers[:2]]
-    three = [proxy.group("some", names) for proxy in workers]
-
-    def was_asked() -> bool:
-        workers[1].receive_by_id("nothing", 0.01)  # to receive what comes
-        return bool(workers[1]._collectives.registry._questions)
-
-    with ThreadPoolExecutor() as pool:
-        calls = [pool.submit(pair[0].all_reduce, np.array([1]))]
-        until(was_asked, "the question")
-        calls.append(pool.submit(pair[1].all_reduce, np.array([1])))
-        assert [call.result(PATIENCE_S)[0] for call in calls] == [2, 2]
-        assert [int(a[0]) for a in together(three, lambda g: g.all_reduce(np.array([1])))] == [
-            3
-        ] * 3
-
-
-def test_who_is_only_ahead_agrees(group: Proxies, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has given its part to one that still waits for another's, and asks for the next one in
-    another group of that name."""
-    monkeypatch.setattr("xain_messaging.collectives.operation.LOOK_S", 0.01)
-    workers = group.all(3)
-    names = [proxy.name for proxy in workers]
-    three = [proxy.group("some", names) for proxy in workers]
-    pair = [proxy.group("some", names[:2]) for proxy in workers[:2]]
-    one = np.array([1])
-    with ThreadPoolExecutor() as pool:
-        first = pool.submit(three[1].reduce, one, root=1)
-        assert three[0].reduce(one, root=1) is None
-        second = pool.submit(pair[0].all_reduce, one)
-        until(lambda: names[0] in workers[1]._collectives.registry._questions, "the question")
-        assert three[2].reduce(one, root=1) is None
-        assert first.result(PATIENCE_S)[0] == 3
-        assert pair[1].all_reduce(one)[0] == 2
-        assert second.result(PATIENCE_S)[0] == 2
-
-
 def test_a_part_that_waits_for_room_is_copied_once(
     group: Proxies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -609,68 +564,6 @@ def test_a_part_that_waits_for_room_is_copied_once(
     with pytest.raises(CollectiveFailed, match="has not taken"):
         one.reduce(np.ones(3), timeout_s=0.3)
     assert len(copied) == 2
-
-
-def test_what_others_say_is_not_kept_at_any_length(group: Proxies) -> None:
-    """Nor is what is of no group."""
-    workers = group.all(2)
-    here = workers[0].group("worker")
-    failure = {"failure": "x" * 100_000, "missing": ["y" * 100_000] * 1000}
-    members = [["y" * 100_000, 1], 7, *([f"worker-{i}", 1] for i in range(2000))]
-    question = {"asks": "z" * 100_000, "members": members, "numbers": [None, *[["g", 1]] * 2000]}
-
-    def say(group_id: str, body: dict[str, Any]) -> None:
-        to = workers[0].endpoint.member.incarnation
-        where = {"group": group_id, "number": 0, "to": to}
-        message = Message("collective", workers[1].name, workers[0].name, {**where, **body})
-        workers[1].endpoint.post(message, COLLECTIVE, encode(message), 0.0)
-
-    say("g" * 100_000, failure)
-    say(here.id, question)
-    questions = workers[0]._collectives.registry._questions
-    until(lambda: not workers[0].receive_by_id("none", 0.01) and bool(questions), "the question")
-    ((asker, kept),) = questions.items()
-    assert asker == workers[1].name
-    assert len(kept.name) == MAX_GROUP_NAME
-    assert [len(name) for name, _ in kept.members[:2]] == [MAX_NAME, len("worker-0")]
-    assert len(kept.members) == MAX_ASKED - 1  # one is none
-    assert len(kept.numbers) == 1
-    say(here.id, failure)
-    until(lambda: has_failed(workers[0]), "the word")
-    ((place, (why, names)),) = workers[0]._collectives.registry._failed.items()
-    assert place == (here.id, 0)
-    assert len(why) == MAX_WHY
-    assert len(names) == MAX_NAMES
-    assert len(names[0]) == MAX_NAME
-    assert not questions
-
-
-def test_who_is_no_member_asks_nothing(group: Proxies) -> None:
-    """There may be any number of such names, and of processes of each."""
-    (worker,) = group.all(1)
-    body = {
-        "group": "g" * ID_LENGTH,
-        "number": 0,
-        "to": worker.endpoint.member.incarnation,
-        "asks": "z",
-        "members": [],
-        "numbers": [],
-    }
-    for name, incarnation, is_kept in [
-        ("stranger", 7, False),
-        (worker.name, worker.endpoint.member.incarnation - 1, False),
-        (worker.name, worker.endpoint.member.incarnation, True),
-    ]:
-        delivery = Delivery(name, incarnation, 1, COLLECTIVE, [], 0)
-        with worker.endpoint.lock:
-            message = Message("collective", name, "somebody", body)
-            worker._collectives.registry._on_message(message, delivery)
-        assert (name in worker._collectives.registry._questions) == is_kept
-
-
-def has_failed(proxy: Proxy) -> bool:
-    proxy.receive_by_id("nothing", 0.01)  # to receive what comes
-    return bool(proxy._collectives.registry._failed)
 
 
 def test_a_second_thread_is_refused_and_does_not_count(group: Proxies) -> None:

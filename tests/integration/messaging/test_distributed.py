@@ -204,7 +204,6 @@ def test_what_finds_full_tables_is_bounded(group: Group) -> None:
             sums.launch()
     assert [message.body for message in sums._refused] == [2, 3]
     sums._table.clear()
-    sums._has_room = True
     for _ in range(2):
         with pytest.raises(EventTableFull):
             sums.launch()

@@ -1,13 +1,9 @@
 """Senders who are ahead of what a peer hears of them, or of all together."""
 
-from collections.abc import Callable
 from functools import partial
 
-import pytest
-
-from support.lossy import JoinLossy, tags
+from support.lossy import JoinLossy
 from support.messaging import until
-from xain_messaging import endpoint as endpoint_module
 from xain_messaging.links import Bounds
 from xain_messaging.messages import Message, SessionMessage
 from xain_messaging.proxy import Proxy
@@ -30,24 +26,6 @@ def test_a_late_answer_that_nobody_takes_holds_up_no_other(lossy: JoinLossy) -> 
     assert len(a.receive_by_id(late)) == 1
 
 
-def test_one_who_sends_more_than_another_hears_is_heard_later(lossy: JoinLossy) -> None:
-    """Their bounds differ: what is not heard comes when there is room, on the line that stands."""
-    (a, _), (b, _) = lossy("a", Bounds(max_messages=100)), lossy("b", Bounds(max_messages=2))
-    for i in range(50):
-        a.isend(Message(str(i), "a", "b"))
-    assert b.receive_by_id("none", 0.02).missing  # all has come, and most was not heard
-    found: list[str] = []
-
-    def all_has_come() -> bool:
-        found.extend(message.tag for message in b.receive(0.03))
-        a.receive_by_id("none", 0.03)
-        return len(found) >= 50
-
-    until(all_has_come, "all")
-    a.isend(Message("last", "a", "b"))
-    assert [*found, *tags(b, 1)] == [*map(str, range(50)), "last"]
-
-
 def test_all_senders_together_are_held_back(lossy: JoinLossy) -> None:
     """What waits of all has a bound, and what is not heard comes when there is room, from all."""
     bounds = Bounds(max_messages_in_all=8)
@@ -56,7 +34,7 @@ def test_all_senders_together_are_held_back(lossy: JoinLossy) -> None:
     for other in others:
         for i in range(10):
             other.isend(Message("t", other.name, "a", i))
-    until(lambda: len(a.endpoint._waiting.behind) == 10, "too much of all")
+    until(lambda: len(a.endpoint._totals.behind) == 10, "too much of all")
     assert 8 <= len(a.endpoint.inbox) <= 8 + 9  # and one at least of each
     found: dict[str, list[int]] = {other.name: [] for other in others}
 
@@ -70,7 +48,7 @@ def test_all_senders_together_are_held_back(lossy: JoinLossy) -> None:
 
     until(all_has_come, "all")
     assert all(bodies == list(range(10)) for bodies in found.values())
-    assert (a.endpoint._waiting.num_messages, a.endpoint._waiting.num_bytes) == (0, 0)
+    assert (a.endpoint._totals.num_waiting, a.endpoint._totals.waiting_bytes) == (0, 0)
 
 
 def test_who_is_held_back_for_others_is_asked_when_they_are_taken(lossy: JoinLossy) -> None:
@@ -81,45 +59,10 @@ def test_who_is_held_back_for_others_is_asked_when_they_are_taken(lossy: JoinLos
     until(lambda: len(a.endpoint.inbox) == 8, "those of b")
     for _ in range(2):
         c.isend(Message("t", "c", "a"))
-    until(lambda: "c" in a.endpoint._waiting.behind, "those of c")
+    until(lambda: "c" in a.endpoint._totals.behind, "those of c")
     assert len(a.endpoint.inbox) == 8 + 1
     assert len(a.receive_by_id(["of b"] * 8)) == 8
     until(partial(has_heard, a, c, 2), "the second of c")
-
-
-def test_who_is_held_back_again_before_it_is_asked_is_asked_later(
-    lossy: JoinLossy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was lost of it was noticed while too much waited, and too much waits once more by the
-    time when the word goes out."""
-    (a, _), (b, _) = lossy("a", Bounds(max_messages_in_all=8)), lossy("b")
-    c, line = lossy("c")
-
-    def wait(is_so: Callable[[], bool]) -> None:
-        """Nobody takes anything meanwhile."""
-        until(lambda: bool(a.receive_by_id("none", 0.02).missing) and is_so(), "that")
-
-    def fill() -> None:
-        for _ in range(7):
-            b.isend(Message("t", "b", "a", session_id="of b"))
-        wait(lambda: len(a.endpoint.inbox) == 8)
-
-    until(lambda: all(len(proxy.peers.get("peer", [])) == 2 for proxy in (a, b, c)), "all")
-    c.isend(Message("t", "c", "a"))
-    wait(lambda: len(a.endpoint.inbox) == 1)
-    fill()
-    line.lost.add("a")
-    c.isend(Message("t", "c", "a"))
-    line.lost.discard("a")
-    c.isend(Message("t", "c", "a"))
-    wait(lambda: "c" in a.endpoint._waiting.behind)
-    monkeypatch.setattr(endpoint_module, "ACK_DELAY_S", 3600.0)
-    assert len(a.receive_by_id(["of b"] * 7)) == 7
-    fill()
-    monkeypatch.setattr(endpoint_module, "ACK_DELAY_S", 0.0)
-    wait(lambda: not a.endpoint._owed)
-    assert len(a.receive_by_id(["of b"] * 7)) == 7
-    until(partial(has_heard, a, c, 3), "what was lost, and what follows")
 
 
 def has_heard(a: Proxy, c: Proxy, number: int) -> bool:

@@ -70,7 +70,7 @@ def test_peers_of_one_authority_talk(tmp_path: Path) -> None:
         assert bytes(event.frames[0]) == b"friend"
         for name in ("stranger", "naked"):
             failed = threading.Event()
-            drivers[name]._lines["there"]._channel.subscribe(partial(note_failure, failed))
+            drivers[name]._connections["there"]._channel.subscribe(partial(note_failure, failed))
             assert failed.wait(PATIENCE_S), f"{name} has not been turned away"
         drivers["friend"].send("there", [b"again"])
         event = next_event(there)

@@ -2,22 +2,7 @@
 
 import pytest
 
-from xain_messaging.drivers.addresses import split_limit, told_host, with_limit
-
-
-@pytest.mark.parametrize("limit", [None, 0, 1000, 2**63])
-@pytest.mark.parametrize("address", ["10.1.2.3:4", "[::1]:4", "tcp://host:4"])
-def test_a_limit_comes_out_as_it_went_in(address: str, limit: int | None) -> None:
-    """And the address too; one without a limit is as it always was."""
-    assert split_limit(with_limit(address, limit)) == (address, limit)
-    assert (with_limit(address, limit) == address) is (limit is None)
-
-
-@pytest.mark.parametrize("limit", ["", "-1", "1.5", "many", "1?max=2", "\u0661"])
-def test_a_limit_that_is_none_is_refused(limit: str) -> None:
-    """Rather than to send to one that takes who knows how much."""
-    with pytest.raises(ValueError, match="no number"):
-        split_limit(f"10.1.2.3:4?max={limit}")
+from xain_messaging.drivers.addresses import told_host
 
 
 @pytest.mark.parametrize("host", ["", "*", "0.0.0.0", "::", "[::]", "[0:0:0::0]"])

@@ -6,7 +6,7 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from support.messaging import PATIENCE_S, until
-from xain_messaging.conditional_events import EventTable, EventTableFull
+from xain_messaging.conditional_events import EventTableFull
 from xain_messaging.discovery.in_process import InProcessDiscovery
 from xain_messaging.distributed import Distributed, dist
 from xain_messaging.drivers.in_process import InProcessDriver, Switchboard
@@ -28,20 +28,6 @@ def join() -> Iterator[Join]:
             return stack.enter_context(proxy)
 
         yield join
-
-
-@pytest.fixture
-def pushes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The tags of what is pushed into a table."""
-    tags: list[str] = []
-    push = EventTable.push
-
-    def note(table: EventTable[object, Message], message: Message) -> object:
-        tags.append(message.tag)
-        return push(table, message)
-
-    monkeypatch.setattr(EventTable, "push", note)
-    return tags
 
 
 class Seen:
@@ -69,41 +55,6 @@ def takes(seen: Distributed[Seen], num_refused: int, num_called: int) -> None:
         return len(seen._refused) >= num_refused and len(seen.bodies) >= num_called
 
     until(has_taken, "what was sent")
-
-
-def test_what_was_refused_costs_those_who_come_later_nothing(join: Join, pushes: list[str]) -> None:
-    """An event holds all that it may, of several peers, and others fire meanwhile: what has found
-    no room is not tried again for each of them."""
-    server, workers = join("server", "server"), [join("worker", f"w{i}") for i in range(4)]
-    handlers = {("worker:x:1", "worker:never:1", "AND"): note, "worker:y:1": note}
-    seen = dist(server, handlers, max_held=100)(Seen)()
-    for i in range(45):
-        for worker in workers:
-            send(worker, "x", i)
-    takes(seen, num_refused=80, num_called=0)
-    # Each once, and once more what was tried when the peers were others than at the last look.
-    assert len(pushes) <= 180 + 1
-    pushes.clear()
-    for i in range(25):
-        for worker in workers:
-            send(worker, "y", i)
-    takes(seen, num_refused=80, num_called=100)
-    assert pushes.count("y") == 100
-    assert pushes.count("x") <= 100  # one of all that are alike
-
-
-def test_what_finds_room_is_tried_once(join: Join, pushes: list[str]) -> None:
-    """And one more, which finds none: room comes a little at a time."""
-    server, worker = join("server", "server"), join("worker", "w")
-    seen = dist(server, {("w:x:1", "w:go:1", "AND"): note}, max_held=10)(Seen)()
-    send(worker, "x", *range(18))
-    takes(seen, num_refused=8, num_called=0)
-    pushes.clear()
-    for i in range(18):
-        send(worker, "go", 100 + i)
-    takes(seen, num_refused=0, num_called=18)
-    assert seen.bodies == [[i, 100 + i] for i in range(18)]
-    assert pushes.count("x") <= 8 + 18
 
 
 def test_one_for_which_there_is_room_does_not_wait_for_one_of_another_kind(join: Join) -> None:

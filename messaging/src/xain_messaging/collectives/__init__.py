@@ -16,16 +16,15 @@ with CollectiveFailed, within its time: whoever waits for a member that is gone,
 time, tells the others. Some may have their result by then.
 
 For a moment some may know of one that has come or gone, and others not yet, so that their groups of
-one name have other members. Whoever waits for a part for more than LOOK_S asks its member. If that
-one is at work in a group of that name with other members, both operations fail; or only that of the
-group in which somebody is known to have gone. So two groups of one name that share two members are
-not for use at the same time.
+one name have other members. A member that waits for a part for more than LOOK_S says so to the
+member that owes it; if that one is at work in a group of that name with other members, both
+operations fail. So two groups of one name that share two members are not for use at the same time.
 
 A group is for one thread at a time. A second one that calls an operation meanwhile is refused, and
 that call does not count: if those of the other members do, they are one ahead from then on.
 
 Small arrays go along a binomial tree, which takes the fewest steps; large ones around a ring, in as
-many parts as there are members, so that every line carries as little as possible (Thakur,
+many parts as there are members, so that every connection carries as little as possible (Thakur,
 Rabenseifner and Gropp 2005, Optimization of Collective Communication Operations in MPICH). In both
 the order of a reduction depends on the ranks alone.
 """

@@ -1,8 +1,8 @@
 """The ways of the parts of an operation from member to member. Each step has its number.
 
-Along a binomial tree there are the fewest steps; around a ring every line carries as little as
-possible (Thakur, Rabenseifner and Gropp 2005, Optimization of Collective Communication Operations
-in MPICH).
+Along a binomial tree there are the fewest steps; around a ring every connection carries as little
+as possible (Thakur, Rabenseifner and Gropp 2005, Optimization of Collective Communication
+Operations in MPICH).
 """
 
 import math
@@ -19,14 +19,14 @@ def tree_reduce(
 ) -> Array | None:
     """Binomial: at root the whole, None at the others."""
     rank, size = operation.rank, operation.size
-    place = (rank - root) % size
+    slot = (rank - root) % size
     total = array.copy()
     distance = 1
     while distance < size:
-        if place & distance:
+        if slot & distance:
             operation.send((rank - distance) % size, -1, _final(total))
             return None
-        if place + distance < size:
+        if slot + distance < size:
             part = operation.receive((rank + distance) % size, -1)
             combine(total, part.reshape(total.shape), out=total)
         distance *= 2
@@ -36,16 +36,16 @@ def tree_reduce(
 def tree_broadcast(operation: Operation, array: Array | None, root: int) -> Array:
     """Binomial; array: at root."""
     rank, size = operation.rank, operation.size
-    place = (rank - root) % size
+    slot = (rank - root) % size
     distance = 1
-    while distance < size and not place & distance:
+    while distance < size and not slot & distance:
         distance *= 2
-    if place:
+    if slot:
         array = operation.receive((rank - distance) % size, -2)
     assert array is not None
     while distance > 1:
         distance //= 2
-        if place + distance < size:
+        if slot + distance < size:
             operation.send((rank + distance) % size, -2, array)
     return array
 
@@ -53,14 +53,14 @@ def tree_broadcast(operation: Operation, array: Array | None, root: int) -> Arra
 def tree_gather(operation: Operation, array: Array, root: int) -> list[Array] | None:
     """Binomial: at root the arrays by rank, None at the others."""
     rank, size = operation.rank, operation.size
-    place = (rank - root) % size
-    found = [array]  # of those at `place` and after it
+    slot = (rank - root) % size
+    found = [array]  # of those at `slot` and after it
     distance = 1
     while distance < size:
-        if place & distance:
+        if slot & distance:
             operation.send((rank - distance) % size, -3, _final(np.stack(found)))
             return None
-        if place + distance < size:
+        if slot + distance < size:
             found += list(operation.receive((rank + distance) % size, -3))
         distance *= 2
     return [found[(of - root) % size] for of in range(size)]

@@ -1,4 +1,4 @@
-"""Who is in a group, and how far it is."""
+"""The members of a group, and the number of its next operation."""
 
 import hashlib
 import threading
@@ -10,7 +10,7 @@ from xain_messaging.errors import PeersMissing
 
 ID_LENGTH = 16  # of a group
 
-Place: TypeAlias = tuple[str, int]  # the group's id, the operation's number
+Step: TypeAlias = tuple[str, int]  # the group's id, the operation's number
 
 
 class Members:
@@ -20,7 +20,7 @@ class Members:
     incarnations: by name, in the order of the members.
     id: the same for the same name and processes in the same order.
     number: of the operation that is under way or comes next.
-    turn: of the thread that has an operation under way.
+    busy: held by the thread that has an operation under way.
     """
 
     def __init__(self, endpoint: Endpoint, name: str, members: Sequence[str]) -> None:
@@ -39,18 +39,18 @@ class Members:
         text = repr((name, self.members, [*self.incarnations.values()]))
         self.id = hashlib.sha256(text.encode()).hexdigest()[:ID_LENGTH]
         self.number = 0
-        self.turn = threading.Lock()
+        self.busy = threading.Lock()
         self._endpoint = endpoint
 
     @property
-    def place(self) -> Place:
-        """Of the operation that is under way or comes next."""
+    def next(self) -> Step:
+        """The operation that is under way or comes next."""
         return (self.id, self.number)
 
     @property
     def is_under_way(self) -> bool:
-        """An operation is."""
-        return self.turn.locked()
+        """Whether an operation is under way."""
+        return self.busy.locked()
 
     @property
     def gone(self) -> list[str]:
@@ -58,7 +58,6 @@ class Members:
         return [name for name in self.members if self.has_gone(name)]
 
     def has_gone(self, name: str) -> bool:
-        """This member is not there any more, or is another process by now. The others do not
-        matter to who waits for this one: they may have done their part."""
+        """This member is not there any more, or is another process by now."""
         member = self._endpoint.roster.get(name)
         return member is None or member.incarnation != self.incarnations[name]

@@ -1,7 +1,7 @@
 """One operation of a group: what goes between its members until it is over."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias, TypeVar
 
@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from xain_messaging.codec import Frame, encode, snapshot
-from xain_messaging.collectives.agreement import Differs
-from xain_messaging.collectives.members import Members, Place
-from xain_messaging.collectives.registry import Arrived, Registry
+from xain_messaging.collectives.members import Members, Step
+from xain_messaging.collectives.registry import Arrived, Differs, Registry
 from xain_messaging.endpoint import Endpoint
 from xain_messaging.errors import CollectiveFailed, MessagingError, OutboxFull
 from xain_messaging.links import COLLECTIVE
@@ -60,7 +59,7 @@ class Operation:
     def send(self, rank: int, step: int, part: Array | None) -> None:
         flat = None if part is None else part if part.ndim < 2 else np.ascontiguousarray(part)
         body = {"kind": self._kind, "step": step, "part": flat}
-        message = self._message(rank, self._group.place, body)
+        message = self._message(rank, self._group.next, body)
         frames = snapshot(encode(message))
         name = self._group.members[rank]
 
@@ -72,7 +71,7 @@ class Operation:
 
         while True:
             now = time.monotonic()
-            self._wait_for(look, now)
+            self._endpoint.wait_for(look, now)
             try:
                 return self._post(message, frames, min(self._deadline, now + LOOK_S))
             except OutboxFull as full:
@@ -97,15 +96,17 @@ class Operation:
             return take() or ([] if self._group.has_gone(name) else None)
 
         asks_at = min(self._deadline, time.monotonic() + LOOK_S)
-        taken = self._wait_for(take_or_give_up, asks_at)
+        taken = self._endpoint.wait_for(take_or_give_up, asks_at)
         if taken is None:
             self._ask(rank)
-            taken = self._wait_for(take_or_give_up, self._deadline)
+            taken = self._endpoint.wait_for(take_or_give_up, self._deadline)
         if taken is None:
             why = f"{self._kind} has failed: {name!r} has not sent its part in time"
             raise CollectiveFailed(why, (name,))
         if not taken:
-            taken = self._wait_for(take, min(self._deadline, time.monotonic() + ON_ITS_WAY_S))
+            taken = self._endpoint.wait_for(
+                take, min(self._deadline, time.monotonic() + ON_ITS_WAY_S)
+            )
         if not taken:
             raise self._failure_for([name])
         return taken[0]
@@ -126,24 +127,20 @@ class Operation:
         for rank, name in enumerate(self._group.members):
             if rank != self.rank and not self._group.has_gone(name):
                 body = {"failure": why, "missing": list(missing)}
-                self._try_to_post(rank, self._group.place, body, deadline)
-
-    def answer(self, differs: Differs) -> None:
-        rank = self._group.members.index(differs.member)
-        self._try_to_post(rank, differs.place, {"failure": str(differs), "missing": []})
+                self._try_to_post(rank, self._group.next, body, deadline)
 
     def failure_of(self, error: MessagingError) -> CollectiveFailed:
         return CollectiveFailed(f"{self._kind} has failed: {error}")
 
     def end(self) -> None:
         with self._endpoint.lock:
-            self._registry.forget(self._group.place)
+            self._registry.forget(self._group.next)
             self._group.number += 1
 
     # --- between members ---
 
-    def _message(self, rank: int, place: Place, body: dict[str, Any]) -> Message:
-        group_id, number = place
+    def _message(self, rank: int, operation: Step, body: dict[str, Any]) -> Message:
+        group_id, number = operation
         name = self._group.members[rank]
         where = {"group": group_id, "number": number, "to": self._group.incarnations[name]}
         return Message("collective", self._endpoint.name, name, {**where, **body})
@@ -152,36 +149,23 @@ class Operation:
         self._endpoint.post(message, COLLECTIVE, frames, deadline)
 
     def _try_to_post(
-        self, rank: int, place: Place, body: dict[str, Any], deadline: float = 0.0
+        self, rank: int, operation: Step, body: dict[str, Any], deadline: float = 0.0
     ) -> None:
         """What is only to be quicker than time."""
-        message = self._message(rank, place, body)
+        message = self._message(rank, operation, body)
         with suppress(MessagingError):
             self._post(message, encode(message), deadline)
 
     def _ask(self, rank: int) -> None:
         group = self._group
-        with self._endpoint.lock:
-            numbers = self._registry.numbers(group.name, group.members[rank])
-        members = list(group.incarnations.items())
-        body = {"asks": group.name, "members": members, "numbers": numbers}
-        self._try_to_post(rank, group.place, body)
-
-    def _wait_for(self, attempt: Callable[[], T | None], deadline: float) -> T | None:
-        """As that of the endpoint. Who waits in a group that is over is told so, and no more."""
-        while True:
-            try:
-                return self._endpoint.wait_for(attempt, deadline)
-            except Differs as differs:
-                if not differs.is_over:
-                    raise
-                self.answer(differs)
+        body = {"waits": group.name, "members": [list(pair) for pair in group.incarnations.items()]}
+        self._try_to_post(rank, group.next, body)
 
     def _arrived(self) -> Arrived:
         """Raises CollectiveFailed if another member says that the operation has failed, or calls
         another one, or is in another group."""
         self._registry.check(self._group)
-        arrived = self._registry.arrived(self._group.place)
+        arrived = self._registry.arrived(self._group.next)
         if others := arrived.kinds - {self._kind}:
             raise CollectiveFailed(
                 f"{self._kind!r} is called here, and {min(others)!r} at another member"
@@ -212,7 +196,7 @@ def begun(
     operations nobody is done before all have begun.
     """
     operation = Operation(group, endpoint, registry, kind, timeout_s)
-    if not group.turn.acquire(blocking=False):
+    if not group.busy.acquire(blocking=False):
         raise CollectiveFailed(
             f"another thread has an operation of the group {group.name!r} under way; this call "
             "has done nothing and does not count: use a group from one thread at a time"
@@ -223,7 +207,10 @@ def begun(
     except CollectiveFailed as failed:
         operation.tell(str(failed), failed.missing)
         if isinstance(failed, Differs):
-            operation.answer(failed)
+            with endpoint.lock:
+                registry.tell(
+                    failed.member, group.incarnations[failed.member], failed.step, str(failed)
+                )
         raise
     except MessagingError as error:
         operation.tell(str(error), ())
@@ -233,7 +220,7 @@ def begun(
         raise
     finally:
         operation.end()
-        group.turn.release()
+        group.busy.release()
 
 
 def native(array: ArrayLike) -> Array:

@@ -1,36 +1,37 @@
-"""What has come for the groups of one endpoint, and which groups there are."""
+"""Parts that have come for the groups of one endpoint, and which groups there are.
+
+For a moment some members may know of a process that has come or gone, and others not yet, so that
+their groups of one name have other members. A member that waits too long for a part says so to the
+member that owes it, which compares the group with the one that it is at work in.
+"""
 
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from xain_messaging.collectives.agreement import (
-    MAX_NAME,
-    MAX_SHARED,
-    Differs,
-    Question,
-    difference,
-)
-from xain_messaging.collectives.members import ID_LENGTH, Members, Place
+from xain_messaging.codec import encode
+from xain_messaging.collectives.members import ID_LENGTH, Members, Step
 from xain_messaging.endpoint import Endpoint
 from xain_messaging.errors import CollectiveFailed, MessagingError
-from xain_messaging.links import Delivery
+from xain_messaging.links import COLLECTIVE, Delivery
 from xain_messaging.messages import Message
 
-# Of one peer, with members who are all there. What comes before an operation has begun here is
-# bounded as all that a peer sends and nobody takes, see links.py.
+# Groups of one peer whose members are all there. Parts that come before an operation has begun here
+# are bounded as all that a peer sends and the program does not take, see links.py.
 MAX_GROUPS = 1024
 
-# Groups that are no more, by which what still comes for them is known.
+# Groups that are no more, by which parts that still come for them are known.
 MAX_DROPPED = 1024
 
-# Operations that have failed at others before they have begun here. Who does not know it any more
-# waits for its own time.
+# Operations that have failed at other members before they have begun here.
 MAX_FAILED = 1024
 
-# Of what others say: why an operation has failed, and how many are missing.
+# Characters and names of what other members say.
 MAX_WHY = 1000
 MAX_NAMES = 100
+MAX_NAME = 128
+MAX_MEMBERS = 1000
 
 TOLD = "another member says: "
 
@@ -45,6 +46,24 @@ class Arrived:
     kinds: set[str] = field(default_factory=set)
 
 
+class Waits(NamedTuple):
+    """A member waits in a group of this name for a part of ours. members: with incarnations."""
+
+    step: Step
+    name: str
+    members: set[tuple[str, int]]
+    incarnation: int
+
+
+class Differs(CollectiveFailed):
+    """A member is in another group of the same name, and waits there in `step`."""
+
+    def __init__(self, why: str, member: str, step: Step) -> None:
+        super().__init__(why)
+        self.member = member
+        self.step = step
+
+
 class Registry:
     """What has come for the groups of one endpoint, also for those that it has not made yet. To be
     used under its lock."""
@@ -55,10 +74,9 @@ class Registry:
         self._roster = endpoint.roster  # that what is over was looked for in
         self._groups: dict[str, Members] = {}
         self._dropped: OrderedDict[str, Members] = OrderedDict()
-        self._arrived: dict[Place, Arrived] = {}
-        self._failed: OrderedDict[Place, Failure] = OrderedDict()
-        self._questions: dict[str, Question] = {}  # the last of each member
-        endpoint.hear_collectives(self._on_message)
+        self._arrived: dict[Step, Arrived] = {}
+        self._failed: OrderedDict[Step, Failure] = OrderedDict()
+        self._waits: dict[str, Waits] = {}  # the last word of each member
 
     def known(self, group: Members) -> Members:
         """The one of these processes that is kept, or else this one, which is kept from now on.
@@ -97,14 +115,14 @@ class Registry:
             if group.is_under_way:
                 continue  # who has gone may have done its part
             del self._groups[group.id]
-            for place in [place for place in self._arrived if place[0] == group.id]:
-                self.forget(place)
+            for step in [step for step in self._arrived if step[0] == group.id]:
+                self.forget(step)
             self._dropped[group.id] = group
             if len(self._dropped) > MAX_DROPPED:
                 self._dropped.popitem(last=False)
         # What the dead have sent for groups that were never made here, and never can be.
-        for place, arrived in list(self._arrived.items()):
-            if place[0] in self._groups:
+        for step, arrived in list(self._arrived.items()):
+            if step[0] in self._groups:
                 continue
             for key, (_, delivery) in list(arrived.parts.items()):
                 sender = roster.get(delivery.peer, before.get(delivery.peer))
@@ -113,45 +131,46 @@ class Registry:
                     del arrived.parts[key]
                     self._endpoint.take(delivery)
             if not arrived.parts:
-                del self._arrived[place]
-        for name in self._questions.keys() - roster.keys():
-            del self._questions[name]
+                del self._arrived[step]
+        for name in self._waits.keys() - roster.keys():
+            del self._waits[name]
 
-    def arrived(self, place: Place) -> Arrived:
+    def arrived(self, step: Step) -> Arrived:
         """Raises CollectiveFailed if another member says that the operation has failed."""
-        if place in self._failed:
-            why, missing = self._failed[place]
+        if step in self._failed:
+            why, missing = self._failed[step]
             raise CollectiveFailed(why if why.startswith(TOLD) else f"{TOLD}{why}", missing)
-        return self._arrived.setdefault(place, Arrived())
+        return self._arrived.setdefault(step, Arrived())
 
-    def forget(self, place: Place) -> None:
+    def forget(self, step: Step) -> None:
         """The operation is over; what comes of it later is nobody's."""
-        self._failed.pop(place, None)
-        arrived = self._arrived.pop(place, None)
+        self._failed.pop(step, None)
+        arrived = self._arrived.pop(step, None)
         for _, delivery in arrived.parts.values() if arrived else ():
             self._endpoint.take(delivery)
 
     def check(self, group: Members) -> None:
-        """Raises CollectiveFailed if a member of the group waits for our part in another one of the
-        same name; once for each time that it asks. Differs if it has to be told."""
-        for name, question in list(self._questions.items()):
-            group_id, number = question.place
-            if question.name != group.name or group_id == group.id:
+        """Raises Differs if a member of the group waits for our part in another one of the same
+        name; once for each time that it says so."""
+        for name, waits in list(self._waits.items()):
+            group_id, number = waits.step
+            if waits.name != group.name or group_id == group.id:
                 continue
-            if group.incarnations.get(name) != question.incarnation:
+            if group.incarnations.get(name) != waits.incarnation:
                 continue  # of another process, or none of this group
-            if question.numbers.get(group.id, 0) > group.number:
-                continue  # it has done this operation, and is only ahead
-            other = self.find(group_id)
-            del self._questions[name]
+            del self._waits[name]
+            other = self._groups.get(group_id)
             if other and (other.number > number or other.is_under_way):
                 continue  # it has our part, or gets it
-            why = difference(group, name, question)
-            if gone := group.gone:  # it knows, and has made the next one
+            why = _difference(group, name, waits.members)
+            if group_id in self._dropped:  # that group is over, and ours is not
+                self.tell(name, waits.incarnation, waits.step, why)
+            elif gone := group.gone:  # the other member knows, and has made the next group
                 raise CollectiveFailed(why, gone)
-            raise Differs(why, name, question.place, is_over=group_id in self._dropped)
+            else:
+                raise Differs(why, name, waits.step)
 
-    def _on_message(self, message: Message, delivery: Delivery) -> None:
+    def on_message(self, message: Message, delivery: Delivery) -> None:
         """Whatever it says: it comes from outside."""
         match message.body:
             case {"group": str(group_id), "number": int(number), "to": int(to), **rest} if (
@@ -163,37 +182,33 @@ class Registry:
                 self._endpoint.take(delivery)
                 return
         group = self._groups.get(group_id)
-        place = (group_id, number)
+        operation = (group_id, number)
         match rest:
-            case {"asks": str(name), "members": list(members), "numbers": list(numbers)}:
+            case {"waits": str(name), "members": list(members)}:
                 self._endpoint.take(delivery)
-                sender = self._endpoint.roster.get(delivery.peer)
-                if sender is None or sender.incarnation != delivery.incarnation:
-                    return  # none of a group of ours; and there may be any number of such names
-                self._questions[delivery.peer] = Question.read(
-                    place, name, members, numbers, delivery.incarnation
-                )
+                pairs = {(str(peer), int(process)) for peer, process in members[:MAX_MEMBERS]}
+                self._waits[delivery.peer] = Waits(operation, name, pairs, delivery.incarnation)
                 return
         if (
             group_id in self._dropped
             or (group is not None and number < group.number)  # it is over here
-            or place in self._failed
+            or operation in self._failed
         ):
             self._endpoint.take(delivery)
             return
         match rest:
             case {"failure": str(why), "missing": list(missing)}:
                 self._endpoint.take(delivery)
-                self.forget(place)
+                self.forget(operation)
                 names = tuple(str(name)[:MAX_NAME] for name in missing[:MAX_NAMES])
-                self._failed[place] = (why[:MAX_WHY], names)
-                question = self._questions.get(message.source)
-                if question is not None and question.place == place:
-                    del self._questions[message.source]  # it does not wait any more
+                self._failed[operation] = (why[:MAX_WHY], names)
+                waits = self._waits.get(message.source)
+                if waits is not None and waits.step == operation:
+                    del self._waits[message.source]  # it does not wait any more
                 if len(self._failed) > MAX_FAILED:
                     self._failed.popitem(last=False)
             case {"kind": str(kind), "step": int(step), "part": _}:
-                arrived = self._arrived.setdefault(place, Arrived())
+                arrived = self._arrived.setdefault(operation, Arrived())
                 if (message.source, step) in arrived.parts:
                     self._endpoint.take(delivery)
                     return
@@ -202,8 +217,33 @@ class Registry:
             case _:
                 self._endpoint.take(delivery)
 
-    def numbers(self, name: str, member: str) -> list[tuple[str, int]]:
-        """Of what comes next in the newest groups of this name that this member is in."""
-        groups = [*self._dropped.values(), *self._groups.values()]
-        shared = [g for g in groups if g.name == name and member in g.incarnations]
-        return [(group.id, group.number) for group in shared[-MAX_SHARED:]]
+    def tell(self, name: str, incarnation: int, step: Step, why: str) -> None:
+        """Tell a member that the operation it waits in has failed, if there is room for that."""
+        group_id, number = step
+        where = {"group": group_id, "number": number, "to": incarnation}
+        body = {**where, "failure": why, "missing": []}
+        message = Message("collective", self._endpoint.name, name, body)
+        with suppress(MessagingError):
+            self._endpoint.try_to_post(message, COLLECTIVE, encode(message))
+
+
+def _difference(group: Members, other: str, theirs: set[tuple[str, int]]) -> str:
+    """Text for both sides."""
+    ours = set(group.incarnations.items())
+    own = group.members[group.rank]
+    parts = [
+        f"only in that of {whose!r}: {_names(members)}"
+        for whose, members in ((own, ours - theirs), (other, theirs - ours))
+        if members
+    ] or ["they are in another order"]
+    return (
+        f"{own!r} and {other!r} do not agree on who is in the group {group.name!r}; "
+        f"{', and '.join(parts)}. Make it anew; name its members, or expect all of them when the "
+        "proxy is made, to begin with the same"
+    )
+
+
+def _names(members: set[tuple[str, int]]) -> str:
+    names = sorted(f"{name!r}" for name, _ in members)
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more

@@ -1,47 +1,60 @@
-"""Frames over gRPC: to each peer a stream, on which nothing comes back.
+"""Frames over gRPC: to each peer a stream of bytes, on which nothing comes back.
 
-A stream is opened when there is something to send, and ends when there has been nothing for IDLE_S;
-so a peer has as many streams at a time as others talk to it, however many there are.
-
-Every peer serves `/xain_messaging.Exchange/Deliver`, a client stream of bytes. grpc_framing.py says
-what these are; grpc_lines.py sends, this module receives. A packet is in memory once at the
-receiver, in its place, while it comes; the thread of its stream hands it over.
+Every peer serves `/xain_messaging.Exchange/Deliver`, a client stream of bytes, whose format is in
+grpc_framing.py. The event loop of the process reads the streams of all peers. To each peer a thread
+of gRPC sends.
 """
 
-import math
+import asyncio
+import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
 
 from xain_foundation.logger import get_logger
+from xain_messaging import background
 from xain_messaging.codec import MAX_MESSAGE_BYTES, Frames, num_bytes
-from xain_messaging.drivers import grpc_lines
-from xain_messaging.drivers.addresses import told_host, with_limit
-from xain_messaging.drivers.grpc_framing import Malformed, from_chunks
-from xain_messaging.drivers.grpc_lines import METHOD, OPTIONS, Line
-from xain_messaging.drivers.grpc_threads import Threads
+from xain_messaging.drivers.addresses import told_host
+from xain_messaging.drivers.grpc_framing import MAX_CHUNK_BYTES, Malformed, Reader, to_chunks
 from xain_messaging.errors import BodyError, Closed, UnknownPeer
 from xain_messaging.links import MAX_HEAD_BYTES
-from xain_messaging.waits import LONGEST_S
+from xain_messaging.waits import LONGEST_S, left_s
 
 log = get_logger(__name__)
 
-# A thread waits on each stream that comes.
-MAX_PEERS: Final = 256
+METHOD: Final = "/xain_messaging.Exchange/Deliver"
 
-# Who keeps a stream open though it is idle loses it after so many times IDLE_S, if its place is
-# needed. It is also the time that a network may take for a piece of CHUNK_BYTES then.
-MAX_IDLE_TIMES: Final = 3
+# Seconds between two attempts to reach a peer.
+RETRY_S: Final = 0.1
+MAX_RETRY_S: Final = 2.0
 
-# How long the server may take to end, once nothing is sent or taken any more.
-STOP_S: Final = 5.0
+# Seconds for the last calls to end when the server stops. Without any, gRPC reports an error to the
+# peers, which print it.
 STOP_GRACE_S: Final = 1.0
+
+# Statuses of a connection that breaks, and of a peer that closes.
+_BROKEN: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
+
+OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MAX_CHUNK_BYTES),
+    ("grpc.max_send_message_length", MAX_CHUNK_BYTES),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.initial_reconnect_backoff_ms", round(1000 * RETRY_S)),
+    ("grpc.min_reconnect_backoff_ms", round(1000 * RETRY_S)),
+    ("grpc.max_reconnect_backoff_ms", round(1000 * MAX_RETRY_S)),
+    # Channels to one address must not share a connection: it would outlive disconnect().
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.so_reuseport", 0),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,26 +74,81 @@ class TlsFiles:
         return grpc.ssl_channel_credentials(self.ca, self.key, self.certificate)
 
 
-@dataclass(slots=True, eq=False)
-class _Stream:
-    """The chunks of a stream that comes.
+class _Connection:
+    """The way to one peer: a stream that begins with the first packet. A stream that has broken is
+    followed by another one, after a back-off.
 
-    silent_since: from when on the next chunk has been awaited; math.inf while a packet is handled.
+    on_lost: called after the back-off, when packets go over another stream.
     """
 
-    chunks: Iterator[bytes]
-    context: grpc.ServicerContext
-    silent_since: float = math.inf
+    def __init__(
+        self, peer: str, address: str, tls: TlsFiles | None, on_lost: Callable[[str], None]
+    ) -> None:
+        if tls is None:
+            self._channel = grpc.insecure_channel(address, OPTIONS)
+        else:
+            self._channel = grpc.secure_channel(address, tls.of_channel(), OPTIONS)
+        self._peer = peer
+        self._on_lost = on_lost
+        self._lock = threading.RLock()
+        self._packets: queue.SimpleQueue[Frames | None] = queue.SimpleQueue()
+        self._call: Any = None
+        self._begun_at = 0.0
+        self._retry_s = RETRY_S
+        self._is_closed = False
 
-    def __iter__(self) -> "_Stream":
-        return self
+    def send(self, frames: Frames) -> None:
+        with self._lock:
+            self._packets.put(frames)
+            if self._call is None:
+                self._begun_at = time.monotonic()
+                method: Any = self._channel.stream_unary(METHOD)
+                # The stream waits until the peer is there; the channel tries to reach it.
+                self._call = method.future(_chunks(self._packets), wait_for_ready=True)
+                self._call.add_done_callback(self._ended)
 
-    def __next__(self) -> bytes:
-        self.silent_since = time.monotonic()
-        try:
-            return next(self.chunks)
-        finally:
-            self.silent_since = math.inf
+    def _ended(self, call: Any) -> None:
+        """The stream has broken. Packets that are sent before on_lost() are lost with it."""
+        self._packets.put(None)  # for gRPC's thread, which may wait for more
+        with self._lock:
+            if self._is_closed:
+                return
+            was_new = time.monotonic() - self._begun_at < 1
+            self._retry_s = min(2 * self._retry_s, MAX_RETRY_S) if was_new else RETRY_S
+        level = log.debug if call.code() in _BROKEN else log.warning
+        level("stream_ended", peer=self._peer, code=str(call.code()), details=call.details())
+        loop = background.event_loop()
+        loop.call_soon_threadsafe(loop.call_later, self._retry_s, self._reopen)
+
+    def _reopen(self) -> None:
+        with self._lock:
+            if self._is_closed:
+                return
+            self._packets, self._call = queue.SimpleQueue(), None
+        self._on_lost(self._peer)
+
+    def finish(self) -> None:
+        """Let the stream end when all packets have gone."""
+        self._packets.put(None)
+
+    def join(self, deadline: float) -> None:
+        """Wait until the peer has all packets, or until the deadline."""
+        call = self._call
+        while call is not None and not call.done() and time.monotonic() < deadline:
+            with suppress(grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError):
+                call.result(left_s(deadline))
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+        self._packets.put(None)
+        self._channel.close()
+
+
+def _chunks(packets: "queue.SimpleQueue[Frames | None]") -> Iterator[bytes]:
+    while (frames := packets.get()) is not None:
+        yield from to_chunks(frames)
+        del frames  # the next may be long in coming
 
 
 class GrpcDriver:
@@ -89,14 +157,11 @@ class GrpcDriver:
     listen: "HOST:PORT", port 0 for any.
     advertise: the host that others are told, if it is not that of `listen`. A host that stands for
         all interfaces, such as "0.0.0.0", needs that.
-    tls: without it everything goes in the clear, and anybody may connect. With it only those whose
-        certificates `ca` has signed; which of them a peer is, it says itself.
-    max_peers: whose streams are taken at a time. Those beyond it say so in their logs, and try
-        again until one of the others has sent nothing for IDLE_S, and its stream has ended. One
-        that does not end by itself is ended after three times that, while there is no place.
-    max_message_bytes: a message that is larger is refused where it is sent, here and at the others:
-        the address tells them. A stream that brings one is ended.
-    num_refused: streams that were ended because they were none of ours.
+    tls: without it everything goes in the clear, and anybody may connect. With it only peers whose
+        certificates `ca` has signed.
+    max_message_bytes: a larger message is refused where it is sent, and ends the stream that brings
+        it. All peers of a group have the same limit.
+    num_refused: streams that were ended because they carried no packets.
     """
 
     def __init__(
@@ -105,7 +170,6 @@ class GrpcDriver:
         *,
         advertise: str = "",
         tls: TlsFiles | None = None,
-        max_peers: int = MAX_PEERS,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         host = told_host(listen.rpartition(":")[0], advertise)  # before anything is open
@@ -114,102 +178,62 @@ class GrpcDriver:
         self._max_message_bytes = max_message_bytes
         self._on_packet: Callable[[Frames], None] = lambda frames: None
         self._on_lost: Callable[[str], None] = lambda peer: None
-        self._is_served = threading.Event()
+        self._is_served = asyncio.Event()
         self._is_woken = threading.Event()
         self._lost: deque[str] = deque()
-        self._lock = threading.RLock()
-        self._lines: dict[str, Line] = {}
+        self._connections: dict[str, _Connection] = {}
+        self._streams: set[asyncio.Task[Any]] = set()  # that peers have opened
         self._is_closed = False
-        self._max_peers = max_peers
-        self._streams: set[_Stream] = set()
-        self._threads = Threads(self._end_silent, grpc_lines.IDLE_S)
-        self._server: grpc.Server | None = None
-        try:
-            port = self._serve(listen)
-            limit = max_message_bytes if max_message_bytes < MAX_MESSAGE_BYTES else None
-            self._address = with_limit(f"{host}:{port}", limit)
-        except BaseException:  # the port is taken, say; or an interrupt, when it serves already
-            self._threads.end(self._stop, STOP_S)
-            raise
+        self.address = f"{host}:{background.run(self._listen(listen))}"
 
-    def _serve(self, listen: str) -> int:
-        """Returns the port."""
+    async def _listen(self, address: str) -> int:
+        """Start the server. Returns its port."""
         handler: Any = grpc.stream_unary_rpc_method_handler(self._deliver)
         service, _, method = METHOD[1:].partition("/")
-        server = self._server = grpc.server(
-            self._threads,  # type: ignore[arg-type]  # any Executor will do
-            handlers=[grpc.method_handlers_generic_handler(service, {method: handler})],
-            options=OPTIONS,
-            maximum_concurrent_rpcs=self._max_peers,
+        self._server = grpc.aio.server(options=OPTIONS)
+        self._server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler(service, {method: handler})]
         )
         if self._tls is None:
-            port = server.add_insecure_port(listen)
+            port = self._server.add_insecure_port(address)
         else:
-            port = server.add_secure_port(listen, self._tls.of_server())
-        server.start()
+            port = self._server.add_secure_port(address, self._tls.of_server())
+        await self._server.start()
         return port
-
-    def _stop(self) -> None:
-        """From its beginning on nobody listens at the port. Returns when the server has ended.
-
-        That is never if gRPC has had no thread to serve in. Then the one that waits here keeps the
-        server, for good: the collector, and the end of the process too, would wait for it with all
-        other threads held up.
-        """
-        if self._server is None:
-            return
-        with self._lock:
-            for stream in self._streams:
-                stream.context.cancel()
-        try:
-            # Without time to end, gRPC reports an error to the peers, which print it.
-            self._server.stop(STOP_GRACE_S).wait()
-        except RuntimeError:  # no thread to wait in
-            self._server.stop(None)
-
-    @property
-    def address(self) -> str:
-        return self._address
 
     # --- out ---
 
     def connect(self, peer: str, address: str) -> None:
-        with self._lock:
-            self._check_open()
-            self.disconnect(peer)
-            credentials = None if self._tls is None else self._tls.of_channel()
-            self._lines[peer] = Line(peer, address, credentials, self._note_lost)
+        self._check_open()
+        self.disconnect(peer)
+        self._connections[peer] = _Connection(peer, address, self._tls, self._note_lost)
 
     def disconnect(self, peer: str) -> None:
-        with self._lock:
-            line = self._lines.pop(peer, None)
-        if line is not None:
-            line.close()
+        connection = self._connections.pop(peer, None)
+        if connection is not None:
+            connection.close()
 
-    def check(self, peer: str, frames: Frames) -> None:
-        size, line = num_bytes(frames), self._lines.get(peer)
-        if size > self._max_message_bytes:
+    def check(self, frames: Frames) -> None:
+        if (size := num_bytes(frames)) > self._max_message_bytes:
             raise BodyError(
                 f"a message of {size} bytes; this driver carries {self._max_message_bytes}"
             )
-        if line is not None and line.max_bytes is not None and size > line.max_bytes:
-            raise BodyError(f"a message of {size} bytes; {peer!r} takes {line.max_bytes} at once")
 
     def send(self, peer: str, frames: Frames) -> None:
-        with self._lock:
-            self._check_open()
-            if peer not in self._lines:
-                raise UnknownPeer(f"{peer!r} is not connected")
-            self._lines[peer].send(frames)
+        self._check_open()
+        connection = self._connections.get(peer)
+        if connection is None:
+            raise UnknownPeer(f"{peer!r} is not connected")
+        connection.send(frames)
 
     # --- in ---
 
     def serve(self, on_packet: Callable[[Frames], None], on_lost: Callable[[str], None]) -> None:
         self._on_packet, self._on_lost = on_packet, on_lost
-        self._is_served.set()
+        background.event_loop().call_soon_threadsafe(self._is_served.set)
 
     def run(self, timeout_s: float) -> None:
-        """Packets come in the threads of their streams; only losses are told here."""
+        """Report lost connections; packets come in the event loop."""
         if not self._is_closed:
             self._is_woken.wait(min(timeout_s, LONGEST_S))
         self._is_woken.clear()
@@ -223,59 +247,45 @@ class GrpcDriver:
     def wake(self) -> None:
         self._is_woken.set()
 
-    def _deliver(self, chunks: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        stream = _Stream(chunks, context)
-        with self._lock:
-            self._streams.add(stream)
+    async def _deliver(self, _: object, context: Any) -> bytes:
+        reader = Reader(self._max_message_bytes + MAX_HEAD_BYTES)
+        stream = asyncio.current_task()
+        assert stream is not None
+        self._streams.add(stream)
+        stream.add_done_callback(self._streams.discard)
+        await self._is_served.wait()
         try:
-            self._is_served.wait()
-            for frames in from_chunks(stream, self._max_message_bytes + MAX_HEAD_BYTES):
-                self._on_packet(frames)
-                del frames  # the next may be long in coming
+            while (chunk := await context.read()) is not grpc.aio.EOF:
+                if (frames := reader.feed(chunk)) is not None:
+                    self._on_packet(frames)
+                del chunk, frames  # the next may be long in coming
+            reader.end()
         except Malformed as error:
-            with self._lock:
-                self.num_refused += 1
-            code = grpc.StatusCode.INVALID_ARGUMENT
-            log.warning("stream_refused", peer=context.peer(), code=str(code), error=str(error))
-            context.abort(code, str(error))
-        finally:
-            with self._lock:
-                self._streams.discard(stream)
+            self.num_refused += 1
+            log.warning("stream_refused", peer=context.peer(), error=str(error))
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         return b""
-
-    def _end_silent(self) -> None:
-        """Who has a stream and sends nothing must not keep out the others. What is on its way to us
-        just then goes again: its sender sees that the line has broken."""
-        with self._lock:
-            streams = list(self._streams)
-        if len(streams) < self._max_peers:
-            return
-        now = time.monotonic()
-        for stream in streams:
-            silent_s = now - stream.silent_since
-            if silent_s >= MAX_IDLE_TIMES * grpc_lines.IDLE_S:
-                log.warning("stream_silent", peer=stream.context.peer(), silent_s=round(silent_s))
-                stream.context.cancel()
 
     # --- the end ---
 
     def close(self, linger_s: float) -> None:
-        with self._lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            lines, self._lines = self._lines, {}
-        with ExitStack() as rest:  # all of it, whatever one of them raises
-            rest.callback(self._is_woken.set)
-            rest.callback(self._is_served.set)
-            rest.callback(self._threads.end, self._stop, STOP_S)
-            for line in lines.values():
-                rest.callback(line.close)
-            for line in lines.values():
-                line.finish()
-            deadline = time.monotonic() + linger_s
-            for line in lines.values():
-                line.join(deadline)
+        if self._is_closed:
+            return
+        self._is_closed = True
+        connections, self._connections = self._connections, {}
+        deadline = time.monotonic() + linger_s
+        for connection in connections.values():
+            connection.finish()
+        for connection in connections.values():
+            connection.join(deadline)
+            connection.close()
+        self._is_woken.set()
+        background.run(self._stop())
+
+    async def _stop(self) -> None:
+        for stream in self._streams:
+            stream.cancel()
+        await self._server.stop(STOP_GRACE_S)
 
     def _check_open(self) -> None:
         if self._is_closed:

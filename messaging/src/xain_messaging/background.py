@@ -1,0 +1,40 @@
+"""One event loop in a thread of its own, for all asynchronous servers of this package in a process.
+
+gRPC hands its events to every event loop of a process in turn, so a second loop would slow down the
+first one.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_lock = threading.Lock()
+_loop: asyncio.AbstractEventLoop | None = None
+
+
+def event_loop() -> asyncio.AbstractEventLoop:
+    """Return the loop. The first call starts its thread."""
+    global _loop
+    with _lock:
+        if _loop is None:
+            _loop = asyncio.new_event_loop()
+            threading.Thread(target=_loop.run_forever, name="messages-loop", daemon=True).start()
+        return _loop
+
+
+def run(work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+    """Run a coroutine in the loop and return its result."""
+    return asyncio.run_coroutine_threadsafe(work, event_loop()).result(timeout_s)
+
+
+def _after_fork() -> None:
+    global _loop, _lock
+    _loop, _lock = None, threading.Lock()  # the thread is in the parent
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_after_fork)
