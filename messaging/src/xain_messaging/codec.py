@@ -41,11 +41,11 @@ Frame: TypeAlias = bytes | bytearray | memoryview
 Frames: TypeAlias = Sequence[Frame]
 
 _ARRAY: Final = 1
-# As they travel: the value of the type, and the place of the stage.
+# As they travel: the value of the type, and the position of the stage.
 _STAGES: Final = {
-    (kind.value, place): (kind, stage)
+    (kind.value, position): (kind, stage)
     for kind, stages in STAGES.items()
-    for place, stage in enumerate(stages)
+    for position, stage in enumerate(stages)
 }
 _KINDS: Final = "biufc"  # of dtypes: truth values, integers, floats, complex numbers
 _ARRAYS: Final = (np.ndarray, np.memmap)  # but no other subclass: what it adds would be lost
@@ -63,23 +63,25 @@ class _Ids(TypedDict):
 def encode(message: Message) -> list[Frame]:
     """The frames of a message. The second and further are views on its arrays: see snapshot().
 
-    Raises BodyError with the place in the body.
+    Raises BodyError with the path in the body.
     """
     stage = (
-        [message.session_type.value, message.place] if isinstance(message, SessionMessage) else None
+        [message.session_type.value, message.position]
+        if isinstance(message, SessionMessage)
+        else None
     )
     head = [VERSION, message.tag, message.session_id, message.message_id, stage, message.body]
     packing = _Packing()
     try:
         packing.frames[0] = msgpack.packb(head, default=packing.pack_other, strict_types=True)
     except (TypeError, ValueError, OverflowError, RecursionError, BufferError) as error:
-        for place, why in _faults(message.body, "body", 0):
-            raise BodyError(f"{place} cannot be sent: {why}") from None
+        for path, why in _faults(message.body, "body", 0):
+            raise BodyError(f"{path} cannot be sent: {why}") from None
         raise BodyError(f"the body cannot be sent: {error}") from error
     frames, has_tuples = packing.frames, packing.has_tuples
     if has_tuples:  # as a key, a tuple goes out, and no receiver can read it
-        for place, why in _faults(message.body, "body", 0):
-            raise BodyError(f"{place} cannot be sent: {why}")
+        for path, why in _faults(message.body, "body", 0):
+            raise BodyError(f"{path} cannot be sent: {why}")
     if (size := len(frames[0])) > MAX_ENVELOPE_BYTES:
         raise BodyError(
             f"a body of {size} bytes beside its arrays; at most {MAX_ENVELOPE_BYTES} travel at once"
@@ -178,41 +180,41 @@ def _can_be_key(value: object) -> bool:
     return isinstance(value, str | int | float | bytes | memoryview | None)
 
 
-def _faults(value: object, place: str, depth: int) -> Iterator[tuple[str, str]]:
+def _faults(value: object, path: str, depth: int) -> Iterator[tuple[str, str]]:
     """What cannot be sent, and why. Slow: only asked when something could not."""
     if depth > MAX_DEPTH:
-        yield place, f"it lies more than {MAX_DEPTH} lists or maps deep"
+        yield path, f"it lies more than {MAX_DEPTH} lists or maps deep"
         return
     match value:
         case memoryview():
             if not value.c_contiguous:
-                yield place, "the view is not contiguous; send bytes(view)"
+                yield path, "the view is not contiguous; send bytes(view)"
         case None | bool() | float() | bytes() | bytearray():
             return
         case np.generic() if not isinstance(value, str):
             if not _is_number(value):
-                yield place, f"a scalar of dtype {value.dtype} is none; put it into an array"
+                yield path, f"a scalar of dtype {value.dtype} is none; put it into an array"
         case int():
             if not -(2**63) <= value < 2**64:
-                yield place, "an integer must fit into 64 bits"
+                yield path, "an integer must fit into 64 bits"
         case str():
             try:
                 value.encode()
             except UnicodeEncodeError:
-                yield place, "the text is not Unicode: it has a lone surrogate"
+                yield path, "the text is not Unicode: it has a lone surrogate"
         case list() | tuple():
             for i, item in enumerate(value):
-                yield from _faults(item, f"{place}[{i}]", depth + 1)
+                yield from _faults(item, f"{path}[{i}]", depth + 1)
         case dict():
             for key, item in value.items():
                 if not _can_be_key(key):
-                    yield place, f"a key must be text, bytes or a number, not {key!r:.40}"
-                yield from _faults(item, f"{place}[{key!r:.40}]", depth + 1)
+                    yield path, f"a key must be text, bytes or a number, not {key!r:.40}"
+                yield from _faults(item, f"{path}[{key!r:.40}]", depth + 1)
         case np.ndarray():
             if why := _why_not(value):
-                yield place, why
+                yield path, why
         case _:
-            yield place, f"{type(value).__name__} is none of the types that travel"
+            yield path, f"{type(value).__name__} is none of the types that travel"
 
 
 # --- from bytes -----------------------------------------------------------------------------------
@@ -241,8 +243,8 @@ def decode(frames: Frames, source: str, destination: str) -> Message:
         ids = _Ids(session_id=_text(session_id), message_id=_text(message_id))
         if stage is None:
             return Message(tag, source, destination, body, **ids)
-        kind, place = stage
-        type_and_stage = _STAGES[kind, place]
+        kind, position = stage
+        type_and_stage = _STAGES[kind, position]
         return SessionMessage(tag, source, destination, body, *type_and_stage, **ids)
     except MalformedMessage:
         raise

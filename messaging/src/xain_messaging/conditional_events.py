@@ -61,7 +61,7 @@ NumPeers: TypeAlias = Callable[[str], int]  # peers of a source, now
 
 
 class ConditionalEventError(MessagingError, ValueError):
-    """A wrong expression. The message shows the place in it."""
+    """A wrong expression. The message shows the path to what is wrong."""
 
 
 class EventTableFull(MessagingError):
@@ -173,56 +173,56 @@ def parse(expression: object) -> Condition:
     return _parse(expression, (), itertools.count())
 
 
-def _parse(item: object, place: tuple[int, ...], numbers: Iterator[int]) -> Condition:
+def _parse(item: object, path: tuple[int, ...], numbers: Iterator[int]) -> Condition:
     """numbers: of the units, counted as they are met."""
     if isinstance(item, str):
         if next(numbers) == MAX_UNITS:
-            raise _wrong(item, place, f"there are more than {MAX_UNITS} units")
-        return _parse_unit(item, place)
+            raise _wrong(item, path, f"there are more than {MAX_UNITS} units")
+        return _parse_unit(item, path)
     if not isinstance(item, list | tuple):
-        raise _wrong(item, place, 'it must be text, "source:tag:amount", or a list')
-    if len(place) == MAX_DEPTH:
-        raise _wrong(item, place, f"lists may be nested {MAX_DEPTH} deep, not more")
+        raise _wrong(item, path, 'it must be text, "source:tag:amount", or a list')
+    if len(path) == MAX_DEPTH:
+        raise _wrong(item, path, f"lists may be nested {MAX_DEPTH} deep, not more")
     if not item:
-        raise _wrong(item, place, "it is empty")
+        raise _wrong(item, path, "it is empty")
     *parts, operator = item
     if not isinstance(operator, str) or operator not in _OPERATORS:
         known = ", ".join(_OPERATORS)
-        raise _wrong(item, place, f"it ends in {_shown(operator)}; it must end in one of {known}")
+        raise _wrong(item, path, f"it ends in {_shown(operator)}; it must end in one of {known}")
     if not parts:
-        raise _wrong(item, place, f"there must be something before {operator!r}")
+        raise _wrong(item, path, f"there must be something before {operator!r}")
     return Group(
         _OPERATORS[operator],
-        tuple(_parse(part, (*place, i), numbers) for i, part in enumerate(parts)),
+        tuple(_parse(part, (*path, i), numbers) for i, part in enumerate(parts)),
     )
 
 
-def _parse_unit(text: str, place: tuple[int, ...]) -> Unit:
+def _parse_unit(text: str, path: tuple[int, ...]) -> Unit:
     if text in _OPERATORS:
-        raise _wrong(text, place, "an operator stands at the end of its list, and only there")
+        raise _wrong(text, path, "an operator stands at the end of its list, and only there")
     parts = text.rsplit(":", 2)
     if len(parts) != 3:
-        raise _wrong(text, place, 'it must be "source:tag:amount", such as "worker:update:80%"')
+        raise _wrong(text, path, 'it must be "source:tag:amount", such as "worker:update:80%"')
     source, tag, amount = parts
     for name, part in (("source", source), ("tag", tag)):
         if not part:
-            raise _wrong(text, place, f'its {name} is empty; write "*" for any')
+            raise _wrong(text, path, f'its {name} is empty; write "*" for any')
         if part != part.strip():
-            raise _wrong(text, place, f"its {name} begins or ends with a blank")
+            raise _wrong(text, path, f"its {name} begins or ends with a blank")
     match = _AMOUNT.fullmatch(amount)
     number = int(match[1]) if match else 0
     if match is None or number == 0 or (match[2] and number > 100):
         raise _wrong(
             text,
-            place,
+            path,
             f"its amount is {_shown(amount)}; it must be a whole number from 1 to 999999999, or a "
             "percentage from 1% to 100%",
         )
     return Unit(source, tag, percent=number) if match[2] else Unit(source, tag, number)
 
 
-def _wrong(item: object, place: tuple[int, ...], why: str) -> ConditionalEventError:
-    at = "".join(f"[{i}]" for i in place)
+def _wrong(item: object, path: tuple[int, ...], why: str) -> ConditionalEventError:
+    at = "".join(f"[{i}]" for i in path)
     return ConditionalEventError(
         f"conditional event {_shown(item)}{' at ' if at else ''}{at}: {why}"
     )

@@ -87,7 +87,7 @@ class Distributed(Generic[T]):
         taken, and what else has fired is called the next time.
 
         Raises EventTableFull if an event holds too many messages and is not satisfied. The message
-        that found no room is kept, and finds its place before all that comes later when launch() is
+        that found no room is kept, and is pushed before all that comes later when launch() is
         called again and there is room. When as many are kept as an event holds, launch() raises it
         before it receives anything: what comes later waits in the proxy.
         """

@@ -12,7 +12,7 @@ class Closed(MessagingError):
 
 
 class BodyError(MessagingError, ValueError):
-    """A body that cannot be sent. The message shows the place in it."""
+    """A body that cannot be sent. The message shows the path to what is wrong."""
 
 
 class MalformedMessage(MessagingError):

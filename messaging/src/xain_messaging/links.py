@@ -224,18 +224,18 @@ class Link:
         totals, bounds = self.totals, self.totals.bounds
         if not self._kept and (self.is_here or not totals.num_kept):
             return None
-        place = f"{self.name!r} is {'here' if self.is_here else 'away'}"
+        presence = f"{self.name!r} is {'here' if self.is_here else 'away'}"
         fits = self.kept_bytes + size_bytes <= bounds.max_bytes
         if self._kept and not (fits and len(self._kept) < bounds.max_messages):
             return (
                 f"{self.name!r} has not taken {len(self._kept)} messages of {self.kept_bytes} "
-                f"bytes, and no more is kept for it; {place}"
+                f"bytes, and no more is kept for it; {presence}"
             )
         fits = totals.kept_bytes + size_bytes <= bounds.max_bytes_in_all
         if not (fits and totals.num_kept < bounds.max_messages_in_all):
             return (
                 f"all peers together have not taken {totals.num_kept} messages of "
-                f"{totals.kept_bytes} bytes, and no more is kept; {place}"
+                f"{totals.kept_bytes} bytes, and no more is kept; {presence}"
             )
         return None
 

@@ -4,7 +4,7 @@ A message has a tag, by which it is told from others, and a body, which is data:
 numbers, text, bytes, lists, maps and numpy arrays. It belongs to a session, which is what a reply
 answers.
 
-A SessionMessage has a place in its session too. A task is requested, may be acknowledged, and is
+A SessionMessage has a position in its session too. A task is requested, may be acknowledged, and is
 completed; a notification is requested and acknowledged:
 
     task            REQUEST -> RECEIVE -> COMPLETE
@@ -64,7 +64,9 @@ STAGES: Final[dict[SessionType, tuple[SessionStage, ...]]] = {
 }
 
 
-_PLACES: Final = {stage: place for stages in STAGES.values() for place, stage in enumerate(stages)}
+_POSITIONS: Final = {
+    stage: position for stages in STAGES.values() for position, stage in enumerate(stages)
+}
 
 
 class _Ids(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -117,7 +119,7 @@ class Message(_Ids, frozen=True, eq=False):
 
 
 class SessionMessage(Message, frozen=True, eq=False):
-    """A message with its place in a session: see above.
+    """A message with its position in a session: see above.
 
     session_stage: by default the first of its type.
     Raises SessionError for a stage of another type.
@@ -135,10 +137,10 @@ class SessionMessage(Message, frozen=True, eq=False):
             raise SessionError(f"{self.session_stage} is no stage of a {self.session_type}")
 
     @property
-    def place(self) -> int:
+    def position(self) -> int:
         """Position of the message's stage in the session, from 0 on."""
         assert self.session_stage is not None  # since __post_init__
-        return _PLACES[self.session_stage]
+        return _POSITIONS[self.session_stage]
 
     @property
     def is_final(self) -> bool:
@@ -148,7 +150,7 @@ class SessionMessage(Message, frozen=True, eq=False):
     @property
     def is_request(self) -> bool:
         """Whether it is the first of its session."""
-        return self.place == 0
+        return self.position == 0
 
     def reply(self, tag: str | _Same = SAME, body: Body = SAME, *, ack: bool = False) -> Self:
         """As that of a message, at the next stage: the last of the session, or, with `ack`, only

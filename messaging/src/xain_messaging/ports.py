@@ -104,11 +104,11 @@ class Membership(Protocol):
         """Wait until so many members of the group, this one among them, wait at the barrier of this
         name. It can be used again. Who has given up is not counted.
 
-        Over a network that is settled up to a quarter of a second before the time is over, a tenth
-        of it at most. Whom the answer does not reach by then may have been counted, and hears
-        TimedOut all the same. If a line breaks while the answer is on it, the call is asked again
-        and hears it then; only from a service that has lost all meanwhile it does not, and waits
-        for the next opening. A name that is used once has no next one.
+        Over a network a call gives up a quarter of a second before its time is over, a tenth of it
+        at most. A call that the answer does not reach by then may have been counted, and raises
+        TimedOut all the same. If a connection breaks while the answer is on it, the call is asked
+        again and hears it then; only from a service that has lost all meanwhile it does not, and
+        waits for the next opening. A name that is used once has no next one.
 
         Raises TimedOut, ValueError for a name or number that no barrier has, Closed if this is no
         member any more, MessagingError when a newer call of this member waits at the same barrier,

@@ -39,7 +39,7 @@ class Sessions:
                 f"there is nothing to answer in session {session_id} of {peer!r}: it has had its "
                 "last answer, or has never asked, or has asked too much since"
             )
-        if message.place <= last:
+        if message.position <= last:
             stage = STAGES[message.session_type][last]
             raise SessionError(f"{message.session_stage} does not follow on {stage}")
         _note(self._to_answer, message, peer)
@@ -52,7 +52,7 @@ class Sessions:
             return True
         key = (message.source, message.session_id)
         last = self._asked[message.session_type].get(key)
-        if last is None or message.place <= last:
+        if last is None or message.position <= last:
             return False
         _note(self._asked, message, message.source)
         return True
@@ -70,6 +70,6 @@ def _note(tables: dict[SessionType, _Table], message: SessionMessage, peer: str)
     if message.is_final:
         del table[key]
         return
-    table[key] = message.place
+    table[key] = message.position
     if len(table) > MAX_SESSIONS[message.session_type]:
         table.popitem(last=False)

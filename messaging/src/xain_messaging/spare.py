@@ -81,7 +81,7 @@ class Spare:
             if memory.nbytes == num_bytes:
                 return memory
             self._unused.append(memory)
-        self._make_room(num_arrays=1)  # it is to wait here in its turn
+        self._make_room(num_arrays=1)  # it is to wait here later
         return np.empty(num_bytes, np.uint8)
 
     def _give_back(self, memory: _Memory) -> None:

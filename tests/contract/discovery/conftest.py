@@ -7,7 +7,6 @@ import pytest
 
 from support.discovery import Peer
 from support.messaging import DISCOVERIES, discovery_of
-from xain_messaging.discovery.redis import _ARRIVE, RedisMembership
 from xain_messaging.discovery.registry import Registry
 from xain_messaging.ports import Discovery
 
@@ -30,19 +29,12 @@ def everybody_leaves() -> Iterator[None]:
 def arrivals(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of those who come to a barrier, of a registry in this process or of a Redis."""
     names: list[str] = []
-    arrive, call = Registry.arrive, RedisMembership._call
+    arrive = Registry.arrive
 
-    def note_arrival(registry: Registry, group: str, barrier: str, name: str, *rest: Any) -> Any:
-        arrival = arrive(registry, group, barrier, name, *rest)
+    def note_arrival(registry: Registry, group: str, barrier: str, name: str, *rest: Any) -> bool:
+        is_open = arrive(registry, group, barrier, name, *rest)
         names.append(name)
-        return arrival
-
-    def note_call(membership: RedisMembership, script: str, *rest: Any, **options: Any) -> Any:
-        given = call(membership, script, *rest, **options)
-        if script is _ARRIVE:
-            names.append(membership._name)
-        return given
+        return is_open
 
     monkeypatch.setattr(Registry, "arrive", note_arrival)
-    monkeypatch.setattr(RedisMembership, "_call", note_call)
     return names

@@ -118,10 +118,10 @@ def test_a_stream_that_nobody_reads_is_ended(monkeypatch: pytest.MonkeyPatch) ->
 
         ended, calls = set(), []
         over = []
-        has_ended = service._registry.line_has_ended
+        has_ended = service._registry.stream_ended
         monkeypatch.setattr(
             service._registry,
-            "line_has_ended",
+            "stream_ended",
             lambda *rest: over.append(rest) or has_ended(*rest),  # type: ignore[func-returns-value]  # it is called
         )
         for line in lines:

@@ -2,10 +2,11 @@
 
 import itertools
 
+import msgspec
 import pytest
 
-from xain_messaging.discovery.registry import GRACE_S, MAX_BARRIERS, Arrival, Registry
-from xain_messaging.errors import DiscoveryUnavailable, MembershipLost, NameTaken
+from xain_messaging.discovery.registry import GRACE_S, MAX_BARRIERS, Registry, State
+from xain_messaging.errors import DiscoveryUnavailable, MembershipLost, MessagingError, NameTaken
 from xain_messaging.ports import Member
 
 LEASE_S = 10.0
@@ -18,7 +19,6 @@ class World:
         self.incarnations = itertools.count(1)
         self.now = 0.0
         self.changes: list[str] = []
-        self.ended: list[str] = []  # names of those who wait no more
         self.registry = self.new_registry()
 
     def new_registry(self) -> Registry:
@@ -70,17 +70,17 @@ def test_the_end_of_a_line_frees_the_name() -> None:
     """A moment later, long before the lease is over; for nobody if it comes back in time."""
     world = World()
     anna = world.join("anna")
-    assert world.registry.line_stands("g", "anna", anna.incarnation, world.now, "a line")
+    assert world.registry.stream_begun("g", "anna", anna.incarnation, world.now, "a stream")
     with pytest.raises(NameTaken):
         world.join("anna")
-    world.registry.line_has_ended("g", "anna", anna.incarnation, world.now, "a line")
+    world.registry.stream_ended("g", "anna", anna.incarnation, world.now, "a stream")
     world.pass_time(GRACE_S / 2)
     with pytest.raises(NameTaken, match=r"within 1\.0 s"):
         world.join("anna")
-    assert world.registry.line_stands("g", "anna", anna.incarnation, world.now, "a line")
+    assert world.registry.stream_begun("g", "anna", anna.incarnation, world.now, "a stream")
     world.pass_time(GRACE_S)
     assert world.names == {"anna"}
-    world.registry.line_has_ended("g", "anna", anna.incarnation, world.now, "a line")
+    world.registry.stream_ended("g", "anna", anna.incarnation, world.now, "a stream")
     world.now += GRACE_S
     again = world.join("anna", address="there")
     assert world.registry.roster("g")["anna"] == again
@@ -94,17 +94,17 @@ def test_the_newest_line_is_what_counts() -> None:
     anna = world.join("anna")
     who = ("g", "anna", anna.incarnation)
     for line in ("older", "newer"):
-        assert world.registry.line_stands(*who, world.now, line)
-    world.registry.line_has_ended(*who, world.now, "older")
+        assert world.registry.stream_begun(*who, world.now, line)
+    world.registry.stream_ended(*who, world.now, "older")
     world.pass_time(GRACE_S + 1)
     assert world.names == {"anna"}
     world.pass_time(LEASE_S)
     assert world.join("anna", former=anna) == anna
-    world.registry.line_has_ended(*who, world.now, "newer")
+    world.registry.stream_ended(*who, world.now, "newer")
     world.pass_time(GRACE_S + 1)
     assert world.names == {"anna"}
-    assert world.registry.line_stands(*who, world.now, "newest")
-    world.registry.line_has_ended(*who, world.now, "newest")
+    assert world.registry.stream_begun(*who, world.now, "newest")
+    world.registry.stream_ended(*who, world.now, "newest")
     world.pass_time(GRACE_S + 1)
     assert world.names == set()
 
@@ -192,9 +192,9 @@ def test_the_later_of_two_processes_stays() -> None:
     second = world.join("anna")
     world.registry = world.new_registry()
     world.join("anna", former=first)
-    arrival = arrive(world, "anna")
+    assert not arrive(world, "anna")
     assert world.join("anna", former=second) == second
-    assert not arrival.is_waiting
+    assert not world.registry.state.groups["g"].waiting
     assert not world.registry.renew("g", "anna", first.incarnation, world.now)
     with pytest.raises(MembershipLost):
         world.join("anna", former=first)
@@ -233,72 +233,60 @@ def test_to_join_again_is_a_heartbeat() -> None:
 
 
 def arrive(
-    world: World, name: str, num_members: int = 2, barrier: str = "epoch", call: int = 0
-) -> Arrival:
-    return world.registry.arrive(
-        "g", barrier, name, num_members, call, lambda: world.ended.append(name)
-    )
+    world: World, name: str, num_members: int = 2, barrier: str = "epoch", call: int = 1
+) -> bool:
+    until = world.now + 100
+    return world.registry.arrive("g", barrier, name, num_members, call, world.now, until)
 
 
-def test_barriers_count_who_waits() -> None:
-    """Not those who gave up or died; and can be used again."""
+def test_barriers_count_members_that_wait() -> None:
+    """Not those that gave up, died, or whose time is over; and can be used again."""
     world = World()
     members = {name: world.join(name) for name in ("anna", "ben", "cleo")}
-    first = arrive(world, "anna")
-    assert first.is_waiting
-    world.registry.give_up(first)
-    second = arrive(world, "ben")
+    assert not arrive(world, "anna")
+    assert not world.registry.give_up("g", "epoch", "anna", 1)
+    assert not arrive(world, "ben")
     world.registry.leave("g", "ben", members["ben"].incarnation)
-    third = arrive(world, "cleo")
-    assert world.ended == ["anna", "ben"]
-    assert third.is_waiting
-    assert arrive(world, "anna").is_open
-    assert third.is_open
-    assert world.ended == ["anna", "ben", "cleo", "anna"]
-    assert not first.is_open
-    assert not second.is_open
-    fourth = arrive(world, "anna")
-    assert fourth.is_waiting
-    assert not fourth.is_open
+    assert not arrive(world, "cleo")
+    world.now += 101
+    assert not arrive(world, "anna", call=2)
+    assert not arrive(world, "cleo", num_members=3, call=2)
+    assert arrive(world, "cleo", call=2)
+    assert arrive(world, "anna", call=2)
+    assert world.registry.give_up("g", "epoch", "anna", 2)
+    assert not arrive(world, "anna", call=3)
 
 
-def test_a_newer_call_at_a_barrier_takes_the_place_of_the_older() -> None:
-    """The line of the older may be dead, which is noticed later: then the newer waits on."""
+def test_a_newer_call_at_a_barrier_ends_the_older() -> None:
+    """The end of the older, which is noticed later, leaves the newer there."""
     world = World()
     for name in ("anna", "ben"):
         world.join(name)
-    older = arrive(world, "anna")
-    newer = arrive(world, "anna")
-    assert world.ended == ["anna"]
-    assert not older.is_waiting
-    assert not older.is_open
-    world.registry.give_up(older)
-    assert newer.is_waiting
-    assert arrive(world, "ben").is_open
-    assert newer.is_open
+    assert not arrive(world, "anna", call=1)
+    assert not arrive(world, "anna", call=2)
+    with pytest.raises(MessagingError, match="a newer call"):
+        arrive(world, "anna", call=1)
+    assert not world.registry.give_up("g", "epoch", "anna", 1)
+    assert arrive(world, "ben")
+    assert arrive(world, "anna", call=2)
 
 
 def test_a_call_that_comes_again_does_not_wait_for_the_next_opening() -> None:
-    """Its answer was lost. Also if its member was taken for dead meanwhile; but another process of
-    that name, a later call and one without a number have not been there."""
+    """Its answer was lost, also if its member was taken for dead meanwhile; but another process of
+    that name and a later call wait."""
     world = World()
     members = {name: world.join(name) for name in ("anna", "ben")}
-    for call in (1, 0):
-        arrive(world, "anna", call=call)
-        assert arrive(world, "ben", call=call).is_open
-    assert arrive(world, "anna").is_waiting
-    assert arrive(world, "anna", call=2).is_waiting
-    assert arrive(world, "ben", call=2).is_open
-    for name, member in members.items():  # all lines have broken
+    assert not arrive(world, "anna", call=2)
+    assert arrive(world, "ben", call=2)
+    for name, member in members.items():  # all connections have broken
         world.registry.leave("g", name, member.incarnation)
     assert world.join("anna", former=members["anna"]) == members["anna"]
-    world.ended.clear()
-    assert arrive(world, "anna", call=2).is_open
-    assert world.ended == ["anna"]
-    assert arrive(world, "anna", call=2, barrier="another").is_waiting
+    assert arrive(world, "anna", call=2)
+    assert not arrive(world, "anna", call=2, barrier="another")
+    assert not arrive(world, "anna", call=3)
     world.registry.leave("g", "anna", members["anna"].incarnation)
     world.join("anna")
-    assert arrive(world, "anna", call=2).is_waiting
+    assert not arrive(world, "anna", call=2)
 
 
 def test_a_member_waits_at_a_few_barriers_at_a_time() -> None:
@@ -307,22 +295,40 @@ def test_a_member_waits_at_a_few_barriers_at_a_time() -> None:
     for name in ("anna", "ben"):
         world.join(name)
     for i in range(MAX_BARRIERS):
-        arrive(world, "anna", barrier=f"b{i}")
+        assert not arrive(world, "anna", barrier=f"b{i}")
     with pytest.raises(DiscoveryUnavailable, match="waits at 4 barriers already"):
         arrive(world, "anna", barrier="another")
-    arrive(world, "anna", barrier="b0")  # again
-    assert arrive(world, "ben", barrier="b0").is_open
-    assert arrive(world, "anna", barrier="another").is_waiting
+    assert not arrive(world, "anna", barrier="b0")  # again
+    assert arrive(world, "ben", barrier="b0")
+    assert not arrive(world, "anna", barrier="another")
 
 
-def test_a_line_stands_over_a_join_again() -> None:
+def test_the_state_of_a_registry_goes_through_json() -> None:
+    """A registry that reads it decides as the one that wrote it."""
+    world = World()
+    anna, ben = world.join("anna"), world.join("ben")
+    assert not arrive(world, "anna")
+    world.registry.leave("g", "ben", ben.incarnation)
+    text = msgspec.json.encode(world.registry.state)
+    world.registry = world.new_registry()
+    world.registry.state = msgspec.json.decode(text, type=State)
+    assert world.names == {"anna"}
+    assert world.join("ben").rank == ben.rank
+    assert arrive(world, "ben")
+    assert arrive(world, "anna")
+    with pytest.raises(MembershipLost):
+        world.join("ben", former=ben)
+    assert world.registry.is_member("g", "anna", anna.incarnation)
+
+
+def test_a_stream_begun_over_a_join_again() -> None:
     """Its end is still noticed."""
     world = World()
     anna = world.join("anna")
-    world.registry.line_stands("g", "anna", anna.incarnation, world.now, "a line")
+    world.registry.stream_begun("g", "anna", anna.incarnation, world.now, "a stream")
     world.join("anna", former=anna)
     with pytest.raises(NameTaken):
         world.join("anna")
-    world.registry.line_has_ended("g", "anna", anna.incarnation, world.now, "a line")
+    world.registry.stream_ended("g", "anna", anna.incarnation, world.now, "a stream")
     world.pass_time(GRACE_S)
     assert world.names == set()

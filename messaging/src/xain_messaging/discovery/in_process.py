@@ -1,12 +1,13 @@
 """Members in one process, for tests and simulations."""
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from xain_messaging.discovery.registry import Registry, check_barrier, replaced
+from xain_messaging.discovery.registry import Registry, check_barrier
 from xain_messaging.errors import Closed, MembershipLost, NameTaken, TimedOut
 from xain_messaging.ports import Member, Roster
 from xain_messaging.waits import left_s
@@ -28,8 +29,14 @@ class InProcessDiscovery:
     def __init__(self) -> None:
         incarnations = itertools.count(1)
         self._num_calls = itertools.count(1)
-        self._registry = Registry(0.0, lambda: next(incarnations), self._tell, lease_s=1.0)
         self._changed = threading.Condition(threading.RLock())
+        self._registry = Registry(
+            0.0,
+            lambda: next(incarnations),
+            self._tell,
+            lease_s=1.0,
+            on_barrier=lambda group: self._changed.notify_all(),
+        )
         self._told: dict[tuple[str, str], _Told] = {}
 
     def join(
@@ -88,24 +95,16 @@ class InProcessDiscovery:
         deadline = time.monotonic() + timeout_s
         with self._changed:
             self._check_member(group, member)
-            arrival = self._registry.arrive(
-                group,
-                barrier,
-                member.name,
-                num_members,
-                next(self._num_calls),
-                self._changed.notify_all,
-            )
+            call = next(self._num_calls)
+            where = (group, barrier, member.name)
             try:
-                while arrival.is_waiting:
+                while not self._registry.arrive(*where, num_members, call, 0.0, math.inf):
                     if time.monotonic() >= deadline:
                         raise TimedOut(f"waited {timeout_s:g} s at the barrier {barrier!r}")
                     self._changed.wait(left_s(deadline))
+                    self._check_member(group, member)
             finally:
-                self._registry.give_up(arrival)
-            if not arrival.is_open:
-                self._check_member(group, member)
-                raise replaced(barrier)
+                self._registry.give_up(*where, call)
 
     def _check_member(self, group: str, member: Member) -> None:
         if not self._registry.is_member(group, member.name, member.incarnation):

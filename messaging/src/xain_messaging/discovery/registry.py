@@ -1,8 +1,8 @@
-"""Who is in which group: what a discovery has to decide, without the ways to ask it.
+"""Members of groups: what a discovery has to decide, without the ways to ask it.
 
-A member has a lease, which it renews; whose lease is over has gone, and its name is free for the
-process that comes in its place. Where a line stands to a member, its end says sooner that the
-process may have died: the lease is cut short then, but for what a living one takes to be back.
+A member has a lease, which it renews. A member whose lease is over has gone, and its name is free
+for another process. Where a Watch stream stands to a member, its end says sooner that the process
+may have died: the lease is cut short then, but for what a living one takes to be back.
 
 A rank is the lowest that is free in its role, or the one that the name had last.
 
@@ -10,18 +10,19 @@ Of two processes with one name the later one stays, which is the one of the high
 other has lost its membership, also where it comes back when the later one has left: peers that have
 heard of that one do not listen to it any more.
 
-A registry keeps nothing for the next process. Its members come back to that one with what they were
-told here, and are who they were. So that nobody else has their names and ranks by then, newcomers
-are let in a moment later. Until `settled_at`, when all have had the time for it, who has never
-stood in its rosters has not gone therefore.
+The state is plain data. A service keeps it in memory, and nothing for the next process: the
+members come back to that one with what they were told here, and are the same members again. So that
+no other process has their names and ranks by then, newcomers are let in a moment later. Until
+`settled_at`, when all have had the time for it, a member that has never stood in its rosters has
+not gone therefore. A Redis keeps the state as JSON, and each member decides by a registry of its
+own.
 
 Pure: times are seconds on any clock that does not go back.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from xain_foundation.names import shortened, why_not
 from xain_messaging.errors import DiscoveryUnavailable, MembershipLost, MessagingError, NameTaken
@@ -32,7 +33,7 @@ Value = TypeVar("Value")
 
 LEASE_S = 10.0
 
-# How long a member may be without a line before it is taken for dead. One that has lost it for
+# How long a member may be without a stream before it is taken for dead. One that has lost it for
 # another reason is back by then.
 GRACE_S = 2.0
 
@@ -49,41 +50,52 @@ MAX_OPENED = 16_384
 # That a member waits at, at the same time. Each holds a call, and there is not room for any number.
 MAX_BARRIERS = 4
 
-# Over a network who waits at a barrier gives up so long before its time is over, a tenth of it at
+# Over a network a member at a barrier gives up so long before its time is over, a tenth of it at
 # most: so it hears in time whether it was counted.
 WORD_S = 0.25
 
 
-@dataclass(slots=True, eq=False)
-class Arrival:
-    """A member at a barrier, until that is open or the member waits there no more.
+class Waiting(NamedTuple):
+    """A member that waits at a barrier.
 
-    call: the number of the call, by which it is known if it comes again; 0: it has none.
-    on_end: called then.
+    call: the number of its call; a newer call has a higher one.
+    until: when it has given up, though no word of that came.
     """
 
-    group: str
-    barrier: str
-    name: str
     call: int
-    on_end: Callable[[], None]
-    is_waiting: bool = True
-    is_open: bool = False
+    until: float
 
 
 @dataclass(slots=True)
 class _Entry:
     member: Member
     expires_at: float
-    line: object = None  # the newest
-    arrivals: dict[str, Arrival] = field(default_factory=dict)  # by barrier
 
 
 @dataclass(slots=True)
 class _Group:
+    """ranks: of former members, by "role/name". waiting: by barrier and name."""
+
     entries: dict[str, _Entry] = field(default_factory=dict)
-    ranks: OrderedDict[tuple[str, str], int] = field(default_factory=OrderedDict)  # of former ones
-    barriers: dict[str, dict[str, Arrival]] = field(default_factory=dict)  # by name of who waits
+    ranks: dict[str, int] = field(default_factory=dict)
+    waiting: dict[str, dict[str, Waiting]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class State:
+    """What a registry knows.
+
+    incarnations: the last one of each name that has left, by "group/name"; it outlives the group.
+    opened: by "group/barrier/name" the incarnation and the number of the call for which the barrier
+        opened last. It outlives the group, too: all connections may break while answers are on
+        them.
+    last_incarnation: the last that was given.
+    """
+
+    groups: dict[str, _Group] = field(default_factory=dict)
+    incarnations: dict[str, int] = field(default_factory=dict)
+    opened: dict[str, tuple[int, int]] = field(default_factory=dict)
+    last_incarnation: int = 0
 
 
 class Registry:
@@ -91,8 +103,10 @@ class Registry:
 
     new_incarnation: gives higher numbers from call to call, and from process to process.
     on_change: called with the name of a group whose members are others or somewhere else by now.
+    on_barrier: called with the name of a group whose members at barriers have changed.
     settle_s: for how long only members of before are let in.
     grace_s: for how long a member without a Watch stream is still taken for alive.
+    max_barriers: at which a member may wait at the same time.
     """
 
     def __init__(
@@ -103,29 +117,30 @@ class Registry:
         lease_s: float = LEASE_S,
         settle_s: float = 0.0,
         grace_s: float = GRACE_S,
+        *,
+        on_barrier: Callable[[str], None] = lambda group: None,
+        max_barriers: int = MAX_BARRIERS,
     ) -> None:
+        self.state = State()
         self.lease_s = lease_s
+        self._on_barrier = on_barrier
+        self._max_barriers = max_barriers
         self._grace_s = grace_s
         self._open_at = now + settle_s
         self.settled_at = now + lease_s
         self._new_incarnation = new_incarnation
         self._on_change = on_change
-        self._groups: dict[str, _Group] = {}
-        # The last of each name, by group, of those who have left; it outlives the group.
-        self._incarnations: OrderedDict[tuple[str, str], int] = OrderedDict()
-        # By group, member and barrier: the incarnation and the number of the call for which it
-        # opened last. It outlives the group, too: all lines may break while answers are on them.
-        self._opened: OrderedDict[tuple[str, str, str], tuple[int, int]] = OrderedDict()
+        self._streams: dict[tuple[str, str], object] = {}  # the newest stream of each member
 
     def roster(self, group: str) -> Roster:
         """All members, by name."""
-        entries = self._groups[group].entries if group in self._groups else {}
+        entries = self.state.groups[group].entries if group in self.state.groups else {}
         return {name: entry.member for name, entry in entries.items()}
 
     @property
     def num_members(self) -> int:
         """Of all groups."""
-        return sum(len(group.entries) for group in self._groups.values())
+        return sum(len(group.entries) for group in self.state.groups.values())
 
     def is_member(self, group: str, name: str, incarnation: int) -> bool:
         """Whether this process is."""
@@ -150,10 +165,10 @@ class Registry:
         if former is None:
             self.expire(now)  # who comes for a name may be faster than the timer
         self._make_way(group, name, now, former)
-        found = self._groups.setdefault(group, _Group())
+        found = self.state.groups.setdefault(group, _Group())
         entry = found.entries.get(name)
         if former is None:
-            incarnation, wanted = self._new_incarnation(), found.ranks.get((role, name))
+            incarnation, wanted = self._new_incarnation(), found.ranks.get(f"{role}/{name}")
         else:
             incarnation, wanted = former.incarnation, former.rank
         taken = {
@@ -167,17 +182,17 @@ class Registry:
         if entry is None:
             found.entries[name] = _Entry(member, now + self.lease_s)
         else:
-            entry.member, entry.expires_at = member, now + self.lease_s  # its lines stand
-        found.ranks.pop((role, name), None)
-        self._incarnations.pop((group, name), None)
+            entry.member, entry.expires_at = member, now + self.lease_s  # its streams stand
+        found.ranks.pop(f"{role}/{name}", None)
+        self.state.incarnations.pop(f"{group}/{name}", None)
         if is_new:
             self._on_change(group)
         return member
 
     def _make_way(self, group: str, name: str, now: float, former: Member | None) -> None:
         """Nobody else has the name afterwards; or raises why somebody has. See join()."""
-        last = self._incarnations.get((group, name), 0)
-        entry = self._groups[group].entries.get(name) if group in self._groups else None
+        last = self.state.incarnations.get(f"{group}/{name}", 0)
+        entry = self.state.groups[group].entries.get(name) if group in self.state.groups else None
         if entry is not None:
             last = entry.member.incarnation
             if former is None:
@@ -207,30 +222,30 @@ class Registry:
         if self._entry(group, name, incarnation) is not None:
             self._remove(group, name)
 
-    def line_stands(
-        self, group: str, name: str, incarnation: int, now: float, line: object
+    def stream_begun(
+        self, group: str, name: str, incarnation: int, now: float, stream: object
     ) -> bool:
-        """To a member, in the place of the one before; a heartbeat too."""
+        """A stream stands to a member, instead of the one before; a heartbeat too."""
         entry = self._entry(group, name, incarnation)
         if entry is None:
             return False
-        entry.line = line
+        self._streams[group, name] = stream
         return self.renew(group, name, incarnation, now)
 
-    def line_has_ended(
-        self, group: str, name: str, incarnation: int, now: float, line: object
+    def stream_ended(
+        self, group: str, name: str, incarnation: int, now: float, stream: object
     ) -> None:
         """If it is not the newest of a member: nothing."""
         entry = self._entry(group, name, incarnation)
-        if entry is not None and entry.line is line:
-            entry.line = None
+        if entry is not None and self._streams.get((group, name)) is stream:
+            del self._streams[group, name]
             entry.expires_at = min(entry.expires_at, now + self._grace_s)
 
     def expire(self, now: float) -> float | None:
         """Remove those whose lease is over. Returns when the next one will be; None: there is
         none."""
         expirations = []
-        for group, found in list(self._groups.items()):
+        for group, found in list(self.state.groups.items()):
             for name, entry in list(found.entries.items()):
                 if entry.expires_at <= now:
                     self._remove(group, name)
@@ -239,20 +254,22 @@ class Registry:
         return min(expirations, default=None)
 
     def _entry(self, group: str, name: str, incarnation: int) -> _Entry | None:
-        entry = self._groups[group].entries.get(name) if group in self._groups else None
+        entry = self.state.groups[group].entries.get(name) if group in self.state.groups else None
         if entry is None or entry.member.incarnation != incarnation:
             return None
         return entry
 
     def _remove(self, group: str, name: str) -> None:
-        found = self._groups[group]
-        for arrival in list(found.entries[name].arrivals.values()):
-            self.give_up(arrival)
+        state, found = self.state, self.state.groups[group]
         member = found.entries.pop(name).member
-        note_latest(found.ranks, (member.role, name), member.rank, MAX_FORMER)
-        note_latest(self._incarnations, (group, name), member.incarnation, MAX_FORMER)
+        self._streams.pop((group, name), None)
+        note_latest(found.ranks, f"{member.role}/{name}", member.rank, MAX_FORMER)
+        note_latest(state.incarnations, f"{group}/{name}", member.incarnation, MAX_FORMER)
+        for barrier in list(found.waiting):
+            self._forget(found, barrier, name)
         if not found.entries:
-            del self._groups[group]  # with its barriers and ranks: the next members begin anew
+            del state.groups[group]  # with its ranks: the next members begin anew
+        self._on_barrier(group)
         self._on_change(group)
 
     # --- barriers ---
@@ -264,48 +281,63 @@ class Registry:
         name: str,
         num_members: int,
         call: int,
-        on_end: Callable[[], None],
-    ) -> Arrival:
-        """A member waits there from now on, until give_up(); one who does already waits anew, and
-        what it did before has ended. If that call was here when the barrier opened, and comes again
-        since it has not heard of it, it does not wait for the next.
+        now: float,
+        until: float,
+    ) -> bool:
+        """Whether the barrier has opened for this call of a member. If not, the member waits there
+        until give_up(), and the call comes again after on_barrier().
 
-        Raises DiscoveryUnavailable for one that waits at too many others.
+        Raises MessagingError if a newer call of the member waits there, and DiscoveryUnavailable
+        for a member that waits at too many others.
         """
-        found = self._groups[group]
-        arrivals = found.entries[name].arrivals
-        arrival = Arrival(group, barrier, name, call, on_end)
-        this = (found.entries[name].member.incarnation, call)
-        if call and self._opened.get((group, name, barrier)) == this:
-            arrival.is_waiting, arrival.is_open = False, True
-            on_end()
-            return arrival
-        if barrier in arrivals:
-            self.give_up(arrivals[barrier])
-        if len(arrivals) >= MAX_BARRIERS:
-            raise DiscoveryUnavailable(f"{name!r} waits at {MAX_BARRIERS} barriers already")
-        waiting = found.barriers.setdefault(barrier, {})
-        waiting[name] = arrivals[barrier] = arrival
+        found = self.state.groups[group]
+        if self._has_opened(group, barrier, name, call):
+            return True
+        waiting = found.waiting.setdefault(barrier, {})
+        before = waiting.get(name)
+        if before is not None and before.call > call:
+            raise replaced(barrier)
+        if before is None and sum(name in names for names in found.waiting.values()) >= (
+            self._max_barriers
+        ):
+            self._forget(found, barrier, name)
+            raise DiscoveryUnavailable(f"{name!r} waits at {self._max_barriers} barriers already")
+        for other in [other for other, one in waiting.items() if one.until < now]:
+            del waiting[other]
+        waiting[name] = Waiting(call, until)
         if len(waiting) >= num_members:
-            for one in list(waiting.values()):
-                one.is_open = True
-                incarnation = found.entries[one.name].member.incarnation
-                where = (group, one.name, barrier)
-                note_latest(self._opened, where, (incarnation, one.call), MAX_OPENED)
-                self.give_up(one)  # the next barrier of this name is another
-        return arrival
+            for other, one in waiting.items():
+                incarnation = found.entries[other].member.incarnation
+                where = f"{group}/{barrier}/{other}"
+                note_latest(self.state.opened, where, (incarnation, one.call), MAX_OPENED)
+            del found.waiting[barrier]
+        elif before is None or before.call == call:
+            return False
+        self._on_barrier(group)  # it has opened, or the older call of the member ends
+        return len(waiting) >= num_members
 
-    def give_up(self, arrival: Arrival) -> None:
-        """It is over. If it has been before: nothing."""
-        if not arrival.is_waiting:
-            return
-        arrival.is_waiting = False
-        found = self._groups[arrival.group]
-        waiting = found.barriers[arrival.barrier]
-        del waiting[arrival.name], found.entries[arrival.name].arrivals[arrival.barrier]
+    def give_up(self, group: str, barrier: str, name: str, call: int) -> bool:
+        """A call waits no more. Whether the barrier has opened for it before."""
+        found = self.state.groups.get(group)
+        if found is not None:
+            if self._has_opened(group, barrier, name, call):
+                return True
+            waits = found.waiting.get(barrier, {}).get(name)
+            if waits is not None and waits.call == call:
+                self._forget(found, barrier, name)
+        return False
+
+    def _has_opened(self, group: str, barrier: str, name: str, call: int) -> bool:
+        entry = self.state.groups[group].entries.get(name)
+        opened = self.state.opened.get(f"{group}/{barrier}/{name}")
+        return entry is not None and opened == (entry.member.incarnation, call)
+
+    @staticmethod
+    def _forget(found: _Group, barrier: str, name: str) -> None:
+        waiting = found.waiting[barrier]
+        waiting.pop(name, None)
         if not waiting:
-            del found.barriers[arrival.barrier]
-        arrival.on_end()
+            del found.waiting[barrier]
 
 
 def check_barrier(name: str, num_members: int) -> None:
@@ -318,15 +350,15 @@ def check_barrier(name: str, num_members: int) -> None:
 
 def replaced(barrier: str) -> MessagingError:
     """For a call at a barrier."""
-    return MessagingError(f"a newer call waits at the barrier {barrier!r} in the place of this one")
+    return MessagingError(f"a newer call waits at the barrier {barrier!r} instead of this one")
 
 
-def note_latest(noted: OrderedDict[Key, Value], key: Key, value: Value, most: int) -> None:
-    """As the latest; of more than so many the oldest goes."""
+def note_latest(noted: MutableMapping[Key, Value], key: Key, value: Value, most: int) -> None:
+    """Note the latest; of more than so many the oldest goes."""
+    noted.pop(key, None)
     noted[key] = value
-    noted.move_to_end(key)
     if len(noted) > most:
-        noted.popitem(last=False)
+        del noted[next(iter(noted))]
 
 
 def _lowest(taken: set[int]) -> int:

@@ -139,7 +139,7 @@ class RemoteMembership(ABC):
                     del self._calls[name]
 
     def _check_waits(self, barrier: str, call: int) -> None:
-        """Raises Closed, and what a call hears that a newer one has taken the place of."""
+        """Raises Closed, and the error for a call that a newer one has replaced."""
         if self._has_ended.is_set():
             raise Closed(f"{self._name!r} is no member of {self._group!r} any more")
         if self._calls.get(barrier) != call:
@@ -201,7 +201,7 @@ class RemoteMembership(ABC):
             has never listed may be on its way back; whom it lists no more has gone. Clear `_listed`
             when it may be another one than before.
 
-        A service that has lost all may list a process whose place another has taken, if that one
+        A service that has lost all may list a process that another one has replaced, if that one
         is back first. Peers that have heard of the later one do not listen to the other, so that
         one is not told of: the later one is there while it may be on its way back.
         """

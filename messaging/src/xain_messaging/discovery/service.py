@@ -1,6 +1,7 @@
 """The Membership service: a registry behind gRPC, for a grpc.aio server."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -15,12 +16,10 @@ from xain_messaging.discovery.registry import (
     LEASE_S,
     SETTLE_S,
     WORD_S,
-    Arrival,
     Registry,
     check_barrier,
-    replaced,
 )
-from xain_messaging.errors import DiscoveryUnavailable, MembershipLost, NameTaken
+from xain_messaging.errors import DiscoveryUnavailable, MembershipLost, MessagingError, NameTaken
 from xain_messaging.ports import Member, Roster
 from xain_proto.messaging import membership_pb2 as pb
 from xain_proto.messaging.membership_pb2_grpc import MembershipServicer
@@ -34,8 +33,8 @@ MAX_AHEAD_NS = 24 * 3600 * 10**9
 
 GATHER_S = 0.02
 
-# Of the server that has the service. Streams stand for as long as their members are there: one
-# whose line has ended without a word is noticed, and members, who do the same, are not hung up on.
+# Options of the server that has the service. Streams stand for as long as their members are there:
+# a connection that has ended without a word is noticed, and members may ping too.
 KEEPALIVE: Final = {
     "grpc.keepalive_time_ms": 30_000,
     "grpc.keepalive_timeout_ms": 20_000,
@@ -46,7 +45,7 @@ KEEPALIVE: Final = {
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class _Line:
+class _WatchStream:
     """A Watch stream of a member. It is made in the task of the call.
 
     changed: set when there is something to tell. is_writing: since the last was told.
@@ -86,12 +85,18 @@ class MembershipService(MembershipServicer):
     ) -> None:
         self._on_change = on_change
         self._last_incarnation = 0
-        self._lines: dict[tuple[str, str, int], _Line] = {}  # the newest of each member
-        self._arrivals: set[Arrival] = set()
+        self._streams: dict[tuple[str, str, int], _WatchStream] = {}  # the newest of each member
+        self._barriers: dict[asyncio.Event, str] = {}  # of each call that waits, with its group
         self._has_ended = False
         self._timer: asyncio.TimerHandle | None = None
         self._registry = Registry(
-            time.monotonic(), self._new_incarnation, self._has_changed, lease_s, settle_s, grace_s
+            time.monotonic(),
+            self._new_incarnation,
+            self._has_changed,
+            lease_s,
+            settle_s,
+            grace_s,
+            on_barrier=self._wake_barriers,
         )
 
     def _new_incarnation(self) -> int:
@@ -118,13 +123,18 @@ class MembershipService(MembershipServicer):
     def _has_changed(self, group: str) -> None:
         if self._on_change is not None:
             self._on_change(group)
-        for member, line in list(self._lines.items()):
+        for member, stream in list(self._streams.items()):
             if member[0] != group:
                 continue
             if self._registry.is_member(*member):
-                line.changed.set()
+                stream.changed.set()
             else:
-                line.end()
+                stream.end()
+
+    def _wake_barriers(self, group: str) -> None:
+        for changed, its_group in self._barriers.items():
+            if its_group == group:
+                changed.set()
 
     def _expire(self) -> None:
         """Whose lease is over has gone; comes again when the next one will be."""
@@ -141,10 +151,10 @@ class MembershipService(MembershipServicer):
         self._has_ended = True
         if self._timer is not None:
             self._timer.cancel()
-        for line in self._lines.values():
-            line.changed.set()
-        for arrival in list(self._arrivals):
-            self._registry.give_up(arrival)
+        for stream in self._streams.values():
+            stream.changed.set()
+        for changed in self._barriers:
+            changed.set()
 
     def member_of(self, request: Any) -> tuple[str, str] | None:
         """The member that a request comes from, by its group and name; None if it is none."""
@@ -221,16 +231,16 @@ class MembershipService(MembershipServicer):
     ) -> AsyncIterator[pb.WatchResponse]:
         registry = self._registry
         member = (request.group, request.name, request.incarnation)
-        older, line = self._lines.get(member), _Line()
-        if not registry.line_stands(*member, time.monotonic(), line):
+        older, stream = self._streams.get(member), _WatchStream()
+        if not registry.stream_begun(*member, time.monotonic(), stream):
             await _refuse_stranger(context, request.group, request.name)
-        self._lines[member] = line
+        self._streams[member] = stream
         if older is not None:
             older.end()
         last: pb.WatchResponse | None = None
         try:
-            while not line.has_ended and not self._has_ended:
-                line.changed.clear()
+            while not stream.has_ended and not self._has_ended:
+                stream.changed.clear()
                 left_s = registry.settled_at - time.monotonic()
                 roster = registry.roster(request.group)
                 told = pb.WatchResponse(
@@ -239,18 +249,18 @@ class MembershipService(MembershipServicer):
                 )
                 if told != last:
                     last = told
-                    line.is_writing = True
+                    stream.is_writing = True
                     yield told
-                    line.is_writing = False
+                    stream.is_writing = False
                     continue  # it may have changed while that went out
                 with suppress(TimeoutError):
                     async with asyncio.timeout(left_s if left_s > 0 else None):
-                        await line.changed.wait()
+                        await stream.changed.wait()
                 await asyncio.sleep(GATHER_S)  # when many come at once, each hears of many at once
         finally:
-            if self._lines.get(member) is line:
-                del self._lines[member]
-            registry.line_has_ended(*member, time.monotonic(), line)
+            if self._streams.get(member) is stream:
+                del self._streams[member]
+            registry.stream_ended(*member, time.monotonic(), stream)
             self._expire()
         await self._refuse_on(context, *member)
         await _refuse(
@@ -270,28 +280,32 @@ class MembershipService(MembershipServicer):
             check_barrier(request.barrier, request.num_members)
         except ValueError as error:
             await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        ended = asyncio.Event()
-        where = (request.group, request.barrier, request.name, request.num_members, request.call)
-        try:
-            arrival = registry.arrive(*where, ended.set)
-        except DiscoveryUnavailable as error:
-            await _refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
-        self._arrivals.add(arrival)
+        changed = asyncio.Event()
+        where = (request.group, request.barrier, request.name)
+        call = request.call or time.time_ns()
+        self._barriers[changed] = request.group
         left_s = context.time_remaining()
         try:
             async with asyncio.timeout(left_s and left_s - min(WORD_S, left_s / 10)) as time_limit:
-                await ended.wait()
+                while registry.is_member(*member) and not self._has_ended:
+                    changed.clear()
+                    if registry.arrive(*where, request.num_members, call, 0.0, math.inf):
+                        return pb.BarrierResponse()
+                    await changed.wait()
         except TimeoutError:
             pass
+        except DiscoveryUnavailable as error:
+            await _refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        except MessagingError as error:  # a newer call waits there
+            await _refuse(context, grpc.StatusCode.ABORTED, str(error))
         finally:
-            self._arrivals.discard(arrival)
-            registry.give_up(arrival)
-        if not arrival.is_open:
+            del self._barriers[changed]
+            has_opened = registry.give_up(*where, call)
+        if not has_opened:
             await self._refuse_on(context, *member)
             if time_limit.expired():
                 why_not = f"{request.barrier!r} has not opened"
                 await _refuse(context, grpc.StatusCode.DEADLINE_EXCEEDED, why_not)
-            await _refuse(context, grpc.StatusCode.ABORTED, str(replaced(request.barrier)))
         return pb.BarrierResponse()
 
     async def _refuse_on(self, context: Context, group: str, name: str, incarnation: int) -> None:
