@@ -303,11 +303,15 @@ class Endpoint:
         ack goes with that."""
         for delivery in self._received:
             if peer is None or delivery.peer == peer:
-                self.take(delivery)  # before it is off the list: an interrupt may come
+                # Before it is off the list: an interrupt may come.
+                self.take(delivery, is_sending=peer is not None)
         self._received = [delivery for delivery in self._received if not delivery.is_taken]
 
-    def take(self, delivery: Delivery) -> None:
-        """The program has this message. Call it under `lock`. Twice does no harm."""
+    def take(self, delivery: Delivery, *, is_sending: bool = False) -> None:
+        """The program has this message. Call it under `lock`. Twice does no harm.
+
+        is_sending: a message goes to its peer now, and the ack with it.
+        """
         link = self._links.get(delivery.peer)
         if link is None:  # its peer has been forgotten
             delivery.is_taken = True
@@ -315,7 +319,7 @@ class Endpoint:
         if link.take(delivery):
             self._owed.pop(link.name, None)
             self._send(link, link.ack())
-        elif link.owes_ack:
+        elif not is_sending and link.owes_ack:
             self._owe(link)
         if self._totals.behind:
             self._ask_next()
