@@ -126,8 +126,8 @@ class _Packing:
 
 
 def snapshot(frames: Frames) -> list[Frame]:
-    """The same frames, which no longer change when the sender goes on with its arrays. A read-only
-    array is taken at its word and not copied."""
+    """Copy frames, so that they no longer change when the sender goes on with its arrays. A
+    read-only array is taken at its word and not copied."""
     return [
         spare.copy(np.frombuffer(frame, np.uint8)).data
         if isinstance(frame, memoryview) and not frame.readonly
@@ -137,7 +137,7 @@ def snapshot(frames: Frames) -> list[Frame]:
 
 
 def num_bytes(frames: Frames) -> int:
-    """Of all frames together."""
+    """Return the size of all frames together."""
     size = 0
     for frame in frames:
         size += frame.nbytes if isinstance(frame, memoryview) else len(frame)
@@ -158,7 +158,7 @@ def _pack_array(array: NDArray[Any], frames: list[Frame]) -> msgpack.ExtType:
 
 
 def _why_not(array: NDArray[Any]) -> str | None:
-    """It cannot be sent."""
+    """Say why an array cannot be sent; None if it can."""
     if array.dtype.kind not in _KINDS:
         return f"an array of dtype {array.dtype} is not one of plain numbers"
     if array.ndim > MAX_NDIM:
@@ -170,7 +170,7 @@ def _why_not(array: NDArray[Any]) -> str | None:
 
 
 def _is_number(scalar: np.generic) -> bool:
-    """One of Python's too, which those of more than 64 bits are not."""
+    """Whether a numpy scalar has a Python number; one of more than 64 bits has none."""
     return scalar.dtype.kind in _SCALAR_KINDS and scalar.itemsize <= 8
 
 
@@ -181,7 +181,7 @@ def _can_be_key(value: object) -> bool:
 
 
 def _faults(value: object, path: str, depth: int) -> Iterator[tuple[str, str]]:
-    """What cannot be sent, and why. Slow: only asked when something could not."""
+    """Find the values that cannot be sent, with their paths. Slow: only for a body that failed."""
     if depth > MAX_DEPTH:
         yield path, f"it lies more than {MAX_DEPTH} lists or maps deep"
         return

@@ -73,7 +73,7 @@ class EventTableFull(MessagingError):
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """So many messages of a source, with a tag. One of count and percent is None."""
+    """A number of messages of a source, with a tag. One of count and percent is None."""
 
     source: str
     tag: str
@@ -82,12 +82,12 @@ class Unit:
 
     @property
     def amount(self) -> str:
-        """As it is written: "3" or "80%"."""
+        """The amount as it is written: "3" or "80%"."""
         return f"{self.percent}%" if self.count is None else str(self.count)
 
     @property
     def expression(self) -> str:
-        """What parses to this."""
+        """The expression that parses to this condition."""
         return f"{self.source}:{self.tag}:{self.amount}"
 
     @property
@@ -96,7 +96,7 @@ class Unit:
         yield self
 
     def num_needed(self, num_peers: NumPeers) -> int:
-        """How many messages satisfy it. num_peers is asked for percentages only."""
+        """The number of messages that satisfy the unit. num_peers is asked for percentages only."""
         if self.percent is None:
             assert self.count is not None
             return self.count
@@ -124,7 +124,7 @@ class Group:
 
     @property
     def expression(self) -> Expression:
-        """What parses to this."""
+        """The expression that parses to this condition."""
         return (*(part.expression for part in self.parts), self.operator)
 
     @property
@@ -240,7 +240,7 @@ def _shown(item: object) -> str:
 
 
 class TaggedMessage(Protocol):
-    """What a table has to know of a message. source: the name of the peer that sent it."""
+    """The part of a message that a table has to know. source: the name of the peer that sent it."""
 
     @property
     def source(self) -> str: ...
@@ -385,7 +385,7 @@ class EventTable(Generic[Key, Message]):
 
 
 def _counter(peers: Mapping[str, Collection[str]]) -> NumPeers:
-    """How many of these peers are of a source."""
+    """Make the function that counts the peers of a source."""
 
     def num_peers(source: str) -> int:
         return sum(

@@ -231,7 +231,7 @@ class Endpoint:
     # --- out ---
 
     def post(self, message: Message, kind: Kind, frames: Frames, deadline: float) -> None:
-        """As try_to_post(), but wait for room. Raises OutboxFull if there is none by the
+        """Send as try_to_post() does, but wait for room. Raises OutboxFull if there is none by the
         deadline."""
         why_not = self.try_to_post(message, kind, frames)
         if why_not is None:

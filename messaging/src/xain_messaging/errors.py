@@ -1,4 +1,4 @@
-"""What can go wrong between peers. All of them are MessagingErrors, and none ends the process."""
+"""Errors between peers. All of them are MessagingErrors, and none ends the process."""
 
 from collections.abc import Collection
 
@@ -16,7 +16,7 @@ class BodyError(MessagingError, ValueError):
 
 
 class MalformedMessage(MessagingError):
-    """What has come is not what a peer of ours sends."""
+    """A packet or message that no peer of ours sends."""
 
 
 class SessionError(MessagingError):
@@ -24,12 +24,12 @@ class SessionError(MessagingError):
 
 
 class TimedOut(MessagingError, TimeoutError):
-    """What was waited for has not come within its time."""
+    """A wait that is over without its result."""
 
 
 class OutboxFull(MessagingError):
-    """As much waits for a peer, or for all together, as may be kept, and nothing of it has been
-    taken in time.
+    """No room for a message: as much is kept for its peer, or for all together, as may be, and
+    nothing of it has been taken in time.
 
     sent: the messages of the same call that are on their way, as names and sessions.
     """
@@ -40,11 +40,11 @@ class OutboxFull(MessagingError):
 
 
 class UnknownPeer(MessagingError, LookupError):
-    """Nobody of this name has been in the group."""
+    """No peer of this name has been in the group."""
 
 
 class PeersMissing(MessagingError):
-    """Those who are awaited are not there.
+    """Peers that are awaited are not there.
 
     missing: their names; or, where any of a role will do, "role (2 of 3 are here)".
     """
@@ -59,7 +59,7 @@ class TooFewPeers(PeersMissing):
 
 
 class NameTaken(MessagingError):
-    """Another process is in the group under this name, and alive."""
+    """The name belongs to another process of the group, which is alive."""
 
 
 class MembershipLost(MessagingError):

@@ -82,8 +82,8 @@ MAX_HEAD_BYTES = 4096 + 9 * MAX_UNTAKEN + 2 * BATCH_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of what is sent and not taken yet: to one peer, and to all together. A single message may be
-    larger. The peers of a group should have the same."""
+    """Bounds of messages that are sent and not taken yet: to one peer, and to all together. A
+    single message may be larger. The peers of a group should have the same."""
 
     max_messages: int = 1024
     max_bytes: int = 256 << 20

@@ -1,4 +1,4 @@
-"""What peers say to each other.
+"""Messages between peers.
 
 A message has a tag, by which it is told from others, and a body, which is data: None, truth values,
 numbers, text, bytes, lists, maps and numpy arrays. It belongs to a session, which is what a reply
@@ -37,7 +37,7 @@ class _Same(Enum):
 
 
 SAME: Final = _Same.SAME
-"""For a reply or a forwarded message: leave it as it was."""
+"""Marks a tag or body of a reply or a forwarded message that stays as it was."""
 
 
 class SessionType(StrEnum):
@@ -75,7 +75,7 @@ class _Ids(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Message(_Ids, frozen=True, eq=False):
-    """One message from one peer to another. Two are equal only if they are the same object, since
+    """A message from one peer to another. Two are equal only if they are the same object, since
     arrays have no single answer to that.
 
     tag: text or a member of an Enum, whose value counts; without ":", as it stands in conditional
@@ -102,7 +102,7 @@ class Message(_Ids, frozen=True, eq=False):
         return self._passed_on(self.destination, self.source, tag, body)
 
     def forward(self, destination: str, tag: str | _Same = SAME, body: Body = SAME) -> Self:
-        """The same to somebody else, in the same session, from the peer it had come to."""
+        """Pass a message on to another peer, in its session, from the peer that it had come to."""
         return self._passed_on(self.destination, destination, tag, body)
 
     def _passed_on(
@@ -153,7 +153,7 @@ class SessionMessage(Message, frozen=True, eq=False):
         return self.position == 0
 
     def reply(self, tag: str | _Same = SAME, body: Body = SAME, *, ack: bool = False) -> Self:
-        """As that of a message, at the next stage: the last of the session, or, with `ack`, only
+        """Answer at the next stage: the last one of the session, or, with `ack`, only
         the word that it has come. An ack has no body unless one is given.
 
         Raises SessionError if nothing follows on this one.

@@ -226,7 +226,7 @@ class Proxy:
         self.endpoint.membership.barrier(name, num_members, waited_s)
 
     def _wait_for_peers(self, wanted: Mapping[str, int], deadline: float) -> list[str]:
-        """Who is still missing at the deadline."""
+        """Wait for peers. Returns the roles that are incomplete at the deadline."""
 
         def missing() -> list[str]:
             here = self._num_here()
@@ -247,7 +247,7 @@ class Proxy:
         return Counter(member.role for member in roster if member.name != self.name)
 
     def _require_peers(self, timeout_s: float | None) -> None:
-        """As many as there must be, for somebody to begin something."""
+        """Wait for `minimal_peers`. Raises TooFewPeers."""
         roster = self.endpoint.roster
         if not self._minimal or roster is self._enough:
             return
@@ -298,8 +298,8 @@ class Proxy:
         return None if taken is None else taken[0]
 
     def events(self, timeout_s: float | None = None) -> Iterator[Message | PeersChanged]:
-        """As receive(), and the peers whenever one has come or gone since the last event, or, for
-        the first, since this call."""
+        """Messages as receive() gives them, and the peers whenever one has come or gone since the
+        last event, or, for the first, since this call."""
         return self._events(_deadline_of(timeout_s), self.endpoint.roster)
 
     def _events(self, deadline: float, seen: Roster) -> Iterator[Message | PeersChanged]:
@@ -450,7 +450,7 @@ class Proxy:
         destination_body_list: Iterable[tuple[str, Body]],
         timeout_s: float | None = None,
     ) -> list[str]:
-        """To each its own body, and go on. Returns a session for each."""
+        """Send to each peer its own body, and go on. Returns a session for each."""
         messages = self._each(tag, session_type, destination_body_list)
         return self._post(messages, self._begin(timeout_s))
 
@@ -462,8 +462,8 @@ class Proxy:
         body: Body = None,
         timeout_s: float | None = None,
     ) -> Replies:
-        """The same to all of a role who are here, and wait for all answers. Raises PeersMissing if
-        nobody of the role is here."""
+        """Send the same to all peers of a role that are here, and wait for all answers. Raises
+        PeersMissing if nobody of the role is here."""
         return self._ask(self._all(role, tag, session_type, body), timeout_s)
 
     def ibroadcast(
@@ -474,8 +474,8 @@ class Proxy:
         body: Body = None,
         timeout_s: float | None = None,
     ) -> list[str]:
-        """The same to all of a role who are here, and go on. Returns their one session, once for
-        each. Raises PeersMissing if nobody of the role is here."""
+        """Send the same to all peers of a role that are here, and go on. Returns their one session,
+        once for each. Raises PeersMissing if nobody of the role is here."""
         messages = self._all(role, tag, session_type, body)
         return self._post(messages, self._begin(timeout_s))
 
@@ -518,7 +518,7 @@ class Proxy:
     def _all(
         self, role: str, tag: str, session_type: SessionType, body: Body
     ) -> Iterator[SessionMessage]:
-        """Who they are is asked when the first is sent."""
+        """The peers are looked up when the first message is sent."""
         names = self.peers[role]
         if not names:
             raise PeersMissing(f"nobody of the role {role!r} is here", [role])
@@ -619,7 +619,7 @@ class Proxy:
             return why_not
 
     def _remember(self, message: Message) -> None:
-        """Of whom an answer is awaited, to name those of whom none has come."""
+        """Note that an answer is awaited, so that its peer can be named if it does not come."""
         asked = self._asked.get(message.session_id)
         if asked is None:
             self._asked[message.session_id] = {message.destination: 1}
@@ -634,7 +634,7 @@ class Proxy:
     # --- all together ---
 
     def group(self, name: str, members: Sequence[str] | None = None) -> Group:
-        """Those who do collective operations together, this peer among them.
+        """Make a group of peers for collective operations, this peer among them.
 
         members: their names, in the order of their ranks, the same at all of them; by default all
             of the role `name` who are here now, and this peer has to be one.

@@ -26,7 +26,7 @@ _Memory = NDArray[np.uint8]
 
 
 class _Owner:
-    """What numpy makes an array of that keeps this object, and is of no use but for that.
+    """An object of which numpy makes an array that keeps it alive.
 
     Not a memoryview: whatever is made of one keeps the memory below, and not that memoryview. Nor
     an array: numpy would make the memory the owner of all views.
@@ -51,7 +51,7 @@ class Spare:
 
     @property
     def num_bytes(self) -> int:
-        """That wait."""
+        """The bytes that wait to be used again."""
         return sum(memory.nbytes for memory in list(self._unused))
 
     def take(self, num_bytes: int) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""What a participant may tell of itself for the selection, such as {"site": "north"}.
+"""Tags that a participant tells of itself for the selection, such as {"site": "north"}.
 
 Tags are journalled, listed, and compared as text; so they are few and short.
 """

@@ -11,5 +11,6 @@ LONGEST_S: Final = 3600.0
 
 
 def left_s(deadline: float) -> float:
-    """Of one wait, until a deadline on time.monotonic(), which may be math.inf."""
+    """Return the seconds of one wait until a deadline on time.monotonic(), which may be
+    math.inf."""
     return min(max(0.0, deadline - time.monotonic()), LONGEST_S)

@@ -67,7 +67,7 @@ def tree_gather(operation: Operation, array: Array, root: int) -> list[Array] | 
 
 
 def direct_gather(operation: Operation, array: Array, root: int) -> list[Array] | None:
-    """At root the arrays by rank, None at the others."""
+    """Each member sends its array to root. Returns the arrays by rank there, None elsewhere."""
     if operation.rank != root:
         operation.send(root, -4, array)
         return None
@@ -126,6 +126,6 @@ def disseminate(operation: Operation) -> None:
 
 
 def _final(array: Array) -> Array:
-    """It is ours and will not change any more: so it need not be copied to be sent."""
+    """Mark an array that will not change any more, so that it is sent without a copy."""
     array.setflags(write=False)
     return array

@@ -132,8 +132,8 @@ class Group(Members):
             return tree_broadcast(operation, whole, 0).reshape(shape)
 
     def all_to_all(self, arrays: Sequence[Array], timeout_s: float | None = None) -> list[Array]:
-        """One array for each member, by rank, ourselves among them. Returns what each member had
-        for us. The arrays may be of any shapes and dtypes."""
+        """Send each member its array; they are by rank, our own among them. Returns what each
+        member had for us. The arrays may be of any shapes and dtypes."""
         with self._begun("all_to_all", timeout_s) as operation:
             if len(arrays) != self.size:
                 raise ValueError(f"{len(arrays)} arrays for {self.size} members")
@@ -162,5 +162,5 @@ def _operator(op: str) -> Callable[..., Any]:
 
 
 def _parts(array: Array, number: int) -> list[Array]:
-    """Of all elements in their order."""
+    """Cut an array into parts, all elements in their order."""
     return np.array_split(array.reshape(-1), number)

@@ -1,4 +1,4 @@
-"""One operation of a group: what goes between its members until it is over."""
+"""An operation of a group: the parts that go between its members until it is over."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ Array: TypeAlias = NDArray[Any]
 
 
 class Operation:
-    """What the members send each other for it. begun() makes one.
+    """The messages of one operation. begun() makes one.
 
     rank: our own; size: how many members there are.
     """
@@ -51,7 +51,7 @@ class Operation:
         self._deadline = time.monotonic() + timeout_s
 
     def given(self, array: ArrayLike) -> Array:
-        """What the caller has given. Its dtype and shape have to be those of the others."""
+        """Take the caller's array. Its dtype and shape have to be those of the others."""
         plain = native(array)
         self._kind = f"{self._kind} {plain.dtype.str} {plain.shape}"
         return plain
@@ -151,7 +151,7 @@ class Operation:
     def _try_to_post(
         self, rank: int, operation: Step, body: dict[str, Any], deadline: float = 0.0
     ) -> None:
-        """What is only to be quicker than time."""
+        """Post a message whose loss costs time only."""
         message = self._message(rank, operation, body)
         with suppress(MessagingError):
             self._post(message, encode(message), deadline)
@@ -224,7 +224,7 @@ def begun(
 
 
 def native(array: ArrayLike) -> Array:
-    """In the machine's byte order, as what the others send comes out: so that all members have the
-    same bits."""
+    """Convert to the machine's byte order, as arrays of the others come out: so that all members
+    have the same bits."""
     plain: Array = np.asarray(array)
     return plain.astype(plain.dtype.newbyteorder("="), copy=False)

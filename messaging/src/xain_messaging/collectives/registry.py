@@ -40,7 +40,7 @@ Failure: TypeAlias = tuple[str, tuple[str, ...]]  # why, and who is missing
 
 @dataclass(slots=True)
 class Arrived:
-    """What has come of one operation. parts: by sender and step."""
+    """Parts of one operation that have come. parts: by sender and step."""
 
     parts: dict[tuple[str, int], tuple[Message, Delivery]] = field(default_factory=dict)
     kinds: set[str] = field(default_factory=set)
@@ -65,7 +65,7 @@ class Differs(CollectiveFailed):
 
 
 class Registry:
-    """What has come for the groups of one endpoint, also for those that it has not made yet. To be
+    """Parts and failures for the groups of one endpoint, also for groups not made yet. To be
     used under its lock."""
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -92,21 +92,21 @@ class Registry:
         return found
 
     def find(self, group_id: str) -> Members | None:
-        """Also one that was dropped."""
+        """Find a group by its id, also one that was dropped."""
         return self._groups.get(group_id) or self._dropped.get(group_id)
 
     def has(self, group: Members) -> bool:
-        """It has not been dropped."""
+        """Whether a group is kept, and has not been dropped."""
         return group.id in self._groups
 
     def keep(self, group: Members) -> None:
-        """Also one that was dropped, when its members are there again as who they were."""
+        """Keep a group, also one that was dropped, when its processes are there again."""
         self._dropped.pop(group.id, None)
         self._groups[group.id] = group
 
     def _drop_what_is_over(self) -> None:
-        """Nobody takes part in it any more: what has come for it, and what comes, is taken, or it
-        would be kept by its sender for ever."""
+        """Drop groups that have lost a member: what has come for them, and what comes, is taken, or
+        it would be kept by its sender for ever."""
         before, roster = self._roster, self._endpoint.roster
         if roster is before and len(self._groups) < MAX_GROUPS:
             return
@@ -171,7 +171,7 @@ class Registry:
                 raise Differs(why, name, waits.step)
 
     def on_message(self, message: Message, delivery: Delivery) -> None:
-        """Whatever it says: it comes from outside."""
+        """Note a message of another member, which may be malformed."""
         match message.body:
             case {"group": str(group_id), "number": int(number), "to": int(to), **rest} if (
                 to == self._incarnation  # not the process that was here before under our name

@@ -4,7 +4,8 @@ from xain_messaging.ports import Discovery
 
 
 def open_discovery(target: str) -> Discovery:
-    """One with its defaults: "HOST:PORT" of a coordinator, or "redis://HOST:PORT/DB"."""
+    """Make a discovery with its defaults: "HOST:PORT" of a coordinator, or
+    "redis://HOST:PORT/DB"."""
     # Imported when asked for: neither needs what the other does.
     if target.startswith(("redis://", "rediss://", "unix://")):
         from xain_messaging.discovery.redis import RedisDiscovery

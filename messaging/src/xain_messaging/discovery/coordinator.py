@@ -188,8 +188,8 @@ class CoordinatorMembership(RemoteMembership):
             raise MembershipLost(str(refusal)) from None
 
     def _note_failure(self, error: Any) -> None:
-        """It is tried again. That nobody is there passes; what else there is goes on until somebody
-        does something about it, and is said once."""
+        """Log a failure, after which the call is tried again. That nobody is there passes; what
+        else there is goes on until somebody does something about it, and is said once."""
         code, why = error.code(), error.details()
         if code in _AWAY or code is self._refused_with:
             log.debug("discovery_away", target=self._target, error=why)

@@ -74,8 +74,8 @@ class InProcessDiscovery:
         self._changed.notify_all()
 
     def expire(self, group: str, name: str) -> None:
-        """As if the process had died: the others hear that it has gone, and it that it has lost
-        its membership."""
+        """Remove a member as if its process had died: the others hear that it has gone, and it that
+        it has lost its membership."""
         with self._changed:
             told = self._told[group, name]
             self.leave(group, told.member)

@@ -83,7 +83,7 @@ class _Group:
 
 @dataclass(slots=True)
 class State:
-    """What a registry knows.
+    """Members, former members and barriers of a registry.
 
     incarnations: the last one of each name that has left, by "group/name"; it outlives the group.
     opened: by "group/barrier/name" the incarnation and the number of the call for which the barrier
@@ -139,11 +139,11 @@ class Registry:
 
     @property
     def num_members(self) -> int:
-        """Of all groups."""
+        """The number of members of all groups."""
         return sum(len(group.entries) for group in self.state.groups.values())
 
     def is_member(self, group: str, name: str, incarnation: int) -> bool:
-        """Whether this process is."""
+        """Whether this process is a member."""
         return self._entry(group, name, incarnation) is not None
 
     # --- to come and to go ---
@@ -190,7 +190,7 @@ class Registry:
         return member
 
     def _make_way(self, group: str, name: str, now: float, former: Member | None) -> None:
-        """Nobody else has the name afterwards; or raises why somebody has. See join()."""
+        """Free a name for a newcomer. Raises as join() does."""
         last = self.state.incarnations.get(f"{group}/{name}", 0)
         entry = self.state.groups[group].entries.get(name) if group in self.state.groups else None
         if entry is not None:
@@ -218,7 +218,7 @@ class Registry:
         return True
 
     def leave(self, group: str, name: str, incarnation: int) -> None:
-        """By itself. Of one that is no member: nothing."""
+        """Remove a member that says so. Another process is ignored."""
         if self._entry(group, name, incarnation) is not None:
             self._remove(group, name)
 
@@ -349,7 +349,7 @@ def check_barrier(name: str, num_members: int) -> None:
 
 
 def replaced(barrier: str) -> MessagingError:
-    """For a call at a barrier."""
+    """Make the error of a call at a barrier."""
     return MessagingError(f"a newer call waits at the barrier {barrier!r} instead of this one")
 
 

@@ -70,7 +70,7 @@ class RemoteMembership(ABC):
 
     @abstractmethod
     def _ask_to_join(self, timeout_s: float) -> Member:
-        """Once; if there is a `_member`, as who that is.
+        """Ask the service once; a `_member` that there is already comes back as itself.
 
         Raises NameTaken, DiscoveryUnavailable, and MembershipLost if another process has become who
         we were.
@@ -83,7 +83,7 @@ class RemoteMembership(ABC):
 
     @abstractmethod
     def _wait_at(self, barrier: str, num_members: int, deadline: float, call: int) -> bool:
-        """Whether it has opened by the deadline. Asks _check_waits() after every wait.
+        """Whether the barrier has opened by the deadline. Asks _check_waits() after every wait.
 
         call: its number. By that the service knows a call that comes again because the answer to
         it was lost."""
@@ -118,7 +118,8 @@ class RemoteMembership(ABC):
                 time.sleep(RETRY_S)  # until the name is free, or the service there
 
     def _come_back(self) -> None:
-        """As who we were: the service has taken us for dead, or has lost what it knew."""
+        """Join again as the same member: the service has taken us for dead, or has lost what it
+        knew."""
         with self._joining:
             if not self._has_ended.is_set():
                 self._member = self._ask_to_join(CALL_TIMEOUT_S)
@@ -187,7 +188,7 @@ class RemoteMembership(ABC):
             self._lose(MembershipLost(f"the thread that keeps it has failed: {error!r}"))
 
     def _lose(self, error: MembershipLost) -> None:
-        """Once, and not if we have left."""
+        """Report that the membership is lost, once, and not after leave()."""
         with self._joining:
             has_ended = self._has_ended.is_set()
             self._has_ended.set()
@@ -195,7 +196,7 @@ class RemoteMembership(ABC):
             self._on_lost(error)
 
     def _tell(self, listed: Roster, *, is_settling: bool) -> None:
-        """Who is there.
+        """Tell of the members.
 
         is_settling: the service has just been started and has not heard of all members yet. Whom it
             has never listed may be on its way back; whom it lists no more has gone. Clear `_listed`
@@ -230,5 +231,5 @@ class RemoteMembership(ABC):
 
 
 def left_s(deadline: float) -> float:
-    """For a call."""
+    """Return the seconds that a call may take."""
     return max(MIN_CALL_S, waits.left_s(deadline))

@@ -40,7 +40,7 @@ class MembershipServer:
 
     @property
     def target(self) -> str:
-        """What CoordinatorDiscovery asks for."""
+        """The address for CoordinatorDiscovery."""
         return f"{self._host}:{self._port}"
 
     def __enter__(self) -> Self:

@@ -92,7 +92,7 @@ class InProcessDriver:
         self._events.put(None)
 
     def break_connection(self, peer: str) -> None:
-        """For tests: what a broken connection does."""
+        """Report a broken connection, for tests."""
         self._events.put(peer)
 
     def close(self, linger_s: float) -> None:
