@@ -227,6 +227,8 @@ class Endpoint:
         self._unsent.pop(link.name, None)
         for packet in link.connected():
             self._send(link, packet)
+        if link.owes_ack:
+            self._owe(link)
 
     # --- out ---
 
