@@ -130,7 +130,7 @@ def test_the_last_message_of_a_program_is_delivered(
 
         def tell_late(roster: Roster) -> None:
             if "w" in roster:
-                until(lambda: master.endpoint._links["w"].is_holding, "its message")
+                until(lambda: master.endpoint._links["w"]._has_dropped_later, "its message")
             on_change(roster)
 
         membership._on_change = tell_late  # type: ignore[attr-defined]  # as above

@@ -38,8 +38,10 @@ MAX_RETRY_S: Final = 2.0
 # peers, which print it.
 STOP_GRACE_S: Final = 1.0
 
-# Statuses of a connection that breaks, and of a peer that closes.
-_BROKEN: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
+# Statuses of a stream that is finished, of a connection that breaks, and of a peer that closes.
+_USUAL: Final = frozenset(
+    {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
+)
 
 OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_CHUNK_BYTES),
@@ -115,7 +117,7 @@ class _Connection:
                 return
             was_new = time.monotonic() - self._begun_at < 1
             self._retry_s = min(2 * self._retry_s, MAX_RETRY_S) if was_new else RETRY_S
-        level = log.debug if call.code() in _BROKEN else log.warning
+        level = log.debug if call.code() in _USUAL else log.warning
         level("stream_ended", peer=self._peer, code=str(call.code()), details=call.details())
         loop = background.event_loop()
         loop.call_soon_threadsafe(loop.call_later, self._retry_s, self._reopen)
