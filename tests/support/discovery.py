@@ -131,7 +131,7 @@ def all_are_back(peers: list[Peer]) -> None:
 NUMBERS = itertools.count()
 
 
-class Line:
+class MemberCalls:
     """Calls of one member at a service."""
 
     def __init__(self, target: str, name: str) -> None:
@@ -140,7 +140,7 @@ class Line:
         self.name = name
         self.who: dict[str, Any] = {"group": "g", "name": name}
 
-    def join(self, address: str = "x") -> "Line":
+    def join(self, address: str = "x") -> "MemberCalls":
         request = pb.JoinRequest(role="r", address=address, **self.who)
         member = self.stub.Join(request, timeout=PATIENCE_S).member
         self.who["incarnation"] = member.incarnation
@@ -160,7 +160,7 @@ class Line:
         request = pb.BarrierRequest(**self.who, barrier=name, num_members=num_members)
         return self.stub.Barrier.future(request, timeout=timeout_s)
 
-    def __enter__(self) -> "Line":
+    def __enter__(self) -> "MemberCalls":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""Peers in one process, over lines that lose what they are told to lose."""
+"""Peers in one process, over connections that lose what they are told to lose."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ JoinLossy = Callable[..., tuple[Proxy, "LossyDriver"]]
 
 
 class LossyDriver(InProcessDriver):
-    """Loses what is sent to some, until their lines are mended."""
+    """Loses what is sent to some, until their connections are mended."""
 
     def __init__(self, switchboard: Switchboard) -> None:
         super().__init__(switchboard)

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from support.discovery import Line, Peer
+from support.discovery import MemberCalls, Peer
 from support.messaging import PATIENCE_S, discovery_of, until
 from xain_messaging.discovery.redis import RedisMembership
 from xain_messaging.discovery.registry import MAX_BARRIERS
@@ -172,8 +172,8 @@ def test_the_end_of_an_older_call_at_a_barrier_leaves_the_newer_there(arrivals: 
     """The line of the older was dead, which is noticed when the newer waits already."""
     with (
         MembershipServer(settle_s=0.0) as server,
-        Line(server.target, "anna").join() as anna,
-        Line(server.target, "ben").join() as ben,
+        MemberCalls(server.target, "anna").join() as anna,
+        MemberCalls(server.target, "ben").join() as ben,
     ):
         older = anna.barrier("epoch", 2)
         until(lambda: len(arrivals) >= 1, "the older")
@@ -190,8 +190,8 @@ def test_barriers_of_a_member_are_bounded(arrivals: list[str]) -> None:
     """At a service, where each takes up a call; there is room again when one is over."""
     with (
         MembershipServer(settle_s=0.0) as server,
-        Line(server.target, "anna").join() as anna,
-        Line(server.target, "ben").join() as ben,
+        MemberCalls(server.target, "anna").join() as anna,
+        MemberCalls(server.target, "ben").join() as ben,
     ):
         waiting = [anna.barrier(f"b{i}", 2) for i in range(MAX_BARRIERS)]
         until(lambda: len(arrivals) == MAX_BARRIERS, "anna to wait at all")
@@ -205,7 +205,10 @@ def test_barriers_of_a_member_are_bounded(arrivals: list[str]) -> None:
 
 def test_the_service_says_in_time_that_a_barrier_has_not_opened() -> None:
     """Before the caller's own time is over: so both know that it was not counted."""
-    with MembershipServer(settle_s=0.0) as server, Line(server.target, "anna").join() as anna:
+    with (
+        MembershipServer(settle_s=0.0) as server,
+        MemberCalls(server.target, "anna").join() as anna,
+    ):
 
         def says_so() -> bool:
             call = anna.barrier("epoch", 2, timeout_s=1.0)

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from support.discovery import Line, Peer, Service, is_refused
+from support.discovery import MemberCalls, Peer, Service, is_refused
 from support.fault_proxy import FaultProxy
 from support.logs import capture_logs
 from support.messaging import LEASE_S, PATIENCE_S, until
@@ -53,8 +53,8 @@ def test_the_newest_stream_of_a_member_ends_the_older_ones() -> None:
     nothing."""
     with (
         MembershipServer(settle_s=0.0) as server,
-        Line(server.target, "anna").join() as anna,
-        Line(server.target, "ben") as ben,
+        MemberCalls(server.target, "anna").join() as anna,
+        MemberCalls(server.target, "ben") as ben,
     ):
         older: list[Any] = []
         for _ in range(10):
@@ -80,14 +80,14 @@ def test_a_stream_that_nobody_reads_is_ended(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("xain_messaging.discovery.server.MembershipService", Service)
     with (
         MembershipServer(settle_s=0.0) as server,
-        Line(server.target, "crowd") as crowd,
+        MemberCalls(server.target, "crowd") as crowd,
         ExitStack() as stack,
     ):
         for i in range(MAX_MEMBERS // 2):  # so that a few rosters are more than a line holds
             crowd.who = {"group": "g", "name": f"w{i}"}
             crowd.join("x" * 256)
         (service,) = services
-        lines = [stack.enter_context(Line(server.target, "anna")) for _ in range(3)]
+        lines = [stack.enter_context(MemberCalls(server.target, "anna")) for _ in range(3)]
         lines[0].join()
         anna = ("g", "anna", lines[0].who["incarnation"])
         told = []

@@ -1,4 +1,4 @@
-"""Senders who are ahead of what a peer hears of them, or of all together."""
+"""Senders whose messages find no room at a peer."""
 
 from functools import partial
 
@@ -9,8 +9,8 @@ from xain_messaging.messages import Message, SessionMessage
 from xain_messaging.proxy import Proxy
 
 
-def test_a_late_answer_that_nobody_takes_holds_up_no_other(lossy: JoinLossy) -> None:
-    """It stays where it is, and the line goes on."""
+def test_a_late_answer_in_the_queue_holds_up_no_other(lossy: JoinLossy) -> None:
+    """It stays where it is, and the connection goes on."""
     (a, _), (b, _) = lossy("a"), lossy("b", Bounds(max_messages=8))
     late = a.isend(SessionMessage("ask", "a", "b"))
     assert a.receive_by_id(late, 0.05).missing == ("b",)

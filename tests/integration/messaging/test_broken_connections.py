@@ -1,4 +1,4 @@
-"""Lines that break, and what was on its way over them."""
+"""Connections that break, and messages that were on their way over them."""
 
 import threading
 import time
@@ -22,15 +22,15 @@ from xain_messaging.ports import Member, Membership
 from xain_messaging.proxy import Proxy
 
 
-def test_what_a_line_has_lost_comes_over_the_next(lossy: JoinLossy) -> None:
+def test_messages_lost_with_a_connection_come_over_the_next(lossy: JoinLossy) -> None:
     """Once and in order, also if the sender never waits for anything."""
-    (a, line), (b, _) = lossy("a"), lossy("b")
+    (a, driver), (b, _) = lossy("a"), lossy("b")
     a.isend(Message("1", "a", "b"))
-    line.lost.add("b")
+    driver.lost.add("b")
     for tag in ("2", "3"):
         a.isend(Message(tag, "a", "b"))
     assert tags(b, 1) == ["1"]
-    line.mend("b")
+    driver.mend("b")
     for tag in ("4", "5"):
         a.isend(Message(tag, "a", "b"))
     assert tags(b, 4) == ["2", "3", "4", "5"]
@@ -39,37 +39,37 @@ def test_what_a_line_has_lost_comes_over_the_next(lossy: JoinLossy) -> None:
 
 def test_lost_messages_go_again_while_their_sender_does_something_else(lossy: JoinLossy) -> None:
     """In order and once, though the sender does not use its proxy again."""
-    (a, line), (b, _) = lossy("a"), lossy("b")
+    (a, driver), (b, _) = lossy("a"), lossy("b")
     a.isend(Message("1", "a", "b"))
-    line.lost.add("b")
+    driver.lost.add("b")
     for tag in ("2", "3"):
         a.isend(Message(tag, "a", "b"))
-    line.mend("b")
+    driver.mend("b")
     assert tags(b, 3) == ["1", "2", "3"]
     assert b.receive_once(0.05) is None
 
 
 def test_a_task_that_is_worked_at_is_not_acknowledged(lossy: JoinLossy) -> None:
     """Its worker has messages kept for others, and does not use its proxy meanwhile."""
-    (a, _), (b, _), (c, line) = lossy("a"), lossy("b"), lossy("c")
+    (a, _), (b, _), (c, driver) = lossy("a"), lossy("b"), lossy("c")
     a.isend(Message("task", "a", "c"))
     assert tags(c, 1) == ["task"]
-    line.lost.add("b")
+    driver.lost.add("b")
     c.isend(Message("1", "c", "b"))
-    line.mend("b")
+    driver.mend("b")
     assert tags(b, 1) == ["1"]  # it went again, from another thread
     assert a.receive_once(0.05) is None
     assert a.endpoint._links["c"].num_kept == 1
 
 
-def test_a_lost_word_of_what_is_taken_is_said_again(lossy: JoinLossy) -> None:
+def test_a_lost_ack_is_sent_again(lossy: JoinLossy) -> None:
     """Its sender could send nothing any more."""
-    (a, _), (b, line) = lossy("a", Bounds(max_messages=1)), lossy("b")
+    (a, _), (b, driver) = lossy("a", Bounds(max_messages=1)), lossy("b")
     a.isend(Message("1", "a", "b"))
-    line.lost.add("a")
+    driver.lost.add("a")
     assert tags(b, 1) == ["1"]
     assert b.receive_once(0.05) is None  # it has time to say so, in vain
-    line.mend("a")
+    driver.mend("a")
     assert b.receive_once(0.05) is None
     a.isend(Message("2", "a", "b"))
     assert tags(b, 1) == ["2"]
@@ -89,7 +89,7 @@ class Detoured:
 
 
 @pytest.mark.parametrize("make_driver", [GrpcDriver, ZmqDriver])
-def test_all_comes_once_and_in_order_however_often_lines_break(make_driver) -> None:
+def test_all_comes_once_and_in_order_however_often_connections_break(make_driver) -> None:
     """Between two processes that live, in both directions, large and small."""
     number = 1500
     with ExitStack() as stack:
@@ -152,7 +152,7 @@ def test_parts_for_a_group_that_is_no_more_hold_up_nobody(lossy: JoinLossy) -> N
     assert b.endpoint._links["a"].num_kept == 0
 
 
-def test_a_packet_for_one_who_was_here_before_is_nobodys(lossy: JoinLossy) -> None:
+def test_a_packet_for_the_former_peer_at_an_address_is_dropped(lossy: JoinLossy) -> None:
     """An address may be used again. What is meant for its former owner is not taken for ours."""
     (a, _), (b, _) = lossy("a"), lossy("b")
     a.isend(Message("for b", "a", "b"))

@@ -1,4 +1,4 @@
-"""Lines to peers: who comes later, who goes, and what has been sent meanwhile."""
+"""Connections to peers that come later, go, or send what is no packet."""
 
 import time
 import weakref
@@ -56,7 +56,7 @@ def test_a_broken_connection_is_told_and_made_again() -> None:
 
 def test_a_large_message_is_let_go(make_networked: Callable[[], Receiving]) -> None:
     """When the peer has it, its sender's memory is free; and when that has dropped it, its own:
-    though nothing follows on the line."""
+    though nothing follows on the connection."""
     here, there = make_networked(), make_networked()
     here.connect("there", there.address)
     array = np.zeros(3 << 20, np.uint8)
