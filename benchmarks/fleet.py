@@ -10,11 +10,12 @@ number heartbeats while four more hand in models of 250 MB, so that a gigabyte i
 --through-grpc their weights pass the gRPC port, as those of participants that reach no other.
 
 Beside it, in the same run, a bare grpc.aio server (fleet_bare.py), which answers the same
-participants with bytes made beforehand and does nothing else; and, as a control of the last part,
-the same heartbeats on it while numpy aggregates as much in two threads of another process.
-Everything shares the machine's cores, the participants too, so that a heartbeat takes long wherever
-the cores are busy: what the coordinator adds to that is its ratio to the control. Prints medians
-and ratios; writes bench-results/fleet.json.
+participants with bytes made beforehand and does nothing else; and, as controls of the last part,
+the same heartbeats on it while numpy aggregates as much in two threads of another process, and
+while bulk_round.py moves as many models over plain sockets. Everything shares the machine's cores,
+the participants too, so that a heartbeat takes long wherever the cores are busy: what the
+coordinator adds to that is its ratio to the controls. Prints medians and ratios; writes
+bench-results/fleet.json.
 
 join_s: from the start of the participants to the last that is told of round 0.
 told_s: from the opening of a round to the last that has its work, in rounds in which training takes
@@ -56,6 +57,7 @@ from typing import Any
 import flags
 import numpy as np
 import results
+from bulk_round import bulk_round
 from numpy.typing import NDArray
 from processes import free_port
 
@@ -470,17 +472,36 @@ def measure_control(number: int, scale: Scale) -> Figures:
             command = [sys.executable, __file__, "--numpy", str(scale.heavy_size)]
             command.append(str(scale.control_s))
             is_at_rest = come_to_rest(crowd, scale)
-            answer = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=PATIENCE_S)
-            spans = json.loads(answer.stdout)
+            spans = _spans(command)
             beats = within(crowd.heartbeats(server), spans)
+            moving = _spans([sys.executable, __file__, "--bulk", str(scale.heavy_size)])
+            beats_moving = within(crowd.heartbeats(server), moving)
         finally:
             crowd.end()
     return {
+        "bulk_transferring": len(beats_moving),
+        "bulk_transferring_p99_ms": p99_ms(beats_moving),
         "numpy_s": round(statistics.median(end - begin for begin, end in spans), 3),
         "numpy_aggregating": len(beats),
         "numpy_aggregating_p99_ms": p99_ms(beats),
         "numpy_at_rest": is_at_rest,
     }
+
+
+def _spans(command: Sequence[str]) -> Spans:
+    """The answer of a process that works beside the heartbeats: from when to when it did."""
+    answer = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=PATIENCE_S)
+    spans: Spans = json.loads(answer.stdout)
+    return spans
+
+
+def move(size: int) -> list[tuple[float, float]]:
+    """Move as many large models down and up as the heavy participants do, over plain sockets, and
+    aggregate the updates. Returns the begin and the end of all of it."""
+    with results.scratch() as folder:
+        seconds = bulk_round(folder, HEAVY, 4 * size, HEAVY_ROUNDS)
+    end = time.monotonic()
+    return [(end - sum(seconds), end)]
 
 
 def aggregate(size: int, at_least_s: float) -> list[tuple[float, float]]:
@@ -546,7 +567,11 @@ def main() -> None:
     )
     parser.add_argument("--heavy", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--numpy", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--bulk", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.bulk:
+        print(json.dumps(move(given.bulk)))
+        return
     if given.heavy:
         size, port, name = given.heavy
         configure("warning", console=False, third_party=False)
@@ -571,8 +596,11 @@ def main() -> None:
     if not given.skip_aggregation:
         aggregation = measure_aggregation(most, scale, through_grpc=given.through_grpc)
         row = {**aggregation, **measure_control(most, scale)}
-        pair = ("aggregating_p99_ms", "numpy_aggregating_p99_ms")
-        figures["aggregation"] = [{**row, **ratios(row, [pair])}]
+        pairs = [
+            ("aggregating_p99_ms", "numpy_aggregating_p99_ms"),
+            ("transferring_p99_ms", "bulk_transferring_p99_ms"),
+        ]
+        figures["aggregation"] = [{**row, **ratios(row, pairs)}]
     results.report("fleet", figures)
 
 
