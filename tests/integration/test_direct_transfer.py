@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
@@ -112,15 +111,6 @@ async def test_a_session_trains_past_the_coordinator(
     assert await join(coordinator, "reader").download("3/global") == full(1.5)
 
 
-async def test_without_signed_urls_all_goes_through_the_coordinator(
-    server: SeaweedFS, start: Any, join: Any, streams: Counter[str]
-) -> None:
-    coordinator = await start_on(server, start, rounds=3, presigned=False)
-    await train(coordinator)
-    assert streams == {"GetWeights": 4, "PutWeights": 6}
-    assert await join(coordinator, "reader").download("3/global") == full(1.5)
-
-
 async def test_a_store_out_of_reach_is_gone_around(
     server: SeaweedFS,
     start: Any,
@@ -160,36 +150,6 @@ async def second_round(coordinator: Any, join: Any) -> tuple[Any, Any, pb.Weight
 async def put(direct: DirectTransfer, offer: pb.WeightsRef, data: bytes) -> pb.WeightsRef:
     assert await asyncio.to_thread(direct.put, offer.url, (memoryview(data),))
     return pb.WeightsRef(key=offer.key, size_bytes=len(data), digest=digest(data))
-
-
-async def test_an_update_that_is_changed_after_it_was_accepted_changes_nothing(
-    server: SeaweedFS, start: Any, join: Any, direct: DirectTransfer
-) -> None:
-    """The URL goes on working until it expires; what counts is out of its reach."""
-    coordinator = await start_on(server, start, rounds=2)
-    first, second, offer = await second_round(coordinator, join)
-    await first.end(await put(direct, offer, full(2)), round_=1)
-    await put(direct, offer, full(1000))
-    await second.hand_in(np.full(SIZE, 4, np.float32), round_=1)
-    await second.until(pb.FINISHED, 1)
-    assert await second.download("2/global") == full(3)
-
-
-async def test_a_wrong_digest_is_refused_and_the_right_one_taken(
-    server: SeaweedFS, start: Any, join: Any, direct: DirectTransfer
-) -> None:
-    coordinator = await start_on(server, start, rounds=2)
-    first, second, offer = await second_round(coordinator, join)
-    right = await put(direct, offer, full(2))
-    wrong = pb.WeightsRef(key=right.key, size_bytes=right.size_bytes, digest=bytes(16))
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await first.end(wrong, round_=1)
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "digest" in caught.value.details()
-    await first.end(right, round_=1)
-    await second.hand_in(np.full(SIZE, 4, np.float32), round_=1)
-    await second.until(pb.FINISHED, 1)
-    assert await second.download("2/global") == full(3)
 
 
 async def test_a_url_is_for_one_object_and_one_purpose(

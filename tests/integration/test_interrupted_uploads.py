@@ -31,8 +31,6 @@ from support.transfers import (
 from support.wire import Member, digest, npy
 from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.core.values import StoredWeights
-from xain_coordinator.ports import StoreUnavailable
-from xain_coordinator.stores.files import FileUnfinished
 from xain_coordinator.updates import inbox
 from xain_coordinator.updates.measured_upload import Announced, Header, MeasuredUpload
 from xain_participant import upload as outgoing
@@ -285,19 +283,6 @@ async def test_no_message_is_read_while_a_part_is_read_again(start, join, tmp_pa
     gate.open()
     await asked
     assert (await uploading).ref.digest == digest(DATA)
-
-
-async def test_what_cannot_be_gone_on_with_is_not_left_open(start, join, tmp_path, monkeypatch):
-    _, a = await begun_again(start, join, tmp_path)
-
-    def fail(self: FileUnfinished, size: int) -> None:
-        raise StoreUnavailable("no")
-
-    monkeypatch.setattr(FileUnfinished, "go_on", fail)
-    code, _, _ = await refused(found(a))
-    assert code == Code.UNAVAILABLE
-    assert parts(tmp_path) == []
-    assert await found(a) == 0
 
 
 async def test_a_commit_outlives_its_line(start, join, monkeypatch):

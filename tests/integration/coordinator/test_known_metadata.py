@@ -6,7 +6,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from xain_participant import Agent, Participant
-from xain_participant.client import KeptMetadata
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_workloads.schema import Column
 from xain_workloads.table import Table
@@ -98,19 +97,3 @@ async def test_agent_trains_each_round_with_the_metadata(start):
     first, *others = participant.seen
     assert "preprocessing" in first
     assert others == [first] * 2
-
-
-def test_work_whose_metadata_are_not_at_hand_is_told_from_complete_work():
-    kept = KeptMetadata()
-    work = pb.StartTrainingRoundResponse
-    assert kept.complete(work())  # a model without metadata
-    assert kept.complete(work(metadata={"earlier": "coordinator"}))
-    assert not kept.complete(work(metadata_digest=b"1"))
-    assert kept.complete(work(metadata_digest=b"1", metadata={"a": "b"}))
-    short = work(metadata_digest=b"1")
-    assert kept.complete(short)
-    assert dict(short.metadata) == {"a": "b"}
-    assert not kept.complete(work(metadata_digest=b"2"))
-    empty = work()
-    assert kept.complete(empty)
-    assert not empty.metadata

@@ -97,11 +97,6 @@ class Inspection(inspection_pb2_grpc.InspectionServicer):
         return inspection_pb2.ListModelsResponse(models=[model])
 
 
-class Refusing(inspection_pb2_grpc.InspectionServicer):
-    def GetStatus(self, request: Any, context: Any) -> Any:
-        context.abort(grpc.StatusCode.INTERNAL, "broken\ninvariant")
-
-
 def serve(servicer: inspection_pb2_grpc.InspectionServicer | None) -> Iterator[str]:
     server = grpc.server(ThreadPoolExecutor(4))
     if servicer is not None:
@@ -289,22 +284,6 @@ def test_nobody_answers() -> None:
     )
 
 
-def test_somebody_else_answers() -> None:
-    """A gRPC server that is no coordinator is told apart from silence."""
-    for address in serve(None):
-        result = run("status", "--address", address)
-        assert result.exit_code == 1
-        assert result.stderr.endswith("not as a coordinator that can be inspected\n")
-
-
-def test_a_refusal_is_told_on_one_line() -> None:
-    """Whatever the other side writes."""
-    for address in serve(Refusing()):
-        result = run("status", "--address", address)
-        assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
-        assert "INTERNAL: broken\ufffdinvariant" in result.stderr
-
-
 def test_no_answer_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A coordinator that hangs does not hang its operator."""
     import socket
@@ -388,34 +367,6 @@ def test_check_config(tmp_path: Path) -> None:
     assert told[-3].startswith("A round needs N = 3 connected participants, of whom k = 2 are")
     assert told[-2].startswith("A model is made of the updates of all who are selected; 86400 s")
     assert told[-1].startswith("The rule weighted_average combines them.")
-
-
-def test_a_run_gets_what_the_flags_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """And ends with the exit status of the coordinator."""
-    from xain_coordinator.process import run as app
-
-    seen: dict[str, Any] = {}
-
-    def record(config: Any, **flags: object) -> int:
-        seen.update(config=config, **flags)
-        return 3
-
-    monkeypatch.setattr(app, "run", record)
-    result = run(
-        "--host", "::", "--port", "0", "--rounds", "4", "--min-participants", "2",
-        "--workload", "sgd", "--data-dir", str(tmp_path), "--set", "rounds.epochs=5",
-        "--new-session",
-    )  # fmt: skip
-    assert result.exit_code == 3, result.output
-    config = seen["config"]
-    assert seen["new_session"] is True
-    assert (seen["resume"], seen["from_model"]) == (False, "")
-    assert config.server.address == "[::]:0"
-    assert (config.rounds.rounds, config.rounds.epochs) == (4, 5)
-    assert config.rules().initial == "workload"
-    assert config.storage.path == tmp_path / "weights"
-    assert config.journal.path == tmp_path / "journal.sqlite"
-    assert config.metrics.path == tmp_path / "metrics.jsonl"
 
 
 def test_version_and_help() -> None:

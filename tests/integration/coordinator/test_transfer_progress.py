@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import grpc
 import pytest
 
 from support.wire import Member
@@ -57,16 +56,6 @@ async def test_accepted_update_ends_the_transfer_that_is_shown(member: Member) -
     assert await shown(member) is None
     await tell(member, DOWNLOAD, 5, round_=1)
     assert await shown(member) == (DOWNLOAD, 5)
-
-
-async def test_refused_second_process_does_not_hide_the_transfer(member: Member) -> None:
-    """The status shows the progress of the process that is connected."""
-    await tell(member, UPLOAD, 43)
-    second = (("xain-participant-id", "a"), (INSTANCE_ID_KEY, "2"))
-    with pytest.raises(grpc.RpcError) as caught:
-        await member.stub.Rendezvous(pb.RendezvousRequest(), metadata=second)
-    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert await shown(member) == (UPLOAD, 43)
 
 
 @pytest.mark.parametrize(

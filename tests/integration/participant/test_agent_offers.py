@@ -1,8 +1,6 @@
 """An agent that is offered to fetch and put weights at a store, past the coordinator."""
 
-import functools
 import logging
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,20 +8,18 @@ import grpc
 import pytest
 
 from integration.participant.agents import Adder, Running, large
-from integration.participant.scripted import PATIENCE_S, ScriptedCoordinator, failure, refusal
+from integration.participant.scripted import ScriptedCoordinator, failure, refusal
 from integration.participant.store import (
     SECRET,
     Fault,
     ScriptedStore,
     break_off,
-    hang,
     object_of,
     send,
     status,
 )
 from support.logs import capture_logs
 from xain_participant import Agent, CoordinatorClient, direct, run
-from xain_participant import client as client_module
 from xain_participant.events import Assigned, HandedIn, Trained
 from xain_participant.values import Call
 from xain_participant.work import Work
@@ -148,46 +144,3 @@ def test_an_offer_is_for_its_round_only(
         assert work.do(Call.HAND_IN, 0) == HandedIn(0)
     assert store.methods == ["GET"]
     assert offering.calls["PutWeights"] == 1
-
-
-def test_a_store_that_is_away_is_worth_one_warning(
-    offering: ScriptedCoordinator,
-    store: ScriptedStore,
-    adder: Adder,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(direct, "PAUSE_S", 0)
-    store.faults.extend([status(503)] * 4)
-    with capture_logs() as logs:
-        assert run(adder, offering.target, "ward-7") == 0
-    failed = [entry for entry in logs if entry["event"] == "offer_failed"]
-    assert [(e["log_level"], e["round"], e["method"]) for e in failed] == [
-        ("warning", 0, "GET"),
-        ("warning", 0, "PUT"),
-        ("debug", 1, "GET"),
-        ("debug", 1, "PUT"),
-    ]
-
-
-def test_stop_ends_a_transfer_that_hangs(
-    offering: ScriptedCoordinator,
-    store: ScriptedStore,
-    adder: Adder,
-    launch: Launch,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It is not the transfer's own time limit that ends it."""
-    patient = functools.partial(direct.DirectTransfer, chunk_timeout_s=10 * PATIENCE_S)
-    monkeypatch.setattr(client_module, "DirectTransfer", patient)
-    store.faults.append(hang)
-    running = launch(adder, offering.target)
-    store.wait_until(lambda: store.methods == ["GET"])
-    with capture_logs() as logs:
-        running.agent.stop(7)
-        assert running.code() == 7
-    workers = [thread for thread in threading.enumerate() if thread.name == "work-ward-7"]
-    for worker in workers:
-        worker.join(PATIENCE_S / 2)
-        assert not worker.is_alive()
-    assert adder.trained == []
-    assert "offer_failed" not in {entry["event"] for entry in logs}, "it is we who ended it"

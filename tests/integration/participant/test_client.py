@@ -252,11 +252,6 @@ def test_an_update_is_put_into_the_store_where_it_is_offered(
     assert server.ledger.accepted[0][1].tobytes() == BIG.tobytes()
 
 
-def test_a_small_update_needs_no_store(client: CoordinatorClient, offers: ScriptedStore) -> None:
-    assert client.put_weights(0, np.float32([1]), client.start_round().upload).data
-    assert offers.calls == []
-
-
 def test_an_update_that_the_store_does_not_take_goes_through_the_coordinator(
     client: CoordinatorClient,
     server: ScriptedCoordinator,
@@ -332,18 +327,6 @@ def test_a_call_has_a_deadline(serve: Callable[..., ScriptedCoordinator]) -> Non
         for call in (lambda: client.heartbeat(pb.READY, -1), client.start_round):
             assert _refused(call).status is grpc.StatusCode.DEADLINE_EXCEEDED
     answer.set()
-
-
-def test_nobody_there_is_unavailable(serve: Callable[..., ScriptedCoordinator]) -> None:
-    server = serve()
-    server.stop()
-    with CoordinatorClient(server.target, "p") as client:
-        assert _refused(client.rendezvous).status is grpc.StatusCode.UNAVAILABLE
-
-
-def test_a_closed_client_refuses(client: CoordinatorClient) -> None:
-    client.close()
-    assert _refused(client.rendezvous).status is grpc.StatusCode.CANCELLED
 
 
 def test_a_watch_tells_changes_until_it_is_cancelled(

@@ -411,23 +411,6 @@ def test_heartbeats_carry_the_progress_of_a_download(
     assert running.answer() == 0
 
 
-def test_a_network_that_is_down_for_a_while_costs_no_training(
-    running: Call, adder: Adder, server: ScriptedCoordinator, proxy: FaultProxy
-) -> None:
-    """Refused, then silent, then back: the result was trained meanwhile."""
-    assert adder.entered.wait(PATIENCE_S)
-    proxy.refuse()
-    proxy.cut()
-    adder.may_finish.set()
-    proxy.heal()
-    proxy.blackhole()
-    accepted = proxy.num_accepted
-    poll(lambda: proxy.num_accepted > accepted)
-    proxy.heal()
-    assert running.answer() == 0
-    assert adder.trained == [0, 1]
-
-
 def test_a_watch_that_says_nothing_is_made_up_for_by_heartbeats(
     server: ScriptedCoordinator, adder: Adder
 ) -> None:

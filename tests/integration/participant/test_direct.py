@@ -25,7 +25,6 @@ from integration.participant.store import (
 )
 from xain_participant.direct import (
     LEAST_BYTES,
-    MAX_FAILURES_KEPT,
     PAUSE_S,
     DirectTransfer,
     OfferFailed,
@@ -246,15 +245,6 @@ def test_a_put_that_breaks_off_begins_again(direct: DirectTransfer, store: Scrip
     assert len(store.calls) == 2
 
 
-def test_a_put_that_breaks_off_twice_takes_another_way(
-    direct: DirectTransfer, store: ScriptedStore
-) -> None:
-    store.faults.extend([break_off(PART), break_off(PART)])
-    failed = failure(lambda: direct.put(store.url("/u"), parts()))
-    assert failed.reason.startswith("the connection failed (")
-    assert len(store.calls) == 2
-
-
 @pytest.mark.parametrize("code", [302, 307, 403, 411, 500, 503])
 def test_a_put_that_is_refused_says_why(
     direct: DirectTransfer, store: ScriptedStore, code: int
@@ -349,22 +339,6 @@ def test_a_host_that_failed_is_left_alone_for_a_while(
     fetch(direct, store)
     store.faults.append(status(500))
     assert not failure(lambda: direct.fetch(store.url("/m"), download_of())).again
-
-
-def test_a_failure_that_shows_later_counts_too(
-    direct: DirectTransfer, store: ScriptedStore
-) -> None:
-    failed = direct.failed("PUT", store.url("/u"), "it is not there")
-    assert (failed.host, failed.reason) == (store.host, "it is not there")
-    assert not direct.put(store.url("/u"), parts())
-    assert store.calls == []
-
-
-def test_only_so_many_failures_are_remembered(direct: DirectTransfer, store: ScriptedStore) -> None:
-    direct.failed("PUT", store.url("/u"), "long ago")
-    for port in range(MAX_FAILURES_KEPT):
-        direct.failed("PUT", f"http://host:{port + 1}/", "why")
-    assert direct.put(store.url("/u"), parts())
 
 
 # --- the end ---
@@ -528,15 +502,3 @@ def test_transfers_are_encrypted(
     fetch(direct, tls_store)
     assert direct.put(tls_store.url("/u"), parts())
     assert tls_store.objects["/u"] == MODEL
-
-
-def test_a_proxy_that_refuses_is_a_failure(
-    direct: DirectTransfer,
-    store: ScriptedStore,
-    tls_store: ScriptedStore,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("https_proxy", store.host)
-    store.faults.append(status(407))
-    failed = failure(lambda: direct.fetch(tls_store.url("/m"), download_of()))
-    assert failed.reason == "the proxy does not let us through"

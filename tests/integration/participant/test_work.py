@@ -18,21 +18,6 @@ from xain_proto.limits import MAX_INLINE_BYTES
 from xain_proto.np import ENCODING_BITS, TILE_ELEMENTS, DeltaCodec
 
 
-class InPlace(Participant):
-    """Changes what it is given. addresses: where that was."""
-
-    def __init__(self) -> None:
-        self.addresses: list[int] = []
-
-    def init_weights(self) -> Any:
-        raise AssertionError("there is a model")
-
-    def train_round(self, weights: Any, epochs: int, epoch_base: int) -> Any:
-        self.addresses.append(weights.ctypes.data)
-        weights += 1
-        return weights, 1
-
-
 class Noise(Participant):
     """Adds noise. nan_at: the element that becomes NaN. copied: a copy of the trained vector."""
 
@@ -123,21 +108,3 @@ def test_an_update_that_cannot_be_encoded_stays_as_it_is(
     assert work.result is not None
     assert work.result.encoded is None
     assert np.array_equal(work.result.vector, participant.trained, equal_nan=True)
-
-
-def test_a_round_uses_the_memory_of_the_one_before(
-    serve: Callable[..., ScriptedCoordinator],
-) -> None:
-    """When its result is handed in and dropped."""
-    server = serve(Ledger(model=np.zeros(1_000_000, np.float32), rounds=4, members={"a"}))
-    participant, others = InPlace(), list[Any]()
-    with CoordinatorClient(server.target, "a", call_timeout_s=PATIENCE_S) as client:
-        work = Work(participant, client, "a")
-        for round_ in range(3):
-            work.do(Call.BEGIN_ROUND, round_)
-            work.do(Call.TRAIN, round_)
-            assert work.result is not None
-            work.drop()
-            others.append(np.empty(4_000_128, np.uint8))  # what is free has other uses
-            server.change(round=round_ + 1)
-    assert len(set(participant.addresses)) == 1

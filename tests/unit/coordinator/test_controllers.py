@@ -1,16 +1,14 @@
 """Controllers of other distributions, by their entry points; their options."""
 
 import re
-import sys
 import uuid
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.core.selection import Candidate, ControllerFailed, Weighted, select
+from xain_coordinator.core.selection import Candidate, Weighted, select
 from xain_coordinator.extensions.options import WrongOption
 from xain_coordinator.extensions.plugins import PluginFailed
 from xain_coordinator.extensions.strategies import (
@@ -73,22 +71,6 @@ def test_the_example_of_the_documentation_selects(install: Any) -> None:
     )
 
 
-def test_a_controller_that_cannot_be_had_is_named(install: Any) -> None:
-    """By the configuration in one line; by a session that was opened with it when it is opened."""
-    with pytest.raises(
-        ConfigError, match=r'rounds.controller is "fortune"; it must be one of: all'
-    ):
-        config(controller="fortune")
-    fortune = replace(config().rules(), controller="fortune")
-    with pytest.raises(ControllerFailed, match=r"'fortune', .* not installed.*--new-session"):
-        strategy_of_session(fortune)
-    install("raise ImportError('no luck')", "fortune", "Fortune")
-    with pytest.raises(ConfigError, match="cannot be imported: ImportError: no luck"):
-        config(controller="fortune")
-    with pytest.raises(ControllerFailed, match="no luck"):
-        strategy_of_session(fortune)
-
-
 @pytest.mark.parametrize(
     ("source", "why"), [("X = 7", "not a class"), ("class X: pass", r"no select\(\)")]
 )
@@ -112,10 +94,3 @@ def test_a_session_keeps_the_defaults_that_it_was_opened_with() -> None:
     """A later version may have others."""
     assert config(controller="weighted").rules().controller_options == {"default_samples": 1}
     assert config().rules().controller_options == {}
-
-
-def test_plug_ins_are_imported_only_when_they_are_asked_for(install: Any) -> None:
-    module = install("raise SystemExit", "trap", "Trap")
-    assert "trap" in known_controllers()
-    assert config().rounds.controller == "random"
-    assert module not in sys.modules

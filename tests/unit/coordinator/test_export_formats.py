@@ -132,8 +132,16 @@ result = pipeline.predict(table)
 """
 
 
-@pytest.mark.parametrize("task", ["classification", "regression"])
-@pytest.mark.parametrize("name", ["sgd", "mlp", "neural", "xgboost"])
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        ("sgd", "classification"),
+        ("mlp", "regression"),
+        ("neural", "classification"),
+        ("xgboost", "classification"),
+        ("xgboost", "regression"),
+    ],
+)
 def test_a_pipeline_predicts_the_same_in_plain_scikit_learn(
     tmp_path: Path, name: str, task: str
 ) -> None:

@@ -86,10 +86,6 @@ def test_the_view_shows_state_curves_sites_and_problems() -> None:
     assert "\x1b" not in shown
 
 
-def test_a_line_tells_the_latest_evaluation() -> None:
-    assert line(snapshot()) == "collecting round 3, 3 of 9 rounds done; model 2: accuracy 0.5"
-
-
 def test_view_names_sites_that_are_away_and_why() -> None:
     """A site that failed and left is not forgotten while the session goes on."""
     sites = [

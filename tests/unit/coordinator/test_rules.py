@@ -1,7 +1,6 @@
 """Each rule against a slow, obvious version in exact fractions; and which ones a configuration may
 name."""
 
-import sys
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -17,7 +16,6 @@ from numpy.typing import NDArray
 from xain_coordinator.aggregation.aggregator import RuleFailed
 from xain_coordinator.aggregation.rules import RULES, make_rule
 from xain_coordinator.aggregation.staleness import mixing_weights
-from xain_coordinator.cli import main as cli
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.events import SessionOpened
 from xain_coordinator.extensions.options import options_of
@@ -329,13 +327,3 @@ def test_a_rule_that_can_work_is_taken() -> None:
         "rounds.max_participants": 5,
     }
     assert load(CoordinatorConfig, overrides=overrides).aggregation.rule == "identity"
-
-
-def test_the_process_refuses_it_with_status_2(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As every other wrong setting."""
-    flags = ["--set", "aggregation.rule=identity", "--min-participants", "2"]
-    monkeypatch.setattr(sys, "argv", ["xain-coordinator", *flags])
-    assert cli.main() == 2
-    assert "aggregation.rule" in capsys.readouterr().err

@@ -145,9 +145,3 @@ def test_file_without_latencies_is_one_line_and_exit_status_1(
     assert result.stdout == ""
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
-
-
-def test_help_teaches_by_example() -> None:
-    told = " ".join(run("--help").stdout.split())
-    assert "logging.latency_file=latency.jsonl" in told
-    assert "99th percentile" in told

@@ -278,26 +278,6 @@ PASSING = {
 }
 
 
-@pytest.mark.parametrize("error", PASSING.values(), ids=PASSING)
-@pytest.mark.parametrize("pattern", ["result.json", "result-*.npy"])
-def test_a_result_that_cannot_be_read_now_is_there_later(
-    state: StateDirectory,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    pattern: str,
-    error: Exception,
-) -> None:
-    state.keep(RESULT)
-    before = names(folder)
-    with monkeypatch.context() as passing, capture_logs() as logs:
-        fails_to_open(passing, pattern, error)
-        assert state.load() is None
-    reason = getattr(error, "strerror", "MemoryError")
-    assert [(e["event"], e["reason"]) for e in logs] == [("result_unreadable", reason)]
-    assert names(folder) == before
-    assert_is(state.load(), RESULT)
-
-
 def test_a_name_that_cannot_be_read_now_is_not_made_anew(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
