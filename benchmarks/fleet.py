@@ -96,7 +96,7 @@ class Scale:
     patience_s: float = 60.0
 
 
-QUICK = Scale(interval_s=1.0, heavy_size=50_000, control_s=0.5, patience_s=4.0)
+QUICK = Scale(interval_s=0.5, heavy_size=50_000, control_s=0.2, patience_s=0.5)
 
 
 class Server:

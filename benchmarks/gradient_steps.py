@@ -148,7 +148,7 @@ def main() -> None:
     with results.scratch() as folder:
         seconds, model, spent = measure(folder, given.participants, given.steps)
     in_memory: dict[str, float] = {}
-    if (shm := processes.shm_folder()) is not None:
+    if not given.quick and (shm := processes.shm_folder()) is not None:
         few = max(20, given.steps // 10)
         with results.scratch(shm) as folder:
             unsynced_s, _, _ = measure(folder, given.participants, few)

@@ -126,7 +126,7 @@ def by_participants(given: argparse.Namespace, num_bytes: int) -> list[dict[str,
 def by_durability(given: argparse.Namespace, num_bytes: int) -> list[dict[str, Any]]:
     """One after the other, so that both meet the machine in the same mood."""
     rows: list[dict[str, Any]] = []
-    folder = processes.shm_folder()
+    folder = None if given.quick else processes.shm_folder()
     for where, parent in (("disk", results.FOLDER), ("memory", folder)):
         if parent is None:
             continue
