@@ -21,7 +21,7 @@ BAGGING: dict[str, object] = {
     "workload.name": "bagging",
     "workload.options.estimators": 3,
     "aggregation.rule": "ensemble",
-    "predict.timeout_s": 5.0,
+    "predict.timeout_s": 3.0,
 }
 
 

@@ -279,35 +279,6 @@ def test_health_follows_the_coordinator(containers):
     engine.wait_healthy(coordinator)
 
 
-NOT_SERVING = """
-import subprocess, sys
-from concurrent.futures import ThreadPoolExecutor
-import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-
-server = grpc.server(ThreadPoolExecutor(1))
-servicer = health.HealthServicer()
-health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-server.add_insecure_port("127.0.0.1:50051")
-server.start()
-for status in sys.argv[1:]:
-    servicer.set("", health_pb2.HealthCheckResponse.ServingStatus.Value(status))
-    print(subprocess.run([sys.executable, "/opt/xain/health.py"]).returncode, flush=True)
-server.stop(None)
-"""
-
-
-def test_who_drains_is_not_healthy(containers):
-    """The health check asks for the state that the coordinator gives; without an answer it fails,
-    too."""
-    script = ("-c", NOT_SERVING, "SERVING", "NOT_SERVING")
-    output = containers.run(COORDINATOR, *script, options=PYTHON)
-    assert output.split() == ["SERVING", "0", "NOT_SERVING", "1"]
-    silent = containers.start(COORDINATOR, "/opt/xain/health.py", options=PYTHON)
-    assert containers.wait(silent) == 1
-    assert "UNAVAILABLE" in engine.logs(silent)
-
-
 EVERYTHING = """
 from xain_workloads import workload
 from xain_workloads.data import BUNDLED, load

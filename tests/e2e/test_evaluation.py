@@ -140,39 +140,6 @@ async def test_digits_are_evaluated_each_round_and_at_the_end(launch, tmp_path):
     assert found == [(by, r) for by in ("coordinator", "participants") for r in range(4)]
 
 
-async def test_session_stops_early_when_the_metric_does_not_improve(launch, tmp_path):
-    """It ends as completed, so that participants end with status 0, and says why."""
-    coordinator = launch(
-        rounds__rounds=50,
-        rounds__min_participants=1,
-        evaluate__metric="accuracy",
-        evaluate__patience=3,
-    )
-    await coordinator.start()
-    target = f"127.0.0.1:{coordinator.port}"
-    member = ParticipantProcess(
-        tmp_path, "a", target, "--size=10", "--scores=0,0.1,0.6,0.5,0.6,0.4,0.3"
-    )
-    try:
-        await member.start()
-        assert await member.died() == 0, member.log()
-    finally:
-        await member.end()
-    because = "stopped early: accuracy has not improved since round 2"
-    for _ in range(2):
-        shown = (await status_json(coordinator))["status"]
-        assert (shown["phase"], shown["cause"]) == ("finished", "completed")
-        assert shown["ended_because"] == because
-        assert shown["best_round"] == 2
-        await coordinator.stop()
-        await coordinator.start()
-    assert because in await status(coordinator)
-    models = coordinator.folder / "weights" / shown["session_id"] / "models"
-    assert (models / "best.npy").readlink() == Path("round-0002.npy")
-    assert (models / "last.npy").readlink() == Path("round-0006.npy")
-    assert ("evaluated", 6) in member.book()
-
-
 async def test_coordinator_killed_while_the_last_model_is_evaluated_goes_on(launch, tmp_path):
     """What was acknowledged before the kill is not asked for again; the rest is waited for."""
     gates = tmp_path / "gates"

@@ -110,27 +110,6 @@ def test_federated_script_differs_in_six_lines_at_most() -> None:
     assert 0 < sum(changed) <= 6
 
 
-async def test_torch_script_learns(
-    example: Callable[[str], Any], parts: list[Path], tmp_path: Path
-) -> None:
-    """Three sites with their own data; the statistics of the batch normalisation come along."""
-    needs("torch")
-    import torch
-
-    module = example("torch_federated")
-    coordinator = await train(module, parts[:3], tmp_path, rounds={"rounds": 6, "epochs": 2})
-    tensors, kinds = last_model(coordinator)
-    assert {name for name, kind in kinds.items() if kind == "statistic"} == {
-        "1.running_mean",
-        "1.running_var",
-    }
-    model = module.make_model()
-    model.load_state_dict({n: torch.tensor(t) for n, t in tensors.items()}, strict=False)
-    x, y = module.load(parts[3])
-    model.eval()
-    assert (model(x).argmax(1) == y).float().mean() > 0.9
-
-
 async def test_fedprox_keeps_sites_near_the_global_model(
     example: Callable[[str], Any], parts: list[Path], tmp_path: Path
 ) -> None:

@@ -246,21 +246,6 @@ def test_killed_coordinator_goes_on_with_an_acknowledged_fit(tmp_path: Path) -> 
         assert served.stop() == 0
 
 
-def test_fit_without_participants_is_refused_and_journals_no_request(tmp_path: Path) -> None:
-    with Served(tmp_path / "http") as served:
-        served.start(**{"http.participants_timeout_s": 0.2})
-        assert error_of(served.fit(wait=True)) == (503, "NO_PARTICIPANTS")
-        assert served.status()["state"] == "waiting"
-        with served.client.stream("GET", "/v1/events"):  # an open stream does not delay the stop
-            assert served.stop() == 0
-
-
-def test_host_beyond_this_machine_needs_consent(tmp_path: Path) -> None:
-    with Served(tmp_path / "http") as served, pytest.raises(AssertionError, match="ended with 2"):
-        served.start(**{"http.host": "0.0.0.0"})
-    assert "http.insecure = true" in served.log()
-
-
 def test_stopped_and_cancelled_fits_have_no_result(tmp_path: Path) -> None:
     """SIGTERM ends the wait for a fit, which goes on after the restart and can be cancelled; the
     participants stay for the next one."""

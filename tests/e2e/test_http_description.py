@@ -19,7 +19,7 @@ seed = 1
 hooks = "{http_hooks.__file__}"
 
 [generation]
-max-examples = 8
+max-examples = 3
 deterministic = true
 database = "none"
 

@@ -105,35 +105,6 @@ async def test_killed_launch_is_found_by_its_label_and_bagging_trains(
     assert (work / "journal.sqlite").stat().st_uid == os.getuid()
 
 
-async def test_gradient_trains_when_asked_over_http(tmp_path: Path, name: str) -> None:
-    """Two containers descend to the accuracy of the union of their rows. A killed worker and a
-    killed coordinator are reported, and after Ctrl-C nothing is left."""
-    arguments = ("--workload=sgd", "--data=wine", "--with=docker", "--workers=2", "--serve")
-    options = (
-        "--set=workload.options.mode=gradient",
-        "--set=aggregation.options.eta0=0.5",
-        "--rounds=40",
-        "--worker-set=data.test_fraction=0.2",
-    )
-    async with launched(tmp_path, f"--name={name}", *arguments, *options) as shown:
-        await shown.until(lambda output: "launch: train with: curl -X POST " in output)
-        url = re.search(r"POST (http://\S+)/v1/fit", shown.output)[1]
-        docker("kill", f"xain-{name}-coordinator")
-        await shown.until(lambda output: "launch: the coordinator was killed" in output)
-        await shown.until(lambda output: output.count("serving_http") == 2)
-        # The workers keep their leases: they do not join again.
-        await asyncio.to_thread(ask, f"{url}/v1/fit", "POST")
-        await shown.until(lambda output: "session_finished" in output)
-        assert (await asyncio.to_thread(ask, f"{url}/v1/status", "GET"))["fitted"]
-        accuracy = [float(a) for a in re.findall(r"test_accuracy:([0-9.]+)", shown.output)]
-        assert min(accuracy[-2:]) > 0.9
-        docker("kill", f"xain-{name}-worker-1")
-        await shown.until(lambda output: "launch: worker-1 was killed" in output)
-        shown.process.send_signal(signal.SIGINT)
-        assert await shown.end() == 0, shown.output
-    assert_nothing_left(name)
-
-
 async def test_taken_port_ends_the_launch_and_leaves_nothing(tmp_path: Path, name: str) -> None:
     """The engine makes a container and cannot start it."""
     with socket.socket() as taken:

@@ -4,11 +4,9 @@ a module that a builder makes."""
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from e2e.test_trees import SITES, train, write_tables
 from support.process import CoordinatorProcess, Process
 from support.terminals import Terminals, commands_of
 
@@ -16,18 +14,6 @@ pytest.importorskip("torch", reason="torch is not installed; `make setup-torch` 
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
-RULES: dict[str, Any] = {
-    "rounds.rounds": 6,
-    "rounds.min_participants": len(SITES),
-    "workload.name": "neural",
-    "workload.options.mode": "gradient",
-    "workload.options.layers": '[{ type = "linear", out_features = 8 }, { type = "batchnorm1d" },'
-    ' { type = "relu" }, { type = "dropout", p = 0.2 }, { type = "linear" }]',
-    "aggregation.rule": "gradient",
-    "aggregation.options.eta0": 0.3,
-    "server.heartbeat_time_s": 1.0,
-    "server.heartbeat_timeout_s": 200.0,
-}
 
 
 async def test_commands_of_the_page_train_three_sites_in_both_modes(tmp_path: Path) -> None:
@@ -46,14 +32,6 @@ async def test_commands_of_the_page_train_three_sites_in_both_modes(tmp_path: Pa
     federated, gradient = reached
     assert federated >= 0.95
     assert gradient >= 0.93
-
-
-async def test_killed_coordinator_makes_the_same_weights(tmp_path: Path) -> None:
-    """Bit for bit, by gradient steps with dropout and the statistics of a batch normalisation."""
-    write_tables(tmp_path)
-    undisturbed = await train(tmp_path / "undisturbed", tmp_path, None, RULES)
-    # Some commits are of the gathering; this one is in the middle of the rounds.
-    assert await train(tmp_path / "killed", tmp_path, 12, RULES) == undisturbed
 
 
 async def test_builder_is_imported_by_participants_that_allow_it(

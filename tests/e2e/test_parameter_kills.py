@@ -138,38 +138,22 @@ def test_bulk_synchronous_training_goes_on_from_the_last_checkpoint(
         assert_same_bits(kill_with_checkpoints(fleet, 0), undisturbed)
 
 
-@pytest.mark.parametrize("staleness", [2, None])
 def test_stale_training_reaches_its_model_in_spite_of_deaths_with_replicas(
-    tmp_path: Path, staleness: int | None
-) -> None:
-    with Fleet(tmp_path, "--replicas", "1") as fleet:
-        assert residual(kill_with_replicas(fleet, staleness)) < TOLERANCE
-        assert fleet.status().num_rollbacks == 0
-
-
-def test_asynchronous_training_reaches_its_model_in_spite_of_deaths_with_a_log(
     tmp_path: Path,
 ) -> None:
-    with Fleet(tmp_path, "--log") as fleet:
-        assert residual(kill_with_log(fleet, None)) < TOLERANCE
+    with Fleet(tmp_path, "--replicas", "1") as fleet:
+        assert residual(kill_with_replicas(fleet, 2)) < TOLERANCE
         assert fleet.status().num_rollbacks == 0
 
 
-def test_stale_training_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None:
-    cuts = ("--checkpoints", str(tmp_path / "cuts"), "--checkpoint-interval", "3")
-    with Fleet(tmp_path, *cuts) as fleet:
-        assert residual(kill_with_checkpoints(fleet, 2)) < TOLERANCE
-
-
-@pytest.mark.parametrize("others", [(), ("s1",)])
 def test_kills_of_the_coordinator_lose_no_bit_of_its_parameter_server_with_a_log(
-    tmp_path: Path, others: tuple[str, ...], undisturbed: tuple[Floats, Floats]
+    tmp_path: Path, undisturbed: tuple[Floats, Floats]
 ) -> None:
-    """The scheduler and a server of two, or the only one, die together, twice."""
+    """The scheduler and a server of two die together, twice."""
     with EmbeddedFleet(tmp_path, "log=true") as fleet:
         fleet.hold("w0", 5, 12)
-        fleet.start_servers(*others)
-        fleet.until(lambda status: set(status.view.addresses) == {"coordinator", *others})
+        fleet.start_servers("s1")
+        fleet.until(lambda status: set(status.view.addresses) == {"coordinator", "s1"})
         fleet.start_workers(*WORKERS, staleness=0)
         for clock in (5, 12):
             fleet.until_held("w0", clock)
@@ -178,5 +162,5 @@ def test_kills_of_the_coordinator_lose_no_bit_of_its_parameter_server_with_a_log
             fleet.start_scheduler()
         assert_same_bits(trained_by(fleet), undisturbed)
         assert fleet.status().num_rollbacks == 0
-        assert {"coordinator", *others} == set(fleet.status().view.addresses)
+        assert {"coordinator", "s1"} == set(fleet.status().view.addresses)
     assert (tmp_path / "scheduler" / "parameters" / "coordinator").is_dir()  # below --data-dir

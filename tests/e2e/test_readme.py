@@ -13,11 +13,10 @@ import pytest
 import typer
 
 from support.process import CoordinatorProcess
-from support.terminals import BIN, Terminals
+from support.terminals import Terminals
 from support.wire import Member
 from xain_coordinator.cli.main import app as coordinator_app
 from xain_participant.cli import app as participant_app
-from xain_proto.fl import coordinator_pb2 as pb
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
@@ -74,40 +73,6 @@ async def test_a_participant_of_ones_own(tmp_path):
         model = np.load(io.BytesIO(await reader.download("8/global")))
         await reader.close()
         assert model == pytest.approx([(3 * 2 + 10) / 4], abs=0.1)  # 3 samples of mean 2, 1 of 10
-    finally:
-        await coordinator.end()
-
-
-async def test_by_hand_on_two_machines(tmp_path):
-    """A coordinator and two participants with the README's flags train to the end; status tells."""
-    coordinator = CoordinatorProcess(
-        tmp_path, {"workload.name": "sgd", "rounds.rounds": 3, "rounds.min_participants": 2}
-    )
-    await coordinator.start()
-    try:
-        address = f"127.0.0.1:{coordinator.port}"
-        shared = ["--data", "digits", "--partition", "iid", "--num-parts", "2"]
-        ends = await asyncio.gather(
-            *(
-                run(
-                    str(BIN / "xain-participant"),
-                    *("--coordinator", address, "--id", f"site-{index}", "--index", str(index)),
-                    *shared,
-                    cwd=tmp_path,
-                )
-                for index in range(2)
-            )
-        )
-        assert [status for status, _ in ends] == [0, 0], ends
-        status, shown = await run(
-            str(BIN / "xain-coordinator"), "status", "--address", address, cwd=tmp_path
-        )
-        assert status == 0
-        assert "finished" in shown
-        assert "3/global" in shown
-        late = Member(coordinator.port, "late")
-        assert (await late.heartbeat()).state == pb.FINISHED
-        await late.close()
     finally:
         await coordinator.end()
 
@@ -214,29 +179,3 @@ async def test_the_commands_in_their_order(tmp_path):
     finally:
         await terminals.end()
     assert sum("xain-" in line for line in done) == len(commands())
-
-
-async def test_a_finished_session_is_not_taken_for_another_training(tmp_path):
-    """On the folder of a finished training the coordinator serves it again with the same settings;
-    with others it says in one line how to train anew, and ends."""
-    (tmp_path / "mean.py").write_text(example("participant"))
-    (tmp_path / "numbers.txt").write_text("4\n")
-    rounds = {"rounds.rounds": 2}
-    coordinator = CoordinatorProcess(tmp_path, rounds)
-    await coordinator.start()
-    try:
-        mean = (sys.executable, "mean.py", f"localhost:{coordinator.port}", "numbers.txt")
-        assert (await run(*mean, cwd=tmp_path))[0] == 0
-        await coordinator.stop()
-        await coordinator.start()
-        await coordinator.stop()
-        seen = len(coordinator.log().splitlines())
-        assert await coordinator.fails("--set=rounds.epochs=3") == 2
-        refusal = coordinator.log().splitlines()[seen:]
-        assert len(refusal) == 1
-        assert "rounds.epochs = 1 (configured: 3)" in refusal[0]
-        assert "--new-session" in refusal[0]
-        await coordinator.start("--set=rounds.epochs=3", "--new-session")
-        await coordinator.stop()
-    finally:
-        await coordinator.end()

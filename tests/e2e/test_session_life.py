@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.process import PATIENCE_S, CoordinatorProcess, ParticipantProcess, Process
+from support.process import PATIENCE_S, CoordinatorProcess, ParticipantProcess
 from support.wire import Member
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -95,41 +94,6 @@ async def test_after_the_end_participants_that_left_are_not_connected(launch, tm
         await coordinator.start()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs an address of the loopback of its own")
-async def test_address_without_a_port_means_the_same_port_everywhere(launch, tmp_path):
-    """Operator and participant reach a coordinator at the default port by its host alone; where
-    none listens, the message names the port."""
-    high, low = divmod(os.getpid() % 2**16, 2**8)
-    host, nobody = f"127.{high}.{low}.51", f"127.{high}.{low}.52"
-    coordinator = launch(server__host=host, workload__name="sgd", rounds__min_participants=2)
-    coordinator.port = 50051
-    await coordinator.start()
-    flags = ("--coordinator", host, "--data", "iris", "--id", "north")
-    process = await Process(tmp_path, "north").run(["-m", "xain_participant", *flags])
-    try:
-        await logged(coordinator, "participant_joined")
-        code, output, errors = await command("status", "--json", "--address", host)
-        assert code == 0, errors
-        assert json.loads(output)["participants"][0]["participant_id"] == "north"
-    finally:
-        process.kill()
-        await process.wait()
-    code, _, errors = await command("status", "--address", nobody)
-    assert code == 1
-    assert f"{nobody}:50051" in errors
-
-
-async def test_check_config_in_a_pipe_has_one_line_for_each_setting(tmp_path):
-    """However long a value is, its line is whole: `grep` finds key, value and origin together."""
-    long = tmp_path / ("deep/" * 30) / "journal.sqlite"
-    code, output, _ = await command("check-config", f"--set=journal.path={long}", "--rounds=7")
-    assert code == 0
-    lines = [line.split() for line in output.splitlines()]
-    assert ["journal.path", f'"{long}"', "flag"] in lines
-    assert ["rounds.rounds", "7", "flag"] in lines
-    assert ["rounds.quorum", '""', "default"] in lines
-
-
 def told(coordinator: CoordinatorProcess, event: str) -> dict[str, Any]:
     """The last line of this event in the coordinator's log."""
     lines = [json.loads(line) for line in coordinator.log().splitlines()]
@@ -144,6 +108,17 @@ async def logged(coordinator: CoordinatorProcess, event: str) -> dict[str, Any]:
             if f'"{event}"' in coordinator.log():
                 return told(coordinator, event)
             await asyncio.sleep(0.02)  # a poll, not a race: it ends when the line is there
+
+
+async def test_check_config_in_a_pipe_has_one_line_for_each_setting(tmp_path):
+    """However long a value is, its line is whole: `grep` finds key, value and origin together."""
+    long = tmp_path / ("deep/" * 30) / "journal.sqlite"
+    code, output, _ = await command("check-config", f"--set=journal.path={long}", "--rounds=7")
+    assert code == 0
+    lines = [line.split() for line in output.splitlines()]
+    assert ["journal.path", f'"{long}"', "flag"] in lines
+    assert ["rounds.rounds", "7", "flag"] in lines
+    assert ["rounds.quorum", '""', "default"] in lines
 
 
 async def test_other_settings_refuse_the_start_and_name_themselves(launch):

@@ -9,9 +9,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from support.process import CoordinatorProcess, Process
 from support.tables import write_rows
+from xain_coordinator.cli import main as cli
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -58,7 +60,10 @@ async def called(*words: str) -> tuple[int, str, str]:
 
 
 async def command(*words: str) -> tuple[int, str, str]:
-    return await called("-m", "xain_coordinator", *words)
+    """Run a command of the coordinator in this process: (exit status, standard output, standard
+    error)."""
+    result = await asyncio.to_thread(CliRunner().invoke, cli.app, words)
+    return result.exit_code, result.stdout, result.stderr
 
 
 @asynccontextmanager
@@ -83,7 +88,8 @@ async def trained(folder: Path) -> AsyncIterator[CoordinatorProcess]:
 
 async def test_an_exported_model_scores_the_same_everywhere(tmp_path: Path) -> None:
     """The coordinator's commands and plain scikit-learn agree, for every format, and with what was
-    exported while the coordinator ran."""
+    exported while the coordinator ran. What was done to the columns is told beside the models, and
+    no rare category is."""
     write_rows(tmp_path / "test.csv", 3, 300)
     data_dir = f"--data-dir={tmp_path / 'data'}"
     async with trained(tmp_path) as coordinator:
@@ -99,6 +105,12 @@ async def test_an_exported_model_scores_the_same_everywhere(tmp_path: Path) -> N
         assert status == 1
         assert "--address" in err  # the files belong to the coordinator that runs
         assert await coordinator.stop() == 0
+
+    (recorded,) = (tmp_path / "data").rglob("preprocessing.json")
+    columns = {column["name"]: column for column in json.loads(recorded.read_text())["columns"]}
+    assert columns["ward"]["categories"] == ["A", "B", "C"]
+    kept = [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
+    assert not any(b"secret ward" in path.read_bytes() for path in kept)
 
     status, out, _ = await command("models", data_dir, "--json")
     assert status == 0

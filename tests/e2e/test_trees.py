@@ -28,12 +28,6 @@ RULES: dict[str, Any] = {
     "server.heartbeat_time_s": 1.0,
     "server.heartbeat_timeout_s": 200.0,
 }
-BAGGING: dict[str, Any] = {
-    **RULES,
-    "rounds.rounds": 6,
-    "rounds.epochs": 3,
-    "aggregation.options.mode": "bagging",
-}
 GRADIENT: dict[str, Any] = {
     **RULES,
     "workload.name": "sgd",
@@ -99,21 +93,16 @@ async def train(
             await process.end()
 
 
-@pytest.mark.parametrize(
-    "rules",
-    [RULES, BAGGING],
-    ids=["histogram", "bagging"],
-)
-async def test_sites_learn_trees_and_a_killed_coordinator_makes_the_same_bytes(tmp_path, rules):
+async def test_sites_learn_trees_and_a_killed_coordinator_makes_the_same_bytes(tmp_path):
     """93 % on rows that no site has, with plain XGBoost."""
     held_out = write_tables(tmp_path)
-    undisturbed = await train(tmp_path / "undisturbed", tmp_path, None, rules)
+    undisturbed = await train(tmp_path / "undisturbed", tmp_path, None, RULES)
     model = np.load(io.BytesIO(undisturbed[-1]), allow_pickle=False)
     booster = xgboost.Booster(model_file=bytearray(model.tobytes()))
     predicted = booster.predict(xgboost.DMatrix(held_out.features)) > 0.5
     assert np.mean(predicted == (held_out.target == "malignant")) >= 0.93
     # Some commits are of the gathering; this one is in the middle of the rounds.
-    assert await train(tmp_path / "killed", tmp_path, 12, rules) == undisturbed
+    assert await train(tmp_path / "killed", tmp_path, 12, RULES) == undisturbed
 
 
 async def test_a_killed_coordinator_takes_the_same_gradient_steps(tmp_path):

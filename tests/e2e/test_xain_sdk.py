@@ -24,7 +24,8 @@ from xain_proto.fl import inspection_pb2
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 PARTICIPANT = Path(environment.__file__).with_name("participant.py")
-PATIENCE_S = 240.0  # XAIN's participants ask every 10 s, and wait 5 s before they try again
+PATIENCE_S = 240.0
+HURRY = 20  # XAIN's participants ask every 10 s, and wait 5 s before they try again
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,8 @@ def bucket(server: SeaweedFS) -> Iterator[Bucket]:
 async def coordinator(
     folder: Path, server: SeaweedFS, bucket: Bucket, **rounds: int
 ) -> AsyncIterator[CoordinatorProcess]:
-    settings = {f"rounds.{key}": value for key, value in rounds.items()}
+    settings: dict[str, object] = {f"rounds.{key}": value for key, value in rounds.items()}
+    settings |= {"server.heartbeat_time_s": 3.0, "server.heartbeat_timeout_s": 3.0}
     storage = server.settings(bucket.name, format="xain-pickle")
     settings |= {f"storage.{key}": value for key, value in storage.items()}
     process = CoordinatorProcess(folder, settings)
@@ -116,7 +118,6 @@ class SdkParticipant:
         num_samples: int,
         step: float,
         first: list[float],
-        hurry: int = 1,
     ) -> None:
         self._config.write_text(
             f'[coordinator]\nhost = "127.0.0.1"\nport = {port}\n'
@@ -128,7 +129,7 @@ class SdkParticipant:
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *(str(python), str(PARTICIPANT), str(self._config)),
-                *(str(number) for number in (hurry, num_samples, step, *first)),
+                *(str(number) for number in (HURRY, num_samples, step, *first)),
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
             )
@@ -215,7 +216,6 @@ async def test_the_session_goes_on_after_the_coordinator_was_killed(
                 num_samples=10,
                 step=4.0,
                 first=[2.0, 4.0],
-                hurry=10,
             )
             return participant
 
