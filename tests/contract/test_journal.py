@@ -16,8 +16,9 @@ from xain_coordinator.core.events import (
     RoundOpened,
     SessionOpened,
 )
+from xain_coordinator.core.evolve import begin, evolve
 from xain_coordinator.core.history import History
-from xain_coordinator.core.session import Session, begin, evolve
+from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import DataProfile, Rules
 from xain_coordinator.journal.memory import MemoryJournal
 from xain_coordinator.journal.sqlite import SqliteJournal

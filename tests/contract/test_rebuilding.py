@@ -10,7 +10,8 @@ from tests.unit.core.bench import make_rules
 from xain_coordinator.aggregation.publishing import publish
 from xain_coordinator.core import events as e
 from xain_coordinator.core.effects import Effect, InitialiseModel
-from xain_coordinator.core.session import Session, fold, open_session
+from xain_coordinator.core.evolve import fold, open_session
+from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import GlobalModel, WeightsRef
 from xain_coordinator.driver.fence import FencedStore
 from xain_coordinator.driver.rebuilding import DAMAGED, DamagedModel, rebuild_damaged_model

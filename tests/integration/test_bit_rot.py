@@ -177,7 +177,7 @@ async def test_acknowledgement_asked_for_again_does_not_blame_the_sender_for_the
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await a.end(ref)
     assert reason(caught.value) == "UPLOAD_MISSING"
-    assert not coordinator.driver.session.refusals
+    assert not coordinator.driver.session.selection.faults
     await a.hand_in(np.full(LARGE, 1.0, np.float32))
     await a.until(pb.FINISHED, 0)
 

@@ -130,7 +130,7 @@ async def test_an_upload_does_not_go_on_as_another_update(start, join, tmp_path)
     offset = await found(a)
     assert offset == 2 * MIB + HEADER_BYTES, "to the last whole chunk"
     assert await other_goes_on(a, offset) == (Code.FAILED_PRECONDITION, "UPLOAD_MISSING")
-    assert coordinator.driver.session.refusals == {}
+    assert coordinator.driver.session.selection.faults == {}
     await a.end((await (await put(a, await found(a)))).ref)
 
 

@@ -185,9 +185,9 @@ async def test_member_that_waits_keeps_its_lease(start: Any, join: Any) -> None:
     answers = [(await member.rendezvous()).reply for _ in range(2)]
     assert answers == [pb.ACCEPT] * 2
     await member.heartbeat(pb.TRAINING, 3)
-    before = coordinator.driver.session.heard["member"]
+    before = coordinator.driver.session.members.heard["member"]
     assert (await member.rendezvous()).reply == pb.LATER
-    after = coordinator.driver.session.heard["member"]
+    after = coordinator.driver.session.members.heard["member"]
     assert after.at > before.at
     assert (after.state, after.round) == (ParticipantState.TRAINING, 3)
 

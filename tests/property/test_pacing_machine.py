@@ -33,10 +33,12 @@ from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.decider import Decision, decide, next_deadline, resume
 from xain_coordinator.core.effects import Aggregate, InitialiseModel
+from xain_coordinator.core.evolve import evolve, fold, open_session
 from xain_coordinator.core.keys import update_key
 from xain_coordinator.core.questions import AssignmentFor, advertise, ask
-from xain_coordinator.core.session import Session, evolve, fold, open_session
-from xain_coordinator.core.values import ParticipantState, Phase, Round, Rules
+from xain_coordinator.core.round import Round
+from xain_coordinator.core.session import Session
+from xain_coordinator.core.values import ParticipantState, Phase, Rules
 
 DEADLINE_S = 30.0
 IDLE_S = 100.0
@@ -228,7 +230,7 @@ class PacingMachine(RuleBasedStateMachine):
             self.work[event.participant_id] = Work(held.round, held.digest, told=False)
         if isinstance(event, e.RoundOpened):
             assert self.session.open_round is not None
-            assert self.session.open_round.carried == was.carried
+            assert self.session.open_round.carried == was.buffered.carried
             out = {name for name in was.members if self._is_out(name, event.round)}
             if limit := self.rules.refused_limit:
                 assert all(self._faults(name)[0] < limit for name in set(was.members) - out)
@@ -236,11 +238,11 @@ class PacingMachine(RuleBasedStateMachine):
             n = max(len(was.members) - len(out), self.rules.num_required)
             wanted = ceil(self.rules.fraction_participants * n)
             k = ceil(wanted * (1 + self.rules.over_selection))
-            drawn = event.selected[len(was.carried) :]
+            drawn = event.selected[len(was.buffered.carried) :]
             # One that was needed in the round before, and is out, may train that still.
-            pool = set(was.members) - out - set(was.carried)
+            pool = set(was.members) - out - set(was.buffered.carried)
             num_good = min(max(0, k - self._num_busy(was)), len(pool))
-            num_needed = self.rules.min_participants - len(was.carried) - num_good
+            num_needed = self.rules.min_participants - len(was.buffered.carried) - num_good
             assert len(drawn) == num_good + max(0, num_needed)
             assert len(out & set(drawn)) == max(0, num_needed)
             assert event.num_wanted == (
@@ -301,13 +303,13 @@ class PacingMachine(RuleBasedStateMachine):
     def _num_busy(self, session: Session) -> int:
         """Of those who are carried over, whose round began less than a deadline ago."""
         opened = {one.round: one.at for _, one in self.journal if isinstance(one, e.RoundOpened)}
-        return sum(self.now < opened[n] + DEADLINE_S for n in session.carried.values())
+        return sum(self.now < opened[n] + DEADLINE_S for n in session.buffered.carried.values())
 
     def _check_carried(self, was: Session, round_: Round) -> None:
         """Those who owe an update are carried over exactly as far as the staleness allows, and what
         nobody trains any more is forgotten."""
-        carried = self.session.carried
-        assert set(self.session.bases) == set(carried.values())
+        carried = self.session.buffered.carried
+        assert set(self.session.buffered.bases) == set(carried.values())
         if not self._is_buffered(was):
             assert carried == {}
             return
@@ -646,13 +648,15 @@ class PacingMachine(RuleBasedStateMachine):
     def only_what_is_needed_is_kept(self) -> None:
         """Bounded by those who train, whatever the number of rounds."""
         session = self.session
-        carried = session.open_round.carried if session.open_round else session.carried
-        assert session.open_round is None or session.carried == {}
-        busy = session.open_round.selected if session.open_round else session.carried
+        carried = session.open_round.carried if session.open_round else session.buffered.carried
+        assert session.open_round is None or session.buffered.carried == {}
+        busy = session.open_round.selected if session.open_round else session.buffered.carried
         is_over = session.phase is Phase.FINISHED
-        assert set(session.unselected) == (set() if is_over else set(session.members) - set(busy))
-        assert set(session.bases) >= set(carried.values())
-        assert len(session.bases) <= len(NAMES) + len(SPARE)
+        assert set(session.selection.unselected) == (
+            set() if is_over else set(session.members) - set(busy)
+        )
+        assert set(session.buffered.bases) >= set(carried.values())
+        assert len(session.buffered.bases) <= len(NAMES) + len(SPARE)
         assert session.earlier_rounds == set(carried.values())
 
     @invariant()

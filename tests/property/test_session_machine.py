@@ -38,10 +38,11 @@ from xain_coordinator.core import replies as r
 from xain_coordinator.core.answers import MAX_NOTED
 from xain_coordinator.core.decider import Decision, decide, next_deadline, resume
 from xain_coordinator.core.effects import Aggregate, InitialiseModel
+from xain_coordinator.core.evolve import evolve, fold, open_session
 from xain_coordinator.core.keys import update_key
 from xain_coordinator.core.membership import check_name
 from xain_coordinator.core.questions import AssignmentFor, MayUpload, Question, advertise, ask
-from xain_coordinator.core.session import Session, evolve, fold, open_session
+from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import DataProfile, ParticipantState, Phase, Rules
 
 RULE_SETS = {
@@ -419,7 +420,7 @@ class SessionMachine(RuleBasedStateMachine):
             check_name(under)
         except errors.InvalidName:
             return errors.InvalidName
-        bound = self.session.upload_names
+        bound = self.session.members.upload_names
         if not self._key_is_free(self.session.round, under):
             return errors.UploadNameTaken
         if under == name or bound.get(under) == name:
@@ -535,7 +536,7 @@ class SessionMachine(RuleBasedStateMachine):
     def end_under_a_name(self, i: int, j: int, how: str, digest: str) -> None:
         """As a XAIN client does, or as a thief."""
         name = self._outstanding()[i % len(self._outstanding())]
-        bound = sorted(self.session.upload_names)
+        bound = sorted(self.session.members.upload_names)
         under = {
             "own": name,
             "uuid": f"uuid of {name}",
@@ -548,7 +549,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     def _nameless(self) -> list[str]:
         """Those who owe an update and have not chosen a name for it yet."""
-        owners = set(self.session.upload_names.values())
+        owners = set(self.session.members.upload_names.values())
         return [name for name in self._outstanding() if name not in owners]
 
     @precondition(lambda self: len(self._nameless()) > 1)
@@ -756,11 +757,13 @@ class SessionMachine(RuleBasedStateMachine):
     @invariant()
     def only_the_eligible_are_selected(self) -> None:
         session, round_ = self.session, self.session.open_round
-        assert session.num_eligible == len(self._eligible())
-        assert set(session.turns) == set(session.members)
-        busy = session.carried if round_ is None else round_.selected
+        assert session.members.num_eligible == len(self._eligible())
+        assert set(session.selection.last_selected) == set(session.members)
+        busy = session.buffered.carried if round_ is None else round_.selected
         is_over = session.phase is Phase.FINISHED
-        assert set(session.unselected) == (set() if is_over else set(self._eligible()) - set(busy))
+        assert set(session.selection.unselected) == (
+            set() if is_over else set(self._eligible()) - set(busy)
+        )
         if round_ is not None:
             assert all(self._is_eligible(name) for name in round_.selected)
 
@@ -788,10 +791,10 @@ class SessionMachine(RuleBasedStateMachine):
 
     @invariant()
     def names_have_one_owner_who_is_here(self) -> None:
-        owners = list(self.session.upload_names.values())
+        owners = list(self.session.members.upload_names.values())
         assert len(set(owners)) == len(owners)
         assert set(owners) <= set(self.session.members)
-        assert not set(self.session.upload_names) & set(self.session.members)
+        assert not set(self.session.members.upload_names) & set(self.session.members)
 
     @invariant()
     def data_has_one_width(self) -> None:
@@ -897,7 +900,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     def _bring_one(self, trouble: Wrong | None) -> None:
         name = self._outstanding()[0]
-        bound = [n for n, who in self.session.upload_names.items() if who == name]
+        bound = [n for n, who in self.session.members.upload_names.items() if who == name]
         chosen = f"uuid of {name}"
         # Half of them choose their upload's name, as XAIN's clients do.
         for under in (*bound, *((chosen, name) if name in NAMES[::2] else (name, chosen))):

@@ -18,13 +18,14 @@ from simulation.scenario import Kind
 from xain_coordinator.aggregation import distances, engine
 from xain_coordinator.core import answers, decider, pacing, questions, steps
 from xain_coordinator.core import events as e
-from xain_coordinator.core import session as session_module
+from xain_coordinator.core import evolve as evolve_module
 from xain_coordinator.core.commands import Command
 from xain_coordinator.core.effects import Aggregate, Effect
 from xain_coordinator.core.needed import Needed
 from xain_coordinator.core.pacing import Buffer, Pacing, Quorum, WantedUpdates
+from xain_coordinator.core.round import Round
 from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import Round, Rules
+from xain_coordinator.core.values import Rules
 from xain_coordinator.driver import driver as driver_module
 from xain_coordinator.driver import fence as fencing
 from xain_coordinator.driver import retention
@@ -49,7 +50,7 @@ from xain_participant.work import Work
 Mutation = Callable[[], AbstractContextManager[Any]]
 
 commit = Driver._commit
-evolve = session_module.evolve
+evolve = evolve_module.evolve
 owed_work = decider._owed_work
 restore = driver_module.restore
 is_complete = pacing.is_complete
@@ -146,7 +147,7 @@ def _selection_puts_off(session: Session, event: e.Event) -> Session:
 def _evolve(mutant: Callable[[Session, e.Event], Session]) -> Iterator[None]:
     """Also where the oracle folds the journal: it must not rely on that."""
     with (
-        mock.patch.object(session_module, "evolve", mutant),
+        mock.patch.object(evolve_module, "evolve", mutant),
         mock.patch.object(decider, "evolve", mutant),
         mock.patch.object(driver_module, "evolve", mutant),
         mock.patch.object(restore_module, "evolve", mutant),
@@ -363,7 +364,7 @@ MUTATIONS: Mapping[str, Mutation] = {
         answers, "_note_refused", lambda session, command: note_refused(session, command)[:1]
     ),
     "select those who are left out": _patch(
-        Session, "pool", property(lambda self: tuple(self.unselected))
+        Session, "pool", property(lambda self: tuple(self.selection.unselected))
     ),
     "forget what an optimiser remembers": _patch(engine._Making, "_state", lambda self: {}),
     "clip nothing": _patch(distances, "_clipping", lambda norms, radius: np.ones_like(norms)),

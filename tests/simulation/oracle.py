@@ -21,8 +21,9 @@ from simulation.hub import Hub
 from simulation.rounds import ROUNDING_S, Rounds
 from simulation.scenario import Kind, Scenario
 from xain_coordinator.core import events as e
+from xain_coordinator.core.evolve import begin, evolve
 from xain_coordinator.core.keys import model_key
-from xain_coordinator.core.session import Session, begin, evolve
+from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Evaluation, GlobalModel, Phase, Rules, Update, WeightsRef
 from xain_coordinator.ports import Record
 from xain_foundation.names import GLOBAL

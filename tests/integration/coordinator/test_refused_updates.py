@@ -92,7 +92,7 @@ async def test_a_xain_client_is_counted_by_its_address(start: Any, join: Any) ->
     upload.write(npy(BAD))
     upload.commit(overwrite=False)
     assert await refused(member.end(name="uuid", round_=None)) == INVALID
-    assert coordinator.driver.session.refusals[address].num == 1
+    assert coordinator.driver.session.selection.faults_of(address).num_refused == 1
 
 
 async def test_a_refusal_is_told_when_it_is_durable(

@@ -284,7 +284,7 @@ async def test_participants_are_not_blamed_for_a_model_that_is_damaged_under_the
     assert code is grpc.StatusCode.UNAVAILABLE
     path.write_bytes(whole)
     await a.hand_in(update, round_=1)
-    assert coordinator.driver.session.refusals == {}
+    assert coordinator.driver.session.selection.faults == {}
 
 
 async def test_session_of_an_earlier_default_keeps_its_mode(start, join, tmp_path: Path):

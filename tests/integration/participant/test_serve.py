@@ -29,7 +29,7 @@ async def fit(coordinator: Coordinator) -> None:
     driver = coordinator.driver
 
     async with asyncio.timeout(PATIENCE_S):
-        await until(lambda: driver.session.num_eligible == 2)
+        await until(lambda: driver.session.members.num_eligible == 2)
         assert driver.session.phase is Phase.STANDBY
         await driver.submit(RequestFit())
         while driver.session.phase is not Phase.FINISHED:

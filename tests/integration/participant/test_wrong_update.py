@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from xain_coordinator.core.membership import Refusals
+from xain_coordinator.core.selection_state import Faults
 from xain_coordinator.core.values import Phase
 from xain_participant import Participant
 
@@ -40,5 +40,5 @@ async def test_a_participant_whose_updates_are_wrong_does_not_hold_up_the_round(
     assert ends == {"a": 0, "b": 0, "wrong": 0}
     session = coordinator.driver.session
     assert (session.phase, session.cause) == (Phase.FINISHED, "completed")
-    assert session.refusals["wrong"] == Refusals(num=3, left_out_until=5)
+    assert session.selection.faults["wrong"] == Faults(num_refused=3, left_out_until=5)
     assert coordinator.driver.history.contributions == {"a": 3, "b": 3, "wrong": 1}

@@ -3,7 +3,7 @@
 from tests.unit.core.bench import make_rules
 
 from xain_coordinator.core.events import HeartbeatChanged
-from xain_coordinator.core.session import open_session
+from xain_coordinator.core.evolve import open_session
 from xain_coordinator.driver import model_copies
 from xain_coordinator.driver.model_copies import ModelCopies
 from xain_coordinator.journal.memory import MemoryJournal

@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.core.buffered import BufferedWork
 from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.core.needed import Needed, needed_by
 from xain_coordinator.core.session import Session
@@ -159,10 +160,12 @@ def test_what_is_needed():
     open_ = replace(session, phase=Phase.COLLECTING, round=3, model=model)
     assert needed_by(open_) == Needed(3, 3)
     # One of them trains an earlier round, and may hand in for it.
-    behind = replace(open_, carried={"a": 1, "b": 2})
+    behind = replace(open_, buffered=BufferedWork({"a": 1, "b": 2}))
     assert needed_by(behind) == Needed(3, 3, frozenset({1, 2}))
     # Once it is over, whatever for, nothing counts any more.
-    failed = replace(open_, phase=Phase.FINISHED, carried={"a": 1}, cause="it was idle")
+    failed = replace(
+        open_, phase=Phase.FINISHED, buffered=BufferedWork({"a": 1}), cause="it was idle"
+    )
     assert needed_by(failed) == Needed(4, 3)
     last = replace(model, round=4)
     assert needed_by(replace(open_, phase=Phase.FINISHED, model=last)) == Needed(4, 4)

@@ -16,10 +16,11 @@ from xain_coordinator.core import replies as r
 from xain_coordinator.core.decider import Decision, decide, next_deadline, resume
 from xain_coordinator.core.effects import Aggregate, Effect, InitialiseModel, Notify, RecordMetrics
 from xain_coordinator.core.errors import Refusal, UnusableUpdate
+from xain_coordinator.core.evolve import begin, fold, open_session
 from xain_coordinator.core.keys import model_key, update_key
 from xain_coordinator.core.pacing import exact_fraction, num_required
 from xain_coordinator.core.questions import AssignmentFor, MayUpload, Question, advertise, ask
-from xain_coordinator.core.session import Session, begin, fold, open_session
+from xain_coordinator.core.session import Session
 from xain_coordinator.core.strategy import Strategy
 from xain_coordinator.core.values import (
     DataProfile,
@@ -205,9 +206,9 @@ class Bench:
 
     def _require_who_is_left_out(self) -> None:
         """The session keeps them apart, so that nobody looks at all refusals to find them."""
-        eligible = (p for p, member in self.session.members.items() if member.is_eligible)
-        found = {p for p in eligible if self.session.is_left_out(p)}
-        assert set(self.session.left_out) == found, "others are left out than the refusals say"
+        found = {p for p in self.session.members.eligible if self.session.is_left_out(p)}
+        left_out = set(self.session.selection.left_out)
+        assert left_out == found, "others are left out than the faults say"
 
     def answer(self) -> None:
         """Carry out the work that is owed, and what that leads to."""

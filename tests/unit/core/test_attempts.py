@@ -168,7 +168,7 @@ def test_gaps_and_overlaps_of_slices_break_the_attempt_without_a_fault(
     bench.hand_in_as_cut("b", second)
     assert bench.attempt == 2
     assert set(bench.selected) == {"a", "b"}
-    assert not bench.session.refusals
+    assert not bench.session.selection.faults
     assert why in bench.happened(e.RoundRestarted)[0].reason
 
 
@@ -183,7 +183,7 @@ def test_member_with_a_wrong_slice_never_trains_without_the_others(tensors: str)
                 bench.hand_in_as_cut(name, own)
     assert bench.phase is Phase.FINISHED
     assert not bench.happened(e.ModelPublished)
-    assert not bench.session.refusals
+    assert not bench.session.selection.faults
     assert ("overlaps" if tensors == "pqrs" else "6 of the 8") in bench.session.cause
 
 
@@ -254,8 +254,8 @@ def test_failure_of_a_members_own_code_ends_the_attempt_and_counts_against_it() 
     bench = Group("a", "b", "c", stages=3)
     bench.send(c.NoteFailure("a", 0, "TypeError"))
     assert set(bench.selected) == {"b", "c"}
-    assert bench.session.in_a_row("a") == 1
-    assert bench.session.in_a_row("b") == 0
+    assert bench.session.selection.faults_of("a").in_a_row == 1
+    assert bench.session.selection.faults_of("b").in_a_row == 0
 
 
 def test_process_that_took_the_place_of_a_killed_one_ends_the_attempt() -> None:

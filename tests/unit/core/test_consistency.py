@@ -261,7 +261,7 @@ def test_the_last_model_is_the_end_for_the_slow() -> None:
     bench.end("a")
     assert bench.phase is Phase.FINISHED
     bench.refuses_end(errors.RoundAlreadyClosed, "b", round_=0)
-    assert (bench.session.carried, bench.session.bases) == ({}, {})
+    assert (bench.session.buffered.carried, bench.session.buffered.bases) == ({}, {})
 
 
 def test_between_two_rounds_the_slow_go_on() -> None:
@@ -290,7 +290,7 @@ def test_who_leaves_between_two_rounds_is_not_carried_over() -> None:
         bench.end(name)
     bench.leave("a", "b")
     bench.answer()
-    assert bench.session.carried == {"d": 0}
+    assert bench.session.buffered.carried == {"d": 0}
     assert bench.session.earlier_rounds == {0}
     bench.leave("d")
     assert bench.session.earlier_rounds == set()
@@ -333,7 +333,7 @@ def test_who_leaves_while_a_model_is_made_is_not_carried_over() -> None:
     bench.leave("b")
     bench.answer()
     assert trains(bench) == {"a": 1}
-    assert bench.session.bases == {}
+    assert bench.session.buffered.bases == {}
     bench.join("b")
     assert bench.heartbeat("b").round == 1
 
@@ -353,11 +353,11 @@ def test_the_models_that_nobody_trains_from_are_forgotten() -> None:
     bench = buffered_round("a", "b", "c")
     for i in range(10):
         bench.end("a", f"a@{i}")
-    assert set(bench.session.bases) == {0}
+    assert set(bench.session.buffered.bases) == {0}
     bench.end("b", round_=0)
     bench.end("c", round_=0)
     bench.end("a")
-    assert set(bench.session.bases) == {11, 12}
+    assert set(bench.session.buffered.bases) == {11, 12}
 
 
 # --- bounded staleness ----------------------------------------------------------------------------
@@ -504,7 +504,7 @@ def test_resends_are_known_of_those_who_are_here() -> None:
     bench.leave("b")
     for number in (0, 2):
         bench.end("a", f"a@{number}", round_=number)
-    assert set(bench.session.counted) == {"a"}
+    assert set(bench.session.buffered.counted) == {"a"}
     bench.join("b")
     bench.refuses_end(errors.StaleRound, "b", "b@0", round_=0)
 

@@ -556,8 +556,8 @@ def test_an_old_journal_goes_on_as_it_began() -> None:
     session = replay(old)
     assert session.open_round is not None
     assert session.open_round.num_wanted == 2
-    assert (session.carried, session.bases, session.gives_up_at) == ({}, {}, None)
-    same = ("phase", "round", "epoch_base", "model", "members", "open_round", "num_draws")
+    assert (session.buffered.carried, session.buffered.bases, session.gives_up_at) == ({}, {}, None)
+    same = ("phase", "round", "epoch_base", "model", "members", "open_round", "selection")
     assert [getattr(session, name) for name in same] == [
         getattr(bench.session, name) for name in same
     ]

@@ -12,8 +12,8 @@ from xain_coordinator.aggregation.averages import Gradient
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
 from xain_coordinator.core.descent import NOT_BEGUN, after_step, learning_rate
+from xain_coordinator.core.evolve import begin
 from xain_coordinator.core.keys import update_key
-from xain_coordinator.core.session import begin
 from xain_coordinator.core.values import Lineage
 from xain_coordinator.extensions.options import options_of
 

@@ -6,7 +6,7 @@ from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
 from xain_coordinator.core.answers import MAX_KIND, MAX_REASON, MAX_TRACEBACK
-from xain_coordinator.core.membership import Refusals
+from xain_coordinator.core.selection_state import Faults
 from xain_coordinator.core.values import Phase, Rules
 
 LIMIT = 3
@@ -48,7 +48,7 @@ def test_failed_participant_is_selected_for_the_next_round() -> None:
     fail(bench, "a")
     bench.end_all()
     assert "a" in bench.selected
-    assert bench.session.refusals["a"] == Refusals(in_a_row=1, last=0)
+    assert bench.session.selection.faults["a"] == Faults(in_a_row=1, last=0)
 
 
 def test_process_that_joins_anew_after_a_failure_is_selected_in_the_same_round() -> None:
@@ -172,14 +172,14 @@ def test_update_that_is_not_waited_for_is_no_fault() -> None:
         bench.end("b")
         bench.end("c")
     assert left_out(bench) == []
-    assert bench.session.refusals == {}
+    assert bench.session.selection.faults == {}
 
 
 def test_deadline_after_a_refused_update_is_not_counted_again() -> None:
     bench = hanging()
     bench.bring_refused("a", LIMIT - 1)
     hang(bench, "a")
-    assert bench.session.in_a_row("a") == LIMIT - 1
+    assert bench.session.selection.faults_of("a").in_a_row == LIMIT - 1
     assert left_out(bench) == []
 
 
@@ -190,10 +190,14 @@ def test_participant_that_helps_an_overdue_round_is_not_late() -> None:
     bench.pass_time(DEADLINE_S)
     assert bench.happened(e.RoundOverdue) == [e.RoundOverdue(0, DEADLINE_S, ("a",))]
     assert bench.selected == ("a", "b", "c")
-    assert bench.session.in_a_row("a") == 1
+    assert bench.session.selection.faults_of("a").in_a_row == 1
     bench.end("a")
     assert bench.session.round == 1
-    assert bench.session.in_a_row("a") == bench.session.in_a_row("c") == 0
+    assert (
+        bench.session.selection.faults_of("a").in_a_row
+        == bench.session.selection.faults_of("c").in_a_row
+        == 0
+    )
 
 
 def test_with_a_limit_of_0_deadlines_leave_nobody_out() -> None:

@@ -184,7 +184,7 @@ def test_participant_that_joins_again_with_initial_weights_within_its_lease_make
     bench.restart()
     bench.end("b")
     assert bench.session.round == 1
-    assert bench.session.num_eligible == 2
+    assert bench.session.members.num_eligible == 2
 
 
 def test_participant_that_joins_again_without_initial_weights_is_not_asked_for_them() -> None:

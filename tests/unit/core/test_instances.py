@@ -36,8 +36,8 @@ def test_second_live_instance_is_asked_to_come_again_within_the_lease(bench: Ben
     bench.now = 12.0
     assert rendezvous(bench, "two") == r.IdInUse(11.0, 4.0, 4.0), "when the lease is over"
     assert (bench.journal, bench.session) == (journal, session)
-    assert bench.session.is_member("a", "one")
-    assert not bench.session.is_member("a", "two")
+    assert bench.session.members.is_instance("a", "one")
+    assert not bench.session.members.is_instance("a", "two")
 
 
 def test_second_instance_is_refused_for_good_once_the_first_one_is_heard_again(
@@ -45,11 +45,13 @@ def test_second_instance_is_refused_for_good_once_the_first_one_is_heard_again(
 ) -> None:
     bench.now = 4.0
     rendezvous(bench, "two")
-    assert bench.session.conflict("a") is None, "the first one may have been killed"
+    assert bench.session.members.conflict("a", bench.session.rules) is None, (
+        "the first one may have been killed"
+    )
     bench.heartbeat("a", at=10.0)
     bench.now = 12.0
     assert rendezvous(bench, "two") == r.IdInUse(2.0, LEASE_S - 2.0, None)
-    conflict = bench.session.conflict("a")
+    conflict = bench.session.members.conflict("a", bench.session.rules)
     assert conflict is not None
     assert conflict.origin == "10.0.0.2:5"
     assert isinstance(rendezvous(bench, "three"), r.IdInUse), "each is judged by its own attempts"
@@ -64,7 +66,7 @@ def test_late_call_of_a_killed_instance_is_no_sign_of_life(bench: Bench) -> None
     reply = rendezvous(bench, "two")
     assert isinstance(reply, r.IdInUse)
     assert reply.retry_after_s is not None, "instance two is asked to come again"
-    assert bench.session.conflict("a") is None
+    assert bench.session.members.conflict("a", bench.session.rules) is None
     bench.tick(at=2.0 + TIMEOUT_S + LEASE_S)
     assert isinstance(rendezvous(bench, "two"), r.Accepted)
 
@@ -84,8 +86,8 @@ def test_restart_without_the_instance_id_takes_over_after_the_lease(bench: Bench
     rendezvous(bench, "two")
     bench.tick(at=1.0 + LEASE_S)
     assert isinstance(rendezvous(bench, "two"), r.Accepted)
-    assert bench.session.is_member("a", "two")
-    assert bench.session.conflict("a") is None
+    assert bench.session.members.is_instance("a", "two")
+    assert bench.session.members.conflict("a", bench.session.rules) is None
 
 
 def test_restart_without_the_instance_id_takes_over_at_once_after_a_goodbye(bench: Bench) -> None:
@@ -117,7 +119,7 @@ def test_instance_is_known_after_a_restart_of_the_coordinator(bench: Bench) -> N
 def test_contenders_that_are_remembered_have_a_bound(bench: Bench) -> None:
     for number in range(3 * MAX_CONTENDERS):
         rendezvous(bench, f"i{number}")
-    assert len(bench.session.heard["a"].contenders) == MAX_CONTENDERS
+    assert len(bench.session.members.heard["a"].contenders) == MAX_CONTENDERS
 
 
 def test_instance_id_must_be_a_name(bench: Bench) -> None:

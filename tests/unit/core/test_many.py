@@ -13,17 +13,18 @@ from tests.unit.core.bench import PROFILE, make_rules, model_from, stored
 from xain_coordinator.core import commands as c
 from xain_coordinator.core.decider import Decision, decide
 from xain_coordinator.core.effects import InitialiseModel
+from xain_coordinator.core.evolve import open_session
 from xain_coordinator.core.history import History
 from xain_coordinator.core.keys import update_key
-from xain_coordinator.core.session import Session, open_session
+from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import DataProfile, Phase
 from xain_coordinator.core.versioned import _Versioned
 
 NUM = 1000
 NAMES = tuple(f"site-{i:04}" for i in range(NUM))
 
-# Of what is made for a message. As many pointers as there are participants are twice that.
-MAX_BYTES = 4000
+# Of what is made for a message. As many pointers as there are participants take 8,000.
+MAX_BYTES = 5000
 # Entries that a message looks at, or looks up. A scan of the participants is twenty times that.
 MAX_LOOKS = 50
 
@@ -171,7 +172,7 @@ def test_a_heartbeat_copies_nobody(fleet: Fleet) -> None:
 
 def test_a_refused_update_copies_no_other(fleet: Fleet) -> None:
     costs = fleet.costs_of(fleet.refusals())
-    assert len(fleet.session.refusals) == NUM
+    assert len(fleet.session.selection.faults) == NUM
     costs.require_no_copies()
     costs.require_no_scans()
 

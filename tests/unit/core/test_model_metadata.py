@@ -6,8 +6,9 @@ from tests.unit.core.bench import Bench, make_rules, model_from
 
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
+from xain_coordinator.core.evolve import begin, fold
 from xain_coordinator.core.history import History
-from xain_coordinator.core.session import Session, begin, fold
+from xain_coordinator.core.session import Session
 from xain_coordinator.journal.codec import decode, encode
 from xain_workloads.model import TensorSpec
 

@@ -44,7 +44,7 @@ def test_an_upload_cannot_have_such_a_name_either(name: str) -> None:
     bench = opened_round("a", "b")
     bench.refuses_end(errors.InvalidName, "a", upload_name=name)
     bench.end("a", upload_name="uuid-1")
-    assert bench.session.upload_names == {"uuid-1": "a"}
+    assert bench.session.members.upload_names == {"uuid-1": "a"}
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_the_first_use_binds_an_upload_name() -> None:
     bench.end("a", upload_name="uuid-1")
     assert bench.happened(e.UploadNameBound) == [e.UploadNameBound("a", "uuid-1")]
     bench.restart()
-    assert bench.session.upload_names == {"uuid-1": "a"}
+    assert bench.session.members.upload_names == {"uuid-1": "a"}
 
 
 def test_a_bound_name_is_used_again_without_being_bound_again() -> None:
@@ -87,7 +87,7 @@ def test_a_bound_name_is_used_again_without_being_bound_again() -> None:
 def test_ones_own_name_needs_no_binding() -> None:
     bench = opened_round("a", "b")
     bench.end("a")
-    assert bench.session.upload_names == {}
+    assert bench.session.members.upload_names == {}
 
 
 def test_nobody_hands_in_under_a_name_bound_to_another() -> None:
@@ -130,10 +130,10 @@ def test_a_name_is_free_again_when_its_owner_has_left() -> None:
     bench.end("b")
     bench.end("c")
     bench.leave("a")
-    assert bench.session.upload_names == {}
+    assert bench.session.members.upload_names == {}
     bench.join("a2")
     bench.end("a2", upload_name="uuid-1")
-    assert bench.session.upload_names == {"uuid-1": "a2"}
+    assert bench.session.members.upload_names == {"uuid-1": "a2"}
 
 
 @pytest.mark.parametrize("name", ["uuid-1", "a"])
@@ -173,7 +173,7 @@ def test_a_participants_own_name_goes_before_one_that_another_chose() -> None:
     bench = opened_round("a", "b", rules=make_rules(min_participants=2, start_participants=2))
     bench.end("a", upload_name="z")
     bench.join("z")
-    assert bench.session.upload_names == {}
+    assert bench.session.members.upload_names == {}
     bench.end("b")
     assert bench.session.round == 1
     bench.leave("b")

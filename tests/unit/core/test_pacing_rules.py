@@ -57,7 +57,7 @@ def test_slower_sites_are_not_at_fault() -> None:
     bench.end("a")
     bench.pass_time(SECONDS)
     assert bench.session.round == 1
-    assert bench.session.in_a_row("b") == 0
+    assert bench.session.selection.faults_of("b").in_a_row == 0
     assert set(bench.selected) == {"a", "b"}
 
 

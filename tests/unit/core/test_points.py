@@ -3,7 +3,7 @@
 from tests.unit.core.bench import Bench, make_rules, opened_round, replay
 
 from xain_coordinator.core import events as e
-from xain_coordinator.core.session import evolve
+from xain_coordinator.core.evolve import evolve
 from xain_coordinator.core.values import Phase, Point
 
 OF_A_ROUND = {"round_seconds", "num_updates", "update_bytes", "aggregation_seconds"}

@@ -11,7 +11,7 @@ from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
 from xain_coordinator.core.effects import InitialiseModel
-from xain_coordinator.core.session import begin, fold
+from xain_coordinator.core.evolve import begin, fold
 from xain_workloads.profile import DataProfile
 from xain_workloads.schema import Column
 from xain_workloads.table import Table

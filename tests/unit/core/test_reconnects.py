@@ -3,7 +3,8 @@
 import pytest
 
 from xain_coordinator.core.membership import RECONNECTS_PER_S, reconnect_spread_s
-from xain_coordinator.core.values import Names, Round
+from xain_coordinator.core.round import Round
+from xain_coordinator.core.values import Names
 
 LEASE_S = 15.0
 

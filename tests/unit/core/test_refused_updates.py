@@ -5,9 +5,9 @@ from tests.unit.core.bench import Bench, make_rules, opened_round
 
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
-from xain_coordinator.core import session as session_module
+from xain_coordinator.core import selection_state
 from xain_coordinator.core.answers import MAX_NOTED
-from xain_coordinator.core.membership import Refusals
+from xain_coordinator.core.selection_state import Faults
 from xain_coordinator.core.values import Phase, Rules
 
 LIMIT = 3
@@ -20,8 +20,8 @@ def strict(**rules: object) -> Rules:
     )
 
 
-def refusals(bench: Bench, name: str) -> Refusals:
-    return bench.session.refusals.get(name, Refusals())
+def faults(bench: Bench, name: str) -> Faults:
+    return bench.session.selection.faults_of(name)
 
 
 def left_out(bench: Bench) -> list[str]:
@@ -31,7 +31,7 @@ def left_out(bench: Bench) -> list[str]:
 def test_each_refusal_is_counted_also_of_the_same_update() -> None:
     bench = opened_round("a", "b", rules=strict(min_participants=2))
     bench.bring_refused("a", 2)
-    assert refusals(bench, "a") == Refusals(num=2, in_a_row=2, last=0)
+    assert faults(bench, "a") == Faults(num_refused=2, in_a_row=2, last=0)
     noted = bench.happened(e.UpdateRefused)
     assert [(event.participant_id, event.round) for event in noted] == [("a", 0), ("a", 0)]
     assert "first at index 0" in noted[0].reason
@@ -43,7 +43,7 @@ def test_an_accepted_update_ends_the_row() -> None:
     for _ in range(4):
         bench.bring_refused("a", LIMIT - 1)
         bench.end_all()
-    assert refusals(bench, "a") == Refusals(num=4 * (LIMIT - 1), in_a_row=0)
+    assert faults(bench, "a") == Faults(num_refused=4 * (LIMIT - 1), in_a_row=0)
     assert left_out(bench) == []
 
 
@@ -70,7 +70,7 @@ def test_three_in_a_row_and_somebody_else_takes_the_place() -> None:
     assert bench.heartbeat("a").phase is Phase.STANDBY, "it is connected, and waits"
     assert bench.heartbeat("c").phase is Phase.COLLECTING
     assert bench.happened(e.ParticipantLeftOut) == [e.ParticipantLeftOut("a", until=3)]
-    assert refusals(bench, "a") == Refusals(num=LIMIT, in_a_row=0, left_out_until=3)
+    assert faults(bench, "a") == Faults(num_refused=LIMIT, in_a_row=0, left_out_until=3)
 
 
 def test_it_is_left_out_of_the_next_rounds_and_then_selected_again() -> None:
@@ -82,7 +82,7 @@ def test_it_is_left_out_of_the_next_rounds_and_then_selected_again() -> None:
         selections.append(bench.selected)
         bench.end_all()
     assert selections == [("b", "c"), ("b", "c"), ("b", "c"), ("a", "b", "c")]
-    assert refusals(bench, "a").num == LIMIT, "they are still told of"
+    assert faults(bench, "a").num_refused == LIMIT, "they are still told of"
 
 
 def test_k_is_of_those_who_are_not_left_out() -> None:
@@ -115,7 +115,7 @@ def test_one_that_is_needed_is_asked_all_the_same() -> None:
     bench.end_all()
     assert bench.session.round == 1
     assert set(bench.selected) == {"a", "b"}
-    assert refusals(bench, "a") == Refusals(num=LIMIT)
+    assert faults(bench, "a") == Faults(num_refused=LIMIT)
 
 
 def test_a_fraction_selects_nobody_who_is_left_out_while_others_are_enough() -> None:
@@ -157,7 +157,7 @@ def test_one_that_is_asked_for_want_of_others_gives_way_to_who_comes() -> None:
     bench.end_all()
     assert bench.session.round == 1
     assert bench.selected == ("b", "c")
-    assert refusals(bench, "a").left_out_until == 3, "no longer than it was"
+    assert faults(bench, "a").left_out_until == 3, "no longer than it was"
 
 
 def test_only_as_many_are_asked_all_the_same_as_are_needed() -> None:
@@ -179,7 +179,7 @@ def test_what_was_accepted_of_it_counts() -> None:
     for _ in range(LIMIT):
         bench.send(c.NoteRefusedUpdate("a", bench.session.trained_by("a"), "late"))
     assert bench.selected == ("a", "b")
-    assert refusals(bench, "a") == Refusals()
+    assert faults(bench, "a") == Faults()
 
 
 def test_what_came_too_late_is_no_fault() -> None:
@@ -188,7 +188,7 @@ def test_what_came_too_late_is_no_fault() -> None:
     bench.end_all()
     assert bench.session.trained_by("a") == 1
     assert bench.send(c.NoteRefusedUpdate("a", 0, "late")).events == ()
-    assert refusals(bench, "a") == Refusals()
+    assert faults(bench, "a") == Faults()
 
 
 def test_an_overdue_round_takes_help_from_everybody() -> None:
@@ -257,18 +257,18 @@ def test_of_those_who_have_left_not_too_many_are_remembered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The latest."""
-    monkeypatch.setattr(session_module, "MAX_DEPARTED", 2)
+    monkeypatch.setattr(selection_state, "MAX_DEPARTED", 2)
     bench = opened_round("z", rules=strict(max_participants=9))
     for name in "abcd":
         bench.leave(*bench.selected)
         bench.join(name)
         bench.bring_refused(name)
     bench.leave("d")
-    assert list(bench.session.refusals) == ["c", "d"]
+    assert list(bench.session.selection.faults) == ["c", "d"]
     bench.join("c")
     bench.end_all()
     bench.leave("c")
-    assert list(bench.session.refusals) == ["d"], "its last one was good"
+    assert list(bench.session.selection.faults) == ["d"], "its last one was good"
 
 
 def test_strangers_and_those_who_owe_nothing_are_not_counted() -> None:

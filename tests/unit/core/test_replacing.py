@@ -7,8 +7,9 @@ import pytest
 from tests.unit.core.bench import Bench, make_rules
 
 from xain_coordinator.core.replacing import replace
+from xain_coordinator.core.round import Round
 from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import Phase, Round
+from xain_coordinator.core.values import Phase
 
 
 def test_it_is_what_that_of_dataclasses_is() -> None:

@@ -8,7 +8,6 @@ from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
 from xain_coordinator.core.answers import MAX_NEWCOMERS
 from xain_coordinator.core.decider import next_wait
-from xain_coordinator.core.membership import is_connected_after_end
 from xain_coordinator.core.values import Phase
 
 RULES = make_rules(rounds=1, min_participants=2, start="request", **TIMED)
@@ -95,8 +94,8 @@ def test_newcomers_after_the_end_are_heard_and_bounded() -> None:
     bench.join("a", "b")
     bench.end_all()
     bench.heartbeat(*(f"new{i}" for i in range(MAX_NEWCOMERS + 10)), "a")
-    assert len(bench.session.heard) <= MAX_NEWCOMERS + 2 * len(bench.session.members)
-    assert "a" in bench.session.heard
+    assert len(bench.session.members.heard) <= MAX_NEWCOMERS + 2 * len(bench.session.members)
+    assert "a" in bench.session.members.heard
 
 
 def test_participant_that_stays_after_the_end_is_connected() -> None:
@@ -110,14 +109,8 @@ def test_participant_that_stays_after_the_end_is_connected() -> None:
         session = bench.session
         return [
             name
-            for name, member in session.members.items()
-            if is_connected_after_end(
-                member,
-                session.heard.get(name),
-                session.lease_floor,
-                session.rules.lease_s,
-                bench.now,
-            )
+            for name in session.members
+            if session.members.is_connected_after_end(name, RULES.lease_s, bench.now)
         ]
 
     for name in ("a", "b"):

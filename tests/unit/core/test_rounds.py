@@ -20,9 +20,9 @@ from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.decider import effect_that_made, resume
 from xain_coordinator.core.effects import Aggregate, InitialiseModel
+from xain_coordinator.core.evolve import TRANSITIONS
 from xain_coordinator.core.keys import model_key
 from xain_coordinator.core.questions import AssignmentFor, MayUpload
-from xain_coordinator.core.session import TRANSITIONS
 from xain_coordinator.core.values import ParticipantState, Phase
 
 

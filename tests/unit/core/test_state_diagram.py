@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from xain_coordinator.core.session import TRANSITIONS
+from xain_coordinator.core.evolve import TRANSITIONS
 from xain_coordinator.core.values import Phase
 
 PAGE = Path(__file__).parents[3] / "docs" / "state-machine.md"

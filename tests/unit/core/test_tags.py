@@ -121,10 +121,10 @@ def test_a_known_participant_keeps_the_tags_that_it_came_with() -> None:
     bench = northern(min_participants=2)
     bench.join("a", tags=SOUTH)
     bench.join("a", tags=NORTH)
-    assert bench.session.num_eligible == 0
+    assert bench.session.members.num_eligible == 0
     bench.leave("a")
     bench.join("a", tags=NORTH)
-    assert bench.session.num_eligible == 1
+    assert bench.session.members.num_eligible == 1
 
 
 def test_tags_are_in_the_journal() -> None:

@@ -8,12 +8,12 @@ from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.questions import AssignmentFor, MayUpload
+from xain_coordinator.core.round import Round
 from xain_coordinator.core.updates import check_update
 from xain_coordinator.core.values import (
     GlobalModel,
     Phase,
     Point,
-    Round,
     StoredWeights,
     Update,
     WeightsRef,
@@ -135,7 +135,7 @@ def test_an_upload_that_is_not_there_is_refused() -> None:
     bench = opened_round("a", "b")
     bench.refuses(c.EndTrainingRound("a", "a", 0, 1, None), errors.UploadMissing)
     bench.refuses(c.EndTrainingRound("a", "uuid-1", 0, 1, None), errors.UploadMissing)
-    assert bench.session.upload_names == {}
+    assert bench.session.members.upload_names == {}
     bench.end("a")
 
 

@@ -374,7 +374,7 @@ def _require_weights(session: Session, store: WeightsStore, config: CoordinatorC
     Going on without them would end the session: what was acknowledged would count as lost.
     """
     refs = [] if session.model is None else [session.model.ref, *session.model.state.values()]
-    refs += [base.model.ref for base in session.bases.values()]
+    refs += [base.model.ref for base in session.buffered.bases.values()]
     if session.open_round is not None:
         refs += [update.weights.ref for update in session.open_round.updates.values()]
     # Listed by round: a request for each of a thousand updates would take a store a while.

@@ -19,7 +19,6 @@ from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.commands import CancelFit, RequestFit
 from xain_coordinator.core.errors import AlreadyFitting, Unavailable
 from xain_coordinator.core.history import History
-from xain_coordinator.core.membership import is_connected_after_end
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import ParticipantState, Phase, WeightsRef
 from xain_coordinator.driver.driver import Driver
@@ -168,7 +167,7 @@ class Sessions:
         loop = asyncio.get_running_loop()
         alone_since: float | None = None
         while (session := driver.session).phase is not Phase.FINISHED:
-            alone_since = None if session.num_eligible else alone_since or loop.time()
+            alone_since = None if session.members.num_eligible else alone_since or loop.time()
             timeout_s = self.config.http.participants_timeout_s
             if alone_since is not None and loop.time() - alone_since > timeout_s:
                 raise NoParticipants(
@@ -204,20 +203,17 @@ class Sessions:
         driver = self.current.driver
         session = driver.session
         if session.phase is not Phase.FINISHED:
-            return session.num_eligible
+            return session.members.num_eligible
         now, lease_s = driver.clock.now(), session.rules.lease_s
         stayed = sum(
-            member.is_eligible
-            and is_connected_after_end(
-                member, session.heard.get(name), session.lease_floor, lease_s, now
-            )
-            for name, member in session.members.items()
+            session.members.is_connected_after_end(name, lease_s, now)
+            for name in session.members.eligible
         )
         return stayed + sum(
             name not in session.members
             and sign.state is not ParticipantState.FINISHED
             and now < sign.at + lease_s
-            for name, sign in session.heard.items()
+            for name, sign in session.members.heard.items()
         )
 
     async def _open_next(self, config: CoordinatorConfig) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from xain_coordinator.core import events as e
+from xain_coordinator.core.pacing import goes_on
 from xain_coordinator.core.values import Rules
 
 # Rounds in a row without counting after which a participant is named in a warning. A round for
@@ -106,7 +107,7 @@ class Accounts:
         contributed = frozenset(contributors)
         known = [one.num_samples for one in self.by_name.values() if one.num_samples is not None]
         usual = round(fmean(known)) if known else 1
-        goes_on = self._rules is not None and self._rules.consistency != "bsp"
+        late_go_on = self._rules is not None and goes_on(self._rules)
         names = dict.fromkeys(selected)
         lost = could = 0
         for name in names:
@@ -119,7 +120,7 @@ class Accounts:
             elif reason != NOT_WAITED_FOR:
                 lost += samples
                 self._miss(name, reason)
-            elif not goes_on:
+            elif not late_go_on:
                 self._miss(name, reason)
         for name, account in list(self.by_name.items()):
             if name in names or not (why := account.why_not_selected(number)):

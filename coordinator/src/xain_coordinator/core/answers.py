@@ -12,7 +12,6 @@ from xain_coordinator.core.membership import (
     Member,
     check_name,
     check_tags,
-    expiries,
 )
 from xain_coordinator.core.points import departure_point, participant_point
 from xain_coordinator.core.profiles import check_profile
@@ -183,8 +182,8 @@ def _id_in_use(session: Session, member: Member, command: c.Rendezvous, now: flo
     explanation is certain once the first process is heard well after the second one's attempt.
     """
     participant_id, rules = member.participant_id, session.rules
-    sign = session.heard.get(participant_id)
-    heard_at = max(member.joined_at if sign is None else sign.at, session.lease_floor)
+    sign = session.members.heard.get(participant_id)
+    heard_at = max(member.joined_at if sign is None else sign.at, session.members.lease_floor)
     lease_s = heard_at + rules.lease_s - now
     known = None if sign is None else sign.contenders.get(command.instance_id)
     is_alive = known is not None and known.is_second(heard_at, rules)
@@ -196,7 +195,7 @@ def _id_in_use(session: Session, member: Member, command: c.Rendezvous, now: flo
 
 def _is_full(session: Session, *, is_eligible: bool) -> bool:
     """Whether the session has no place left. Eligible participants and others are counted apart."""
-    num_eligible = session.num_eligible
+    num_eligible = session.members.num_eligible
     num_alike = num_eligible if is_eligible else len(session.members) - num_eligible
     return num_alike >= session.rules.max_participants
 
@@ -276,10 +275,10 @@ def _told_of_the_end(session: Session, command: c.Heartbeat, now: float) -> Answ
     next session follows on request."""
     participant_id, finished = command.participant_id, ParticipantState.FINISHED
     reply = r.Heard()
-    known = session.heard.get(participant_id)
+    known = session.members.heard.get(participant_id)
     if session.rules.start == "request":  # in serve mode it may stay for the next session
         is_counted = participant_id in session.members or known is not None
-        if not is_counted and len(session.heard) >= len(session.members) + MAX_NEWCOMERS:
+        if not is_counted and len(session.members.heard) >= len(session.members) + MAX_NEWCOMERS:
             return (), reply, ()
         return (e.ParticipantHeard(participant_id, command.state, command.round, now),), reply, ()
     if participant_id not in session.members:
@@ -340,7 +339,8 @@ def _note_refused(session: Session, command: c.NoteRefusedUpdate) -> tuple[e.Eve
         return ()  # it came too late, which is no fault
     if session.is_left_out(participant_id):
         return ()
-    if session.rules.refused_limit == 0 and session.in_a_row(participant_id) >= MAX_NOTED:
+    num_noted = session.selection.faults_of(participant_id).in_a_row
+    if session.rules.refused_limit == 0 and num_noted >= MAX_NOTED:
         return ()
     refused = e.UpdateRefused(participant_id, command.round, command.reason[:MAX_REASON])
     return refused, *_left_out(session, participant_id)
@@ -386,8 +386,8 @@ def _is_owed(session: Session, participant_id: str, round_: int) -> bool:
 def _left_out(session: Session, participant_id: str) -> tuple[e.Event, ...]:
     """The events that follow from one more fault of a participant, if that is one too many."""
     limit = session.rules.refused_limit
-    is_left_out = session.is_left_out(participant_id)
-    if limit == 0 or is_left_out or session.in_a_row(participant_id) + 1 < limit:
+    num_before = session.selection.faults_of(participant_id).in_a_row
+    if limit == 0 or session.is_left_out(participant_id) or num_before + 1 < limit:
         return ()
     until = session.round + session.rules.refused_rounds + 1
     return (e.ParticipantLeftOut(participant_id, until),)
@@ -426,8 +426,7 @@ def _model(session: Session) -> GlobalModel:
 def _expired(session: Session, now: float) -> Iterator[e.ParticipantLeft]:
     if session.phase is Phase.FINISHED:
         return
-    leases = expiries(session.members, session.heard, session.lease_floor, session.rules.lease_s)
-    for participant_id, expires_at in leases:
+    for participant_id, expires_at in session.members.expiries(session.rules.lease_s):
         if expires_at <= now:
             yield e.ParticipantLeft(participant_id, "expired")
 

@@ -13,7 +13,8 @@ when the last attempt that a round may have breaks.
 """
 
 from xain_coordinator.core.errors import InvalidRequest, InvalidUpdate, SliceMismatch
-from xain_coordinator.core.values import GlobalModel, Layout, Round, Rules, Update
+from xain_coordinator.core.round import Round
+from xain_coordinator.core.values import GlobalModel, Layout, Rules, Update
 from xain_foundation.names import shortened
 from xain_workloads.model import size_of
 
@@ -109,15 +110,6 @@ def check_fit(model: GlobalModel, round_: Round, update: Update) -> None:
         )
 
 
-def with_first(round_: Round) -> dict[str, int]:
-    """Members that were the first to stop in an attempt, the present one included, with the number
-    of these attempts."""
-    first = dict(round_.stopped_first)
-    for participant_id in list(round_.broken)[:1]:
-        first[participant_id] = first.get(participant_id, 0) + 1
-    return first
-
-
 def why_broken(round_: Round) -> str:
     """Why the present attempt is over."""
     for participant_id, reason in round_.broken.items():
@@ -128,7 +120,7 @@ def why_broken(round_: Round) -> str:
 def why_given_up(round_: Round) -> str:
     """Why a round has no further attempt, with the participant to look at first."""
     why = f"round {round_.number} was given up after {round_.attempt} attempts"
-    first = with_first(round_)
+    first = round_.first_to_stop
     if first:
         name = max(sorted(first), key=lambda participant_id: first[participant_id])
         why += f"; the first to stop was {name} in {first[name]} of them"

@@ -26,8 +26,8 @@ from xain_coordinator.core.effects import (
     Notify,
     RecordMetrics,
 )
+from xain_coordinator.core.evolve import evolve, fold
 from xain_coordinator.core.keys import model_key
-from xain_coordinator.core.membership import expiries
 from xain_coordinator.core.pacing import closing_time, has_enough, round_deadline
 from xain_coordinator.core.points import (
     coordinator_point,
@@ -35,10 +35,11 @@ from xain_coordinator.core.points import (
     own_evaluation_point,
     published_point,
 )
-from xain_coordinator.core.session import Session, evolve, fold
+from xain_coordinator.core.round import Round
+from xain_coordinator.core.session import Session
 from xain_coordinator.core.steps import next_step
 from xain_coordinator.core.strategy import Strategy, builtin_strategy
-from xain_coordinator.core.values import GlobalModel, Phase, Point, Round, Rules, Task
+from xain_coordinator.core.values import GlobalModel, Phase, Point, Rules, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +198,7 @@ def next_expiry(session: Session) -> float | None:
     """Time at which the first lease runs out if no participant calls; None if there is none."""
     if session.phase is Phase.FINISHED:
         return None
-    leases = expiries(session.members, session.heard, session.lease_floor, session.rules.lease_s)
+    leases = session.members.expiries(session.rules.lease_s)
     return min((expires_at for _, expires_at in leases), default=None)
 
 
@@ -210,7 +211,7 @@ def next_wait(session: Session, strategy: Strategy | None = None) -> float | Non
         return None
     due: list[float] = []
     is_awaited = not session.gathered and not session.waits_for_request
-    if is_awaited and session.num_eligible >= session.rules.num_required:
+    if is_awaited and session.members.num_eligible >= session.rules.num_required:
         due.append(session.starts_at)
     strategy = strategy or builtin_strategy(session.rules)
     waits = (session.gives_up_at, session.note_at, due_of_round(session, strategy))

@@ -7,7 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, isfinite, sqrt
 
-from xain_coordinator.core.values import Evaluation, Rules
+from xain_coordinator.core import descent
+from xain_coordinator.core.descent import NOT_BEGUN, Descent
+from xain_coordinator.core.replacing import replace
+from xain_coordinator.core.round import Round
+from xain_coordinator.core.values import Evaluation, GlobalModel, Rules
 
 # Bounds of the metrics that a participant sends, since all of them go into the journal.
 MAX_METRICS = 32
@@ -184,3 +188,59 @@ def is_out_of_patience(best: Best | None, rules: Rules) -> bool:
 def why_stopped(best: Best) -> str:
     """The reason why a session that is out of patience has ended."""
     return f"stopped early: {best.metric} has not improved since round {best.improved_round}"
+
+
+@dataclass(frozen=True)  # without slots: see replacing.py
+class EvaluationProgress:
+    """Results of the evaluations, and those that are still owed.
+
+    best: of the models that were evaluated.
+    owed: models that the coordinator is to measure on its own data; the first is being measured.
+    last_round: the one in which the last model was evaluated, when it is over.
+    ended_because: why a completed session has made fewer models than its rules say; "" otherwise.
+    descent: with the rule "gradient", how the loss in training has fallen.
+    """
+
+    best: Best | None = None
+    owed: tuple[GlobalModel, ...] = ()
+    last_round: Round | None = None
+    ended_because: str = ""
+    descent: Descent = NOT_BEGUN
+
+    def compared(self, round_: Round, rules: Rules) -> "EvaluationProgress":
+        """Compare the model of a round with the best one, by what participants have measured. The
+        coordinator's own evaluations take the place of theirs where it has data."""
+        if rules.evaluate_data or not round_.evaluations:
+            return self
+        mean = mean_evaluation(round_.evaluations.values())
+        return replace(self, best=better(self.best, rules, round_.number, mean))
+
+    def evaluated(
+        self, number: int, evaluation: Evaluation | None, rules: Rules
+    ) -> "EvaluationProgress":
+        """The coordinator has measured the first of the models that it owes, or could not."""
+        best = better(self.best, rules, number, evaluation)
+        return replace(self, best=best, owed=self.owed[1:])
+
+    def owing(
+        self, model: GlobalModel | None, rules: Rules, *, is_last: bool
+    ) -> "EvaluationProgress":
+        """Let the coordinator evaluate the present model, if it is to be evaluated. The last model
+        does not wait for earlier ones."""
+        if not rules.evaluate_data or rules.evaluate_every == 0 or model is None or model.is_empty:
+            return self
+        is_evaluated = self.best is not None and self.best.latest_round == model.round
+        if is_evaluated or not (is_last or rules.evaluates(model.round)):
+            return self
+        first, waiting = self.owed[:1], self.owed[1:]
+        kept = () if is_last else waiting[1 - MAX_BACKLOG :]
+        return replace(self, owed=first if model in first else (*first, *kept, model))
+
+    def descended(self, round_: Round, rules: Rules) -> "EvaluationProgress":
+        """Take the mean loss at the model that the step of a round has left."""
+        if round_.learning_rate is None:
+            return self
+        sites = ((round_.updates[p].num_samples, {"loss": v}) for p, v in round_.losses.items())
+        loss = mean_metrics(sites).get("loss")
+        after = descent.after_step(rules.aggregation_options, self.descent, loss)
+        return replace(self, descent=after)

@@ -4,11 +4,15 @@ Joining and leaving are events. Heartbeats are soft state: they renew a lease in
 never journalled, so after a restart everyone begins with a full lease.
 """
 
-from collections.abc import Iterator, Mapping
+import dataclasses
+from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass, field
+from typing import Any
 
 from xain_coordinator.core.errors import InvalidName, InvalidTags
+from xain_coordinator.core.replacing import replace
 from xain_coordinator.core.values import DataProfile, ParticipantState, Rules, Transfer
+from xain_coordinator.core.versioned import excluding, including, including_all
 from xain_foundation.names import why_not
 from xain_messaging.tags import MAX_TAGS
 from xain_messaging.tags import why_not as why_not_tags
@@ -54,33 +58,6 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """Last selection of each participant.
-
-    at: how many selections of single participants the session had made then, or when it came.
-    round: the one that it was selected for; None before the first.
-    """
-
-    at: int
-    round: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Refusals:
-    """Updates of a participant that were refused as unusable.
-
-    num: of them all. in_a_row: with its failures and missed deadlines, since the last update that
-        was accepted, or since it was left out. last: the round of the latest of these.
-    left_out_until: it is selected again for this round and later ones; 0: it is not left out.
-    """
-
-    num: int = 0
-    in_a_row: int = 0
-    left_out_until: int = 0
-    last: int = -1
-
-
-@dataclass(frozen=True, slots=True)
 class Contender:
     """A second process that asked to join as a connected participant, first and last.
 
@@ -120,31 +97,171 @@ class Heard:
         return {i: one for i, one in self.contenders.items() if one.last_at >= earliest}
 
 
-def expiries(
-    members: Mapping[str, Member], heard: Mapping[str, Heard], lease_floor: float, lease_s: float
-) -> Iterator[tuple[str, float]]:
-    """(participant, when its lease runs out), in order of joining.
+@dataclass(frozen=True)  # without slots: see replacing.py
+class Members(Mapping[str, Member]):
+    """The connected participants by name, in the order in which they joined.
 
-    lease_floor: no lease began earlier than this; the time of the last restart.
+    num_eligible: those that may be selected.
+    upload_names: names other than their own under which members upload, with the member.
+    heard: last signs of life; soft state.
+    lease_floor: session time before which no lease began, that of the last restart; soft state.
     """
-    for participant_id, member in members.items():
-        sign = heard.get(participant_id)
-        began = sign.at if sign is not None else member.joined_at
-        yield participant_id, max(began, lease_floor) + lease_s
+
+    by_name: Mapping[str, Member] = field(default_factory=dict)
+    num_eligible: int = 0
+    upload_names: Mapping[str, str] = field(default_factory=dict)
+    heard: Mapping[str, Heard] = field(default_factory=dict, compare=False)
+    lease_floor: float = field(default=0.0, compare=False)
+
+    def __getitem__(self, participant_id: str) -> Member:
+        return self.by_name[participant_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.by_name)
+
+    def __len__(self) -> int:
+        return len(self.by_name)
+
+    # Mapping would derive these from the three above, several times as slow.
+
+    def __contains__(self, participant_id: object) -> bool:
+        return participant_id in self.by_name
+
+    def get(self, participant_id: str, default: Any = None, /) -> Any:
+        return self.by_name.get(participant_id, default)
+
+    def items(self) -> ItemsView[str, Member]:
+        return self.by_name.items()
+
+    def values(self) -> ValuesView[Member]:
+        return self.by_name.values()
+
+    @property
+    def eligible(self) -> Iterator[str]:
+        """Names of the members that may be selected, in the order in which they joined."""
+        return (p for p, member in self.by_name.items() if member.is_eligible)
+
+    def is_instance(self, participant_id: str, instance_id: str) -> bool:
+        """Whether this process of the participant is connected. instance_id: "" if it has none."""
+        member = self.by_name.get(participant_id)
+        return member is not None and member.is_instance(instance_id)
+
+    def conflict(self, participant_id: str, rules: Rules) -> Contender | None:
+        """The latest second process with this id that asked to join while the first one was alive;
+        None if there is none."""
+        sign = self.heard.get(participant_id)
+        if sign is None or not sign.contenders:
+            return None
+        second = [one for one in sign.contenders.values() if one.is_second(sign.at, rules)]
+        return max(second, key=lambda one: one.last_at, default=None)
+
+    def expiries(self, lease_s: float) -> Iterator[tuple[str, float]]:
+        """(participant, when its lease runs out), in order of joining."""
+        for participant_id, member in self.by_name.items():
+            sign = self.heard.get(participant_id)
+            began = sign.at if sign is not None else member.joined_at
+            yield participant_id, max(began, self.lease_floor) + lease_s
+
+    def is_connected_after_end(self, participant_id: str, lease_s: float, now: float) -> bool:
+        """Whether a member is still connected to a session that has ended.
+
+        After the end no member is removed. A participant has gone once it has heard of the end. It
+        counts as gone, too, after the silence of a lease, and after a restart of the coordinator.
+        """
+        sign = self.heard.get(participant_id)
+        if sign is not None and sign.state is ParticipantState.FINISHED:
+            return False
+        began = sign.at if sign is not None else self.by_name[participant_id].joined_at
+        return self.lease_floor <= began and now < began + lease_s
+
+    def sharing_columns(self, profile: DataProfile) -> DataProfile:
+        """The profile, sharing equal columns with the first member's profile to save memory."""
+        first = next(iter(self.by_name.values()), None)
+        if first is None or first.profile is None or not profile.columns:
+            return profile
+        if profile.columns != first.profile.columns:
+            return profile
+        return dataclasses.replace(profile, columns=first.profile.columns)
+
+    # --- the members after an event ---
+
+    def with_member(self, member: Member) -> "Members":
+        """Add a participant that joins."""
+        name = member.participant_id
+        return replace(
+            self,
+            by_name=including(self.by_name, name, member),
+            num_eligible=self.num_eligible + member.is_eligible,
+            # Its own name goes before one that somebody else has chosen.
+            upload_names=excluding(self.upload_names, name),
+        )
+
+    def with_address(self, participant_id: str, address: str) -> "Members":
+        """Note that a member would listen at another address as rank 0 of a process group."""
+        member = dataclasses.replace(self.by_name[participant_id], group_address=address)
+        return replace(self, by_name=including(self.by_name, participant_id, member))
+
+    def without_member(self, participant_id: str) -> "Members":
+        """Remove a participant, with its upload name and its last sign of life."""
+        member, names = self.by_name.get(participant_id), self.upload_names
+        for name in [name for name, owner in names.items() if owner == participant_id]:
+            names = excluding(names, name)
+        return replace(
+            self,
+            by_name=excluding(self.by_name, participant_id),
+            num_eligible=self.num_eligible - (member is not None and member.is_eligible),
+            upload_names=names,
+            heard=excluding(self.heard, participant_id),
+        )
+
+    def with_upload_name(self, participant_id: str, name: str) -> "Members":
+        """Bind an upload name to a member."""
+        return replace(self, upload_names=including(self.upload_names, name, participant_id))
+
+    def with_heard(
+        self,
+        participant_id: str,
+        at: float,
+        state: ParticipantState,
+        round_: int,
+        transfer: Transfer | None,
+    ) -> "Members":
+        """Note a sign of life, which renews the lease."""
+        sign = self.heard.get(participant_id)
+        recent = sign.recent_contenders(at) if sign is not None and sign.contenders else {}
+        heard = Heard(at, state, round_, recent, transfer)
+        return replace(self, heard=including(self.heard, participant_id, heard))
+
+    def with_contender(
+        self, participant_id: str, instance_id: str, origin: str, at: float
+    ) -> "Members":
+        """Note that a second process has asked to join as a connected participant."""
+        member = self.by_name[participant_id]
+        sign = self.heard.get(participant_id, Heard(max(member.joined_at, self.lease_floor)))
+        contenders = dict(sign.contenders)
+        before = contenders.pop(instance_id, None)
+        contenders[instance_id] = Contender(at if before is None else before.first_at, at, origin)
+        for forgotten in list(contenders)[:-MAX_CONTENDERS]:
+            del contenders[forgotten]
+        heard = Heard(sign.at, sign.state, sign.round, contenders, sign.transfer)
+        return replace(self, heard=including(self.heard, participant_id, heard))
+
+    def without_statistics(self) -> "Members":
+        """Drop the statistics of all profiles."""
+        if not any(one.profile and one.profile.statistics for one in self.by_name.values()):
+            return self
+        by_name = {
+            name: member
+            if member.profile is None
+            else dataclasses.replace(member, profile=without_statistics(member.profile))
+            for name, member in self.by_name.items()
+        }
+        return replace(self, by_name=including_all(self.by_name, by_name))
 
 
-def is_connected_after_end(
-    member: Member, sign: Heard | None, lease_floor: float, lease_s: float, now: float
-) -> bool:
-    """Whether a participant is still connected to a session that has ended.
-
-    After the end no member is removed. A participant has gone once it has heard of the end. It
-    counts as gone, too, after the silence of a lease, and after a restart of the coordinator.
-    """
-    if sign is not None and sign.state is ParticipantState.FINISHED:
-        return False
-    began = sign.at if sign is not None else member.joined_at
-    return lease_floor <= began and now < began + lease_s
+def without_statistics(profile: DataProfile) -> DataProfile:
+    """The profile without its statistics."""
+    return dataclasses.replace(profile, statistics="") if profile.statistics else profile
 
 
 def reconnect_spread_s(num_connected: int, lease_s: float) -> float:

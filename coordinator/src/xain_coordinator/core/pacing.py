@@ -16,7 +16,8 @@ from functools import lru_cache
 from math import ceil, floor
 from typing import Protocol
 
-from xain_coordinator.core.values import Expression, Round, Rules, Task
+from xain_coordinator.core.round import Round
+from xain_coordinator.core.values import Expression, Rules, Task
 from xain_messaging.clock_table import ClockTable
 from xain_messaging.conditional_events import Condition, parse
 
@@ -80,6 +81,11 @@ def is_complete(round_: Round, rules: Rules, pacing: "Pacing") -> bool:
     if not has_enough(round_, rules):
         return False
     return round_.overdue_at is not None or round_.all_in or pacing.is_complete(round_)
+
+
+def goes_on(rules: Rules) -> bool:
+    """Whether participants that are late go on while the next round opens, as in SSP and ASP."""
+    return rules.consistency != "bsp"
 
 
 def carried_over(round_: Round, rules: Rules) -> Mapping[str, int]:

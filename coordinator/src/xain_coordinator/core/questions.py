@@ -12,9 +12,10 @@ from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.keys import update_key
 from xain_coordinator.core.membership import check_name
+from xain_coordinator.core.round import Round
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.updates import require_free_key
-from xain_coordinator.core.values import Phase, ProcessGroup, Round, Task
+from xain_coordinator.core.values import Phase, ProcessGroup, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def advertise(session: Session, participant_id: str) -> r.Advertisement:
 
 
 def _warning(session: Session, participant_id: str) -> str:
-    if (second := session.conflict(participant_id)) is not None:
+    if (second := session.members.conflict(participant_id, session.rules)) is not None:
         return (
             f"a second process, at {second.origin}, wants to join as {participant_id}; give each "
             "process a participant id of its own"
@@ -87,7 +88,7 @@ def _assignment(session: Session, participant_id: str) -> r.Assignment:
     is_carried_over = session.is_carried_over(participant_id)
     round_ = require_selected(session, participant_id, may_be_closed=is_carried_over)
     number = round_.trained_by(participant_id)
-    base = session.bases[number] if number != round_.number else session.base
+    base = session.buffered.bases[number] if number != round_.number else session.base
     rules = session.rules
     return r.Assignment(
         round=number,
@@ -146,12 +147,12 @@ def bind_upload_name(
     require_free_key(round_, sender, name)
     if name == sender:
         return ()
-    owner = session.upload_names.get(name)
+    owner = session.members.upload_names.get(name)
     if owner == sender:
         return ()
     if owner is not None or name in session.members:
         raise errors.UploadNameTaken(f"the upload name {name!r} belongs to another participant")
-    own = next((n for n, p in session.upload_names.items() if p == sender), None)
+    own = next((n for n, p in session.members.upload_names.items() if p == sender), None)
     if own is not None:
         raise errors.UploadNameTaken(f"{sender} uploads under the name {own!r}; it cannot change")
     return (e.UploadNameBound(sender, name),)
@@ -186,7 +187,7 @@ def require_selected(
         raise errors.RoundAlreadyClosed(f"round {session.round} is closed and being aggregated")
     if session.phase is Phase.STANDBY or session.open_round is None:
         raise errors.NotInRound(
-            f"no round is open: {session.num_eligible} participants are connected, "
+            f"no round is open: {session.members.num_eligible} participants are connected, "
             f"{session.rules.num_required} are needed; wait for a heartbeat that says ROUND"
         )
     if participant_id not in session.open_round.selected:

@@ -13,10 +13,11 @@ from xain_coordinator.core.pacing import (
     num_wanted,
     round_deadline,
 )
+from xain_coordinator.core.round import Round
 from xain_coordinator.core.selection import Candidate, Controller, select
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.strategy import Strategy
-from xain_coordinator.core.values import Phase, Round, Rules, Task
+from xain_coordinator.core.values import Phase, Rules, Task
 from xain_proto.metadata import COMPLETED
 
 
@@ -81,7 +82,7 @@ def _why_given_up(session: Session) -> str:
             f"round {round_.number} had too few updates at its deadline, and {waited} after it: "
             f"{len(round_.updates)} of {num_needed(round_, rules)}"
         )
-    connected = session.num_eligible
+    connected = session.members.num_eligible
     if session.gathered and session.model is None and connected >= rules.num_required:
         return f"no initial model could be made {waited}: {session.trouble or 'it took too long'}"
     if session.lacks_initialisers:
@@ -114,7 +115,8 @@ def _next_step_of_round(
     is_over = is_late or (gives_up_at is not None and gives_up_at <= now)
     if is_over and has_enough(round_, session.rules):
         return e.RoundClosed(round_.number, now, "deadline", _missed(session, round_))
-    enough = session.num_eligible >= session.rules.num_required and not session.lacks_initialisers
+    has_required = session.members.num_eligible >= session.rules.num_required
+    enough = has_required and not session.lacks_initialisers
     if session.phase is Phase.COLLECTING and not enough:
         return e.RoundPaused(round_.number, now)
     if session.phase is Phase.STANDBY and enough:
@@ -131,7 +133,7 @@ def _next_step_of_attempt(
     round restarts."""
     if attempts.is_whole(round_):
         return e.RoundClosed(round_.number, now)
-    enough = session.num_eligible >= session.rules.num_required
+    enough = session.members.num_eligible >= session.rules.num_required
     if session.phase is Phase.COLLECTING and not enough:
         return e.RoundPaused(round_.number, now)
     if not enough:
@@ -161,7 +163,7 @@ def _members_of_attempt(
 ) -> tuple[str, ...]:
     """Select at most one participant for each stage, and those left out only if the others are
     too few."""
-    pool = tuple(p for p in candidates if p not in session.left_out)
+    pool = tuple(p for p in candidates if p not in session.selection.left_out)
     if len(pool) < session.rules.min_participants:
         pool = candidates
     assert session.model is not None, "a round is open without a model"
@@ -180,8 +182,8 @@ def _missed(session: Session, round_: Round) -> tuple[str, ...]:
         p
         for p in round_.outstanding
         if (p not in round_.damaged or round_.attempt)
-        and p not in session.left_out
-        and not (p in session.refusals and session.refusals[p].last == round_.number)
+        and p not in session.selection.left_out
+        and session.selection.faults_of(p).last != round_.number
         and not (session.is_buffered and is_carried_over(round_, session.rules, p))
     )
 
@@ -202,7 +204,8 @@ def _change_of_selection(session: Session, round_: Round, controller: Controller
     if drafted and missing < 0:
         # Enough others have come, and would wait for one of whom little is to be expected.
         participant_id = next(p for p in reversed(round_.selected) if p in drafted)
-        return e.ParticipantLeftOut(participant_id, session.refusals[participant_id].left_out_until)
+        until = session.selection.faults_of(participant_id).left_out_until
+        return e.ParticipantLeftOut(participant_id, until)
     if missing > 0 and (reserve := session.reserve):
         return _selected(session, reserve, missing, controller)
     return None
@@ -226,7 +229,7 @@ def _next_step_between_rounds(
         return e.ParticipantsGathered(now) if _have_gathered(session, now) else None
     if session.model is None:
         return _ask_for_model(session, now)
-    if session.num_eligible < rules.num_required or session.lacks_initialisers:
+    if session.members.num_eligible < rules.num_required or session.lacks_initialisers:
         return None
     if (left_out := _left_out(session)) is not None:
         return left_out
@@ -234,13 +237,14 @@ def _next_step_between_rounds(
         return _initialisation(session, now, controller)
     # An empty model has nothing to train: round 0 then only initialises.
     epochs = 0 if session.is_untrained else rules.epochs
-    carried, carried_rounds = tuple(session.carried), tuple(session.carried.values())
+    carried, bases = session.buffered.carried, session.buffered.bases
     # Participants that are left out count as gone, but N are always there.
-    num_connected = max(session.num_eligible - len(session.left_out), rules.num_required)
+    num_good = session.members.num_eligible - len(session.selection.left_out)
+    num_connected = max(num_good, rules.num_required)
     fraction = rules.fraction_participants
     k = num_selected(num_connected, fraction, rules.over_selection)
     # A participant that trains for longer than a round may take occupies no slot.
-    num_busy = sum(not _is_past(session.bases[n].opened_at, rules, now) for n in carried_rounds)
+    num_busy = sum(not _is_past(bases[n].opened_at, rules, now) for n in carried.values())
     drawn = _draw(session, session.pool, max(0, k - num_busy), controller)
     if rules.aggregation == attempts.RULE and not session.is_untrained:
         selected = _members_of_attempt(session, session.available, k, controller)
@@ -264,7 +268,7 @@ def _left_out(session: Session) -> e.ParticipantLeftOut | None:
     """A participant that has missed too many deadlines in a row. What follows from refused updates
     and failures has followed at once."""
     rules = session.rules
-    for participant_id, known in session.refusals.items():
+    for participant_id, known in session.selection.faults.items():
         is_over = 0 < rules.refused_limit <= known.in_a_row
         if is_over and participant_id in session.members:
             return e.ParticipantLeftOut(participant_id, session.round + rules.refused_rounds)
@@ -278,7 +282,7 @@ def _is_past(opened_at: float, rules: Rules, now: float) -> bool:
 def _ask_for_model(session: Session, now: float) -> e.Event | None:
     """Ask once. While the model is made nothing else can happen, and refused profiles would
     be refused again: then others must come."""
-    if session.requested is not None or session.num_eligible < session.rules.num_required:
+    if session.requested is not None or session.members.num_eligible < session.rules.num_required:
         return None
     members = tuple(participant_id for participant_id, _ in session.eligible_profiles())
     if session.profiles_of(members) == session.refused:
@@ -289,7 +293,7 @@ def _ask_for_model(session: Session, now: float) -> e.Event | None:
 
 
 def _have_gathered(session: Session, now: float) -> bool:
-    connected = session.num_eligible
+    connected = session.members.num_eligible
     if connected >= session.rules.start_participants:
         return True
     return connected >= session.rules.num_required and now >= session.starts_at
@@ -305,10 +309,10 @@ def _draw(
         k,
         seed=session.rules.seed,
         round_=session.round,
-        draw=session.num_draws,
+        draw=session.selection.num_draws,
     )
 
 
 def _candidate(session: Session, participant_id: str) -> Candidate:
-    member, turn = session.members[participant_id], session.turns[participant_id]
+    member, turn = session.members[participant_id], session.selection.last_selected[participant_id]
     return Candidate(participant_id, member.profile, member.tags, turn.round, turn.at)

@@ -7,7 +7,8 @@ one.
 from xain_coordinator.core import errors
 from xain_coordinator.core.attempts import check_fit, check_slice
 from xain_coordinator.core.keys import place_of, update_key
-from xain_coordinator.core.values import BYTES, GlobalModel, Layout, Round, Update
+from xain_coordinator.core.round import Round
+from xain_coordinator.core.values import BYTES, GlobalModel, Layout, Update
 from xain_workloads.model import size_of
 
 _DTYPES = ("float16", "float32", "float64")

@@ -28,7 +28,6 @@ __all__ = [
     "Phase",
     "Point",
     "ProcessGroup",
-    "Round",
     "Rules",
     "Schema",
     "StoredWeights",
@@ -188,97 +187,6 @@ class Names(tuple[str, ...]):
         # The names are looked up at once, and hashing all again takes far longer than a copy.
         names.__dict__["_known"] = known
         return names
-
-
-@dataclass(frozen=True)  # without slots: see replacing.py
-class Round:
-    """A round from opening to publication.
-
-    selected: in the order of selection.
-    target: how many ought to be selected; below it, participants who come are added.
-    num_wanted: updates with which it is complete, if no quorum says otherwise.
-    carried: those of the selected who still train an earlier round, with its number.
-    first_update_at: when the first update was accepted; None before, and in a journal of an earlier
-        version.
-    overdue_at: when the deadline passed with too few updates; from then on the least number will
-        do, and everybody is selected.
-    updates: accepted ones by participant, each of them in `selected`.
-    places: in the store, of the accepted updates that have another name than their sender, whose
-        they are.
-    closed_at: None while updates are taken in.
-    damaged: the key of each participant's latest accepted update that was found damaged in the
-        store, and no longer counts.
-    reopened_at: when the first damaged update was found, or the attempt began that is not the first
-        one; the deadline is counted from then.
-    task: of the selected participants.
-    evaluations: of model `number`, by participant. In an EVALUATE round they are the answers that
-        the round waits for; one with 0 samples tells that its sender has measured nothing.
-    failed: participants whose own code failed in this round, and that are not selected again in it
-        before it is overdue.
-    losses: with the rule "gradient", the loss that each participant has measured at the model.
-    learning_rate: with that rule, the rate of the round's step, once it is closed.
-    attempt: with the rule "assemble", the number of the attempt at this round, from 1; else 0.
-    broken: members of the attempt that are gone, or have reported that its process group broke, and
-        why. Not empty: the attempt is broken.
-    stopped_first: members that were the first to stop in an attempt that is over, with the number
-        of these attempts.
-    """
-
-    number: int
-    selected: tuple[str, ...]
-    target: int
-    epochs: int
-    opened_at: float
-    num_wanted: int
-    carried: Mapping[str, int] = field(default_factory=dict)
-    overdue_at: float | None = None
-    updates: Mapping[str, Update] = field(default_factory=dict)
-    places: Mapping[str, str] = field(default_factory=dict)
-    closed_at: float | None = None
-    damaged: Mapping[str, str] = field(default_factory=dict)
-    reopened_at: float | None = None
-    task: Task = Task.TRAIN
-    evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
-    failed: Mapping[str, None] = field(default_factory=dict)
-    losses: Mapping[str, float] = field(default_factory=dict)
-    learning_rate: float | None = None
-    attempt: int = 0
-    broken: Mapping[str, str] = field(default_factory=dict)
-    stopped_first: Mapping[str, int] = field(default_factory=dict)
-    first_update_at: float | None = None
-
-    def __post_init__(self) -> None:
-        # Everybody is looked up in it at every change.
-        object.__setattr__(self, "selected", Names.of(self.selected))
-
-    @property
-    def is_evaluation(self) -> bool:
-        """Whether the selected participants measure the last model, and none trains."""
-        return self.task is Task.EVALUATE
-
-    @property
-    def answers(self) -> Mapping[str, object]:
-        """Updates or evaluations by participant, of which the round needs one of each selected."""
-        return self.evaluations if self.is_evaluation else self.updates
-
-    @property
-    def all_in(self) -> bool:
-        """Whether no answer is outstanding."""
-        return len(self.answers) == len(self.selected)  # whose answers they are
-
-    @property
-    def outstanding(self) -> tuple[str, ...]:
-        """The selected whose answer is not in yet."""
-        answers = self.answers
-        return tuple(p for p in self.selected if p not in answers)
-
-    def owes(self, participant_id: str) -> bool:
-        """Whether the answer of a selected participant is outstanding."""
-        return participant_id in self.selected and participant_id not in self.answers
-
-    def trained_by(self, participant_id: str) -> int:
-        """The round that one of the selected trains, or has trained."""
-        return self.carried.get(participant_id, self.number)
 
 
 @dataclass(frozen=True, slots=True)

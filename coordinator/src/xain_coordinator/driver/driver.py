@@ -39,13 +39,14 @@ from xain_coordinator.core.errors import (
     Refusal,
     Unavailable,
 )
+from xain_coordinator.core.evolve import evolve, open_session
 from xain_coordinator.core.history import History
 from xain_coordinator.core.keys import is_journalled
 from xain_coordinator.core.points import late_point
 from xain_coordinator.core.questions import MayUpload, Question, advertise, ask, is_late
 from xain_coordinator.core.replies import Advertisement, Heard, Reply
 from xain_coordinator.core.selection import ControllerFailed
-from xain_coordinator.core.session import Session, evolve, open_session
+from xain_coordinator.core.session import Session
 from xain_coordinator.core.strategy import Strategy, builtin_strategy
 from xain_coordinator.core.values import Lineage, ParticipantState, Phase, Rules
 from xain_coordinator.driver.broadcast import Broadcast
@@ -563,7 +564,7 @@ class Driver:
             if not self._watchable or self.failure is not None:
                 raise Unavailable(_STOPPING)
             finished = self.session.phase is Phase.FINISHED
-            if not finished and not self.session.is_member(participant_id, instance_id):
+            if not finished and not self.session.members.is_instance(participant_id, instance_id):
                 raise NotAMember(participant_id)
             seen = advertise(self.session, participant_id)
             is_last = finished and self.session.rules.start != "request"
@@ -643,7 +644,7 @@ def _note_latency(
 ) -> None:
     """before: the session that accepted the update."""
     round_ = event.round - event.staleness
-    base = before.base if round_ == event.round else before.bases[round_]
+    base = before.base if round_ == event.round else before.buffered.bases[round_]
     latencies.update(event.update.participant_id, round_, at - base.opened_at)
 
 

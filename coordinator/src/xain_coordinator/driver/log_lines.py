@@ -72,7 +72,7 @@ def log_event(before: Session, session: Session, event: e.DurableEvent, history:
                 round=number,
                 participant=participant_id,
                 reason=reason,
-                in_a_row=before.in_a_row(participant_id) + 1,
+                in_a_row=before.selection.faults_of(participant_id).in_a_row + 1,
             )
         case e.TrainingFailed(participant_id, number, kind, message, trace):
             log.warning(
@@ -140,7 +140,7 @@ def log_lacking(before: Session, session: Session) -> None:
         log.warning(
             "no_initial_weights",
             round=session.round,
-            connected=session.num_eligible,
+            connected=session.members.num_eligible,
             hint="call xain.rounds(model) in a script",
         )
 

@@ -7,9 +7,10 @@ from math import isfinite
 from typing import Any, TypeVar
 
 from xain_coordinator.core.pacing import PACINGS, Pacing, pacing_of
+from xain_coordinator.core.round import Round
 from xain_coordinator.core.selection import CONTROLLERS, Controller, ControllerFailed
 from xain_coordinator.core.strategy import Strategy
-from xain_coordinator.core.values import Option, Round, Rules
+from xain_coordinator.core.values import Option, Rules
 from xain_coordinator.extensions import plugins
 from xain_coordinator.extensions.options import make
 

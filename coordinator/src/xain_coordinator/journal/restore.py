@@ -5,8 +5,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from xain_coordinator.core import events as e
+from xain_coordinator.core.evolve import begin, evolve
 from xain_coordinator.core.history import History
-from xain_coordinator.core.session import begin, evolve
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import Journal, JournalError, Record, Snapshot
 

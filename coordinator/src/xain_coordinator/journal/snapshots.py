@@ -16,19 +16,27 @@ import structlog
 from pydantic import TypeAdapter
 
 from xain_coordinator.core.accounts import Account
+from xain_coordinator.core.buffered import BufferedWork
+from xain_coordinator.core.evaluation import EvaluationProgress
 from xain_coordinator.core.history import History, RoundRecord
-from xain_coordinator.core.session import EvaluationProgress, Session
-from xain_coordinator.core.values import Base, Evaluation, GlobalModel, Round, WeightsRef
+from xain_coordinator.core.membership import Members
+from xain_coordinator.core.round import Round
+from xain_coordinator.core.selection_state import SelectionState
+from xain_coordinator.core.session import Session
+from xain_coordinator.core.values import Base, Evaluation, GlobalModel, WeightsRef
 from xain_coordinator.journal.codec import make_adapter, reason
 from xain_coordinator.ports import JournalError, Snapshot
 
-_T = TypeVar("_T", Session, Round, EvaluationProgress)
+_T = TypeVar(
+    "_T", bound=Session | Members | Round | SelectionState | BufferedWork | EvaluationProgress
+)
+_PARTS = (Members, Round, SelectionState, BufferedWork, EvaluationProgress)  # of a session
 
 log = structlog.get_logger(__name__)
 
 # To be raised with every change after which the same events give another session or history, or are
 # written in another way; between releases too. A test knows what they give now.
-FOLD = 23
+FOLD = 24
 
 # Names repeat so much that more effort saves little. The checksum comes with it: SQLite has none.
 _COMPRESSION = 1
@@ -94,9 +102,8 @@ def encode_snapshot(snapshot: Snapshot) -> tuple[str, bytes]:
         session,
         model=None,
         evaluation=replace(session.evaluation, owed=()),
-        bases={},
-        heard={},
-        lease_floor=0.0,
+        buffered=replace(session.buffered, bases={}),
+        members=replace(session.members, heard={}, lease_floor=0.0),
     )
     body = _Body(
         num_records=snapshot.num_records,
@@ -108,7 +115,7 @@ def encode_snapshot(snapshot: Snapshot) -> tuple[str, bytes]:
         owed=tuple(model.ref.key for model in session.evaluation.owed),
         bases=tuple(
             _Base(round_, base.model.ref.key, base.epochs, base.epoch_base, base.opened_at)
-            for round_, base in session.bases.items()
+            for round_, base in session.buffered.bases.items()
         ),
         contributions=dict(history.contributions),
         departed=tuple(history.departed),
@@ -159,15 +166,13 @@ def _ignore(why: str) -> None:
 
 
 def _plain(value: _T) -> _T:
-    """A session, or a round of it, whose mappings are all dicts: others cannot be written."""
+    """A session, or a part of it, whose mappings are all dicts: others cannot be written."""
     plain: dict[str, Any] = {}
-    for name, of in vars(value).items():
-        if isinstance(of, Mapping):
-            plain[name] = dict(of.items())
-        elif isinstance(of, Round):
-            plain[name] = _plain(of)
-    if isinstance(value, Session):
-        plain["evaluation"] = _plain(value.evaluation)
+    for name, part in vars(value).items():
+        if isinstance(part, _PARTS):
+            plain[name] = _plain(part)
+        elif isinstance(part, Mapping):
+            plain[name] = dict(part.items())
     return replace(value, **plain)
 
 
@@ -207,5 +212,6 @@ def _decode(text: bytes) -> Snapshot:
     except KeyError as error:
         raise ValueError(f"the session has model {error}, which was not published") from None
     evaluation = replace(body.session.evaluation, owed=owed)
-    session = replace(body.session, model=model, evaluation=evaluation, bases=bases)
+    buffered = replace(body.session.buffered, bases=bases)
+    session = replace(body.session, model=model, evaluation=evaluation, buffered=buffered)
     return Snapshot(body.num_records, body.at, session, history)

@@ -18,14 +18,12 @@ from xain_coordinator.core.errors import InvalidRequest, NotFitted
 from xain_coordinator.core.history import MAX_NAMES_OF_A_ROUND, History, RoundRecord
 from xain_coordinator.core.membership import (
     Heard,
-    Refusals,
-    expiries,
-    is_connected_after_end,
 )
 from xain_coordinator.core.pacing import names_of
+from xain_coordinator.core.round import Round
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.strategy import Strategy, builtin_strategy
-from xain_coordinator.core.values import ParticipantState, Phase, Round, Rules, Task
+from xain_coordinator.core.values import ParticipantState, Phase, Rules, Task
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import MetricsStore
 from xain_coordinator.server.predictions import RemotePredictor
@@ -169,12 +167,8 @@ class InspectionService(inspection_grpc.InspectionServicer):
     def _is_connected(self, participant_id: str, now: float) -> bool:
         """Always, for a member of a session that has not ended."""
         session = self._driver.session
-        return session.phase is not Phase.FINISHED or is_connected_after_end(
-            session.members[participant_id],
-            session.heard.get(participant_id),
-            session.lease_floor,
-            session.rules.lease_s,
-            now,
+        return session.phase is not Phase.FINISHED or session.members.is_connected_after_end(
+            participant_id, session.rules.lease_s, now
         )
 
     async def ListParticipants(
@@ -207,9 +201,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
     def _leases(self) -> dict[str, float]:
         """Time at which each participant's lease runs out."""
         session = self._driver.session
-        return dict(
-            expiries(session.members, session.heard, session.lease_floor, session.rules.lease_s)
-        )
+        return dict(session.members.expiries(session.rules.lease_s))
 
     def _participant(self, participant_id: str, expires_at: float) -> inspection.ParticipantStatus:
         session = self._driver.session
@@ -217,7 +209,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
         round_ = session.open_round
         member = session.members[participant_id]
         account = self._driver.history.accounts.by_name.get(participant_id, Account())
-        sign = session.heard.get(participant_id, Heard(now))
+        sign = session.members.heard.get(participant_id, Heard(now))
         state, transfer = sign.state, sign.transfer
         if not self._is_connected(participant_id, now):
             expires_at, state = now, ParticipantState.FINISHED
@@ -243,8 +235,8 @@ class InspectionService(inspection_grpc.InspectionServicer):
             rounds_contributed=self._driver.history.contributions[participant_id],
             round=number,
             tags=member.tags,
-            num_refused=session.refusals.get(participant_id, Refusals()).num,
-            left_out_until=session.left_out_until(participant_id),
+            num_refused=session.selection.faults_of(participant_id).num_refused,
+            left_out_until=session.selection.left_out_until(participant_id, session.round),
             not_eligible_because=_not_eligible_because(session, participant_id),
             last_failure=account.failure,
             rounds_missed=account.missed,
@@ -363,7 +355,7 @@ def _not_eligible_because(session: Session, participant_id: str) -> str:
     """Reason why a participant cannot be selected, for an operator; empty if it can be."""
     if not session.members[participant_id].is_eligible:
         return f"it lacks {_tags(session.rules)}"
-    left_out_until = session.left_out_until(participant_id)
+    left_out_until = session.selection.left_out_until(participant_id, session.round)
     if left_out_until is not None:
         return (
             f"left out until round {left_out_until}: its updates were refused, its code failed or "
@@ -375,7 +367,9 @@ def _not_eligible_because(session: Session, participant_id: str) -> str:
 def _conflict(session: Session, participant_id: str) -> str:
     """A second process with this participant's id; empty if there is none, and after the end, when
     nobody is refused."""
-    second = None if session.phase is Phase.FINISHED else session.conflict(participant_id)
+    if session.phase is Phase.FINISHED:
+        return ""
+    second = session.members.conflict(participant_id, session.rules)
     return f"a second process with this id, at {second.origin}, is refused" if second else ""
 
 
@@ -383,7 +377,9 @@ def warnings(session: Session, history: History) -> list[str]:
     """One sentence for each thing that an operator should look at."""
     doubled = [
         f"Two processes have the participant id {participant_id}: {conflict}."
-        for participant_id in sorted(p for p, sign in session.heard.items() if sign.contenders)
+        for participant_id in sorted(
+            p for p, sign in session.members.heard.items() if sign.contenders
+        )
         if (conflict := _conflict(session, participant_id))
     ]
     is_over = session.phase is Phase.FINISHED
@@ -421,7 +417,7 @@ def waiting_for(session: Session, trouble: str = "", strategy: Strategy | None =
     if trouble and session.phase is not Phase.FINISHED:
         return f"{waiting_for(session, strategy=strategy)} {trouble}"
     rules = session.rules
-    connected = session.num_eligible
+    connected = session.members.num_eligible
     match session.phase:
         case Phase.FINISHED:
             because = session.evaluation.ended_because

@@ -83,7 +83,7 @@ class RateLimitedService(CoordinatorService):
             except errors.InvalidName as refusal:
                 self.refused.note(participant_id, refusal)
                 raise
-            is_member = session.is_member(participant_id, instance_of(context))
+            is_member = session.members.is_instance(participant_id, instance_of(context))
             wait_s = self._wait_s(self._members if is_member else self._newcomers, participant_id)
             if wait_s:
                 if is_member:
@@ -115,7 +115,7 @@ class RateLimitedService(CoordinatorService):
             yield message
 
     async def _renew_lease(self, participant_id: str) -> None:
-        heard = self._driver.session.heard.get(participant_id)
+        heard = self._driver.session.members.heard.get(participant_id)
         sign = (
             c.Heartbeat(participant_id)
             if heard is None

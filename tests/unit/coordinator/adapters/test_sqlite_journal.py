@@ -20,8 +20,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from xain_coordinator.core.events import RoundClosed, SessionFinished, SessionOpened
+from xain_coordinator.core.evolve import begin
 from xain_coordinator.core.history import History
-from xain_coordinator.core.session import begin
 from xain_coordinator.core.values import Phase, Rules
 from xain_coordinator.driver.clock import SessionClock
 from xain_coordinator.driver.driver import Driver
@@ -39,7 +39,7 @@ import itertools, sys
 from fractions import Fraction
 from pathlib import Path
 from xain_coordinator.core.events import RoundClosed, SessionOpened
-from xain_coordinator.core.session import begin
+from xain_coordinator.core.evolve import begin
 from xain_coordinator.core.values import Rules
 from xain_coordinator.core.history import History
 from xain_coordinator.journal.sqlite import SqliteJournal

@@ -1,0 +1,50 @@
+"""Work that outlasts its round: in SSP and ASP the next round opens while some participants still
+train an earlier one, and they are carried over.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from xain_coordinator.core.replacing import replace
+from xain_coordinator.core.round import Round
+from xain_coordinator.core.values import Base, Update
+from xain_coordinator.core.versioned import excluding
+
+
+@dataclass(frozen=True)  # without slots: see replacing.py
+class BufferedWork:
+    """Training of earlier rounds that is under way, and what it has brought. Empty in BSP.
+
+    carried: between two rounds, participants that still train an earlier round, with its number.
+    bases: start of the training of earlier rounds that are still trained, by round.
+    counted: the latest update of each participant, and the round that it was trained for, since
+        models may follow each other faster than an answer travels.
+    """
+
+    carried: Mapping[str, int] = field(default_factory=dict)
+    bases: Mapping[int, Base] = field(default_factory=dict)
+    counted: Mapping[str, tuple[int, Update]] = field(default_factory=dict)
+
+    def counted_of(self, participant_id: str, round_: int) -> Update | None:
+        """The latest update of a participant, if it was trained for this round."""
+        number, update = self.counted.get(participant_id, (-1, None))
+        return update if number == round_ else None
+
+    def without(self, participant_id: str) -> "BufferedWork":
+        """Stop waiting for a participant."""
+        return replace(self, carried=excluding(self.carried, participant_id))
+
+    def after_round(
+        self, round_: Round, base: Base, carried: Mapping[str, int], members: Collection[str]
+    ) -> "BufferedWork":
+        """The work once the model of a round is published.
+
+        base: start of the training of the round. carried: participants that go on.
+        """
+        bases = {**self.bases, round_.number: base}
+        new = {p: (round_.trained_by(p), update) for p, update in round_.updates.items()}
+        return BufferedWork(
+            carried,
+            {number: bases[number] for number in sorted(set(carried.values()))},
+            {p: latest for p, latest in {**self.counted, **new}.items() if p in members},
+        )
