@@ -2,15 +2,14 @@
 
 The machine of test_session_machine.py sends anything to a session that waits for everybody. This
 one plays participants that fetch their work and bring what they have trained, sooner or later,
-twice or never, who leave and come back, while time jumps and the power is cut. Its own book has
-what was assigned and what was acknowledged; from that it says which update must be taken, and when
-a round may wait and when not. From every state time alone must lead to the end, and good will to
-the last model.
+twice or never, who leave and come back, while time jumps and the power is cut. tests/oracle says
+when a round may wait and when not, and whom it selects. The machine's own book has what was
+assigned and what was acknowledged; from that it says which update must be taken. From every state
+time alone must lead to the end, and good will to the last model.
 """
 
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil, inf
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,6 +26,7 @@ from tests.unit.core.bench import (
     stored,
 )
 
+from oracle.rounds import Rounds
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
@@ -36,7 +36,6 @@ from xain_coordinator.core.effects import Aggregate, InitialiseModel
 from xain_coordinator.core.evolve import evolve, fold, open_session
 from xain_coordinator.core.keys import update_key
 from xain_coordinator.core.questions import AssignmentFor, advertise, ask
-from xain_coordinator.core.round import Round
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import ParticipantState, Phase, Rules
 
@@ -54,6 +53,14 @@ RULE_SETS = {
         rounds=6,
         start_participants=4,
         quorum=("participant:update:60%", "p0:update:1", "OR"),
+        **WAITS,
+    ),
+    "after first": make_rules(
+        rounds=6,
+        min_participants=2,
+        start_participants=4,
+        pacing="after_first",
+        pacing_options={"seconds": 8.0},
         **WAITS,
     ),
     "over-selection": make_rules(
@@ -155,14 +162,12 @@ class PacingMachine(RuleBasedStateMachine):
         self.book: dict[tuple[int, str], tuple[str, int]] = {}
         self.aggregated: list[int] = []
         self.num_trained = 0
-        # When the present wait began: for participants or a model, and for overdue updates.
-        self.waits_since = 0.0
-        self.overdue_since = 0.0
 
     @initialize(name=st.sampled_from(sorted(RULE_SETS)), steps=st.integers(0, 20))
     def open(self, name: str, steps: int) -> None:
         self.rules: Rules = RULE_SETS[name]
         self.session, opened = open_session("s", self.rules, self.now)
+        self.oracle = Rounds(opened)
         self.journal.append((self.now, opened))
         self.go_on(steps)
 
@@ -171,10 +176,14 @@ class PacingMachine(RuleBasedStateMachine):
     def send(self, command: c.Command) -> Decision:
         decision = decide(self.session, command, self.now)
         for event in decision.events:
-            before = self.session
-            self.session = evolve(before, event)
-            self._check_event(before, event)
-            self.journal += [(self.now, one) for one in durable([event])]
+            was_in = set(self.session.members)
+            self.session = evolve(self.session, event)
+            for one in durable([event]):
+                self.journal.append((self.now, one))
+                self.oracle.take(one, self.now)
+            self._follow(event, was_in)
+        if durable(decision.events) or isinstance(command, c.Tick):
+            self.oracle.settled(self.now)
         for effect in decision.effects:
             if isinstance(effect, InitialiseModel | Aggregate):
                 assert self.owed is None, "new work before the old one was answered"
@@ -193,132 +202,19 @@ class PacingMachine(RuleBasedStateMachine):
         except errors.Refusal as refusal:
             return refusal
 
-    def _check_event(self, was: Session, event: e.Event) -> None:
-        round_ = was.open_round
-        if isinstance(event, e.RoundClosed):
-            assert round_ is not None
-            assert len(round_.updates) >= self.rules.min_participants
-            if event.cause == "deadline":
-                assert self.now >= round_.opened_at + DEADLINE_S
-                self._check_missed(was, round_, event.missed)
-            else:
-                assert event.missed == ()
-                assert self._is_complete(was, round_)
-        if isinstance(event, e.RoundOverdue):
-            assert round_ is not None
-            assert round_.overdue_at is None, "overdue twice"
-            assert self.now >= round_.opened_at + DEADLINE_S
-            assert len(round_.updates) < self.rules.min_participants
-            self._check_missed(was, round_, event.missed)
-        if isinstance(event, e.ModelPublished):
-            assert round_ is not None
-            self._check_carried(was, round_)
-        if isinstance(event, e.SessionFinished) and "idle_timeout_s" in event.cause:
-            assert self.now >= self._waits_since(was) + IDLE_S, "it ends too early"
-        if isinstance(event, e.RoundOverdue):
-            self.overdue_since = self.now
-        if isinstance(event, e.ParticipantsGathered) or self.session.phase is not was.phase:
-            self.waits_since = self.now
-        if isinstance(event, e.ParticipantLeftOut) and was.open_round is None:
-            num_faults, _ = self._faults(event.participant_id)
-            assert 0 < self.rules.refused_limit <= num_faults
-            assert event.until == was.round + self.rules.refused_rounds
+    def _follow(self, event: e.Event, was_in: set[str]) -> None:
+        """Note who has been told something else than what it trains, and that nobody is carried
+        over for longer than the oracle says."""
         released = isinstance(event, e.ParticipantLeftOut | e.TrainingFailed)
         if released and event.participant_id in self.work:
             # Somebody else does what it owed.
             held = self.work[event.participant_id]
             self.work[event.participant_id] = Work(held.round, held.digest, told=False)
+        if isinstance(event, e.ModelPublished):
+            assert self.session.buffered.carried == self.oracle.clocks
+            assert set(self.session.buffered.bases) == set(self.oracle.clocks.values())
         if isinstance(event, e.RoundOpened):
-            assert self.session.open_round is not None
-            assert self.session.open_round.carried == was.buffered.carried
-            out = {name for name in was.members if self._is_out(name, event.round)}
-            if limit := self.rules.refused_limit:
-                assert all(self._faults(name)[0] < limit for name in set(was.members) - out)
-            # As if they had gone, but no more than may.
-            n = max(len(was.members) - len(out), self.rules.num_required)
-            wanted = ceil(self.rules.fraction_participants * n)
-            k = ceil(wanted * (1 + self.rules.over_selection))
-            drawn = event.selected[len(was.buffered.carried) :]
-            # One that was needed in the round before, and is out, may train that still.
-            pool = set(was.members) - out - set(was.buffered.carried)
-            num_good = min(max(0, k - self._num_busy(was)), len(pool))
-            num_needed = self.rules.min_participants - len(was.buffered.carried) - num_good
-            assert len(drawn) == num_good + max(0, num_needed)
-            assert len(out & set(drawn)) == max(0, num_needed)
-            assert event.num_wanted == (
-                wanted if self.rules.over_selection else len(event.selected)
-            )
-            assert set(event.selected) <= set(was.members)
-            assert len(event.selected) == len(set(event.selected))
-
-    def _is_out(self, name: str, round_: int) -> bool:
-        """Left out in this round, as the journal tells."""
-        until = 0
-        for _, event in self.journal:
-            if isinstance(event, e.ParticipantLeftOut) and event.participant_id == name:
-                until = event.until
-            if isinstance(event, e.UpdateAccepted) and event.update.participant_id == name:
-                until = 0
-        return until > round_
-
-    def _check_missed(self, was: Session, round_: Round, missed: tuple[str, ...]) -> None:
-        """Those who owe an update and cannot bring it for the next round, but for those whose fault
-        in this round is counted already."""
-        limit = self._limit() if self._is_buffered(was) else -1
-        assert set(missed) == {
-            name
-            for name in round_.outstanding
-            if round_.number + 1 - round_.trained_by(name) > limit
-            and name not in round_.damaged
-            and not self._is_out(name, round_.number)
-            and self._faults(name)[1] != round_.number
-        }
-
-    def _faults(self, name: str) -> tuple[int, int]:
-        """How many in a row, and the round of the last one; as the journal tells."""
-        num, last, number, until = 0, -1, 0, 0
-        for _, event in self.journal:
-            match event:
-                case e.RoundOpened(number):
-                    pass
-                case e.ModelPublished():
-                    number += 1
-                case e.UpdateRefused(who) | e.TrainingFailed(who) if who == name:
-                    num, last = (num + 1, number) if until <= number else (num, last)
-                case e.RoundClosed(missed=missed) | e.RoundOverdue(missed=missed):
-                    num, last = (num + 1, number) if name in missed else (num, last)
-                case e.ParticipantLeftOut(who, until_) if who == name:
-                    num, last, until = 0, -1, until_
-                case e.UpdateAccepted(_, update) if update.participant_id == name:
-                    num, last, until = 0, -1, 0
-        return num, last
-
-    def _waits_since(self, session: Session) -> float:
-        """When the wait began that the idle timeout ends: it is one of an overdue round."""
-        round_ = session.open_round
-        is_overdue = round_ is not None and round_.overdue_at is not None
-        is_made = session.phase is Phase.AGGREGATING
-        return self.overdue_since if is_overdue and not is_made else self.waits_since
-
-    def _num_busy(self, session: Session) -> int:
-        """Of those who are carried over, whose round began less than a deadline ago."""
-        opened = {one.round: one.at for _, one in self.journal if isinstance(one, e.RoundOpened)}
-        return sum(self.now < opened[n] + DEADLINE_S for n in session.buffered.carried.values())
-
-    def _check_carried(self, was: Session, round_: Round) -> None:
-        """Those who owe an update are carried over exactly as far as the staleness allows, and what
-        nobody trains any more is forgotten."""
-        carried = self.session.buffered.carried
-        assert set(self.session.buffered.bases) == set(carried.values())
-        if not self._is_buffered(was):
-            assert carried == {}
-            return
-        limit = inf if self.rules.staleness is None else self.rules.staleness
-        assert carried == {
-            name: round_.trained_by(name)
-            for name in round_.outstanding
-            if round_.number + 1 - round_.trained_by(name) <= limit
-        }
+            assert set(event.selected) <= was_in
 
     def _check_aggregate(self, effect: Aggregate) -> None:
         """Exactly what was acknowledged and is counted by this round, each once, with its
@@ -337,31 +233,7 @@ class PacingMachine(RuleBasedStateMachine):
         assert max(staleness for _, _, staleness in counted) <= self._limit()
 
     def _limit(self) -> float:
-        if self.rules.consistency == "bsp":
-            return 0
-        return inf if self.rules.staleness is None else self.rules.staleness
-
-    def _is_buffered(self, session: Session) -> bool:
-        """Written down anew: a model is there to train from, and nobody is to be waited for."""
-        model = session.model
-        return self.rules.consistency != "bsp" and model is not None and model.shape != (0,)
-
-    def _is_complete(self, session: Session, round_: Round) -> bool:
-        """Whether a round may not wait any longer, its deadline aside. Written down anew, not taken
-        from the core."""
-        rules, got = self.rules, len(round_.updates)
-        if got < rules.min_participants:
-            return False
-        if round_.overdue_at is not None or got == len(round_.selected):
-            return True
-        if self._is_buffered(session):
-            oldest = min(round_.trained_by(name) for name in round_.outstanding)
-            return got >= rules.buffer_size and round_.number + 1 - oldest <= self._limit()
-        if rules.quorum:
-            return "p0" in round_.updates or 100 * got >= 60 * len(round_.selected)
-        opened = [event for _, event in self.journal if isinstance(event, e.RoundOpened)]
-        assert opened[-1].num_wanted is not None
-        return got >= opened[-1].num_wanted
+        return self.oracle.limit
 
     # --- participants ---
 
@@ -617,22 +489,14 @@ class PacingMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_round_waits_only_for_what_it_needs(self) -> None:
-        """COLLECTING means that it is not complete; AGGREGATING, that its work is owed."""
+        """COLLECTING means that somebody is waited for; AGGREGATING, that its work is owed. What
+        else must follow is said by the oracle after every command."""
         session, round_ = self.session, self.session.open_round
         if session.phase is Phase.COLLECTING:
             assert round_ is not None
-            assert not self._is_complete(session, round_)
             assert round_.outstanding or round_.failed
-            assert len(session.members) >= self.rules.num_required
-            enough_selected = round_.overdue_at is None and len(round_.selected) >= round_.target
-            assert enough_selected or not session.pool
         elif session.phase is Phase.AGGREGATING:
             assert isinstance(self.owed, Aggregate)
-        elif round_ is not None:
-            assert not self._is_complete(session, round_)
-            assert len(session.members) < self.rules.num_required
-        elif session.phase is Phase.STANDBY and session.gathered and self.owed is None:
-            assert len(session.members) < self.rules.num_required
 
     @invariant()
     def nobody_is_further_ahead_than_the_staleness(self) -> None:
@@ -665,7 +529,7 @@ class PacingMachine(RuleBasedStateMachine):
         session, round_ = self.session, self.session.open_round
         if session.phase is Phase.FINISHED:
             return
-        ends_at = self._waits_since(session) + IDLE_S
+        ends_at = self.oracle.gives_up_at
         if session.phase is Phase.COLLECTING and round_ is not None and round_.overdue_at is None:
             began = round_.opened_at if round_.reopened_at is None else round_.reopened_at
             ends_at = began + DEADLINE_S

@@ -7,7 +7,6 @@ hold; at the end of each run well-behaved participants must be able to bring the
 """
 
 from dataclasses import dataclass, replace
-from math import ceil
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -31,6 +30,7 @@ from tests.unit.core.bench import (
     stored,
 )
 
+from oracle.rounds import Rounds
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
@@ -121,14 +121,6 @@ WRONG: list[Wrong] = [
 ]
 TROUBLE = st.none() | st.sampled_from(WRONG)
 
-# Which phase may follow which, event by event; written down anew, not taken from the core.
-MAY_FOLLOW = {
-    Phase.STANDBY: {Phase.COLLECTING, Phase.AGGREGATING, Phase.FINISHED},
-    Phase.COLLECTING: {Phase.STANDBY, Phase.AGGREGATING, Phase.FINISHED},
-    Phase.AGGREGATING: {Phase.COLLECTING, Phase.STANDBY, Phase.FINISHED},
-    Phase.FINISHED: set(),
-}
-
 
 @dataclass(frozen=True)
 class Acknowledged:
@@ -165,6 +157,7 @@ class SessionMachine(RuleBasedStateMachine):
         """Begin anywhere in the first rounds: trouble is rarer at the beginning."""
         self.rules: Rules = RULE_SETS[name]
         self.session, opened = open_session("s", self.rules, self.now)
+        self.oracle = Rounds(opened)
         self.journal.append(opened)
         self.go_on(steps, trouble)
 
@@ -183,7 +176,12 @@ class SessionMachine(RuleBasedStateMachine):
             was = self.session
             self.session = evolve(was, event)
             self._check_event(was, event)
-        self.journal += durable(decision.events)
+        new = durable(decision.events)
+        self.journal += new
+        for event in new:
+            self.oracle.take(event, self.now)
+        if new or isinstance(command, c.Tick):
+            self.oracle.settled(self.now)
         if isinstance(command, c.Rendezvous | c.Heartbeat):
             self.heard_at[command.participant_id] = self.now
         for effect in decision.effects:
@@ -196,7 +194,6 @@ class SessionMachine(RuleBasedStateMachine):
 
     def _check_event(self, was: Session, event: e.Event) -> None:
         now = self.session
-        assert now.phase is was.phase or now.phase in MAY_FOLLOW[was.phase]
         if was.phase is Phase.FINISHED:
             assert isinstance(event, e.SoftEvent), f"{event} after the end"
         assert now.round >= was.round
@@ -204,17 +201,6 @@ class SessionMachine(RuleBasedStateMachine):
         if now.round != was.round:
             assert now.round == was.round + 1
             assert isinstance(event, e.ModelPublished)
-        if isinstance(event, e.RoundOpened):
-            here = {name for name in was.members if self._is_eligible(name)}
-            assert set(event.selected) <= here
-            assert len(here) >= self.rules.num_required
-            good = {name for name in here if self.out_until.get(name, 0) <= was.round}
-            # As if the others had gone; but if they are needed they are asked all the same.
-            n = max(len(good), self.rules.num_required)
-            k = ceil(self.rules.fraction_participants * n)
-            num_good = len(good) if self.rules.controller == "all" else min(k, len(good))
-            assert len(good & set(event.selected)) == num_good
-            assert len(event.selected) == max(num_good, self.rules.min_participants)
         if isinstance(event, e.ParticipantLeftOut):
             assert self.out_until.get(event.participant_id, 0) == event.until > was.round
 
@@ -739,22 +725,6 @@ class SessionMachine(RuleBasedStateMachine):
         )
 
     @invariant()
-    def others_are_selected_before_those_who_are_left_out(self) -> None:
-        """These are asked only if the others are too few, and no more of them than it takes."""
-        session, round_ = self.session, self.session.open_round
-        if round_ is None or session.phase is Phase.AGGREGATING:
-            return
-        out = {name for name, until in self.out_until.items() if until > session.round}
-        asked = out & set(round_.outstanding)
-        num_good = len(round_.selected) - len(asked)
-        assert len(asked) <= max(0, self.rules.min_participants - num_good)
-        idle = set(self._eligible()) - set(round_.selected)
-        if idle - out:
-            assert num_good >= round_.target, "one who is not left out has no place"
-        if idle:
-            assert len(round_.selected) >= self.rules.min_participants
-
-    @invariant()
     def only_the_eligible_are_selected(self) -> None:
         session, round_ = self.session, self.session.open_round
         assert session.members.num_eligible == len(self._eligible())
@@ -819,40 +789,23 @@ class SessionMachine(RuleBasedStateMachine):
 
     @invariant()
     def somebody_has_the_next_move(self) -> None:
-        """No state in which nothing can ever happen. Exactly one of these holds:
-
-        - the session is finished;
-        - work is owed, and its answer moves the session (AGGREGATING; or STANDBY, before model 0);
-        - COLLECTING, with N connected, and somebody who is connected owes an update: it comes, or
-          its sender leaves or expires, and each of these moves the session;
-        - STANDBY, not yet gathered: participants are waited for, and with N here also the start
-          timeout, for which a Tick is due;
-        - STANDBY with less than N connected: participants are waited for. If a round is paused,
-          it is not complete.
-        """
-        session, rules = self.session, self.rules
-        enough = len(self._eligible()) >= rules.num_required
-        round_ = session.open_round
+        """No state in which nothing can ever happen. Work is owed, and its answer moves the
+        session; or a round waits for somebody who is here, and whose update, departure or expiry
+        moves it; or participants are waited for, and they are too few."""
+        session = self.session
         if session.phase is Phase.FINISHED:
             assert self.owed is None
         elif session.phase is Phase.AGGREGATING:
             assert isinstance(self.owed, Aggregate)
         elif self.owed is not None:
             assert isinstance(self.owed, InitialiseModel)
-            assert round_ is None
+            assert session.open_round is None
         elif session.phase is Phase.COLLECTING:
-            assert enough
-            assert round_ is not None
-            assert round_.outstanding
-            assert len(round_.selected) == round_.target or not session.pool
+            assert session.opened.outstanding
         elif not session.gathered:
-            assert len(self._eligible()) < rules.start_participants
+            assert len(self._eligible()) < self.rules.start_participants
         else:
-            assert not enough
-            if round_ is not None:
-                few = len(round_.updates) < rules.min_participants
-                assert round_.outstanding or few
-                assert len(round_.selected) == round_.target or not session.pool
+            assert len(self._eligible()) < self.rules.num_required
 
     # --- and at the end of every run ---
 

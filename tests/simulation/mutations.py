@@ -177,6 +177,15 @@ def _complete_without_buffer(round_: Round, rules: Rules, rule: Pacing) -> bool:
     return is_complete(round_, rules, replace(rule, size=1) if isinstance(rule, Buffer) else rule)
 
 
+@contextmanager
+def _without_closing_times() -> Iterator[None]:
+    with (
+        mock.patch.object(steps, "closing_time", return_value=None),
+        mock.patch.object(decider, "closing_time", return_value=None),
+    ):
+        yield
+
+
 def _select_no_more(num_connected: int, fraction: Fraction, over_selection: Fraction) -> int:
     return pacing.num_wanted(num_connected, fraction)
 
@@ -317,6 +326,7 @@ MUTATIONS: Mapping[str, Mutation] = {
     "put a deadline off when somebody is replaced": partial(_evolve, _selection_puts_off),
     "close a round at the minimum": _patch(steps, "is_complete", _complete_at_the_least),
     "ignore the quorum": _patch(steps, "is_complete", _complete_without_quorum),
+    "let a pacing rule close no round": _without_closing_times,
     "make do with a buffer of one": _patch(steps, "is_complete", _complete_without_buffer),
     "wait for nobody who is too far behind": _patch(
         ClockTable, "admits", lambda table, clock: True
@@ -408,6 +418,7 @@ SEEN: Mapping[str, str] = {
     "put a deadline off when somebody is replaced": "its deadline was at|the limit is",
     "close a round at the minimum": "RoundClosed does not follow: it is not complete",
     "ignore the quorum": "stays open, complete",
+    "let a pacing rule close no round": "its pacing closes it at",
     "make do with a buffer of one": "RoundClosed does not follow: it is not complete",
     "wait for nobody who is too far behind": "RoundClosed does not follow: it is not complete",
     "select no more than are wanted": "RoundOpened does not follow: .* were selected, and not",

@@ -15,10 +15,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from oracle.rounds import ROUNDING_S, Rounds
 from simulation.aggregation import Aggregation
 from simulation.disk import StoreDisk
 from simulation.hub import Hub
-from simulation.rounds import ROUNDING_S, Rounds
 from simulation.scenario import Kind, Scenario
 from xain_coordinator.core import events as e
 from xain_coordinator.core.evolve import begin, evolve
@@ -104,7 +104,7 @@ class Oracle:
         assert session is not None, "the session has not begun"
         assert session.phase is not Phase.FINISHED, "the session was finished"
         assert self._rounds is not None
-        self._rounds.take(record)
+        self._rounds.take(event, record.at)
         match event:
             case e.ParticipantJoined(participant_id):
                 self._joined.add(participant_id)

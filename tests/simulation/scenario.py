@@ -91,6 +91,8 @@ class Scenario:
     deadline_s: float = 24 * 3600.0
     idle_timeout_s: float = 7 * 24 * 3600.0
     quorum: str = ""
+    pacing: str = ""
+    pacing_options: tuple[tuple[str, float], ...] = ()
     over_selection: Fraction = Fraction(0)
     consistency: str = "bsp"
     staleness: int | None = None
@@ -130,6 +132,8 @@ class Scenario:
             "deadline_s": self.deadline_s,
             "idle_timeout_s": self.idle_timeout_s,
             "quorum": self.quorum,
+            "pacing": self.pacing,
+            "pacing_options": dict(self.pacing_options),
             "over_selection": self.over_selection,
             "consistency": self.consistency,
             "staleness": self.staleness,
@@ -247,6 +251,7 @@ def from_seed(seed: int) -> Scenario:
             evaluate_deadline_s=of_evaluation.choice((2.0, 600.0)),
         )
     scenario = _fleet(chance, scenario)
+    scenario = _pacing(Random(f"pacing {seed}"), scenario)
     if scenario.initial == "first":
         scenario = _without_weights(Random(f"without weights {seed}"), scenario)
     return _faults(chance, scenario)
@@ -349,6 +354,15 @@ def _partial(chance: Random, scenario: Scenario) -> Scenario:
         quorum = chance.choice(("participant:update:50%", "*:update:1", f"*:update:{least}"))
         scenario = replace(scenario, quorum=quorum)
     return scenario
+
+
+def _pacing(chance: Random, scenario: Scenario) -> Scenario:
+    """In some sessions a rule with a name closes rounds, earlier than the slowest hand in."""
+    is_open = scenario.consistency == "bsp" and not scenario.quorum
+    if not is_open or chance.random() < 0.6:
+        return scenario
+    seconds = max(0.5, chance.random() * max(scenario.train_s))
+    return replace(scenario, pacing="after_first", pacing_options=(("seconds", seconds),))
 
 
 def _fleet(chance: Random, scenario: Scenario) -> Scenario:

@@ -2,7 +2,8 @@
 
 The bench does what the driver does, without I/O: it decides, keeps the durable events as a journal
 would, evolves, and plays the outside when it is told to answer an effect. With every command it
-also checks what must hold for all of them: decide is pure, and a refusal changes nothing.
+also checks what must hold for all of them: decide is pure, a refusal changes nothing, and every
+event follows the rules of pacing and selection as tests/oracle has them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from oracle.rounds import Rounds
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
@@ -133,6 +135,8 @@ class Bench:
         self.strategy: Strategy | None = None  # the one that the rules describe
         self.session, opened = open_session("s1", rules or make_rules(), self.now)
         self.journal: list[e.DurableEvent] = [opened]
+        # Of sessions without rules that the oracle does not know.
+        self.oracle = Rounds(opened) if opened.rules.aggregation != "assemble" else None
         self.owed: list[Owed] = []
         self.aggregates: list[Aggregate] = []
         self.points: list[Point] = []
@@ -183,7 +187,13 @@ class Bench:
         assert again == decision, "decide is not deterministic"
         self.session = fold(self.session, decision.events)
         self._require_who_is_left_out()
-        self.journal += durable(decision.events)
+        new = durable(decision.events)
+        self.journal += new
+        if self.oracle is not None and self.strategy is None:
+            for event in new:
+                self.oracle.take(event, self.now)
+            if new or isinstance(command, c.Tick):  # nothing follows from a heartbeat
+                self.oracle.settled(self.now)
         self.effects = decision.effects
         for effect in decision.effects:
             if isinstance(effect, InitialiseModel | Aggregate):

@@ -48,8 +48,8 @@ NO_FAULTS = Faults()
 
 @dataclass(frozen=True)  # without slots: see replacing.py
 class SelectionState:
-    """What selection goes by. The methods that begin with `with` or `without` answer the state
-    after an event.
+    """State that selection goes by. The methods that begin with `with` or `without` answer the
+    state after an event.
 
     unselected: the eligible members that are neither in the open round nor, between two rounds,
         carried over; kept, since every change may ask whether there are any. Empty after the end.

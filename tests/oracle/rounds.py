@@ -1,13 +1,17 @@
-"""When a round may open, how many it asks, when it is complete: the rules of pacing once more,
-slowly and obviously, from the fields of the events alone.
+"""The rules of pacing and selection once more, slowly and obviously, from the fields of the events
+alone: when a round may open, whom it selects, when it closes, and who is left out.
+
+Unit tests, state machines of Hypothesis and the simulation ask this one oracle about every event of
+a session, whatever else they test. It does not know the rule "assemble", nor rules that are plugged
+in.
 """
 
 from enum import Enum
-from math import ceil
+from math import ceil, inf
 
 from xain_coordinator.core import events as e
 from xain_coordinator.core.values import GlobalModel, Rules, Task
-from xain_coordinator.ports import Record
+from xain_messaging.conditional_events import parse
 
 ROUNDING_S = 1e-6  # between sums of times in different orders
 
@@ -40,36 +44,34 @@ class Rounds:
         self._target = 0
         self._num_needed = 0
         self._is_overdue = False
+        self._damaged: set[str] = set()  # whose update of this round was found damaged
+        self._reopened_at: float | None = None  # for the first damaged update of this round
+        self._first_update_at: float | None = None
         # Faults since the last good update; and who is left out until which round for them.
         self._in_a_row: dict[str, int] = {}
         self._left_out_until: dict[str, int] = {}
-        self._refused: set[str] = set()  # in this round
+        self._last_fault: dict[str, int] = {}  # and the round of the latest one
         self._failed: set[str] = set()  # in this round, and not joined again since
         self._late: set[str] = set()  # whose latest fault is a missed deadline
         self._opened_at: dict[int, float] = {}
-        self._since = opened.at  # of the stage
+        self._since = opened.at  # of the stage; or when enough had gathered, or a model was there
+        self._overdue_at = opened.at
 
-    def take(self, record: Record) -> None:
-        event, at = record.event, record.at
+    def take(self, event: e.DurableEvent, at: float) -> None:
+        """Follow one event. Raises AssertionError if it may not follow the events before."""
         match event:
-            case e.ParticipantJoined(
-                name, can_evaluate=can_evaluate, can_initialise=can_initialise
-            ):
-                self._members.add(name)
-                self._without_weights.discard(name)
-                if not can_initialise:
-                    self._without_weights.add(name)
-                if can_evaluate:
-                    self._evaluators.add(name)
-                self._failed.discard(name)
+            case e.ParticipantJoined():
+                self._join(event)
             case e.ParticipantLeft(name):
                 self._members.discard(name)
                 self._evaluators.discard(name)
                 self._asked.discard(name)
                 if name not in self._updated:
                     self._clocks.pop(name, None)
+            case e.FitRequested() | e.ParticipantsGathered():
+                self._since = at
             case e.ModelInitialised(model):
-                self._model = model
+                self._model, self._since = model, at
             case e.RoundOpened(task=Task.EVALUATE):
                 self._open_evaluation(event)
                 self._to(Stage.EVALUATING, at)
@@ -95,16 +97,21 @@ class Rounds:
             case e.UpdateAccepted(number, update, staleness):
                 self._require_open(number, Stage.OPEN)
                 self._accept(update.participant_id, number, staleness)
+                if self._first_update_at is None:
+                    self._first_update_at = at
+            case e.UpdateDamaged(name):
+                self._require_open(event.round, Stage.OPEN, Stage.PAUSED, Stage.CLOSED)
+                self._damage(name, at)
             case e.UpdateRefused(name):
-                assert name in self._outstanding, f"{name} owes no update"
+                assert name in self.outstanding | self._asked, f"{name} owes no update"
                 assert name not in self._left_out, f"{name} is left out already"
                 self._fault(name)
-                self._refused.add(name)
             case e.TrainingFailed(name):
-                assert name in self._outstanding, f"{name} owes no update"
+                assert name in self.outstanding | self._asked, f"{name} owes no update"
                 self._fault(name)
                 self._failed.add(name)
-                self._clocks.pop(name)
+                self._asked.discard(name)
+                self._clocks.pop(name, None)
             case e.ParticipantReturned(name):
                 assert name in self._failed, f"{name} has not failed"
                 self._failed.discard(name)
@@ -115,7 +122,7 @@ class Rounds:
                 assert not self._has_enough, "there are enough updates"
                 self._require_late(at)
                 self._miss(missed)
-                self._is_overdue = True
+                self._is_overdue, self._overdue_at = True, at
                 self._failed = set()
             case e.RoundClosed(number, _, cause, missed):
                 self._require_open(number, Stage.OPEN, Stage.PAUSED)
@@ -126,7 +133,8 @@ class Rounds:
                 else:
                     assert not missed, f"{missed} are not late"
                     assert not self._to_be_selected[1], "others could be selected"
-                    assert self._is_complete, f"it is not complete: {self._state}"
+                    is_due = self._closes_at <= at + ROUNDING_S
+                    assert self.is_complete or is_due, f"it is not complete: {self._state}"
                 self._to(Stage.CLOSED, at)
             case e.ModelPublished(number, model):
                 self._require_open(number, Stage.CLOSED)
@@ -137,6 +145,8 @@ class Rounds:
                     is_late = at >= self._since + self._rules.evaluate_deadline_s - ROUNDING_S
                     is_evaluated = self.stage is Stage.EVALUATING and (is_late or not self._asked)
                     assert is_evaluated or not self._to_evaluate, "the last model is not evaluated"
+                elif "rounds.idle_timeout_s" in cause:
+                    assert at >= self.gives_up_at - ROUNDING_S, f"it gives up at {self.gives_up_at}"
                 self._to(Stage.OVER, at)
 
     def settled(self, at: float) -> None:
@@ -146,11 +156,13 @@ class Rounds:
         if stage in (Stage.CLOSED, Stage.OVER):
             return
         if stage is Stage.EVALUATING:
-            assert self._asked, "no evaluation is waited for"
+            is_awaited = self._asked or self._rules.evaluate_data
+            assert is_awaited, "no evaluation is waited for"
             is_late = at > self._since + self._rules.evaluate_deadline_s + ROUNDING_S
             assert not is_late, f"it has evaluated since {self._since}"
             return
-        has_required = len(self._members) >= num_required and bool(self._able)
+        num_able = 1 if stage is not Stage.BETWEEN or self._makes_initial_weights else num_required
+        has_required = len(self._members) >= num_required and len(self._able) >= num_able
         if stage is Stage.BETWEEN:
             assert self._model is None or not has_required, "no round is opened"
             return
@@ -159,7 +171,8 @@ class Rounds:
         over = {p for p, num in self._in_a_row.items() if num >= self._rules.refused_limit}
         over -= self._late  # these are left out when the next round opens
         assert not (over and self._rules.refused_limit), f"{over} are not left out"
-        assert not self._is_complete, f"round {self._number} stays open, complete: {self._state}"
+        assert not self.is_complete, f"round {self._number} stays open, complete: {self._state}"
+        assert at < self._closes_at + ROUNDING_S, f"its pacing closes it at {self._closes_at}"
         assert has_required == (stage is Stage.OPEN), (
             f"{len(self._members)} are here, it is {stage}"
         )
@@ -169,22 +182,46 @@ class Rounds:
         else:
             assert not (is_late and self._has_enough), f"its deadline was at {self._deadline}"
 
+    def _join(self, joined: e.ParticipantJoined) -> None:
+        if any(joined.tags.get(key) not in values for key, values in self._rules.tags.items()):
+            return  # it is connected, and nothing else
+        name = joined.participant_id
+        self._members.add(name)
+        self._without_weights.discard(name)
+        if not joined.can_initialise:
+            self._without_weights.add(name)
+        if joined.can_evaluate:
+            self._evaluators.add(name)
+        self._failed.discard(name)
+
+    def _damage(self, name: str, at: float) -> None:
+        """An accepted update counts no longer, and its sender owes it again, if it is here."""
+        assert name in self._updated, f"{name} has no update"
+        self._updated.discard(name)
+        self._damaged.add(name)
+        if name not in self._members:
+            self._clocks.pop(name)
+        if self._reopened_at is None:
+            self._reopened_at, self._is_overdue = at, False
+        if self.stage is Stage.CLOSED:
+            self._to(Stage.OPEN, at)
+
     def _to(self, stage: Stage, at: float) -> None:
         self.stage, self._since = stage, at
 
     def _fault(self, name: str) -> None:
         if name not in self._left_out:
             self._in_a_row[name] = self._in_a_row.get(name, 0) + 1
+            self._last_fault[name] = self._present_round
         self._late.discard(name)
 
     def _miss(self, missed: tuple[str, ...]) -> None:
-        """Owed at the deadline: by nobody who has been counted in this round, or goes on with it in
-        the next one."""
-        expected = self._outstanding - self._refused - self._left_out
-        if self._is_buffered:
-            limit = self._rules.staleness
-            oldest = 0 if limit is None else self._number + 1 - limit
-            expected = {p for p in expected if self._clocks[p] < oldest}
+        """Count the participants that owe an update at the deadline. A fault in this round is
+        counted already, and a participant that goes on in the next round is not late."""
+        expected = self.outstanding - self._damaged - self._left_out
+        expected = {p for p in expected if self._last_fault.get(p) != self._number}
+        if self.is_buffered:
+            expected = {p for p in expected if self._clocks[p] < self._number + 1 - self.limit}
         assert set(missed) == expected, f"{expected} are late, not {missed}"
         for name in missed:
             self._fault(name)
@@ -231,8 +268,9 @@ class Rounds:
         self._num_needed = num_needed
         self._clocks |= dict.fromkeys(drawn, number)
         self._updated = set()
-        self._refused = set()
+        self._failed, self._damaged = set(), set()
         self._is_overdue = False
+        self._reopened_at = self._first_update_at = None
         self._opened_at[number] = opened.at
 
     @property
@@ -241,27 +279,28 @@ class Rounds:
 
     def _open_evaluation(self, opened: e.RoundOpened) -> None:
         assert self.stage is Stage.BETWEEN, f"it is {self.stage}"
-        assert opened.round == self._number + 1 == self._rules.num_rounds, (
-            "it is not the last model"
-        )
-        assert opened.selected, "nobody is asked"
+        stops_early = self._rules.evaluate_patience or self._rules.aggregation == "gradient"
+        is_last = opened.round == self._rules.num_rounds or stops_early
+        assert is_last, "it is not the last model"
+        assert opened.round == self._number + 1, f"it follows on {self._number}"
+        assert opened.selected or self._rules.evaluate_data, "nobody is asked"
         assert set(opened.selected) == self._to_evaluate, f"{self._to_evaluate} can evaluate"
         self._number, self._asked = opened.round, set(opened.selected)
+        self._clocks, self._updated = {}, set()
 
     def _accept(self, sender: str, number: int, staleness: int) -> None:
         assert sender in self._clocks, f"{sender} is not selected"
         assert sender not in self._updated, f"{sender} has handed in"
         expected = number - self._clocks[sender]
         assert staleness == expected, f"{sender} is {expected} rounds behind"
-        limit = self._rules.staleness
-        assert staleness >= 0, "it is of a round to come"
-        assert limit is None or staleness <= limit, f"at most {limit} rounds behind are allowed"
+        assert 0 <= staleness <= self.limit, f"{staleness} rounds behind, and not {self.limit}"
         self._updated.add(sender)
         self._in_a_row.pop(sender, None)
+        self._last_fault.pop(sender, None)
         self._left_out_until.pop(sender, None)
 
     def _leave_out(self, name: str, until: int) -> None:
-        """For the last of a row of refusals; or because enough others have come."""
+        """Leave a participant out, for the last fault of a row, or because enough others came."""
         limit, num_rounds = self._rules.refused_limit, self._rules.refused_rounds
         if self._in_a_row.get(name, 0):
             assert self._in_a_row[name] >= limit, f"{self._in_a_row[name]} in a row"
@@ -272,35 +311,63 @@ class Rounds:
             expected = self._left_out_until[name]
         assert until == expected, f"until {expected}, not {until}"
         self._in_a_row.pop(name, None)
+        self._last_fault.pop(name, None)
         self._left_out_until[name] = until
+        self._asked.discard(name)
         if name not in self._updated:
             self._clocks.pop(name, None)
 
     def _go_on(self, model: GlobalModel) -> None:
-        """Who trains an earlier round goes on, if that is not too old for the next one."""
-        oldest = self._number + 1
-        if self._is_buffered:
-            limit = self._rules.staleness
-            oldest = 0 if limit is None else oldest - limit
-        self._clocks = {p: self._clocks[p] for p in self._outstanding if self._clocks[p] >= oldest}
+        """Carry over participants whose round is not too old for the next one."""
+        oldest = self._number + 1 - (self.limit if self.is_buffered else 0)
+        self._clocks = {p: self._clocks[p] for p in self.outstanding if self._clocks[p] >= oldest}
         self._updated, self._failed = set(), set()
         self._model = model
 
     def _require_late(self, at: float) -> None:
         deadline = self._deadline
         if self.stage is Stage.PAUSED and not self._is_overdue:  # before that ends the session
-            assert self._rules.idle_timeout_s is not None
-            deadline = min(deadline, self._since + self._rules.idle_timeout_s)
+            deadline = min(deadline, self._since + self._idle_s)
         assert at >= deadline - ROUNDING_S, f"the deadline is at {deadline}"
 
     @property
+    def clocks(self) -> dict[str, int]:
+        """The selected, each with the round that it trains; between rounds, those that go on."""
+        return dict(self._clocks)
+
+    @property
+    def limit(self) -> float:
+        """Rounds that an update may be behind."""
+        return inf if self._rules.staleness is None else self._rules.staleness
+
+    @property
+    def gives_up_at(self) -> float:
+        """Time at which the session ends if nothing happens. An overdue round is waited for from
+        its deadline on, whatever pauses it; while one collects updates, nothing ends."""
+        if self._is_overdue and self.stage in (Stage.OPEN, Stage.PAUSED):
+            return self._overdue_at + self._idle_s
+        return inf if self.stage is Stage.OPEN else self._since + self._idle_s
+
+    @property
+    def _idle_s(self) -> float:
+        return inf if self._rules.idle_timeout_s is None else self._rules.idle_timeout_s
+
+    @property
     def _deadline_s(self) -> float:
-        assert self._rules.deadline_s is not None
-        return self._rules.deadline_s
+        return inf if self._rules.deadline_s is None else self._rules.deadline_s
 
     @property
     def _deadline(self) -> float:
-        return self._opened_at[self._number] + self._deadline_s
+        began = self._opened_at[self._number] if self._reopened_at is None else self._reopened_at
+        return began + self._deadline_s
+
+    @property
+    def _closes_at(self) -> float:
+        """Time at which the pacing rule after_first closes the round."""
+        first = self._first_update_at
+        if self._rules.pacing != "after_first" or first is None or not self._has_enough:
+            return inf
+        return max(first, self._reopened_at or first) + float(self._rules.pacing_options["seconds"])
 
     @property
     def _num_required(self) -> int:
@@ -312,7 +379,8 @@ class Rounds:
 
     @property
     def _present_round(self) -> int:
-        return self._number + (self.stage is Stage.BETWEEN)
+        number = self._number + (self.stage is Stage.BETWEEN)
+        return min(number, self._rules.num_rounds - 1)
 
     @property
     def _left_out(self) -> set[str]:
@@ -332,22 +400,22 @@ class Rounds:
 
     @property
     def _drafted(self) -> set[str]:
-        """Those who are left out, and asked all the same, because others were too few."""
-        return self._left_out & self._outstanding
+        """Participants that are left out, and selected all the same, since others were too few."""
+        return self._left_out & self.outstanding
 
     @property
     def _num_lacking(self) -> int:
-        """How many of those who are left out the round needs; less than none: it has too many."""
+        """Participants that the round lacks; below 0 it has selected more than it needs."""
         return self._num_needed - len(self._clocks)
 
     @property
     def _gives_way(self) -> bool:
-        """Enough others are there for one of those who were asked for want of them."""
+        """Enough others have come to release a participant that is left out."""
         return not self._is_overdue and bool(self._drafted) and self._num_lacking < 0
 
     @property
     def _to_be_selected(self) -> tuple[set[str], int]:
-        """Among whom, and how many of them."""
+        """Candidates for the free places of the open round, and the number of these places."""
         if self._is_overdue:
             everybody = self._able - set(self._clocks) - self._failed
             return everybody, len(everybody)
@@ -360,7 +428,8 @@ class Rounds:
         return set(), 0
 
     @property
-    def _outstanding(self) -> set[str]:
+    def outstanding(self) -> set[str]:
+        """The selected that have not handed in."""
         return set(self._clocks) - self._updated
 
     @property
@@ -374,35 +443,32 @@ class Rounds:
         return self._rules.initial == "first" and is_empty
 
     @property
-    def _is_buffered(self) -> bool:
+    def is_buffered(self) -> bool:
+        """Models are made without waiting for those who are late; not the first one."""
         is_empty = self._model is None or self._model.is_empty
         return self._rules.consistency != "bsp" and not is_empty
 
     @property
-    def _is_complete(self) -> bool:
+    def is_complete(self) -> bool:
+        """The round closes with the updates that it has, however late it is."""
         rules, num_updates = self._rules, len(self._updated)
         if not self._has_enough:
             return False
-        if self._is_overdue or not self._outstanding:
+        if self._is_overdue or not self.outstanding:
             return True
-        if self._is_buffered:
-            slowest = min(self._clocks[p] for p in self._outstanding)
-            in_time = rules.staleness is None or self._number + 1 - slowest <= rules.staleness
-            return in_time and num_updates >= rules.buffer_size
+        if self.is_buffered:
+            slowest = min(self._clocks[p] for p in self.outstanding)
+            return self._number + 1 - slowest <= self.limit and num_updates >= rules.buffer_size
         if rules.quorum:
-            return num_updates >= self._quorum
+            return parse(rules.quorum).is_met(
+                lambda source, _: self._num_of(source, self._updated),
+                lambda source: self._num_of(source, set(self._clocks)),
+            )
         return num_updates >= self._wanted
 
-    @property
-    def _quorum(self) -> int:
-        """Of everybody's updates; scenario.py draws no other."""
-        assert isinstance(self._rules.quorum, str)
-        source, tag, amount = self._rules.quorum.split(":")
-        assert source in ("*", "participant")
-        assert tag == "update"
-        if not amount.endswith("%"):
-            return int(amount)
-        return max(1, ceil(int(amount[:-1]) * len(self._clocks) / 100))
+    def _num_of(self, source: str, names: set[str]) -> int:
+        """The number of these names that a unit of the quorum counts."""
+        return len(names) if source in ("*", "participant") else len(names & {source})
 
     @property
     def _state(self) -> str:
