@@ -21,8 +21,8 @@ class Rendezvous:
 
     can_evaluate: it has held-out data, and knows rounds that only evaluate.
     can_initialise: it can make initial weights.
-    instance_id: tells processes with one participant id apart; "" if the sender has none, as a XAIN
-        client. origin: where the call comes from, for an operator.
+    instance_id: tells processes with one participant id apart; "" if the sender has none.
+        origin: where the call comes from, for an operator.
     group_address: HOST:PORT at which the participant would listen as rank 0 of a process group; ""
         if it takes part in none.
     """

@@ -155,7 +155,7 @@ class RoundResumed:
 
 @dataclass(frozen=True, slots=True)
 class UploadNameBound:
-    """An upload name belongs to a participant."""
+    """A participant uploads under a name other than its own id, and nobody else may."""
 
     participant_id: str
     upload_name: str

@@ -341,7 +341,7 @@ def _after_publication(session: Session, model: GlobalModel) -> Session:
     if session.is_buffered:
         carried = pacing.carried_over(round_, rules)
         buffered = buffered.after_round(round_, session.base, carried, session.members)
-    # XAIN's round number stays at the last round when there is none after it.
+    # The round number stays at the last round when there is none after it.
     number = min(model.round, rules.num_rounds - 1)
     unselected = (p for p in session.members.eligible if p not in buffered.carried)
     session = replace(

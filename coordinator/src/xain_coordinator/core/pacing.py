@@ -1,7 +1,7 @@
 """Pacing: how many participants a round needs and selects, and when it closes.
 
-Numbers are computed in exact rational arithmetic. XAIN computed them in floats and waited for 99
-participants where 100 were meant, or selected 8 of 25 where 7 were asked for.
+Numbers are computed in exact rational arithmetic. Floats would wait for 99 participants where 100
+are meant, or select 8 of 25 where 7 are asked for.
 
 When a round closes is said by one object, its Pacing: WantedUpdates and Quorum in BSP; Buffer in
 SSP and ASP, where a model is made of every `buffer_size` updates (Nguyen et al. 2022, Federated

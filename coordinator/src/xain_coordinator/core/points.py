@@ -1,5 +1,5 @@
-"""The metric points of a session: XAIN's two series, with its numbers for states, one of late
-updates, and one of evaluations."""
+"""The metric points of a session: one series of the coordinator and one of participants, with the
+wire's numbers for states, one of late updates, and one of evaluations."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -22,7 +22,7 @@ from xain_coordinator.core.values import Phase, ProcessGroup, Task
 class MayUpload:
     """A participant wants to upload an update of this digest for this round.
 
-    upload_name: chosen by a XAIN client; "" is the participant's own id.
+    upload_name: the name under which it uploads; "" is the participant's own id.
     """
 
     participant_id: str
@@ -141,8 +141,11 @@ def is_late(session: Session, participant_id: str, round_: int) -> bool:
 def bind_upload_name(
     session: Session, round_: Round, sender: str, name: str
 ) -> tuple[e.UploadNameBound, ...]:
-    """XAIN clients choose the name of their upload. It becomes theirs with the first use, so that
-    nobody hands in what another has uploaded. Raises InvalidName or UploadNameTaken."""
+    """Bind the name under which a participant uploads to it, if that is not its own id. The first
+    use decides, so that nobody hands in what another has uploaded.
+
+    Raises InvalidName or UploadNameTaken.
+    """
     check_name(name)
     require_free_key(round_, sender, name)
     if name == sender:

@@ -38,7 +38,7 @@ timeout ends the session, with its cause.
 In SSP and ASP the next round opens while some still train an earlier one. They are carried over:
 what they are told, and what they hand in, is of the round that they train.
 
-XAIN's participants see COLLECTING and AGGREGATING as ROUND, and only if they are selected.
+Participants see COLLECTING and AGGREGATING as ROUND, and only if they are selected.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -170,9 +170,9 @@ class Session:
         carried = self.buffered.carried if self.open_round is None else self.open_round.carried
         return frozenset(carried.values())
 
-    def round_meant(self, participant_id: str, *, has_upload: bool) -> int:
-        """The round that a XAIN client means, which names none: the one that it trains. Without an
-        upload for that round, it means the last one, if that closed without its update."""
+    def round_of_call(self, participant_id: str, *, has_upload: bool) -> int:
+        """The round of an update whose call names none: the one that the participant trains. If it
+        has uploaded nothing for that round, the last one, if that closed without its update."""
         last = self.last_round
         if not has_upload and last is not None and last.owes(participant_id):
             return last.trained_by(participant_id)

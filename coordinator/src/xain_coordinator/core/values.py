@@ -104,7 +104,7 @@ class StoredWeights:
 class GlobalModel:
     """The model that round `round` starts from; the last one is numbered `rounds`.
 
-    shape (0,) is XAIN's empty model: round 0 then makes the initial weights.
+    shape (0,) is the empty model: round 0 then makes the initial weights.
     state: what the server's optimiser goes on from, by name; vectors as long as the model.
     """
 
@@ -241,7 +241,7 @@ class Rules:
         first arrival, N are enough.
     initial: where the initial weights come from. "first": one participant makes them in round 0,
         and `rounds` rounds of training follow. "empty": all make some in round 0, which averages
-        them and is one of the `rounds`, as in XAIN. "workload": the coordinator computes them from
+        them and is one of the `rounds`. "workload": the coordinator computes them from
         the data profiles.
     deadline_s: after it a round makes do with min_participants updates.
     idle_timeout_s: how long the session waits for participants, for the updates of a round that is

@@ -78,7 +78,7 @@ MAX_UNCOPIED = 1_000
 # Between two verifications of the model that participants ask for.
 VERIFY_AGAIN_S = 60.0
 
-_NOTHING = np.empty((0,), np.float32)  # XAIN's empty model
+_NOTHING = np.empty((0,), np.float32)  # the empty model
 
 
 class WorkloadMissing(Exception):

@@ -72,7 +72,7 @@ NEWS_S = 1.0  # how long news waits for the work that it could bring along
 # from it, and their participants hear soon that their updates count.
 NEXT_ROUND_S = 0.1
 
-# READY is what a XAIN client sends that waits; STANDBY and ROUND are the coordinator's words, but a
+# READY is what a client sends that waits; STANDBY and ROUND are the coordinator's words, but a
 # client that uses them is alive all the same.
 _PARTICIPANT_STATES = {
     pb.TRAINING: ParticipantState.TRAINING,
@@ -292,11 +292,11 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 session = self._driver.session  # read under the lock
                 number = round_
                 if number is None:
-                    number = session.round_meant(participant_id, has_upload=True)
+                    number = session.round_of_call(participant_id, has_upload=True)
                 weights = await self._obtained(participant_id, number, request)
                 inside = request.update.data  # a small update
                 if round_ is None and weights is None:
-                    number = session.round_meant(participant_id, has_upload=False)
+                    number = session.round_of_call(participant_id, has_upload=False)
                 points = self._parse_points(participant_id, number, request.metrics)
                 evaluation = self._evaluation(participant_id, number, request)
                 await self._driver.submit(

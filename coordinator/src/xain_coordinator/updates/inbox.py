@@ -1,8 +1,9 @@
 """The inbox: everything that arrives for a participant, until its update is handed in.
 
 An update comes in one of four ways: inside the call that hands it in; as a body of the weights port
-or a stream of gRPC; as an object that the participant has put into the store; or as a pickle in
-XAIN's bucket. The ways differ only in how the bytes come. All bytes pass one Inspector, once.
+or a stream of gRPC; as an object that the participant has put into the store; or as an object of
+another bucket, which a gateway (xain06/) translates. They differ only in how the bytes come. All
+bytes pass one Inspector, once.
 
 An object is visible only when it is whole and measured, and every attempt has a key of its own. So
 an accepted update is never written again, not even by a request that was given up and reaches a
@@ -80,9 +81,9 @@ T = TypeVar("T")
 class Reference:
     """An update as the participant that hands it in describes it.
 
-    name: the participant's id, or the name that a XAIN client has chosen. key, size_bytes, digest:
-    as told by the upload; a XAIN client sends none of them, and digest is None. data: the whole
-    update, if it is small.
+    name: the participant's id, or the upload name that it has chosen. key, size_bytes, digest: as
+    told by the upload; where the sender names none of them, digest is None. data: the whole update,
+    if it is small.
     """
 
     name: str

@@ -22,7 +22,7 @@ from xain_coordinator.updates.measuring import Distance, Inspector, measure
 
 
 class Bucket(Protocol):
-    """A bucket in which participants put updates under names of their own, as XAIN's do."""
+    """A bucket in which participants put updates under names of their own."""
 
     def reading(
         self, round_: int, name: str
