@@ -86,6 +86,15 @@ def test_a_fraction_outside_zero_to_one_is_no_fraction(value: float | str) -> No
         exact_fraction(value)
 
 
+def test_as_many_are_selected_as_were_asked_for() -> None:
+    """Floats would select 8 of 25 where 7 are wanted. The number is exact for every pair."""
+    for pool in range(1, 120):
+        for k in range(1, pool + 1):
+            fraction = exact_fraction(f"{k}/{pool}")
+            assert num_wanted(pool, fraction) == k
+            assert num_required(k, fraction) <= pool
+
+
 def test_the_first_round_opens_when_those_expected_are_there() -> None:
     """Without start_participants of them, N are not enough before the start timeout."""
     bench = Bench(make_rules(min_participants=2, start_participants=4))

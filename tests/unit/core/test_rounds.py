@@ -1,6 +1,7 @@
 """From the opening of a round to its model, with participants going and coming back."""
 
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 from tests.unit.core.bench import (
@@ -153,6 +154,23 @@ def test_a_closed_round_takes_nothing_more() -> None:
     bench.refuses(AssignmentFor("a"), errors.RoundAlreadyClosed)
     bench.refuses(MayUpload("c", 0, "new"), errors.RoundAlreadyClosed)
     bench.refuses_end(errors.RoundAlreadyClosed, "c")
+
+
+def test_the_last_updates_close_a_round_once() -> None:
+    """A round is aggregated once, whatever the order of its updates, and however often they are
+    sent."""
+    for order in permutations(["a", "b", "c"]):
+        bench = opened_round("a", "b", "c", answers=False)
+        for name in order:
+            bench.end(name, f"of {name}", round_=0)
+            bench.end(name, f"of {name}", round_=0)
+        for name in order:
+            bench.end(name, f"of {name}", round_=0)
+        (aggregate,) = bench.aggregates
+        bench.answer()
+        bench.refuses(answer_to(aggregate), errors.StaleModel)
+        assert bench.session.round == 1
+        assert bench.session.epoch_base == 5
 
 
 @pytest.mark.parametrize("gone", ["leaves", "expires"])

@@ -416,3 +416,23 @@ def test_whoever_left_and_comes_back_takes_a_free_place() -> None:
     bench.leave("b")
     bench.join("b")
     assert bench.selected == ("a", "b")
+
+
+def test_sessions_share_nothing() -> None:
+    """Two sessions of one process, side by side, decide as each would alone."""
+
+    def run(bench: Bench) -> list[tuple[str, ...]]:
+        bench.join(*(f"p{i}" for i in range(9)))
+        seen = [bench.selected]
+        bench.end_all()
+        return [*seen, bench.selected]
+
+    wide = make_rules(min_participants=3, fraction="0.5", controller="random", start_participants=9)
+    narrow = make_rules(
+        min_participants=1, fraction="0.2", controller="random", start_participants=9
+    )
+    alone = run(Bench(wide))
+    one, other = Bench(wide), Bench(narrow)
+    run(other)
+    assert run(one) == alone
+    assert not one.session.members.keys() - {f"p{i}" for i in range(9)}
