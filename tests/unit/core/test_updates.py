@@ -1,5 +1,7 @@
 """Which updates are taken, which are refused, and what sending again does."""
 
+from collections.abc import Callable
+
 import pytest
 from tests.unit.core.bench import Bench, make_rules, opened_round
 
@@ -182,87 +184,59 @@ def test_what_a_participant_measured_is_recorded_with_its_update_and_once() -> N
 # --- again ---
 
 
-def resend_changes_nothing(bench: Bench, *, round_: int | None) -> None:
-    """The same update by a is answered as before, in every way it can be sent."""
+def resend_changes_nothing(bench: Bench) -> None:
+    """The same update by a is answered as before."""
     session, journal = bench.session, list(bench.journal)
-    decision = bench.end("a", "of a", round_=round_, num_samples=3)
+    decision = bench.end("a", "of a", round_=0, num_samples=3)
     assert decision.reply == r.Done()
     assert decision.effects == ()
     assert bench.session == session
     assert bench.journal == journal
 
 
-def first_sent(*, answers: bool = True) -> Bench:
+def first_sent(*, rounds: int = 3) -> Bench:
     """a and b are selected; a has handed in."""
-    bench = opened_round("a", "b", rules=make_rules(rounds=3, min_participants=2), answers=answers)
+    bench = opened_round("a", "b", rules=make_rules(rounds=rounds, min_participants=2))
     bench.end("a", "of a", num_samples=3)
     return bench
 
 
-@pytest.mark.parametrize("round_", [0, None])
-def test_a_resend_in_the_open_round_gets_the_first_answer(round_: int | None) -> None:
-    resend_changes_nothing(first_sent(), round_=round_)
-
-
-@pytest.mark.parametrize("round_", [0, None])
-def test_a_resend_to_a_paused_round_gets_the_first_answer(round_: int | None) -> None:
-    bench = first_sent()
-    bench.leave("b")
-    assert bench.phase is Phase.STANDBY
-    resend_changes_nothing(bench, round_=round_)
-
-
-@pytest.mark.parametrize("round_", [0, None])
-def test_a_resend_while_the_round_is_aggregated_gets_the_first_answer(round_: int | None) -> None:
-    bench = first_sent(answers=False)
-    bench.end("b")
-    assert bench.phase is Phase.AGGREGATING
-    resend_changes_nothing(bench, round_=round_)
-
-
-def test_a_resend_in_the_round_after_gets_the_first_answer() -> None:
-    bench = first_sent()
-    bench.end("b")
-    assert bench.session.round == 1
-    resend_changes_nothing(bench, round_=0)
-    bench.end("a", "next", round_=1)
-    resend_changes_nothing(bench, round_=0)
-
-
-def test_a_resend_between_rounds_gets_the_first_answer() -> None:
-    bench = first_sent(answers=False)
+def between_rounds(bench: Bench) -> None:
+    bench.answers = False
     bench.end("b")
     bench.leave("b")
     bench.answer()
-    assert (bench.phase, bench.session.round) == (Phase.STANDBY, 1)
-    resend_changes_nothing(bench, round_=0)
 
 
-@pytest.mark.parametrize("round_", [0, None])
-@pytest.mark.parametrize("cause", ["completed", "failed"])
-def test_a_resend_after_the_end_gets_the_first_answer(round_: int | None, cause: str) -> None:
-    bench = opened_round("a", "b", rules=make_rules(rounds=1, min_participants=2))
-    bench.end("a", "of a", num_samples=3)
-    bench.end("b") if cause == "completed" else bench.send(c.EffectFailed("the disk is gone"))
-    assert bench.phase is Phase.FINISHED
-    resend_changes_nothing(bench, round_=round_)
+def aggregated(bench: Bench) -> None:
+    bench.answers = False
+    bench.end("b")
 
 
-@pytest.mark.parametrize("round_", [0, None])
-def test_a_resend_after_its_sender_expired_gets_the_first_answer(round_: int | None) -> None:
-    """Whoever has our word need not join again to hear it."""
-    bench = first_sent()
-    bench.expire("a")
-    resend_changes_nothing(bench, round_=round_)
-    bench.join("a")
-    resend_changes_nothing(bench, round_=round_)
-
-
-@pytest.mark.parametrize("round_", [0, None])
-def test_a_resend_after_a_restart_gets_the_first_answer(round_: int | None) -> None:
-    bench = first_sent()
-    bench.restart()
-    resend_changes_nothing(bench, round_=round_)
+@pytest.mark.parametrize(
+    ("reach", "phase", "rounds"),
+    [
+        (lambda bench: None, Phase.COLLECTING, 3),
+        (lambda bench: bench.leave("b"), Phase.STANDBY, 3),
+        (aggregated, Phase.AGGREGATING, 3),
+        (lambda bench: bench.end("b"), Phase.COLLECTING, 3),
+        (lambda bench: (bench.end("b"), bench.end("a", "next", round_=1)), Phase.COLLECTING, 3),
+        (between_rounds, Phase.STANDBY, 3),
+        (lambda bench: bench.end("b"), Phase.FINISHED, 1),
+        (lambda bench: bench.send(c.EffectFailed("the disk is gone")), Phase.FINISHED, 3),
+        (lambda bench: bench.expire("a"), Phase.STANDBY, 3),
+        (lambda bench: (bench.expire("a"), bench.join("a")), Phase.COLLECTING, 3),
+        (lambda bench: bench.restart(), Phase.COLLECTING, 3),
+    ],
+)
+def test_a_resend_gets_the_first_answer(
+    reach: Callable[[Bench], object], phase: Phase, rounds: int
+) -> None:
+    """In every state that follows; also to a sender that has not joined again."""
+    bench = first_sent(rounds=rounds)
+    reach(bench)
+    assert bench.phase is phase
+    resend_changes_nothing(bench)
 
 
 def test_a_different_second_update_is_refused() -> None:
@@ -270,7 +244,7 @@ def test_a_different_second_update_is_refused() -> None:
     bench = first_sent()
     bench.refuses_end(errors.DuplicateUpdate, "a", "other", num_samples=3)
     bench.refuses_end(errors.DuplicateUpdate, "a", "of a", num_samples=4)
-    resend_changes_nothing(bench, round_=0)
+    resend_changes_nothing(bench)
     bench.refuses(MayUpload("a", 0, "other"), errors.DuplicateUpdate)
     bench.refuses(c.EndTrainingRound("a", "a", 0, 3, None), errors.DuplicateUpdate)
     bench.end("b", "of b")
