@@ -422,6 +422,15 @@ async def test_repair_says_what_is_damaged(start, join, tmp_path, repair):
     assert line.startswith("damaged  model: 1/global has the digest ")
 
 
+async def test_repair_of_another_storage_checks_nothing(start, join, tmp_path, repair):
+    """Models that lie elsewhere are not reported as damaged."""
+    await two_rounds(start, join, tmp_path)
+    other = repair(f"--set=storage.path={tmp_path / 'other'}")
+    assert other.exit_code == 2
+    assert "damaged" not in other.output
+    assert str(tmp_path / "other") in other.output
+
+
 @pytest.mark.parametrize("change", [flip, Path.unlink], ids=["damaged", "missing"])
 async def test_repair_drops_a_damaged_update_by_name(start, join, tmp_path, repair, change):
     """The reason is in the record of the round, and the session goes on."""

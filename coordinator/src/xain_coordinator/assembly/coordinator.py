@@ -133,7 +133,7 @@ class Coordinator:
             self._fence: Fence | None = None
             if isinstance(self._journal, SqliteJournal):  # one in memory has no second copy
                 owners = PrefixedStore(whole, session.session_id)
-                self._fence = Fence(owners, self._journal, session.session_id, _place(config))
+                self._fence = Fence(owners, self._journal, session.session_id, config.storage.location)
                 whole = FencedStore(whole, self._fence.check)
             # Keys are per session, so that a new one never meets the models of the last.
             part = PrefixedStore(whole, session.session_id)
@@ -385,7 +385,7 @@ def _require_weights(session: Session, store: WeightsStore, config: CoordinatorC
         if key not in present:
             raise StoreError(
                 f"the journal {config.journal.path} goes on from {session.session_id}/{key}, "
-                f"which is not in {_place(config)}; is it the right one, and its data all there? A "
+                f"which is not in {config.storage.location}; is it the right one, and its data all there? A "
                 "journal from before later rounds cannot be gone on from: updates are dropped when "
                 "their round is over ([storage] keep_updates). xain-coordinator repair lists all "
                 "that is missing, and drops an update"
@@ -409,7 +409,7 @@ def _require_latest(session: Session, store: WeightsStore, config: CoordinatorCo
     except KeyNotFound:
         return
     raise TakenOver(
-        f"{_place(config)} has {session.session_id}/{key}, which the journal {config.journal.path} "
+        f"{config.storage.location} has {session.session_id}/{key}, which the journal {config.journal.path} "
         "has not come to: the session has gone on from another copy of it; start that one. If it "
         "is lost for good, or there is none and the end of this journal's write-ahead log is lost, "
         "and with it what was acknowledged there, delete this model and those after it and start "
@@ -436,18 +436,10 @@ def _xain_bucket(
         found = None
     if found is not None:
         raise StoreError(
-            f"{found} is there already in {_place(config)}, from another session; XAIN's "
+            f"{found} is there already in {config.storage.location}, from another session; XAIN's "
             "participants know one session a bucket: empty it, or choose another"
         )
     return XainBucket(bare, store, config.server.max_update_bytes)
-
-
-def _place(config: CoordinatorConfig) -> str:
-    """Place of the weights, for messages."""
-    storage = config.storage
-    if storage.kind == "s3":
-        return f"bucket {storage.bucket}" + (f" below {storage.prefix}" if storage.prefix else "")
-    return f"[storage] path {storage.path}"
 
 
 def _own_data(config: CoordinatorConfig) -> Callable[[Types], Table] | None:

@@ -68,12 +68,25 @@ def _repair(config: CoordinatorConfig, drop_update: str | None) -> int:
         opened = open_store(config.storage)
         stack.callback(opened.close)
         store = store_of_session(opened.store, journal, last.session.session_id)
+        if not _is_of_session(store, last):
+            raise CommandFailed(
+                f"no model of session {last.session.session_id} is in {config.storage.location}, and "
+                "nothing was checked: give the storage that the coordinator has, with --config or "
+                "--set"
+            )
         damaged = _look(store, last)
         if drop_update is None:
             return EXIT_DAMAGED if damaged else EXIT_SOUND
         update = _update_of(last, drop_update, damaged)
         _drop(journal, last, update, damaged.pop(update.weights.ref.key))
         return EXIT_DAMAGED if damaged else EXIT_SOUND
+
+
+def _is_of_session(store: WeightsStore, last: Snapshot) -> bool:
+    """Whether the store has any model of the session. With another store every model would be
+    reported as damaged."""
+    keys = [model.ref.key for model in last.history.models.values()]
+    return not keys or any(key == found for key in keys for found in store.keys(key))
 
 
 def _look(store: WeightsStore, last: Snapshot) -> dict[str, str]:

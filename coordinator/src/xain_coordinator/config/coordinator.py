@@ -265,6 +265,13 @@ class StorageSettings(Section):
             raise WrongSetting(missing, "one half of the credentials is given; give both or none")
         return self
 
+    @property
+    def location(self) -> str:
+        """Location of the weights, for messages."""
+        if self.kind == "s3":
+            return f"bucket {self.bucket}" + (f" below {self.prefix}" if self.prefix else "")
+        return f"[storage] path {self.path}"
+
     def _has_text(self, name: str) -> bool:
         """Blanks alone are nothing, as they are to read_secret."""
         secret: SecretStr = getattr(self, name)

@@ -1,1 +1,1 @@
-"""Plug-ins of other distributions: rules of aggregation and controllers."""
+"""Plug-ins of other distributions: aggregation rules, controllers and pacing rules."""

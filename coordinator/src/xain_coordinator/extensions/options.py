@@ -30,8 +30,9 @@ class WrongOption(ValueError):
 def make(kind: type[T], what: str, options: Mapping[str, object]) -> T:
     """An instance with these options.
 
-    Values are held against the annotations of the parameters: text, which is all that flags and the
-    environment have, is read as their type. What has none is taken as it is.
+    Values are held against the annotations of the parameters. Text from the environment is read as
+    their type, and a number that flags have read becomes text for a parameter that is text. A value
+    of a parameter without an annotation is taken as it is.
     what: for messages, such as "rule 'krum'". Raises WrongOption, and PluginFailed if the class is
     not one that can be made in this way, whatever the options.
     """
@@ -46,7 +47,9 @@ def make(kind: type[T], what: str, options: Mapping[str, object]) -> T:
         if name not in parameters:
             have = f"it has: {', '.join(parameters)}" if parameters else "it has none"
             raise WrongOption(name, f"{what} has no such option; {have}")
-        values[name] = _read(name, value, adapters[name]) if name in adapters else value
+        if name in adapters:
+            value = _read(name, value, adapters[name], is_text=hints[name] is str)
+        values[name] = value
     try:
         return kind(**values)
     except (TypeError, ValueError) as error:  # of what a constructor says of them together
@@ -75,10 +78,12 @@ def _cannot_be_made(what: str, error: Exception) -> PluginFailed:
     return PluginFailed(f"{what} cannot be made: {type(error).__name__}: {error}")
 
 
-def _read(name: str, value: object, adapter: TypeAdapter[object]) -> object:
+def _read(name: str, value: object, adapter: TypeAdapter[object], *, is_text: bool) -> object:
     try:
         if isinstance(value, str):
             return adapter.validate_strings(value)
+        if is_text and type(value) in (int, float):
+            return str(value)
         return adapter.validate_python(value, strict=True)
     except ValidationError as error:
         # "Input should be a valid integer, unable to parse …" becomes "it must be a valid integer".
