@@ -367,6 +367,8 @@ class Rounds:
         first = self._first_update_at
         if self._rules.pacing != "after_first" or first is None or not self._has_enough:
             return inf
+        if not self._is_trained:  # initial weights are awaited from all
+            return inf
         return max(first, self._reopened_at or first) + float(self._rules.pacing_options["seconds"])
 
     @property
@@ -443,10 +445,13 @@ class Rounds:
         return self._rules.initial == "first" and is_empty
 
     @property
+    def _is_trained(self) -> bool:
+        return self._model is not None and not self._model.is_empty
+
+    @property
     def is_buffered(self) -> bool:
         """Models are made without waiting for those who are late; not the first one."""
-        is_empty = self._model is None or self._model.is_empty
-        return self._rules.consistency != "bsp" and not is_empty
+        return self._rules.consistency != "bsp" and self._is_trained
 
     @property
     def is_complete(self) -> bool:
@@ -459,7 +464,7 @@ class Rounds:
         if self.is_buffered:
             slowest = min(self._clocks[p] for p in self.outstanding)
             return self._number + 1 - slowest <= self.limit and num_updates >= rules.buffer_size
-        if rules.quorum:
+        if rules.quorum and self._is_trained:
             return parse(rules.quorum).is_met(
                 lambda source, _: self._num_of(source, self._updated),
                 lambda source: self._num_of(source, set(self._clocks)),

@@ -1,5 +1,7 @@
 """Pacing rules with a name: they close a round that has enough updates."""
 
+from dataclasses import replace
+
 import pytest
 from tests.unit.core.bench import Bench, closing, counted, make_rules
 
@@ -79,6 +81,30 @@ def test_without_an_update_the_deadline_stands() -> None:
     assert bench.session.round == 1
 
 
+def test_initial_weights_are_awaited_from_all() -> None:
+    """The rule is asked from the first model on."""
+    bench = bench_of("a", "b", "c", initial="empty")
+    bench.end("a")
+    bench.end("b")
+    bench.pass_time(2 * SECONDS)
+    assert bench.phase is Phase.COLLECTING
+    bench.end("c")
+    assert counted(bench) == ("a", "b", "c")
+    bench.end("a")
+    bench.pass_time(SECONDS)
+    assert counted(bench) == ("a",)
+
+
+def test_a_rule_sees_when_each_update_was_accepted() -> None:
+    bench = bench_of("a", "b", "c")
+    for name, at in (("a", 5.0), ("b", 12.0)):
+        bench.pass_time(at - bench.now)
+        bench.end(name)
+    bench.restart()
+    updates = bench.session.opened.updates
+    assert {name: one.accepted_at for name, one in updates.items()} == {"a": 5.0, "b": 12.0}
+
+
 def test_a_restart_changes_nothing() -> None:
     bench = bench_of("a", "b")
     bench.pass_time(10.0)
@@ -110,7 +136,9 @@ def test_a_reopened_round_waits_for_the_sender_of_a_damaged_update() -> None:
 
 def test_session_time_is_recorded_while_the_wait_lasts() -> None:
     """A crash puts the closing off by a tenth of the wait."""
-    assert noted_every_s(bench_of("a", "b").session.rules) == SECONDS / 10
+    rules = bench_of("a", "b").session.rules
+    assert noted_every_s(rules) == SECONDS / 10
+    assert noted_every_s(replace(rules, pacing="of a plug-in", pacing_options={})) == 3.0
 
 
 def test_status_tells_what_the_round_waits_for() -> None:

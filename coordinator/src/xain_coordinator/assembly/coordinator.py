@@ -133,7 +133,9 @@ class Coordinator:
             self._fence: Fence | None = None
             if isinstance(self._journal, SqliteJournal):  # one in memory has no second copy
                 owners = PrefixedStore(whole, session.session_id)
-                self._fence = Fence(owners, self._journal, session.session_id, config.storage.location)
+                self._fence = Fence(
+                    owners, self._journal, session.session_id, config.storage.location
+                )
                 whole = FencedStore(whole, self._fence.check)
             # Keys are per session, so that a new one never meets the models of the last.
             part = PrefixedStore(whole, session.session_id)

@@ -28,6 +28,8 @@ TAG = "update"
 # Session time is written down this often while a deadline is waited for: a crash puts a deadline
 # off by at most this fraction of it, or by the least time.
 NOTED_FRACTION = 0.1
+# The wait that is assumed of a pacing rule of a plug-in, which alone knows its own.
+PLUGIN_WAIT_S = 30.0
 MIN_NOTED_S = 1.0
 MAX_NOTED_S = 60.0
 
@@ -321,8 +323,9 @@ def noted_every_s(rules: Rules, round_: Round | None = None) -> float | None:
     is_evaluation = round_ is not None and round_.is_evaluation
     deadline_s = rules.evaluate_deadline_s if is_evaluation else rules.deadline_s
     waits = [wait for wait in (deadline_s, rules.idle_timeout_s) if wait is not None]
-    if rules.pacing and isinstance(pacing := pacing_of(rules), AfterFirst):
-        waits.append(pacing.seconds)
+    if rules.pacing:
+        pacing = pacing_of(rules)
+        waits.append(pacing.seconds if isinstance(pacing, AfterFirst) else PLUGIN_WAIT_S)
     if not waits:
         return None
     return min(MAX_NOTED_S, max(MIN_NOTED_S, NOTED_FRACTION * min(waits)))

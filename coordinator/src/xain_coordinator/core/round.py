@@ -4,6 +4,7 @@ The methods that begin with `with` or `without` answer the round after an event,
 as it was.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -133,7 +134,9 @@ class Round:
         places, place = self.places, place_of(update.weights.ref.key)
         if place != update_key(self.trained_by(participant_id), participant_id):
             places = including(places, place, participant_id)
-        updates = including(self.updates, participant_id, update)
+        updates = including(
+            self.updates, participant_id, dataclasses.replace(update, accepted_at=at)
+        )
         return replace(self, updates=updates, places=places, first_update_at=first_update_at)
 
     def with_loss(self, participant_id: str, metrics: Mapping[str, float]) -> "Round":

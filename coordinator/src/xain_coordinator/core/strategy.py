@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from xain_coordinator.core.pacing import Buffer, Pacing, WantedUpdates, pacing_of
+from xain_coordinator.core.pacing import Pacing, WantedUpdates, pacing_of
 from xain_coordinator.core.selection import Controller, ControllerFailed, builtin_controller
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Rules
@@ -18,9 +18,7 @@ class Strategy:
     def pacing_of_round(self, session: Session) -> Pacing:
         """The pacing rule of the open round. Initial weights are awaited from all participants that
         are to make some, since without a model there is nothing to train."""
-        if session.is_untrained and isinstance(self.pacing, Buffer):
-            return WantedUpdates()
-        return self.pacing
+        return WantedUpdates() if session.is_untrained else self.pacing
 
 
 def builtin_strategy(rules: Rules) -> Strategy:

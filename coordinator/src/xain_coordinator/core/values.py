@@ -138,12 +138,14 @@ class Update:
 
     num_samples: n_k, non-negative.
     layout: how to cut initial weights; empty if the participant does not declare it.
+    accepted_at: session time in seconds, for pacing rules; None in a journal of an earlier version.
     """
 
     participant_id: str
     weights: StoredWeights
     num_samples: int
     layout: Layout = ()
+    accepted_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
