@@ -387,9 +387,10 @@ def _require_weights(session: Session, store: WeightsStore, config: CoordinatorC
         if key not in present:
             raise StoreError(
                 f"the journal {config.journal.path} goes on from {session.session_id}/{key}, "
-                f"which is not in {config.storage.location}; is it the right one, and its data all there? A "
-                "journal from before later rounds cannot be gone on from: updates are dropped when "
-                "their round is over ([storage] keep_updates). xain-coordinator repair lists all "
+                f"which is not in {config.storage.location}; is it the right one, and its data all "
+                "there? A journal from before later rounds cannot be gone on from: updates are "
+                "dropped when their round is over ([storage] keep_updates). xain-coordinator "
+                "repair lists all "
                 "that is missing, and drops an update"
             )
 
@@ -411,10 +412,11 @@ def _require_latest(session: Session, store: WeightsStore, config: CoordinatorCo
     except KeyNotFound:
         return
     raise TakenOver(
-        f"{config.storage.location} has {session.session_id}/{key}, which the journal {config.journal.path} "
-        "has not come to: the session has gone on from another copy of it; start that one. If it "
-        "is lost for good, or there is none and the end of this journal's write-ahead log is lost, "
-        "and with it what was acknowledged there, delete this model and those after it and start "
+        f"{config.storage.location} has {session.session_id}/{key}, which the journal "
+        f"{config.journal.path} has not come to: the session has gone on from another copy of it; "
+        "start that one. If it is lost for good, or there is none and the end of this journal's "
+        "write-ahead log is lost, and with it what was acknowledged there, delete this model "
+        "and those after it and start "
         "again"
     )
 

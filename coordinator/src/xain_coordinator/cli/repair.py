@@ -69,10 +69,10 @@ def _repair(config: CoordinatorConfig, drop_update: str | None) -> int:
         stack.callback(opened.close)
         store = store_of_session(opened.store, journal, last.session.session_id)
         if not _is_of_session(store, last):
+            session_id, location = last.session.session_id, config.storage.location
             raise CommandFailed(
-                f"no model of session {last.session.session_id} is in {config.storage.location}, and "
-                "nothing was checked: give the storage that the coordinator has, with --config or "
-                "--set"
+                f"no model of session {session_id} is in {location}, and nothing was checked: give "
+                "the storage that the coordinator has, with --config or --set"
             )
         damaged = _look(store, last)
         if drop_update is None:
