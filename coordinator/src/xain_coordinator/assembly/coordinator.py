@@ -390,8 +390,7 @@ def _require_weights(session: Session, store: WeightsStore, config: CoordinatorC
                 f"which is not in {config.storage.location}; is it the right one, and its data all "
                 "there? A journal from before later rounds cannot be gone on from: updates are "
                 "dropped when their round is over ([storage] keep_updates). xain-coordinator "
-                "repair lists all "
-                "that is missing, and drops an update"
+                "repair lists all that is missing, and drops an update"
             )
 
 
@@ -416,8 +415,7 @@ def _require_latest(session: Session, store: WeightsStore, config: CoordinatorCo
         f"{config.journal.path} has not come to: the session has gone on from another copy of it; "
         "start that one. If it is lost for good, or there is none and the end of this journal's "
         "write-ahead log is lost, and with it what was acknowledged there, delete this model "
-        "and those after it and start "
-        "again"
+        "and those after it and start again"
     )
 
 
