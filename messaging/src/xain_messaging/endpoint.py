@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
 
+from xain_foundation.backoff import Backoff
 from xain_foundation.logger import get_logger
 from xain_messaging.codec import Frames, decode, num_bytes
 from xain_messaging.errors import (
@@ -67,7 +68,7 @@ class _Probe:
 
     so_far: tuple[int, int]
     at: float
-    wait_s: float
+    backoff: Backoff
 
 
 class Endpoint:
@@ -502,10 +503,10 @@ class Endpoint:
                 continue
             probe = before.get(name)
             if probe is None or probe.so_far != link.so_far:
-                probe = _Probe(link.so_far, now + PROBE_S, PROBE_S)
+                backoff = Backoff(PROBE_S, MAX_PROBE_S)
+                probe = _Probe(link.so_far, now + backoff.next_s(), backoff)
             elif probe.at <= now:
-                probe.wait_s = min(2 * probe.wait_s, MAX_PROBE_S)
-                probe.at = now + probe.wait_s
+                probe.at = now + probe.backoff.next_s()
                 self._send(link, link.where())
             self._probes[name] = probe
 

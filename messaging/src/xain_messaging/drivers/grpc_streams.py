@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import grpc
 
+from xain_foundation.backoff import Backoff
 from xain_foundation.logger import get_logger
 from xain_messaging import background
 from xain_messaging.codec import MAX_MESSAGE_BYTES, Frames, num_bytes
@@ -96,7 +97,7 @@ class _Connection:
         self._packets: queue.SimpleQueue[Frames | None] = queue.SimpleQueue()
         self._call: Any = None
         self._begun_at = 0.0
-        self._retry_s = RETRY_S
+        self._backoff = Backoff(RETRY_S, MAX_RETRY_S)
         self._is_closed = False
 
     def send(self, frames: Frames) -> None:
@@ -115,12 +116,12 @@ class _Connection:
         with self._lock:
             if self._is_closed:
                 return
-            was_new = time.monotonic() - self._begun_at < 1
-            self._retry_s = min(2 * self._retry_s, MAX_RETRY_S) if was_new else RETRY_S
+            if time.monotonic() - self._begun_at >= 1:
+                self._backoff.reset()
         level = log.debug if call.code() in _USUAL else log.warning
         level("stream_ended", peer=self._peer, code=str(call.code()), details=call.details())
         loop = background.event_loop()
-        loop.call_soon_threadsafe(loop.call_later, self._retry_s, self._reopen)
+        loop.call_soon_threadsafe(loop.call_later, self._backoff.next_s(), self._reopen)
 
     def _reopen(self) -> None:
         with self._lock:
