@@ -131,7 +131,7 @@ def test_an_unknown_event_is_named(journal: Journal) -> None:
         journal.append([Record(1.0, cast(DurableEvent, Unknown()))])
 
 
-def test_what_was_loaded_does_not_change(journal: Journal) -> None:
+def test_loaded_records_do_not_change(journal: Journal) -> None:
     """It may be read only now, but it is what was there when it was asked for."""
     journal.append([opened("one")])
     records = journal.load()
@@ -139,7 +139,7 @@ def test_what_was_loaded_does_not_change(journal: Journal) -> None:
     assert list(records) == [opened("one")]
 
 
-def test_what_comes_after_a_number_of_records(journal: Journal) -> None:
+def test_records_after_a_number_are_read(journal: Journal) -> None:
     """A start reads what came after its snapshot, and no more."""
     records = [opened(), closed(0), closed(1), closed(2)]
     journal.append(records)

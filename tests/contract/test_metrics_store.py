@@ -163,7 +163,7 @@ def test_waiting_is_bounded_and_what_is_lost_is_counted(kept: Kept) -> None:
         assert stored[-may_wait:] == list(range(may_wait, 2 * may_wait))
 
 
-def test_what_comes_after_the_end_is_lost(metrics: MetricsStore) -> None:
+def test_points_after_close_are_lost(metrics: MetricsStore) -> None:
     """And counted, where there is anything to lose."""
     metrics.close()
     metrics.write([Point("x", {"late": n}) for n in range(3)])
@@ -175,7 +175,7 @@ def test_close_may_be_repeated(metrics: MetricsStore) -> None:
     metrics.close()
 
 
-def test_nothing_is_raised(metrics: MetricsStore) -> None:
+def test_metrics_store_raises_nothing(metrics: MetricsStore) -> None:
     """Not for points that cannot be stored, nor after the end: metrics never fail a call."""
     metrics.write([Point("x", {"bad": float("nan")}), Point("x", cast(Any, {"bad": object()}))])
     metrics.write([Point("x", cast(Any, None))])

@@ -175,7 +175,7 @@ def test_ranges_into_a_buffer(store: WeightsStore) -> None:
 @pytest.mark.parametrize(
     ("start", "length"), [(0, 0), (0, 10), (7, 5), (95, 50), (100, 1), (10**6, 10), (3, None)]
 )
-def test_what_is_said_at_the_opening_changes_nothing(
+def test_range_given_at_the_opening_changes_no_result(
     store: WeightsStore, start: int, length: int | None
 ) -> None:
     """All of the object can be read, in any order and again, whatever was to be read first."""
@@ -429,7 +429,7 @@ def test_hostile_keys(store: WeightsStore) -> None:
     "key",
     ["", "/", "/etc/passwd", "..", "../x", "1/../x", "1/..", ".", "1/./a", "1//a", "1/", "a\ud800"],
 )
-def test_what_cannot_be_a_key_is_refused(store: WeightsStore, key: str) -> None:
+def test_invalid_keys_are_refused(store: WeightsStore, key: str) -> None:
     for use in (store.open, store.upload, store.delete):
         with pytest.raises(ValueError, match="cannot be a key"):
             use(key)
@@ -459,7 +459,7 @@ def test_unfinished_uploads_go_on_or_are_gone(store: WeightsStore) -> None:
         return
     assert store.find_unfinished("3/a.3", "0123abcd") is None
     assert (found.size, found.read(1, 3), found.read(4, 10)) == (6, b"bcd", b"ef")
-    upload = found.go_on(2)
+    upload = found.resume(2)
     upload.write(b"XYZ")
     upload.commit(overwrite=True)
     assert get(store, "3/a.2") == b"abXYZ"

@@ -124,7 +124,7 @@ async def test_ctrl_c_stops_the_demo_and_all_it_started(tmp_path, number):
     assert not list(tmp_path.glob("xain-demo-*"))
 
 
-async def test_it_trains_anew_in_a_folder_that_was_kept(tmp_path):
+async def test_demo_trains_anew_in_a_kept_folder(tmp_path):
     """The second run in a folder shows all its rounds, whatever the first one left there, and
     whatever the environment says about other coordinators and participants."""
     short = ("--rounds", "2", "--participants", "2")
@@ -135,7 +135,7 @@ async def test_it_trains_anew_in_a_folder_that_was_kept(tmp_path):
         assert (tmp_path / "coordinator.log").read_text().count('"serving"') == 1
 
 
-async def test_it_goes_on_with_sites_that_were_started_by_hand(tmp_path):
+async def test_demo_continues_with_sites_started_by_hand(tmp_path):
     """The demo does not give up while others than its own children take part; and it does when
     nobody is left."""
     async with (

@@ -1,4 +1,5 @@
-"""Admission control of a real server: members and strangers that open more calls than they need."""
+"""Admission control of a real server: members and unregistered clients that open more calls than
+they need."""
 
 import asyncio
 import logging
@@ -25,17 +26,17 @@ from xain_proto.fl import inspection_pb2 as inspection
 Code = grpc.StatusCode
 HEARTBEAT = "/xain_proto.fl.Coordinator/Heartbeat"
 INSPECTION = "/xain_proto.fl.Inspection"
-STRANGERS = 20
+NUM_UNREGISTERED = 20
 
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few places, so that a test can fill them."""
-    monkeypatch.setattr("xain_coordinator.server.serve.CALLS_OF_STRANGERS", STRANGERS)
-    monkeypatch.setattr(admission_control, "HEALTH_CHECKS", STRANGERS)
-    monkeypatch.setattr(admission_control, "STREAMS_OF_STRANGERS", STRANGERS)
+    monkeypatch.setattr("xain_coordinator.server.serve.UNREGISTERED_CALLS", NUM_UNREGISTERED)
+    monkeypatch.setattr(admission_control, "HEALTH_CHECKS", NUM_UNREGISTERED)
+    monkeypatch.setattr(admission_control, "UNREGISTERED_STREAMS", NUM_UNREGISTERED)
     # Else silent calls end sooner, because others wait to be read.
-    monkeypatch.setattr(admission_control, "READS_OF_STRANGERS", 10 * STRANGERS)
+    monkeypatch.setattr(admission_control, "UNREGISTERED_READS", 10 * NUM_UNREGISTERED)
 
 
 def open_calls(coordinator: Any) -> int:
@@ -71,7 +72,7 @@ async def status_of(call: Any) -> Code:
 
 
 async def test_member_with_too_many_calls_is_asked_to_come_again(start, join):
-    """The calls of another member, and of strangers, are not refused for it."""
+    """The calls of another member, and of unregistered clients, are not refused for it."""
     coordinator = await start(rounds={"min_participants": 2})
     greedy, modest = join(coordinator, "greedy"), join(coordinator, "modest")
     await greedy.rendezvous()
@@ -99,12 +100,12 @@ async def test_call_without_a_message_ends_with_deadline_exceeded(start, join, m
     """Also one of a member, and a stream of requests; nothing of them is left."""
     monkeypatch.setattr(admission_control, "FIRST_MESSAGE_S", 0.1)
     coordinator = await start(rounds={"min_participants": 2})
-    member, stranger = join(coordinator, "a"), join(coordinator, "stranger")
+    member, unregistered = join(coordinator, "a"), join(coordinator, "unregistered")
     await member.rendezvous()
-    reflection = ServerReflectionStub(stranger.channel).ServerReflectionInfo(silence())
+    reflection = ServerReflectionStub(unregistered.channel).ServerReflectionInfo(silence())
     calls = [
         silent_heartbeat(member),
-        silent_heartbeat(stranger),
+        silent_heartbeat(unregistered),
         member.stub.PutWeights(silence(), metadata=member.metadata),
         reflection.read(),
     ]
@@ -114,15 +115,15 @@ async def test_call_without_a_message_ends_with_deadline_exceeded(start, join, m
     assert (await member.heartbeat()).state == pb.STANDBY
 
 
-async def test_slow_requests_of_strangers_end_when_others_wait_to_be_read(start, join):
+async def test_slow_requests_of_unregistered_clients_end_when_others_wait_to_be_read(start, join):
     """gRPC holds a message that is coming in memory, so only a few are read at a time."""
     coordinator = await start(rounds={"min_participants": 1})
-    silent, stranger = join(coordinator, "silent"), join(coordinator, "a")
-    number = admission_control.READS_OF_STRANGERS
+    silent, unregistered = join(coordinator, "silent"), join(coordinator, "a")
+    number = admission_control.UNREGISTERED_READS
     calls = [silent_heartbeat(silent) for _ in range(number)]
     await until_open(coordinator, number)
     assert not any(call.done() for call in calls)
-    assert (await stranger.rendezvous()).reply == pb.ACCEPT
+    assert (await unregistered.rendezvous()).reply == pb.ACCEPT
     await eventually(lambda: any(call.done() for call in calls))
     ended = next(call for call in calls if call.done())
     assert await ended.code() is Code.UNAVAILABLE
@@ -131,16 +132,18 @@ async def test_slow_requests_of_strangers_end_when_others_wait_to_be_read(start,
 
 
 @pytest.mark.usefixtures("few")
-async def test_silent_calls_of_strangers_make_room_for_newer_calls(start, join, monkeypatch):
-    """One of them ends; strangers that do send their message are answered."""
+async def test_silent_calls_of_unregistered_clients_make_room_for_newer_calls(
+    start, join, monkeypatch
+):
+    """One of them ends; unregistered clients that do send their message are answered."""
     monkeypatch.setattr(admission_control, "MIN_SILENCE_S", 0.0)
     coordinator = await start(rounds={"min_participants": 1})
-    stranger = join(coordinator, "a")
+    unregistered = join(coordinator, "a")
     silent = join(coordinator, "silent")
-    most = STRANGERS + 1  # and as many as may be connected
+    most = NUM_UNREGISTERED + 1  # and as many as may be connected
     calls = [silent_heartbeat(silent) for _ in range(most)]
     await until_open(coordinator, most)
-    assert (await stranger.rendezvous()).reply == pb.ACCEPT
+    assert (await unregistered.rendezvous()).reply == pb.ACCEPT
     await eventually(lambda: any(call.done() for call in calls))
     await until_open(coordinator, most - 1)
     (ended,) = [call for call in calls if call.done()]
@@ -150,12 +153,12 @@ async def test_silent_calls_of_strangers_make_room_for_newer_calls(start, join, 
 
 
 @pytest.mark.usefixtures("few")
-async def test_strangers_are_refused_while_younger_calls_fill_their_places(start, join):
+async def test_unregistered_clients_are_refused_while_younger_calls_fill_their_places(start, join):
     """A flood within the second in which a message may still be on its way."""
     coordinator = await start(rounds={"min_participants": 2})
     member, silent = join(coordinator, "a"), join(coordinator, "silent")
     await member.rendezvous()
-    most = STRANGERS + 2
+    most = NUM_UNREGISTERED + 2
     with SilentConnection(coordinator.port) as connection:
         connection.open_calls(HEARTBEAT, 3 * most)
         await until_open(coordinator, most)
@@ -173,19 +176,21 @@ async def test_strangers_are_refused_while_younger_calls_fill_their_places(start
 async def test_answers_that_are_not_taken_keep_no_place(start, join, monkeypatch, caplog, method):
     """A client without a window for answers is refused further calls; others are answered."""
     call_bytes = admission_control.CALL_BYTES
-    monkeypatch.setattr(admission_control, "ANSWER_BYTES", call_bytes * (4 * STRANGERS - 1) // 2)
+    monkeypatch.setattr(
+        admission_control, "ANSWER_BYTES", call_bytes * (4 * NUM_UNREGISTERED - 1) // 2
+    )
     coordinator = await start(rounds={"min_participants": 2})
-    stranger = join(coordinator, "a")
+    unregistered = join(coordinator, "a")
     with SilentConnection(coordinator.port, window=0) as connection:
         for number in range(1, 5):
-            connection.open_calls(method, STRANGERS // 2, b"")
-            await until_open(coordinator, number * STRANGERS // 2)
-        connection.open_calls(method, STRANGERS // 2, b"")
-        await eventually(lambda: coordinator.counters["TOO_MANY_CALLS"] == STRANGERS // 2)
-        await until_open(coordinator, 2 * STRANGERS)
-        health = health_pb2_grpc.HealthStub(stranger.channel)
+            connection.open_calls(method, NUM_UNREGISTERED // 2, b"")
+            await until_open(coordinator, number * NUM_UNREGISTERED // 2)
+        connection.open_calls(method, NUM_UNREGISTERED // 2, b"")
+        await eventually(lambda: coordinator.counters["TOO_MANY_CALLS"] == NUM_UNREGISTERED // 2)
+        await until_open(coordinator, 2 * NUM_UNREGISTERED)
+        health = health_pb2_grpc.HealthStub(unregistered.channel)
         await health.Check(health_pb2.HealthCheckRequest())
-        assert (await stranger.rendezvous()).reply == pb.ACCEPT
+        assert (await unregistered.rendezvous()).reply == pb.ACCEPT
     await until_open(coordinator, 0)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
@@ -210,31 +215,33 @@ async def test_large_answers_that_are_not_taken_have_a_bound(start, join, monkey
 
 
 @pytest.mark.usefixtures("few")
-async def test_streams_of_strangers_are_bounded_and_the_oldest_ends(start, join, monkeypatch):
+async def test_streams_of_unregistered_clients_are_bounded_and_the_oldest_ends(
+    start, join, monkeypatch
+):
     """Health/Watch and reflection share their places; health checks have others."""
     monkeypatch.setattr(admission_control, "MIN_SILENCE_S", 0.0)
     coordinator = await start(rounds={"min_participants": 2})
-    stranger = join(coordinator, "stranger")
-    health = health_pb2_grpc.HealthStub(stranger.channel)
+    unregistered = join(coordinator, "unregistered")
+    health = health_pb2_grpc.HealthStub(unregistered.channel)
     request = health_pb2.HealthCheckRequest(service="")
     watches = []
-    for _ in range(STRANGERS + 5):
+    for _ in range(NUM_UNREGISTERED + 5):
         watches.append(watch := health.Watch(request))
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
     codes = [await status_of(watch.read()) for watch in watches[:5]]
     assert codes == [Code.RESOURCE_EXHAUSTED] * 5
-    await until_open(coordinator, STRANGERS)
+    await until_open(coordinator, NUM_UNREGISTERED)
     assert (await health.Check(request)).status == health_pb2.HealthCheckResponse.SERVING
     for watch in watches:
         watch.cancel()
 
 
-async def test_stream_of_a_stranger_has_an_end(start, join, monkeypatch):
+async def test_stream_of_an_unregistered_client_has_an_end(start, join, monkeypatch):
     """UNAVAILABLE: whoever still watches opens another one."""
     monkeypatch.setattr(admission_control, "STREAM_S", 0.1)
     coordinator = await start(rounds={"min_participants": 2})
-    stranger = join(coordinator, "stranger")
-    watch = health_pb2_grpc.HealthStub(stranger.channel).Watch(health_pb2.HealthCheckRequest())
+    unregistered = join(coordinator, "unregistered")
+    watch = health_pb2_grpc.HealthStub(unregistered.channel).Watch(health_pb2.HealthCheckRequest())
     await watch.read()
     assert await status_of(watch.read()) is Code.UNAVAILABLE
     await until_open(coordinator, 0)
@@ -243,7 +250,7 @@ async def test_stream_of_a_stranger_has_an_end(start, join, monkeypatch):
 async def test_connection_has_a_limit_of_streams(start, join, monkeypatch):
     """A client that keeps to HTTP/2 waits with further calls; one that does not is refused them."""
     # Else silent calls end while the last ones come, because others wait to be read.
-    monkeypatch.setattr(admission_control, "READS_OF_STRANGERS", 2 * STREAMS_PER_CONNECTION)
+    monkeypatch.setattr(admission_control, "UNREGISTERED_READS", 2 * STREAMS_PER_CONNECTION)
     coordinator = await start(rounds={"min_participants": 2})
     member = join(coordinator, "a")
     await member.rendezvous()

@@ -104,7 +104,7 @@ async def test_an_update_put_directly_counts(store, start, join):
     await until(lambda: not list(store.keys(f"{session}/incoming")))
 
 
-async def test_what_was_put_goes_with_its_round(store, start, join):
+async def test_object_put_by_url_is_dropped_with_its_round(store, start, join):
     """All of it together: a deletion for each hand-in would keep a slow store from what somebody
     waits for."""
     coordinator, a, b = await first_round(start, join, "a", "b")
@@ -136,7 +136,7 @@ async def test_small_models_are_not_offered(store, start, join):
     assert not work.HasField("upload")
 
 
-async def test_what_cannot_be_signed_is_not_offered(store, start, join):
+async def test_url_that_cannot_be_signed_is_not_offered(store, start, join):
     """The round goes on through the coordinator."""
     _, member = await first_round(start, join)
     store.signs = False
@@ -184,7 +184,7 @@ async def test_one_that_is_too_far_away_is_refused(store, start, join):
 
 
 @pytest.mark.parametrize("claim", ["size", "digest"])
-async def test_it_must_be_what_its_sender_says(store, start, join, claim):
+async def test_object_put_by_url_must_match_its_announcement(store, start, join, claim):
     """Size and digest are checked against the object, not believed."""
     _, member = await first_round(start, join)
     ref = await put(store, await member.start(), npy(np.ones(SIZE, np.float32)))
@@ -215,7 +215,7 @@ async def test_after_it_is_accepted_its_url_is_worth_nothing(store, start, join)
     assert await b.download("2/global") == npy(np.full(SIZE, 3, np.float32))
 
 
-async def test_what_is_too_large_is_not_copied(store, start, join):
+async def test_object_that_is_too_large_is_not_copied(store, start, join):
     """A URL takes whatever is put there. It goes, and the participant may put its update."""
     coordinator, member = await first_round(start, join)
     work = await member.start()
@@ -233,7 +233,7 @@ async def test_what_is_too_large_is_not_copied(store, start, join):
     await member.until(pb.FINISHED, 1)
 
 
-async def test_it_is_gone_before_its_sender_hears_of_it(store, start, join, monkeypatch):
+async def test_wrong_object_is_deleted_before_its_sender_is_told(store, start, join, monkeypatch):
     """Who hears of it puts the right one there, under the same URL."""
     _, member = await first_round(start, join)
     work = await member.start()
@@ -318,8 +318,8 @@ def is_reading(inbox: Inbox, participant_id: str) -> bool:
     return slot is not None and slot.reading is not None
 
 
-@pytest.mark.parametrize("is_late_at", ["its turn", "its end"])
-async def test_what_is_late_is_not_copied_or_does_not_stay(
+@pytest.mark.parametrize("is_late_at", ["its slot", "its end"])
+async def test_late_object_is_not_copied_or_does_not_stay(
     store, start, join, monkeypatch, is_late_at
 ):
     """Its round closes without it, and nobody comes back for it."""
@@ -340,10 +340,10 @@ async def test_what_is_late_is_not_copied_or_does_not_stay(
 
     monkeypatch.setattr(store, "copy", slow)
     inbox = coordinator._server.inbox
-    async with AsyncExitStack() as turns:
+    async with AsyncExitStack() as held_slots:
         if is_late_at == "its turn":
             for _ in range(inbox_module.NUM_READINGS):
-                await turns.enter_async_context(inbox._readings)
+                await held_slots.enter_async_context(inbox._readings)
         given_up = asyncio.ensure_future(b.end(ref, round_=1))
         async with asyncio.timeout(60):
             while not (copies if is_late_at == "its end" else is_reading(inbox, "b")):
@@ -437,7 +437,7 @@ def late_before_effects(
         if coordinator.driver._decided.phase is Phase.AGGREGATING:
             while late:
                 key, data = late.pop()
-                store.place(key, data, overwrite=True)
+                store.store_object(key, data, overwrite=True)
         take_effect(*arguments, **keywords)
 
     monkeypatch.setattr(coordinator.driver, "_take_effect", arrive)

@@ -81,7 +81,7 @@ async def test_health(start):
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_who_drains_is_alive(start):
+async def test_draining_coordinator_is_alive(start):
     """Traffic is to go elsewhere, but nobody is to kill it: it ends by itself."""
     coordinator = await start()
     response = health_pb2.HealthCheckResponse
@@ -102,7 +102,7 @@ async def test_who_drains_is_alive(start):
 
 
 @pytest.mark.e2e
-async def test_who_hangs_is_not_alive(tmp_path):
+async def test_hanging_coordinator_is_not_alive(tmp_path):
     """The kernel goes on to accept connections for a process that does nothing any more, so a
     check by the connection alone would find it alive."""
     process = CoordinatorProcess(tmp_path, {})

@@ -38,7 +38,7 @@ SEED = int(os.environ.get("SEED", "0"))
 
 BY_NAME = {path(method).rpartition(".")[2]: method for method in METHODS}
 MEMBER = (("xain-participant-id", "member"),)
-STRANGER = (("xain-participant-id", "stranger"),)
+UNREGISTERED = (("xain-participant-id", "unregistered"),)
 
 
 def assert_unharmed(coordinator: CoordinatorProcess) -> None:
@@ -127,13 +127,14 @@ def refusals(port: int, name: str, number: int, request: bytes) -> Counter[grpc.
     codes: Counter[grpc.StatusCode] = Counter()
     with channel(port) as opened:
         for turn in range(number):
-            identity = MEMBER if turn % 2 else STRANGER
+            identity = MEMBER if turn % 2 else UNREGISTERED
             codes[ask(opened, BY_NAME[name], [request], identity).code] += 1
     return codes
 
 
 async def test_refused_requests_leave_memory_below_200_mib(coordinator):
-    """Each is sent dozens of times, one after the other, by a member and by a stranger."""
+    """Each is sent dozens of times, one after the other, by a member and by an unregistered
+    client."""
     peaks = {}
     for number, (name, times, request) in enumerate(OVERSIZED):
         codes = await asyncio.to_thread(refusals, coordinator.port, name, times, request)
@@ -144,15 +145,19 @@ async def test_refused_requests_leave_memory_below_200_mib(coordinator):
 
 
 async def test_large_requests_at_a_time_leave_memory_below_200_mib(coordinator):
-    """gRPC holds what has come of a message, and strangers may open many calls."""
-    strangers = [Member(coordinator.port, None) for _ in range(4)]
+    """gRPC holds what has come of a message, and unregistered clients may open many calls."""
+    unregistered_clients = [Member(coordinator.port, None) for _ in range(4)]
     request = pb.FindUploadRequest(digest=b"x" * LARGE)
-    calls = [stranger.stub.FindUpload(request) for stranger in strangers for _ in range(40)]
+    calls = [
+        unregistered.stub.FindUpload(request)
+        for unregistered in unregistered_clients
+        for _ in range(40)
+    ]
     codes = {await call.code() for call in calls}
     assert codes <= {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
     assert coordinator.peak_mib() < MAX_RESIDENT_MIB
-    for stranger in strangers:
-        await stranger.close()
+    for unregistered in unregistered_clients:
+        await unregistered.close()
     assert_unharmed(coordinator)
 
 
@@ -164,7 +169,7 @@ def fuzz(port: int, seed: int) -> list[tuple[str, Answer]]:
         for _ in range(FUZZ_CALLS):
             for method in METHODS:
                 requests = malformed(method, chance)
-                identity = chance.choice((MEMBER, MEMBER, STRANGER, ()))
+                identity = chance.choice((MEMBER, MEMBER, UNREGISTERED, ()))
                 answer = ask(opened, method, requests, identity, timeout_s=0.2)
                 if answer.code in NEVER:
                     wrong.append((path(method), answer))

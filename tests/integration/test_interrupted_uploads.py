@@ -134,7 +134,7 @@ async def test_an_upload_does_not_go_on_as_another_update(start, join, tmp_path)
     await a.end((await (await put(a, await found(a)))).ref)
 
 
-async def test_what_goes_on_with_other_bytes_is_refused(start, join, tmp_path):
+async def test_upload_continued_with_other_bytes_is_refused(start, join, tmp_path):
     """The digest is that of the whole object, whoever has sent which part of it."""
     a = join(await start(), "a")
     await in_round(a)
@@ -345,7 +345,7 @@ async def kept_of_a_round_that_is_over(a: Member, folder: Path) -> None:
     assert len(parts(folder)) == 1
 
 
-async def test_what_is_kept_goes_with_its_round(start, join, tmp_path):
+async def test_broken_upload_is_dropped_with_its_round(start, join, tmp_path):
     """Whatever is uploaded next, and at the end of the process."""
     coordinator = await start(rounds={"rounds": 3})
     a = join(coordinator, "a")
@@ -354,9 +354,7 @@ async def test_what_is_kept_goes_with_its_round(start, join, tmp_path):
     await until(lambda: parts(tmp_path) == [])
 
 
-async def test_what_a_predecessor_has_received_is_swept_when_its_round_is_over(
-    start, join, tmp_path
-):
+async def test_part_of_an_earlier_process_is_removed_when_its_round_is_over(start, join, tmp_path):
     """Nobody asks for it any more. What came in the meantime is left alone."""
     _, a = await begun_again(start, join, tmp_path)
     assert len(parts(tmp_path)) == 1

@@ -17,7 +17,7 @@ def of_round_0(coordinator) -> set[str]:
 
 
 @pytest.mark.parametrize("num_rounds", [1, 2])
-async def test_what_comes_after_its_round_was_looked_through_does_not_stay(
+async def test_update_of_a_round_that_is_over_does_not_stay(
     start, join, tmp_path, monkeypatch, num_rounds
 ):
     """A disk may take seconds for it, and the round close without it, and the session end."""

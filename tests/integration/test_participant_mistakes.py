@@ -228,7 +228,7 @@ async def test_process_with_the_given_instance_id_of_a_killed_one_takes_over_at_
     await again.kill()
     monkeypatch.setenv("XAIN_PARTICIPANT_PARTICIPANT__INSTANCE_ID", "pod-8")
     other = await launch(Csv(tmp_path, target, "ward", table))
-    await other.until_logged("if it has ended, this one takes its place")
+    await other.until_logged("if it has ended, this one takes its slot")
 
 
 # --- failures ---

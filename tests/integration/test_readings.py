@@ -120,27 +120,27 @@ QUORUM = {"quorum": "participant:update:50%", "start_participants": 2, "max_part
 
 
 @asynccontextmanager
-async def nobodys_turn(coordinator: Coordinator) -> AsyncIterator[None]:
-    async with AsyncExitStack() as turns:
+async def no_free_slot(coordinator: Coordinator) -> AsyncIterator[None]:
+    async with AsyncExitStack() as held_slots:
         for _ in range(NUM_READINGS):
-            await turns.enter_async_context(coordinator._server.inbox._readings)
+            await held_slots.enter_async_context(coordinator._server.inbox._readings)
         yield
 
 
 def is_reading(coordinator: Coordinator, participant_id: str) -> bool:
-    """Whether something is read back for the participant, or waits for its turn."""
+    """Whether something is read back for the participant, or waits for a slot."""
     slot = coordinator._server.inbox._slots.get(participant_id)
     return slot is not None and slot.reading is not None
 
 
-async def test_what_is_not_wanted_any_more_is_not_read(start, join, held):
-    """When its turn comes, its round is over."""
+async def test_update_of_a_closed_round_is_not_read(start, join, held):
+    """The round of an update is over when a slot is free."""
     coordinator = await start(rounds={"rounds": 2, **QUORUM}, server=PATIENT)
     a, b = join(coordinator, "a"), join(coordinator, "b")
     await asyncio.gather(a.rendezvous(), b.rendezvous())
     await a.until(pb.ROUND, 0)
     coordinator.store.put({"0/b": DATA})
-    async with nobodys_turn(coordinator):
+    async with no_free_slot(coordinator):
         handing_in = asyncio.ensure_future(b.end(name="b", round_=None))
         await until(lambda: is_reading(coordinator, "b"))
         await a.hand_in(VECTOR)

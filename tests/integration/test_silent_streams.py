@@ -1,4 +1,5 @@
-"""A stranger that opens thousands of calls and says nothing, while participants train."""
+"""An unregistered client that opens thousands of calls and says nothing, while participants
+train."""
 
 import asyncio
 import json

@@ -51,29 +51,29 @@ def test_the_table_is_complete():
     assert sorted(kind.code for kind in refusals) == sorted(RefusalReason.keys()[1:])
 
 
-def test_what_comes_late_is_a_failed_precondition():
+def test_late_update_is_a_failed_precondition():
     """Participants drop such a result and wait for the next round; another attempt cannot help."""
     late = [kind for kind in STATUSES if issubclass(kind, errors.LateUpdate)]
     assert len(late) == 3
     assert {STATUSES[kind] for kind in late} == {Code.FAILED_PRECONDITION}
 
 
-async def test_a_stranger_is_told_to_rendezvous(start, join):
+async def test_unregistered_client_is_told_to_rendezvous(start, join):
     """PERMISSION_DENIED for every call that needs membership, with XAIN's words."""
     coordinator = await start(rounds=TWO)
-    stranger = join(coordinator, "stranger")
+    unregistered = join(coordinator, "unregistered")
     calls = [
-        stranger.heartbeat(),
-        stranger.start(),
-        stranger.upload([1.0]),
-        stranger.end(round_=0),
-        stranger.until(pb.ROUND, 0),
+        unregistered.heartbeat(),
+        unregistered.start(),
+        unregistered.upload([1.0]),
+        unregistered.end(round_=0),
+        unregistered.until(pb.ROUND, 0),
     ]
     for call in calls:
         code, why, message = await refused(call)
         assert (code, why) == (Code.PERMISSION_DENIED, "NOT_A_MEMBER")
         assert message == (
-            "Unknown participant stranger. "
+            "Unknown participant unregistered. "
             "Please try to rendezvous with the coordinator before making a request."
         )
 
@@ -163,7 +163,7 @@ async def test_bad_updates_are_refused_and_good_ones_taken_after(
         (npy([1.0]), None, 5, "longer than the 5 bytes announced"),
     ],
 )
-async def test_what_is_not_a_vector_is_refused_while_it_comes(
+async def test_upload_that_is_no_vector_is_refused_while_it_comes(
     start, join, data, announced, size, message
 ):
     """A broken upload is INVALID_ARGUMENT, and nothing of it stays in the store."""
@@ -175,7 +175,7 @@ async def test_what_is_not_a_vector_is_refused_while_it_comes(
     assert (code, why) == (Code.FAILED_PRECONDITION, "UPLOAD_MISSING")
 
 
-async def test_what_travels_inside_is_checked_the_same(start, join):
+async def test_inline_update_is_checked_like_an_upload(start, join):
     """Weights inside a reference are measured like an upload, and leave nothing when refused."""
     a, b = await in_round(start, join)
     good = npy([1.0, 2.0])
@@ -207,7 +207,7 @@ async def test_names_that_are_no_keys_are_refused(start, join, name):
     assert (code, why) == (Code.INVALID_ARGUMENT, "INVALID_NAME")
 
 
-async def test_nobody_hands_in_what_another_uploaded(start, join):
+async def test_upload_of_another_participant_is_refused(start, join):
     """An upload belongs to its uploader (X12)."""
     a, b = await in_round(start, join)
     ref = await a.upload([1.0])

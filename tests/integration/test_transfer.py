@@ -27,16 +27,16 @@ from xain_proto.fl import coordinator_pb2 as pb
 Code = grpc.StatusCode
 
 
-async def test_upload_of_a_stranger_is_refused_before_it_sends_anything(start, join):
+async def test_upload_of_an_unregistered_client_is_refused_before_it_sends_anything(start, join):
     coordinator = await start()
-    stranger = join(coordinator, "stranger")
+    unregistered = join(coordinator, "unregistered")
     silent = asyncio.Event()
 
     async def requests() -> AsyncIterator[pb.PutWeightsRequest]:
         await silent.wait()
         yield pb.PutWeightsRequest()
 
-    call = stranger.stub.PutWeights(requests(), metadata=stranger.metadata)
+    call = unregistered.stub.PutWeights(requests(), metadata=unregistered.metadata)
     code, why, _ = await refused(call)
     assert (code, why) == (Code.PERMISSION_DENIED, "NOT_A_MEMBER")
 
@@ -90,7 +90,7 @@ async def test_an_encoding_is_asked_for_where_there_is_one(start, join, dtype, e
     assert (await a.start()).encoding == encoding
 
 
-async def test_what_cannot_be_decoded_is_refused(start, join):
+async def test_upload_that_cannot_be_decoded_is_refused(start, join):
     """Unknown encodings, tiles that are none, and what there is no model for."""
     coordinator = await start(rounds={"rounds": 2})
     a = join(coordinator, "a")

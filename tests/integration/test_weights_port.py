@@ -223,12 +223,12 @@ async def test_urls_that_do_not_fit_the_request_change_nothing(start, join, tmp_
     args = ("PUT", "a", 1, "1/a", len(OTHER_DATA))
     expired = Capabilities(secret, session, -1).path(*args)
     foreign = Capabilities(secret, "another", 60).path(*args)
-    stranger = Capabilities(secret, session, 60).path("PUT", "nobody", 1, "1/nobody", 1 << 30)
+    unregistered = Capabilities(secret, session, 60).path("PUT", "nobody", 1, "1/nobody", 1 << 30)
     earlier = Capabilities(secret, session, 60).path("PUT", "a", 0, "0/a", 1 << 30)
     cases = [
         ("PUT", base + expired, 403),
         ("PUT", base + foreign, 403),
-        ("PUT", base + stranger, 403),
+        ("PUT", base + unregistered, 403),
         ("PUT", base + earlier, 409),
         ("PUT", work.model.url, 403),
         ("PUT", f"{work.upload.url}x", 403),
@@ -384,8 +384,8 @@ async def test_sender_of_single_bytes_ends(start, join, monkeypatch):
 
 
 async def test_idle_connections_give_way_to_new_ones(start, join, monkeypatch):
-    """Strangers cannot fill the port: neither with connections that send no head, nor with refused
-    requests whose answer they do not read to its end."""
+    """Unregistered clients cannot fill the port: neither with connections that send no head, nor
+    with refused requests whose answer they do not read to its end."""
     monkeypatch.setattr(ports, "MAX_IDLE", 4)
     monkeypatch.setattr(ports, "MAX_CONNECTIONS", 8)
     monkeypatch.setattr(ports, "LINGER_S", 1e6)

@@ -96,7 +96,9 @@ class SlowEvent:
             yield messages
 
 
-messages = st.tuples(st.sampled_from([*NAMES, "stranger"]), st.sampled_from([*TAGS, *TAGS, "c"]))
+messages = st.tuples(
+    st.sampled_from([*NAMES, "unregistered"]), st.sampled_from([*TAGS, *TAGS, "c"])
+)
 # Many messages between two changes of who is there: else little comes together, and little fires.
 steps_of_all_kinds = st.lists(
     st.one_of(st.lists(messages, min_size=4, max_size=16), memberships, st.just("clear")),

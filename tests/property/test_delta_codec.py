@@ -27,7 +27,7 @@ def pairs(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("bits", [8, 16])
 @given(pair=pairs())
-def test_what_is_decoded_is_near_what_was_encoded(
+def test_decoded_values_are_near_the_encoded_ones(
     bits: int, pair: tuple[np.ndarray, np.ndarray]
 ) -> None:
     update, model = pair
@@ -62,7 +62,7 @@ def test_an_update_that_changes_nothing_is_the_model(bits: int) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("bits", [8, 16])
-def test_what_is_not_finite_cannot_be_encoded(bits: int, bad: float) -> None:
+def test_infinite_values_cannot_be_encoded(bits: int, bad: float) -> None:
     """It travels as it is, so that the refusal can say where it stands."""
     model = np.zeros(10, dtype=np.float32)
     update = model.copy()

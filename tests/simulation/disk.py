@@ -254,7 +254,7 @@ class SimulatedStore:
         """What nobody writes any more."""
         return [part for part in self.disk.parts if not part.writer.is_alive]
 
-    def go_on(self, key: str, part: Part, size: int) -> Upload:
+    def resume(self, key: str, part: Part, size: int) -> Upload:
         self._ask("go on with", key)
         del part.data[size:]
         self._hub.note(self._process.name, f"store: goes on with {key} at {size}")
@@ -380,8 +380,8 @@ class _Unfinished:
         self._store.touch()
         return bytes(self._part.data[offset : offset + length])
 
-    def go_on(self, size: int) -> Upload:
-        return self._store.go_on(self._key, self._part, size)
+    def resume(self, size: int) -> Upload:
+        return self._store.resume(self._key, self._part, size)
 
     def abort(self) -> None:
         self._store.touch()

@@ -133,7 +133,7 @@ class Bench:
 async def settled() -> None:
     """Whatever can go on by itself has done so."""
     for _ in range(20):
-        await asyncio.sleep(0)  # one turn of the event loop; no time passes
+        await asyncio.sleep(0)  # one iteration of the event loop; no time passes
 
 
 async def fails(call: Coroutine[object, object, object] | asyncio.Task[r.Reply]) -> None:

@@ -217,7 +217,7 @@ class S3Server(ABC):
 class SeaweedFS(S3Server):
     """`weed server` with the S3 gateway. Conditional writes work.
 
-    stranger: a second identity, which may use the bucket "elsewhere" only.
+    other_identity: a second identity, which may use the bucket "elsewhere" only.
     guest: a third, which may do what its policy, an IAM document, allows; None: nothing.
     """
 
@@ -226,12 +226,12 @@ class SeaweedFS(S3Server):
 
     def __init__(self, policy: str | None = None) -> None:
         super().__init__()
-        self.stranger = Identity()
+        self.other_identity = Identity()
         self.guest = Identity()
         self._ports = free_ports(7)
         identities = [
             _seaweed_identity("owner", self.owner, "Admin"),
-            _seaweed_identity("stranger", self.stranger, "Read:elsewhere", "Write:elsewhere"),
+            _seaweed_identity("other", self.other_identity, "Read:elsewhere", "Write:elsewhere"),
         ]
         policies = []
         if policy is not None:

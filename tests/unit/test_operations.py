@@ -21,7 +21,7 @@ def logged() -> Iterator[tuple[str, str]]:
             if not isinstance(node, ast.Call):
                 continue
             method: ast.expr = node.func
-            if isinstance(method, ast.Name) and method.id == "RareLine":
+            if isinstance(method, ast.Name) and method.id == "RateLimitedLog":
                 method, name = node.args[:2]
             else:
                 name = node.args[0] if node.args else node.func

@@ -18,15 +18,15 @@ from xain_coordinator.core.values import Point
 
 
 class StoreError(Exception):
-    """A store did not do what it was asked."""
+    """A store has failed to carry out a call."""
 
 
 class StoreUnavailable(StoreError):
-    """The store is away, full, or refuses us. Trying again later may help."""
+    """The store is away, full, or refuses the coordinator. Trying again later may help."""
 
 
 class KeyNotFound(StoreError):
-    """Nothing lies under this key."""
+    """No object lies under this key."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"there are no weights under {key!r}")
@@ -42,7 +42,7 @@ class KeyExists(StoreError):
 
 
 class KeyClaimed(StoreError):
-    """Somebody else is about to write the key, with other content, or died before it did.
+    """Another writer has claimed the key for other content, and may have died before it wrote.
 
     claim: where a store that does not lock has noted this.
     """
@@ -65,11 +65,11 @@ class ObjectChanged(StoreUnavailable):
 
 
 class Fenced(StoreError):
-    """Another coordinator works on this session."""
+    """Another coordinator owns this session."""
 
 
 class WrongSize(StoreError):
-    """The object is not as large as it was said to be.
+    """The object has another size than was announced.
 
     size: what it has.
     """
@@ -115,10 +115,10 @@ class Reader(Protocol):
 
 
 class Upload(Protocol):
-    """An object that is being written. Nobody sees it before commit."""
+    """An object that is being written, and becomes visible with commit."""
 
     def write(self, chunk: bytes | memoryview) -> None:
-        """Append. The buffer is the caller's again on return. Raises StoreUnavailable."""
+        """Append bytes. The buffer is the caller's again on return. Raises StoreUnavailable."""
 
     def commit(self, *, overwrite: bool) -> None:
         """Make the object visible, whole and durable, at once.
@@ -141,17 +141,17 @@ class Unfinished(Protocol):
 
     @property
     def size(self) -> int:
-        """Bytes that are there. After a power cut they need not be those that were written."""
+        """Number of written bytes. After a power cut their content need not be what was written."""
 
     def read(self, offset: int, length: int) -> bytes:
         """Read as Reader.read does."""
 
-    def go_on(self, size: int) -> Upload:
-        """Cut it to `size` bytes, at most what is there, and append to them. Raises
+    def resume(self, size: int) -> Upload:
+        """Continue the upload after its first `size` bytes, at most what is there. Raises
         StoreUnavailable."""
 
     def abort(self) -> None:
-        """Leave nothing behind. Not after go_on."""
+        """Remove the written part. Not to be called after resume."""
 
 
 class WeightsStore(Protocol):
@@ -187,10 +187,10 @@ class WeightsStore(Protocol):
         under `key`; None if there is none. Raises StoreUnavailable."""
 
     def sweep(self) -> None:
-        """Remove what nobody will go on with: unfinished uploads that nobody writes any more."""
+        """Remove unfinished uploads of ended processes that no process will resume."""
 
     def put(self, objects: Mapping[str, bytes]) -> None:
-        """Write small objects together, each in the place of what its key holds.
+        """Write small objects together; each replaces the object under its key.
 
         All are visible, whole and durable when this returns; one call for many costs a store far
         less than many uploads. Raises StoreUnavailable; each of them may be there then, or not.
@@ -223,7 +223,7 @@ class DirectAccess(Protocol):
         """Signed URL for PUT, which replaces an object. Raises StoreUnavailable."""
 
     def copy(self, source: str, target: str, size_bytes: int) -> None:
-        """Put what is under `source` in the place of what `target` holds, within the store.
+        """Copy the object under `source` to `target`, replacing what is there, within the store.
 
         size_bytes: what the source must have; nothing is copied of an object of another size.
         Raises WrongSize, KeyNotFound, ObjectChanged if the source is replaced meanwhile, or
@@ -285,7 +285,7 @@ class Journal(Protocol):
         is no such session. Raises JournalError, while iterating too."""
 
     def append(self, records: Sequence[Record], objects: Mapping[str, bytes] | None = None) -> None:
-        """Add all of them, or none, durably. A SessionOpened begins a new session.
+        """Add all records or none, durably. A SessionOpened begins a new session.
 
         objects: small updates and models that the records speak of, by key; added with them.
         Raises JournalError.
@@ -307,7 +307,8 @@ class Journal(Protocol):
         Raises JournalError."""
 
     def recent_object(self, key: str) -> bytes | None:
-        """The same if it is in memory, else None. Does not wait."""
+        """Small update or model of the latest session if it is in memory, else None. Does not
+        block."""
 
     def object_keys(self, prefix: str = "") -> Sequence[str]:
         """Keys of the latest session's small updates and models that begin with `prefix`. Raises
@@ -322,7 +323,7 @@ class Journal(Protocol):
         version of the program can use. Raises JournalError."""
 
     def save(self, snapshot: Snapshot) -> None:
-        """Keep a snapshot of the latest session, in the place of the one before.
+        """Store a snapshot of the latest session; it replaces the one before.
 
         May run beside append. Raises JournalError; the one before is still there then.
         """
@@ -331,7 +332,7 @@ class Journal(Protocol):
 
 
 class MetricsStore(Protocol):
-    """Takes points and never blocks, raises or retries in the caller's way."""
+    """Store of metric points. Calls never block, raise or retry."""
 
     @property
     def num_lost(self) -> int:
@@ -340,7 +341,7 @@ class MetricsStore(Protocol):
     def write(self, points: Sequence[Point]) -> None: ...
 
     def close(self) -> None:
-        """Write what is waiting, within a bounded time."""
+        """Write the waiting points, within a bounded time."""
 
 
 class Clock(Protocol):

@@ -25,7 +25,7 @@ Config = Annotated[
 
 
 class CommandFailed(Exception):
-    """A command cannot do what it was asked to do. The message is one line for the operator."""
+    """A command cannot be carried out. The message is one line for the operator."""
 
 
 def make_app() -> typer.Typer:

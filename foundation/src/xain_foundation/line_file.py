@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from xain_foundation.group_commit import GroupCommit
-from xain_foundation.rare_lines import RareLine
+from xain_foundation.rate_limited_log import RateLimitedLog
 
 log = structlog.get_logger(__name__)
 
@@ -34,7 +34,7 @@ class LineFile:
         self._fd: int | None = self._open()
         self._torn = False  # the last write ended within a line
         self._num_told = 0  # of the lines that were lost
-        self._tell = RareLine(log.warning, "log_lines_lost")
+        self._tell = RateLimitedLog(log.warning, "log_lines_lost")
         self._items: GroupCommit[Any] = GroupCommit(
             self._write, name="lines", linger_s=LINGER_S, max_waiting=MAX_WAITING
         )
@@ -74,7 +74,7 @@ class LineFile:
             self._torn = bool(view)
 
     def _is_moved(self, fd: int) -> bool:
-        """Whether another file, or none, has the name by now."""
+        """Whether the path names another file by now, or none."""
         try:
             return not os.path.samestat(os.fstat(fd), self._path.stat())
         except FileNotFoundError:

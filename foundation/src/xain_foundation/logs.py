@@ -147,14 +147,14 @@ def write_to(stream: Any) -> None:
 
 
 class _Handler(logging.StreamHandler[Any]):
-    """Ours, to know it again; the last to see a line."""
+    """Handler of this module, a type of its own so that configure() finds it again."""
 
     def format(self, record: logging.LogRecord) -> str:
         return _without_secrets(super().format(record))
 
 
 class _Copy(logging.Handler):
-    """Gives lines to a function."""
+    """Handler that passes lines to a function."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)
@@ -174,7 +174,7 @@ def _without_secrets(line: str) -> str:
 
 
 class _Formatter(logging.Formatter):
-    """Makes the line of a record. render: of its fields, as a reader of JSON gets them."""
+    """Formatter of records. render: makes a line from the fields, as a reader of JSON gets them."""
 
     def __init__(self, render: Callable[[Mapping[str, Any]], str]) -> None:
         super().__init__()

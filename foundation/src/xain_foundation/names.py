@@ -1,4 +1,4 @@
-"""What a participant, or its upload, may be called.
+"""Valid names of participants and uploads.
 
 A name is the last part of a key in every store, and travels as gRPC metadata, which takes printable
 ASCII only and strips blanks at the ends.

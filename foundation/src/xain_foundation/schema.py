@@ -1,4 +1,5 @@
-"""The keys of a model of settings: which there are, which was meant, what their values may be."""
+"""Keys of a settings model: their types and allowed values, and the key that a misspelt one
+means."""
 
 import json
 import re
@@ -155,19 +156,19 @@ class Schema:
         return show(value, whole=whole)
 
     def is_url(self, key: Key) -> bool:
-        """The values of the key are URLs."""
+        """Whether the values of the key are URLs."""
         leaf = self.leaf_of(key)
         notes = _metadata(self.leaves[leaf]) if leaf is not None else iter(())
         return any(isinstance(note, Allowed) and note.is_url for note in notes)
 
     def leaf_of(self, key: Key) -> Key | None:
-        """The leaf that this is, or the table that it is an item of."""
+        """The leaf of this key, or the table that it is an item of."""
         if key in self.leaves:
             return key
         return next((key[:n] for n in range(1, len(key)) if self.is_table(key[:n])), None)
 
     def knows(self, key: Key) -> bool:
-        """True for leaves and for items of tables."""
+        """Whether the key is a leaf of the schema, or an item of one of its tables."""
         leaf = self.leaf_of(key)
         return leaf is not None and len(key) <= len(leaf) + 1
 
@@ -179,7 +180,8 @@ class Schema:
             yield leaf, value
 
     def parse(self, key: Key, text: str) -> object:
-        """Text as the type of the key. What cannot be read stays text; checking will refuse it.
+        """Parse text as a value of the key's type. Text that cannot be parsed stays text, and the
+        check refuses it.
 
         Items of tables have no type, so what would be a value in TOML is one: 3, 0.5, true.
         """

@@ -163,7 +163,7 @@ def resolve(
 
 @dataclass(slots=True)
 class _Source:
-    """One place that settings come from. given: what is known. problems: what is not."""
+    """One source of settings. given: what is known. problems: what is not."""
 
     given: dict[Key, _Given] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -296,7 +296,7 @@ def _from_flags(schema: Schema, overrides: Mapping[str, object]) -> _Source:
 
 
 def _is(schema: Schema, key: Key, value: object) -> str:
-    """How a message about a value begins."""
+    """Beginning of a message about a value."""
     return f"{dotted(key)} is {schema.shown(key, value)}"
 
 

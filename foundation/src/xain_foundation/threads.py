@@ -1,4 +1,4 @@
-"""Blocking work off the event loop, never abandoned half-way."""
+"""Blocking work in threads, which a cancelled caller waits for to its end."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 async def run_to_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """asyncio.to_thread for work that others must not meet half-done.
+    """asyncio.to_thread for work that must not go on after its caller was cancelled.
 
     A thread cannot be cancelled. When the caller is (its client has gone away), to_thread would
     return at once and leave the work going on without the locks that the caller held. Here the
@@ -21,7 +21,7 @@ async def run_to_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
 
 
 async def wait_to_end(running: asyncio.Future[T]) -> T:
-    """The same for work that is under way already."""
+    """Wait for work that is under way, to its end even if the caller is cancelled."""
     cancelled: asyncio.CancelledError | None = None
     while not running.done():
         try:

@@ -55,7 +55,7 @@ END_S = 5.0
 # for them, or waits here.
 MAX_AWAY = 4096
 # Names that are not in the group yet, and that have sent something which is to be asked for.
-MAX_STRANGERS = 1024
+MAX_UNKNOWN_PEERS = 1024
 # Characters in the log of why a message could not be handled.
 MAX_WHY = 500
 
@@ -106,7 +106,7 @@ class Endpoint:
         self._probe_at = 0.0
         self._away_since: dict[str, float] = {}  # on time.monotonic(), the oldest first
         self._unreached: set[str] = set()  # members to connect to again
-        self._strangers: set[str] = set()
+        self._unknown_peers: set[str] = set()
         self._failure: MessagingError | None = None
         try:
             self.membership: Membership = discovery.join(
@@ -165,8 +165,8 @@ class Endpoint:
             own = self.roster[self.name].incarnation
             link = self._links[member.name] = Link(self.name, own, member.name, self._totals)
         link.listed(member.incarnation)
-        if member.name in self._strangers:
-            self._strangers.discard(member.name)
+        if member.name in self._unknown_peers:
+            self._unknown_peers.discard(member.name)
             link.missed()
         self._try_to_connect(member, link)
 
@@ -411,8 +411,8 @@ class Endpoint:
             return  # for a process that was at this address before
         link = self._links.get(head.name)
         if link is None:
-            if len(self._strangers) < MAX_STRANGERS:
-                self._strangers.add(head.name)
+            if len(self._unknown_peers) < MAX_UNKNOWN_PEERS:
+                self._unknown_peers.add(head.name)
             return  # it is asked for the packet when the roster lists it
         for delivery in link.received(head, frames[1:]):
             self._hand(delivery)

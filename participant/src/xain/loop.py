@@ -480,7 +480,7 @@ class Rounds:
         threading.Thread(target=loop.abandon, args=(line,), name="leave").start()
 
 
-# Makes the rounds of the participant whose turn it is, in a simulation; else None.
+# Makes the rounds of the participant that runs at the moment, in a simulation; else None.
 rounds_of_site: ContextVar[Callable[[Declared | None], Rounds] | None] = ContextVar(
     "rounds_of_site", default=None
 )

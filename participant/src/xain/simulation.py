@@ -410,10 +410,10 @@ def _watch(
     ]
 
 
-def _show(r: inspection.RoundStatus, place: str) -> None:
+def _show(r: inspection.RoundStatus, label: str) -> None:
     metrics = "".join(f", {name} {value:.4g}" for name, value in sorted(r.metrics.items()))
     print(  # noqa: T201  # asked for with progress=True
-        f"round {place}: {r.num_contributors} updates in {r.seconds:.1f} s{metrics}",
+        f"round {label}: {r.num_contributors} updates in {r.seconds:.1f} s{metrics}",
         file=sys.stderr,
     )
 

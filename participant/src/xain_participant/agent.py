@@ -146,7 +146,7 @@ def run(
 class _Posted:
     """An event of another thread.
 
-    handled: to call when its turn has come. work: what an advertisement brought with it.
+    handled: to call when the event is handled. work: what an advertisement brought with it.
     """
 
     event: e.Event
@@ -478,7 +478,7 @@ class Agent:
                     self._log.debug("no_watch", reason="heartbeats tell the state meanwhile")
                     retry_after_s = retry_after_s or NO_WATCH_PAUSE_S
             if lost:
-                # Thousands may have lost theirs. The protocol says when it is our turn to connect;
+                # Thousands may have lost theirs. The protocol says when to connect;
                 # a stream that went ahead would do so at once.
                 self._mailbox.put(_Posted(e.ConnectionLost()))
                 self._is_back.get()

@@ -374,7 +374,8 @@ class CoordinatorClient:
         return self._complete(answer.next_round) if answer.HasField("next_round") else None
 
     def _complete(self, news: pb.WatchResponse) -> pb.WatchResponse:
-        """Add the metadata that the coordinator leaves out of the work that comes with news."""
+        """Add the model's metadata that the coordinator leaves out of the work in a
+        notification."""
         if news.HasField("work") and not self._model_metadata.complete(news.work):
             news.ClearField("work")  # to be asked for
         return news

@@ -85,8 +85,8 @@ class Connection:
             stream.cancel()
 
     def close(self) -> None:
-        """Cancels what is under way. An upload hears of it when gRPC has got rid of its last bytes,
-        or the kernel has given up on them, which takes as long as grpc.keepalive_timeout_ms."""
+        """Cancel the calls under way. An upload ends when gRPC has sent its last bytes, or the
+        kernel has given up on them, which takes as long as grpc.keepalive_timeout_ms."""
         self.is_closed = True
         self._channel.close()
 
@@ -156,7 +156,8 @@ class Connections:
 
     @contextmanager
     def transfer(self, allowed_s: float) -> Iterator[Transfer]:
-        """Something that may take long; tell it what moves. allowed_s: until it does so first."""
+        """Begin a call that may take long and reports its progress. allowed_s: time until its first
+        progress."""
         with self._lock:
             connection = self._current
             transfer = Transfer(connection, self._runtime.now, allowed_s)
@@ -234,7 +235,7 @@ class _Asked(Generic[_Answer]):
         return question
 
     def is_done(self, timeout_s: float | None = None) -> bool:
-        """Wait for the next one to end. Whether it did in time."""
+        """Wait for the next question to end; returns whether one did in time."""
         try:
             self._ended.get(timeout_s)
         except Empty:

@@ -1,4 +1,5 @@
-"""Weights by the URLs that the coordinator offers: of its own weights port, or of the object store.
+"""Transfer of weights by the URLs that the coordinator offers: of its weights port, or of the
+object store.
 
 Any failure of an offer is an OfferFailed, and the weights travel through the coordinator at once.
 
@@ -106,8 +107,8 @@ class DirectTransfer:
         self.is_closed = False
 
     def close(self) -> None:
-        """End what is under way; later transfers fail at once. An attempt to connect notices it
-        when it is over, after CONNECT_TIMEOUT_S at most for each of the host's addresses."""
+        """End the transfers under way; later ones fail at once. An attempt to connect ends by
+        itself, after CONNECT_TIMEOUT_S at most for each of the host's addresses."""
         with self._lock:
             self.is_closed = True
             for sock in self._sockets:
@@ -146,7 +147,7 @@ class DirectTransfer:
         return None
 
     def failed(self, method: Method, url: str, reason: str) -> OfferFailed:
-        """Remember a failure that showed only later, as those of fetch() and put() are."""
+        """Remember a failure that showed only after a transfer, like those of fetch() and put()."""
         try:
             host = _Target.of(url).host
         except _Failed:
@@ -260,7 +261,7 @@ class DirectTransfer:
         raise AssertionError("the last attempt returns or raises")
 
     def _find(self, put: "_Put") -> int:
-        """Bytes of an upload that broke off that the weights port has."""
+        """Number of bytes that the weights port has of an upload that broke off."""
         with self._connected(put.target) as connection:
             headers = {**put.headers, "Content-Range": f"bytes */{put.size_bytes}"}
             connection.request("HEAD", put.target.path, headers=headers)
@@ -314,8 +315,8 @@ class DirectTransfer:
         return self._stored(target, connection, put.size_bytes - offset)
 
     def _may_continue(self, connection: HTTPConnection) -> bool:
-        """Wait for the port's word on an upload: False if an answer has come, which is still to be
-        read."""
+        """Wait for the port's "100 Continue": False if a final answer has come, which is still to
+        be read."""
         sock = connection.sock
         end = time.monotonic() + CONTINUE_TIMEOUT_S
         while not self.is_closed:
@@ -411,12 +412,12 @@ class _Failed(Exception):
 
 
 class _Broken(_Failed):
-    """The connection stood, and was lost."""
+    """An established connection was lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """until: on the clock; before, the host is left alone."""
+    """Failure of a host. until: time before which the host is not tried again."""
 
     reason: str
     until: float

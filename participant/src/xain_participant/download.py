@@ -42,7 +42,8 @@ class Download:
         return self.received / self.size_bytes if self.size_bytes else 1.0
 
     def add(self, chunk: bytes | memoryview) -> None:
-        """Take the next bytes. Raises Damaged, and takes none, if there are more than promised."""
+        """Add the next bytes. Raises Damaged, and adds none, if they are more than the reference
+        promises."""
         end = self.received + len(chunk)
         if end > self.size_bytes:
             raise Damaged("more bytes than promised")
@@ -51,11 +52,12 @@ class Download:
         self.received = end
 
     def room(self, most: int) -> memoryview:
-        """Memory for the next bytes, at most `most`; take() counts what was written there."""
+        """Buffer for the next bytes, at most `most`; take() adds the bytes that were written
+        there."""
         return self._target[self.received : min(self.received + most, self.size_bytes)]
 
     def take(self, num_bytes: int) -> None:
-        """Take so many bytes, which are in room() already."""
+        """Add so many bytes, which were written to room()."""
         end = self.received + num_bytes
         self._digest.update(self._target[self.received : end])
         self.received = end

@@ -23,7 +23,7 @@ class Encoded:
     tile_bytes: int
 
     def tiles_from(self, number: int) -> memoryview:
-        """The bytes of this tile and of all after it."""
+        """Encoded bytes of this tile and of all later tiles."""
         return self.tiles[number * self.tile_bytes :].data
 
 

@@ -147,7 +147,7 @@ class KeptEstimators:
         return None
 
     def _drop_files(self, session_id: str, round_: int) -> None:
-        """Raises OSError."""
+        """Delete files of estimators. Raises OSError."""
         num_over = len(self._files) - MAX_FILES
         if num_over <= 0:
             return

@@ -118,7 +118,7 @@ class HandedIn:
 
 @dataclass(frozen=True, slots=True)
 class RefusedBy:
-    """A call failed.
+    """A call of the participant was refused, or failed.
 
     reason: the coordinator's code; empty if the failure did not come from the coordinator.
     status: name of the gRPC status.

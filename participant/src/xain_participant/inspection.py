@@ -1,4 +1,5 @@
-"""Description of what a coordinator would be told about a table, as text for its owner."""
+"""Description of the data profile that a coordinator would receive, as text for the data's
+owner."""
 
 from collections.abc import Iterator, Mapping, Sequence
 

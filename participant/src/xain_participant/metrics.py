@@ -16,7 +16,7 @@ MAX_JSON_BYTES = MAX_METRICS_BYTES - 4096
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Numbers by name, all finite. time_ns: since the epoch."""
+    """Measured numbers by name, all finite. time_ns: since the epoch."""
 
     time_ns: int
     values: Mapping[str, float]

@@ -133,11 +133,12 @@ class Participant(ABC):
         return None
 
     def on_model(self, layout: Layout, metadata: Mapping[str, str]) -> None:  # noqa: B027  # optional
-        """Take what the coordinator declares about the model, before each init_weights() and
-        train_round(). layout: of the flat vector, empty if not declared."""
+        """Receive the model's layout and metadata, before each init_weights() and train_round().
+        layout: of the flat vector, empty if not declared."""
 
     def on_round(self, assignment: Assignment) -> None:  # noqa: B027  # optional
-        """Tell what the round asks for; called after on_model() and before the round's work."""
+        """Receive the assignment of a round; called after on_model() and before the round's
+        work."""
 
     @property
     def process_group_address(self) -> str:

@@ -36,8 +36,8 @@ from typing import assert_never
 from xain_foundation.backoff import Backoff
 from xain_participant import actions as a
 from xain_participant import events as e
+from xain_participant.refusal_kinds import RefusalKind, kind_of
 from xain_participant.values import Call, State, Timer
-from xain_participant.verdicts import Verdict, verdict_on
 from xain_proto.fl.refusals_pb2 import RefusalReason
 from xain_proto.metadata import COMPLETED
 
@@ -79,7 +79,8 @@ def _is_same_round(before: e.Advertised | None, now: e.Advertised) -> bool:
 
 
 def jittered(chance: Random, retry_after_s: float) -> float:
-    """The time to wait when asked to wait for retry_after_s: a little longer, by chance."""
+    """Time to wait when the coordinator asks for retry_after_s: up to a quarter longer, at
+    random."""
     return chance.uniform(retry_after_s, (1.0 + RETRY_JITTER) * retry_after_s)
 
 
@@ -153,7 +154,7 @@ class Protocol:
 
     @property
     def session_id(self) -> str:
-        """The session that we are in, or that the result we hold is of; empty if unknown."""
+        """The participant's session, or that of the result that it holds; empty if unknown."""
         return self._session_id
 
     def handle(self, event: e.Event) -> tuple[a.Action, ...]:
@@ -221,7 +222,8 @@ class Protocol:
 
     @property
     def _comes_back_with_a_result(self) -> bool:
-        """Whether the next process will have one, as far as we know."""
+        """Whether the next process of the participant will start with a result on disk, as far as
+        is known."""
         if self._busy is not None and self._busy.saving and not self._busy.void:
             return True
         return self._held is not None and self._is_durable
@@ -260,7 +262,7 @@ class Protocol:
             self._on_finished(event.cause)
             return
         if self._contact is not _Contact.JOINED:
-            return  # to strangers all rounds look like STANDBY
+            return  # an unregistered client sees STANDBY in every round
         if event.session_id and event.session_id != self._session_id:
             self._forget_session(event.session_id)
             self._rejoin()
@@ -291,7 +293,7 @@ class Protocol:
 
     def _meet(self, round_: int, attempt: int) -> bool:
         """Note the attempt at a round that a process group trains. A new attempt starts the round
-        again: what was trained in the one before is dropped.
+        again and drops the result of the attempt before.
 
         Returns whether no later attempt is known.
         """
@@ -340,7 +342,8 @@ class Protocol:
         self._set_contact(self._backoff_after_contact())
 
     def _forget_session(self, session_id: str) -> None:
-        """Round numbers mean something else now, and what was trained fits another model."""
+        """Drop round numbers and results of a session that is gone: neither fits another
+        session."""
         if self._session_id:
             self._previous_session_id = self._session_id
         self._session_id = session_id
@@ -355,7 +358,7 @@ class Protocol:
     # --- work ---
 
     def _work(self) -> None:
-        """Begin the piece of work that the situation asks for, if it asks for any."""
+        """Begin the next piece of work if the state calls for one: ask, train, hand in."""
         advertised = self._advertised
         if self._busy is not None or self._backing_off or self._finishing:
             return
@@ -458,7 +461,7 @@ class Protocol:
         self._over(round_, why)
 
     def _over(self, round_: int, why: str) -> None:
-        """Nothing is left to do for this round."""
+        """Note that nothing is left to do for this round."""
         if round_ not in self._done:
             self._done.append(round_)
         if self._held == round_:
@@ -473,50 +476,50 @@ class Protocol:
     # --- what went wrong ---
 
     def _on_refused(self, event: e.RefusedBy) -> None:
-        verdict = verdict_on(event)
+        kind = kind_of(event)
         match event.call:
             case Call.RENDEZVOUS | Call.HEARTBEAT:
-                self._on_contact_refused(event, verdict)
+                self._on_contact_refused(event, kind)
             case _:
-                self._on_work_refused(event, verdict)
+                self._on_work_refused(event, kind)
 
-    def _on_contact_refused(self, event: e.RefusedBy, verdict: Verdict) -> None:
+    def _on_contact_refused(self, event: e.RefusedBy, kind: RefusalKind) -> None:
         if self._finishing:
             return
         if self._serve and event.reason == RefusalReason.Name(RefusalReason.PROFILE_MISMATCH):
-            verdict = Verdict.RETRY  # the data do not fit this session, and may fit the next one
-        if verdict is Verdict.FATAL:
+            kind = RefusalKind.RETRY  # the data do not fit this session, and may fit the next one
+        if kind is RefusalKind.FATAL:
             self._give_up(event)
-        elif verdict is Verdict.REJOIN:
+        elif kind is RefusalKind.REJOIN:
             self._rejoin()
         else:
             self._set_contact(self._at_least(event.retry_after_s, self._backoff_after_contact()))
 
-    def _on_work_refused(self, event: e.RefusedBy, verdict: Verdict) -> None:
+    def _on_work_refused(self, event: e.RefusedBy, kind: RefusalKind) -> None:
         busy, self._busy = self._busy, None
         if busy is None:
             return
         if self._finishing or busy.void:
             self._go_on()
             return
-        match verdict:
-            case Verdict.FATAL:
+        match kind:
+            case RefusalKind.FATAL:
                 self._give_up(event)
                 return
-            case Verdict.REJOIN:
+            case RefusalKind.REJOIN:
                 self._rejoin()
-            case Verdict.OVER:
+            case RefusalKind.OVER:
                 self._broken = None
                 self._over(busy.round, event.message or event.reason or event.status)
-            case Verdict.INVALID | Verdict.UNFIT:
-                if self._on_invalid(busy.round, event, for_good=verdict is Verdict.UNFIT):
+            case RefusalKind.INVALID | RefusalKind.UNFIT:
+                if self._on_invalid(busy.round, event, for_good=kind is RefusalKind.UNFIT):
                     return
-            case Verdict.RETRY:
+            case RefusalKind.RETRY:
                 pass
         self._back_off(event.retry_after_s)
 
     def _on_invalid(self, round_: int, event: e.RefusedBy, *, for_good: bool) -> bool:
-        """Whether that was the end."""
+        """Handle an update that is refused as invalid; returns whether the participant ends."""
         why = event.message or event.reason or event.status
         times = self._invalid[1] + 1 if self._invalid[0] == round_ else 1
         self._invalid = (round_, times)
@@ -528,8 +531,7 @@ class Protocol:
         return True
 
     def _back_off(self, retry_after_s: float = 0.0) -> None:
-        """Try again after a while, but not before retry_after_s, if then there is still something
-        to do."""
+        """Set the timer of the next try of the work, not before retry_after_s."""
         self._backing_off = True
         pause_s = self._at_least(retry_after_s, self._spread(self._work_backoff.next_s()))
         self._out.append(a.SetTimer(Timer.WORK, pause_s))
@@ -563,7 +565,7 @@ class Protocol:
         self._reconnect_spread_s = min(spread_s, self._heartbeat_interval_s)
 
     def _at_least(self, retry_after_s: float, pause_s: float) -> float:
-        """A pause that is no shorter than the coordinator asks for, if it does."""
+        """The longer of a back-off and the pause that the coordinator asks for."""
         return max(pause_s, jittered(self._chance, retry_after_s)) if retry_after_s else pause_s
 
     def _backoff_after_contact(self) -> float:

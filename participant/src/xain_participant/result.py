@@ -44,11 +44,12 @@ class Result:
 
 
 class NotKept(Exception):
-    """The result will be lost with the process. The text says why."""
+    """The result was not written to disk and is lost with the process, for the reason in the
+    text."""
 
 
 class Keeper(Protocol):
-    """Keeps one result, the latest."""
+    """Keeper of the latest result of a participant."""
 
     @property
     def participant_id(self) -> str:

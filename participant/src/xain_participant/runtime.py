@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 class Queue(Protocol[T]):
-    """First in, first out, between threads. Not bounded: its users say how much it holds."""
+    """First-in-first-out queue between threads. Unbounded: its users bound what they put in."""
 
     def put(self, item: T) -> None:
-        """Never waits. From any thread, or from a signal handler that interrupts one."""
+        """Add an item without waiting, from any thread or signal handler."""
         ...
 
     def get(self, timeout_s: float | None = None) -> T:
@@ -29,28 +29,28 @@ class Task(Protocol):
     """A thread of the agent."""
 
     def join(self, timeout_s: float) -> None:
-        """Wait for its end, but no longer."""
+        """Wait for the thread's end, at most so long."""
         ...
 
 
 class Runtime(Protocol):
-    """Threads and time."""
+    """Threads, queues and clock of an agent."""
 
     def now(self) -> float:
-        """Seconds, monotonic."""
+        """Monotonic time in seconds."""
         ...
 
     def queue(self) -> Queue[Any]:
-        """A new one, empty."""
+        """Make an empty queue."""
         ...
 
     def spawn(self, name: str, target: Callable[[], None]) -> Task:
-        """Run it from now on. It does not keep the process from ending."""
+        """Start a thread, which does not keep the process from ending."""
         ...
 
 
 class Threads:
-    """The real one."""
+    """Runtime with real threads and the real clock."""
 
     def now(self) -> float:
         return time.monotonic()

@@ -167,7 +167,7 @@ class _Cursor:
         return self._number
 
     def keep(self) -> None:
-        """The gradient of the batch is pushed."""
+        """Note that the gradient of the batch was pushed."""
         self._table.push(self._index, np.array([[self._clock + 1.0, self._number]]))
 
     def _after(self, clock: int) -> int:
@@ -190,7 +190,7 @@ class _Done:
         self._job = job
 
     def num_awaited(self) -> int:
-        """Workers that must be there before the first clock, this one among them."""
+        """Number of workers that must have joined before the first clock, this one included."""
         is_done = self._are_done()
         is_done[self._job.index] = False
         return int((~is_done).sum())
@@ -203,7 +203,7 @@ class _Done:
         return self._table.pull(np.arange(self._job.num_workers))[:, 0] >= self._job.num_epochs
 
     def tell(self) -> None:
-        """The epochs of this worker are over."""
+        """Note that the epochs of this worker are over."""
         self._table.push([self._job.index], np.array([[float(self._job.num_epochs)]]))
 
 
@@ -297,7 +297,8 @@ class Batches:
 
 
 def _prepared(rows: Rows, job: Job) -> Batch:
-    """Raises DataError for a column beyond the bound, and for a target that is no class."""
+    """Prepare a batch of rows. Raises DataError for a column beyond the bound, and for a target
+    that is no class."""
     if len(others := rows.targets[~np.isin(rows.targets, CLASSES)]):
         raise DataError(f"targets are 0 and 1, or -1 and 1; there is a {others[0]:g}")
     if job.bound is not None and len(rows.keys) and rows.keys[-1] >= job.bound:
@@ -308,7 +309,7 @@ def _prepared(rows: Rows, job: Job) -> Batch:
 
 
 class _Meter:
-    """Adds up what batches gave, and reports it from time to time."""
+    """Sums of the results of batches, reported from time to time."""
 
     def __init__(self, report: Callable[[Progress], None], every_s: float) -> None:
         self._report = report

@@ -23,11 +23,11 @@ from xain_workloads.pipeline import StageResult, train_stage
 from xain_workloads.workload import from_metadata
 
 
-def main(connection: Connection, lifeline: int) -> None:
-    """Do one job after the other, until the participant closes the connection."""
+def main(connection: Connection, parent_pipe: int) -> None:
+    """Train one job after the other, until the participant closes the connection."""
     # Ctrl-C reaches all processes of a terminal, and the participant decides what follows.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Thread(target=_end_with, args=(lifeline,), daemon=True).start()
+    Thread(target=_end_with, args=(parent_pipe,), daemon=True).start()
     path, builders, num_threads = connection.recv()
     sys.path[:] = path
     allow_builders(builders)
@@ -63,8 +63,9 @@ def _train(job: Job, data: Dataset) -> StageResult:
         )
 
 
-def _end_with(lifeline: int) -> None:
-    os.read(lifeline, 1)
+def _end_with(parent_pipe: int) -> None:
+    """End the process when its parent has ended and closed the pipe."""
+    os.read(parent_pipe, 1)
     os._exit(1)
 
 

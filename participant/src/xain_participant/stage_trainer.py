@@ -130,7 +130,7 @@ class _Process:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         # Nothing is sent through it: its end tells the process that its participant has died.
-        lifeline, self._lifeline = os.pipe()
+        parent_pipe, self._parent_pipe = os.pipe()
         try:
             self._process = subprocess.Popen(
                 [
@@ -138,14 +138,14 @@ class _Process:
                     "-m",
                     "xain_participant.stage_process",
                     str(theirs.fileno()),
-                    str(lifeline),
+                    str(parent_pipe),
                 ],
-                pass_fds=(theirs.fileno(), lifeline),
+                pass_fds=(theirs.fileno(), parent_pipe),
                 env={"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ},
             )
         finally:
             theirs.close()
-            os.close(lifeline)
+            os.close(parent_pipe)
         self._connection = Connection(ours.detach())
         # Builders are found and allowed as in this process.
         self._send((sys.path, sorted(neural_builders.allowed()), threads_in_use()))
@@ -181,7 +181,7 @@ class _Process:
     def close(self) -> None:
         self.kill()
         self._connection.close()
-        os.close(self._lifeline)
+        os.close(self._parent_pipe)
 
 
 def portable(error: Exception) -> Exception:

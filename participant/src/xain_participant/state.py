@@ -71,7 +71,7 @@ _opening = threading.Lock()
 
 
 class StateError(Exception):
-    """The folder cannot be used. why: how "the folder is ...: " goes on."""
+    """The folder cannot be used. why: reason, as the end of "the folder is ...: "."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(f"state directory {path}: {why}")
@@ -107,7 +107,7 @@ class StateDirectory:
         self._log = self._log.bind(participant=self.participant_id)
 
     def close(self) -> None:
-        """Let others open it. Waits for keep(): what is being written is worth it."""
+        """Release the folder's lock, after a keep() that is under way."""
         with self._using:
             if self._lock is not None:
                 self._lock.release()
@@ -122,8 +122,8 @@ class StateDirectory:
     # --- the result ---
 
     def load(self) -> Result | None:
-        """The result that is kept. None if it cannot be used: it is set aside then, or left as it
-        is if it cannot be read now. Raises ValueError once this is closed."""
+        """The kept result. None if the file cannot be used, and is set aside, or cannot be read
+        now. Raises ValueError once the directory is closed."""
         with self._using:
             if self._lock is None:
                 raise ValueError(f"state directory {self._path}: it is closed")
@@ -136,7 +136,7 @@ class StateDirectory:
             return result
 
     def keep(self, result: Result) -> None:
-        """Returns when it would outlive a power cut. Raises NotKept; then none is kept."""
+        """Write a result durably. Raises NotKept; then no result is kept."""
         with self._using:
             if self._lock is None:
                 raise NotKept("the state directory is closed")
@@ -162,8 +162,8 @@ class StateDirectory:
                 raise NotKept(f"{self._path}: {error.strerror}") from None
 
     def forget(self) -> None:
-        """Remove the result. Never raises: one that stays is refused by the coordinator, or is of
-        a session that is gone, so a removal need not be durable either."""
+        """Remove the result. Never raises: the coordinator refuses a result that stays, so the
+        removal need not be durable either."""
         with self._using:
             if self._lock is not None:
                 self._forget()
@@ -202,7 +202,8 @@ class StateDirectory:
         return kept, result
 
     def _read_vector(self, kept: "_Kept") -> NDArray[Any]:
-        """(d,), the only copy in memory. Raises _Unusable, OSError and MemoryError."""
+        """Read the vector of a result, (d,), the only copy in memory. Raises _Unusable, OSError and
+        MemoryError."""
         try:
             with (self._path / kept.vector).open("rb") as file:
                 # Before there is memory for it: a wrong size may be any.
@@ -282,7 +283,7 @@ class StateDirectory:
                 (self._path / kept.vector).replace(self._path / _DAMAGED_VECTOR)
 
     def _sweep(self, vector: str) -> None:
-        """Remove what crashes have left, but for this vector."""
+        """Remove files that crashes have left, except this vector."""
         with suppress(OSError):
             for file in list(self._path.iterdir()):
                 if file.name != vector and _REST_OF_A_CRASH.fullmatch(file.name):
@@ -363,7 +364,7 @@ _RecordT = TypeVar("_RecordT", bound=_Record)
 
 
 def _sealed(record: _Record) -> bytes:
-    """JSON with a digest: a flipped digit in a number would otherwise be another number."""
+    """A record as JSON with a digest, which detects flipped digits."""
     content = record.model_dump()
     return json.dumps({"content": content, "digest": _digest(content)}, indent=1).encode()
 
@@ -468,5 +469,5 @@ def write_durably(path: Path, pieces: Iterable[bytes | memoryview]) -> tuple[int
 
 
 def _open_private(path: str, flags: int) -> int:
-    """An update may tell something of the data that it was trained on."""
+    """Open a file that only its owner can read: an update may reveal something of the data."""
     return os.open(path, flags, 0o600)

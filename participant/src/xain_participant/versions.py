@@ -47,7 +47,7 @@ class Versions:
         return not any(self._versions)
 
     def close(self) -> None:
-        """Write no more: another process may use the folder."""
+        """End writing, so that another process may use the folder."""
         self._folder = None
 
     def load(self, session_id: str, round_: int) -> bytes | None:

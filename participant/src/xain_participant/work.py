@@ -144,14 +144,16 @@ class Work:
         return self._assignment.task == pb.EVALUATE
 
     def drop(self, *, is_kept: bool = False) -> None:
-        """Forget the result. Not while a round is trained. is_kept: its copy on the disk stays."""
+        """Drop the result. Not to be called while a round is trained. is_kept: its copy on the disk
+        stays."""
         self.result = None
         if self._keeper is not None and not is_kept:
             self._keeper.forget()
 
     def abandon(self) -> None:
-        """Keep nothing any more that is not being kept already: the participant's own code may go
-        on for long, and the next run may have kept its result in the same place by then."""
+        """Write no further result to disk, except one that is being written: the participant's own
+        code may run on for long, and the next run may have written its result to the same folder by
+        then."""
         self._is_abandoned = True
 
     def _begin_round(self) -> e.Event:
@@ -168,7 +170,7 @@ class Work:
         task = _TASKS.get(assignment.task)
         if task is None:
             raise RuntimeError(f"the coordinator asks for an unknown task, {assignment.task}")
-        with self._participants_turn():
+        with self._calling_participant():
             self._participant.on_model(_layout(assignment), dict(assignment.metadata))
             self._participant.on_round(
                 _assignment(assignment, self.session_id, task, self._participant_id)
@@ -177,7 +179,7 @@ class Work:
         weights = self._model(assignment) if needs_model else np.empty(0, np.uint8)
         base = self._base_for_encoding(weights)
         layout: Layout = ()
-        with self._participants_turn():
+        with self._calling_participant():
             if task == "evaluate":
                 self._participant.evaluate_round(weights)
                 vector, num_samples = np.empty(0, weights.dtype), 0
@@ -253,7 +255,7 @@ class Work:
         return kept
 
     def _keep(self, result: Result) -> bool:
-        """Whether it outlives this process."""
+        """Write the result to disk; returns whether it outlives this process."""
         # A session without a name cannot be recognised after a restart, and a slice has no use
         # after one: the round starts again.
         if result.attempt or self._keeper is None or not result.session_id or self._is_abandoned:
@@ -269,7 +271,7 @@ class Work:
     def _hand_in(self, round_: int) -> e.Event:
         result = self.result
         if result is None:
-            # Dropped while this waited for its turn: an advertisement said that it has arrived, or
+            # Dropped while this waited: an advertisement said that it has arrived, or
             # that the session is another one. Either way there is nothing left to send.
             return e.HandedIn(round_)
         assert result.round == round_, f"a result of round {result.round}, not {round_}"
@@ -301,14 +303,14 @@ class Work:
         return e.HandedIn(round_)
 
     def _offer(self, round_: int) -> pb.WeightsRef | None:
-        """The place in the store for the update of this round; None if there is none."""
+        """Object of the store to which the update of this round is put; None if there is none."""
         assignment = self._assignment
         if assignment.round != round_ or not assignment.upload.url:
             return None
         return assignment.upload
 
     @contextmanager
-    def _participants_turn(self) -> Iterator[None]:
+    def _calling_participant(self) -> Iterator[None]:
         self.in_participant = True
         try:
             yield

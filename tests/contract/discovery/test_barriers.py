@@ -55,7 +55,7 @@ def test_a_barrier_waits_without_end(
         waiting.result(PATIENCE_S)
 
 
-def test_who_gives_up_is_not_counted_at_a_barrier(discovery: Discovery) -> None:
+def test_cancelled_wait_is_not_counted_at_a_barrier(discovery: Discovery) -> None:
     """Two who wait one after the other do not open it."""
     first, second = Peer(discovery, "anna"), Peer(discovery, "ben")
     for peer in (first, second):
@@ -65,7 +65,7 @@ def test_who_gives_up_is_not_counted_at_a_barrier(discovery: Discovery) -> None:
     second.leave()
 
 
-def test_who_has_left_is_at_no_barrier(discovery: Discovery) -> None:
+def test_member_that_has_left_is_at_no_barrier(discovery: Discovery) -> None:
     """It waits no more, and is not counted; nor is who comes under its name, but for something
     else."""
     anna, ben = Peer(discovery, "anna"), Peer(discovery, "ben")

@@ -53,7 +53,7 @@ def test_ranks_are_counted_by_role_and_filled_up(discovery: Discovery) -> None:
         peer.leave()
 
 
-def test_who_joins_without_end_waits_for_the_name(
+def test_join_without_a_timeout_waits_for_the_name(
     discovery: Discovery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until it is free, which may take longer than any one wait."""
@@ -87,7 +87,7 @@ def test_a_name_is_one_processs_for_as_long_as_that_lives(discovery: Discovery) 
         second.result().leave()
 
 
-def test_one_who_has_left_is_no_member_whatever_it_does(discovery: Discovery) -> None:
+def test_member_that_has_left_is_no_member_whatever_it_calls(discovery: Discovery) -> None:
     """leave() of an old member does not remove the one that has its name now."""
     first = Peer(discovery, "anna")
     first.leave()

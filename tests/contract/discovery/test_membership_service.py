@@ -22,7 +22,7 @@ from xain_proto.messaging import membership_pb2 as pb
 from xain_proto.messaging.membership_pb2_grpc import MembershipStub
 
 
-def test_what_members_say_of_themselves_is_checked() -> None:
+def test_claims_of_members_are_checked() -> None:
     """Nobody comes back with what no service has told it: the processes that have its name later
     would seem to be older."""
     with (

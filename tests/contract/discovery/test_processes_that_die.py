@@ -46,7 +46,7 @@ def test_the_entry_of_a_killed_process_expires(kind: str) -> None:
 @pytest.mark.e2e
 @pytest.mark.parametrize("meanwhile", ["nobody", "another", "another that has left"])
 @pytest.mark.parametrize("kind", NETWORKED)
-def test_one_who_was_taken_for_dead_hears_of_it(kind: str, meanwhile: str) -> None:
+def test_member_that_was_taken_for_dead_is_told(kind: str, meanwhile: str) -> None:
     """A process that was held up for longer than its lease is a member again when it goes on, as
     who it was; unless another one has come under its name meanwhile: then it is told so, and the
     other keeps the name. If that has left it is the same, since peers that have heard of it do not

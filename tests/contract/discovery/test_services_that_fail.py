@@ -71,7 +71,7 @@ def test_newcomers_let_those_go_first_who_come_back(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", NETWORKED)
-def test_who_leaves_a_service_that_has_just_been_started_has_gone(kind: str) -> None:
+def test_member_that_leaves_a_restarted_service_is_removed(kind: str) -> None:
     """For the others it is not on its way back: they hear of it at once, not a lease later."""
     with Service(kind, lease_s=3600.0) as service:
         peers = [Peer(service.discovery, f"worker-{i}") for i in range(3)]

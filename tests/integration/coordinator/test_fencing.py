@@ -66,7 +66,7 @@ def journal(tmp_path: Path) -> Iterator[Journals]:
 
 
 def fence(store: WeightsStore, journal: SqliteJournal) -> Fence:
-    return Fence(store, journal, SESSION, "the place")
+    return Fence(store, journal, SESSION, "the store")
 
 
 def owners(store: WeightsStore) -> list[str]:
@@ -96,7 +96,9 @@ def test_the_newer_is_the_owner(store: WeightsStore, journal: Journals) -> None:
         fences[0].check()
 
 
-def test_who_was_overtaken_does_not_come_back(store: WeightsStore, journal: Journals) -> None:
+def test_overtaken_coordinator_cannot_take_over_again(
+    store: WeightsStore, journal: Journals
+) -> None:
     """Started again on its own journal, as whatever watches over it would, it changes nothing: what
     the other has acknowledged since is not in there. An operator who knows that it is lost can have
     it so; then the other hears of it, should it be alive."""
@@ -105,7 +107,9 @@ def test_who_was_overtaken_does_not_come_back(store: WeightsStore, journal: Jour
     newer.take_over()
     before = owners(store)
     for _ in range(2):
-        with pytest.raises(TakenOver, match=f"start that one.*delete {SESSION}/owners in the pl"):
+        with pytest.raises(
+            TakenOver, match=f"start that one.*delete {SESSION}/owners in the store"
+        ):
             fence(store, journal("a")).take_over()
         assert owners(store) == before
     assert is_owner(newer)
@@ -210,7 +214,7 @@ def test_a_store_that_was_emptied_has_no_newer_coordinator(journal: Journals) ->
     assert is_owner(one)
 
 
-def test_what_is_no_owner_is_not_taken_for_one(journal: Journals) -> None:
+def test_other_objects_are_not_taken_for_owners(journal: Journals) -> None:
     """Other names in the folder, and words that a terminal would obey."""
     store = MemoryStore()
     one = fence(store, journal("a"))
@@ -252,7 +256,7 @@ def test_publishing_and_removing_need_the_owner(journal: Journals) -> None:
     assert set(guarded.keys("0/")) | set(guarded.keys("1/")) == {"0/global", "0/p", "0/q"}
 
 
-def test_who_was_overtaken_drops_nothing(store: WeightsStore, journal: Journals) -> None:
+def test_overtaken_coordinator_drops_nothing(store: WeightsStore, journal: Journals) -> None:
     """Not of a round that it takes to be over, nor of a session whose end it has seen: the newer
     one may go on with it. It does not get through one group of keys before it hears of that."""
     older = fence(store, journal("a"))

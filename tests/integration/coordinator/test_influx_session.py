@@ -229,7 +229,7 @@ async def test_a_server_that_hangs_costs_no_round_anything(
     assert told["in_all"] == told["points"]
 
 
-async def test_what_is_lost_is_in_the_status(launch: Launch, influx: StrictInflux) -> None:
+async def test_lost_points_are_counted_in_the_status(launch: Launch, influx: StrictInflux) -> None:
     """One participant's points are refused: they are counted, and the others arrive."""
     influx.refuses = lambda line: line.tags.get("id") == "b"
     coordinator = launch(**influx.settings())

@@ -59,10 +59,11 @@ async def test_a_process_that_stood_still_lets_nobody_go(tmp_path: Path) -> None
 
 
 async def test_calls_say_how_long_they_have_waited(start, join, monkeypatch) -> None:
-    """By what is left of their time limit; strangers, and who does not say it, tell nothing."""
+    """By what is left of their time limit; unregistered clients, and callers without one, tell
+    nothing."""
     coordinator = await start(rounds={"start_participants": 9})
     members = [join(coordinator, f"p{number}") for number in range(MIN_SENDERS)]
-    strangers = [join(coordinator, f"s{number}") for number in range(MIN_SENDERS)]
+    unregistered_clients = [join(coordinator, f"s{number}") for number in range(MIN_SENDERS)]
     lateness, clock = coordinator.driver.lateness, coordinator.driver.clock
     monkeypatch.setattr(Lateness, "woke", lambda *_: None)  # however late this machine is
 
@@ -75,9 +76,9 @@ async def test_calls_say_how_long_they_have_waited(start, join, monkeypatch) -> 
         await member.rendezvous()
     lease_s = coordinator.driver.session.rules.lease_s
     told = ("xain-timeout-ms", str(round(1000 * (PATIENCE_S + lease_s / 2))))
-    for stranger in strangers:
+    for unregistered in unregistered_clients:
         with pytest.raises(grpc.aio.AioRpcError):
-            await beat(stranger, told)
+            await beat(unregistered, told)
     for member in members:
         await beat(member)
     for member in members:

@@ -54,9 +54,9 @@ async def test_streams_of_a_coordinator_process(tmp_path, join):
         async with asyncio.timeout(60):
             for member in members:
                 await member.channel.channel_ready()
-        stranger = join(coordinator, "stranger")
+        unregistered = join(coordinator, "unregistered")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stranger.start()
+            await unregistered.start()
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
         await train(members, rounds=2)
         await members[0].inspection.GetStatus(inspection_pb2.GetStatusRequest())
@@ -87,7 +87,7 @@ async def test_streams_of_a_coordinator_process(tmp_path, join):
         for method in ("StartTrainingRound", "PutWeights", "EndTrainingRound"):
             assert told.count((method, name, "OK")) == 2
         assert any((method, one) == ("Watch", name) for method, one, _ in told)
-    assert told.count(("StartTrainingRound", "stranger", "PERMISSION_DENIED")) == 1
+    assert told.count(("StartTrainingRound", "unregistered", "PERMISSION_DENIED")) == 1
     assert told.count(("GetStatus", None, "OK")) == 1
     updates = [line for line in written if "method" not in line]
     assert [(line["participant"], line["round"]) for line in updates] == [
@@ -138,7 +138,7 @@ async def test_refused_and_cancelled_calls_have_their_status(start, tmp_path, jo
     assert [line["round"] for line in written if "method" not in line] == [0]
 
 
-async def test_nothing_is_written_without_the_settings(start, join, tmp_path):
+async def test_no_log_files_are_written_without_the_settings(start, join, tmp_path):
     coordinator = await start(rounds={"rounds": 1})
     await train([join(coordinator, "a")])
     assert not list(tmp_path.glob("*status*"))

@@ -179,7 +179,7 @@ async def test_the_older_hears_and_ends(ward: Ward) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-async def test_what_wakes_up_publishes_nothing(ward: Ward) -> None:
+async def test_overtaken_coordinator_that_wakes_up_publishes_nothing(ward: Ward) -> None:
     """Stopped while it aggregates, as a machine is that moves, and overtaken: it does not bring its
     model to an end, which is another one than the newer will make."""
     older, newer = ward.process("older", OddProcess), ward.process("newer")

@@ -167,7 +167,7 @@ async def in_asp(start, join, names: str = "abc", **rounds: Any) -> tuple[Coordi
     return coordinator, *members
 
 
-async def test_nobody_waits_for_the_slow_and_nothing_of_theirs_is_lost(start, join):
+async def test_rounds_do_not_wait_for_stragglers_whose_updates_still_count(start, join):
     """ASP with three speeds: each update makes a model, the older it is the less it counts, and
     whoever trains an earlier round is told of that one, by heartbeats, watches and assignments."""
     coordinator, a, b, c = await in_asp(start, join)

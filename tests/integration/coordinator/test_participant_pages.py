@@ -47,11 +47,11 @@ async def test_pages_are_in_the_order_of_the_names(asker: Any) -> None:
     assert await names(asker, 0) == [["a", "b", "c", "d", "e"]]
 
 
-async def test_nobody_is_one_empty_page(asker: Any) -> None:
+async def test_no_participants_are_one_empty_page(asker: Any) -> None:
     assert await names(asker, 0) == [[]]
 
 
-async def test_who_comes_between_two_pages_moves_nobody(asker: Any) -> None:
+async def test_participant_that_joins_between_two_pages_moves_no_other(asker: Any) -> None:
     for name in ("b", "d", "f", "h"):
         await asker.driver.submit(Rendezvous(name, None))
     first = await page(asker, 2)
@@ -81,7 +81,7 @@ async def test_why_one_is_not_selected(asker: Any) -> None:
 
 
 @pytest.mark.parametrize(("size", "token"), [(-1, ""), (0, "x"), (0, "@@@@"), (0, "_w==")])
-async def test_what_is_no_page_is_refused(asker: Any, size: int, token: str) -> None:
+async def test_invalid_page_tokens_are_refused(asker: Any, size: int, token: str) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await page(asker, size, token)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

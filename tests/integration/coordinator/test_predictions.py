@@ -401,11 +401,11 @@ async def test_questions_are_bounded(three, monkeypatch):
     assert (first.num_rows, second.num_rows) == (1, 1)
 
 
-async def test_strangers_cannot_answer_and_a_stop_ends_the_streams(three, join):
+async def test_unregistered_clients_cannot_answer_and_a_stop_ends_the_streams(three, join):
     coordinator, (a, _, _) = three
-    stranger = Site(join(coordinator, "stranger"))
+    unregistered = Site(join(coordinator, "unregistered"))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        async with stranger.stream() as call:
+        async with unregistered.stream() as call:
             await call.read()
     assert reason(caught.value) == "NOT_A_MEMBER"
     async with a.stream() as call:

@@ -24,7 +24,7 @@ Code = grpc.StatusCode
 
 BY_NAME = {path(method).rpartition(".")[2]: method for method in METHODS}
 MEMBER = (("xain-participant-id", "a"),)
-STRANGER = (("xain-participant-id", "b"),)
+UNREGISTERED = (("xain-participant-id", "b"),)
 DATA = b"x" * 10_000
 HEADER = pb.PutWeightsRequest.Header(round=0, size_bytes=len(DATA), digest=digest(DATA))
 WRONG_ROUND = pb.PutWeightsRequest.Header(round=7, size_bytes=len(DATA), digest=digest(DATA))
@@ -65,13 +65,13 @@ def collected() -> Iterator[list[str]]:
 
 
 REFUSED = [
-    ("Coordinator/FindUpload", STRANGER, pb.FindUploadRequest(digest=b"d")),
+    ("Coordinator/FindUpload", UNREGISTERED, pb.FindUploadRequest(digest=b"d")),
     ("Coordinator/FindUpload", MEMBER, pb.FindUploadRequest(round=7, digest=b"d")),
     ("Coordinator/GetWeights", MEMBER, pb.GetWeightsRequest(key="x" * 1000)),
-    ("Coordinator/Heartbeat", STRANGER, pb.HeartbeatRequest()),
-    ("Coordinator/Watch", STRANGER, pb.WatchRequest()),
-    ("Coordinator/Rendezvous", STRANGER, pb.RendezvousRequest(tags={"": ""})),
-    ("Coordinator/PutWeights", STRANGER, pb.PutWeightsRequest(header=HEADER, data=DATA)),
+    ("Coordinator/Heartbeat", UNREGISTERED, pb.HeartbeatRequest()),
+    ("Coordinator/Watch", UNREGISTERED, pb.WatchRequest()),
+    ("Coordinator/Rendezvous", UNREGISTERED, pb.RendezvousRequest(tags={"": ""})),
+    ("Coordinator/PutWeights", UNREGISTERED, pb.PutWeightsRequest(header=HEADER, data=DATA)),
     ("Coordinator/PutWeights", MEMBER, pb.PutWeightsRequest(header=HEADER, data=DATA)),
     ("Coordinator/PutWeights", MEMBER, pb.PutWeightsRequest(header=WRONG_ROUND, data=DATA)),
     ("Coordinator/PutWeights", MEMBER, pb.PutWeightsRequest(data=DATA)),
@@ -85,11 +85,11 @@ REFUSED = [
     ),
     (
         "Inspection/ListParticipants",
-        STRANGER,
+        UNREGISTERED,
         inspection.ListParticipantsRequest(page_token="!" * 1000),
     ),
-    ("Membership/Renew", STRANGER, pb.WatchRequest()),
-    ("Membership/Watch", STRANGER, pb.WatchRequest()),
+    ("Membership/Renew", UNREGISTERED, pb.WatchRequest()),
+    ("Membership/Watch", UNREGISTERED, pb.WatchRequest()),
 ]
 
 
@@ -207,7 +207,7 @@ async def test_calls_cancelled_while_they_are_refused_log_nothing(start, join, c
             method = BY_NAME[name]
             call = member.channel.stream_stream(path(method))
             for number in range(300):
-                begun = call(metadata=STRANGER)
+                begun = call(metadata=UNREGISTERED)
                 await begun.write(b"")
                 for _ in range(number % 20):
                     await asyncio.sleep(0)
@@ -219,13 +219,13 @@ async def test_calls_cancelled_while_they_are_refused_log_nothing(start, join, c
 
 
 async def test_refused_metrics_are_logged_at_a_bounded_rate(start, join):
-    """A stranger's metrics are read, and logged, before the stranger is refused."""
+    """An unregistered client's metrics are read, and logged, before the call is refused."""
     coordinator, _ = await begin(start, join)
-    stranger = join(coordinator, "b")
+    unregistered = join(coordinator, "b")
     with capture_logs() as entries:
         for _ in range(3):
             with pytest.raises(grpc.aio.AioRpcError):
-                await stranger.end(pb.WeightsRef(), metrics="[" * 1000)
+                await unregistered.end(pb.WeightsRef(), metrics="[" * 1000)
     (line,) = (entry for entry in entries if entry["event"] == "metrics_refused")
     assert len(str(line)) < 1000
     assert coordinator.counters["invalid_metrics"] == 3

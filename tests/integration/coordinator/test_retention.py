@@ -56,7 +56,7 @@ async def test_a_session_keeps_what_it_is_told_to(start, join, tmp_path, setting
     assert len(models) == ROUNDS + 1
 
 
-async def test_what_may_still_count_stays(start, join, tmp_path):
+async def test_updates_that_may_still_count_stay(start, join, tmp_path):
     """A participant that is behind hands in for the round that it trains, however many are over."""
     coordinator = await start(
         rounds={

@@ -110,13 +110,13 @@ def test_wrong_credentials(connect: Open, server: S3Server, part: str) -> None:
 
 def test_credentials_without_rights(connect: Open, seaweedfs: SeaweedFS) -> None:
     """Known to the server, and with nothing to do in this bucket."""
-    stranger = seaweedfs.stranger.settings()
+    other_identity = seaweedfs.other_identity.settings()
     with pytest.raises(StoreError) as caught:
-        connect(seaweedfs.settings(seaweedfs.new_bucket(), **stranger))
+        connect(seaweedfs.settings(seaweedfs.new_bucket(), **other_identity))
     assert not isinstance(caught.value, StoreUnavailable)
     assert "does not allow us to list the bucket" in str(caught.value)
     assert "the right to read, write, delete and list" in str(caught.value)
-    assert_discreet(caught.value, *stranger.values())
+    assert_discreet(caught.value, *other_identity.values())
 
 
 @pytest.mark.parametrize("in_file", [False, True], ids=["value", "file"])

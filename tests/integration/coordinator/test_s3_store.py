@@ -122,7 +122,7 @@ def test_objects_lie_where_people_look_for_them(connect: Open, client: Any, buck
     ]
 
 
-def test_what_others_put_there_is_not_listed(store: S3Store, client: Any, bucket: str) -> None:
+def test_objects_of_others_are_not_listed(store: S3Store, client: Any, bucket: str) -> None:
     put(store, "1/global", b"x")
     for name in (".claims/1/global/x", ".trial/x", "100%", "1/back%5Cslash"):
         client.put_object(Bucket=bucket, Key=name, Body=b"")
@@ -171,7 +171,7 @@ def test_an_upload_in_parts(
     assert get(store, "1/global") == data[::-1]
 
 
-def test_what_is_read_first_comes_with_the_opening(
+def test_first_range_comes_with_the_opening(
     store: S3Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From anywhere in a large object: one request, of no more than what is wanted."""
@@ -312,7 +312,9 @@ def test_a_claim_left_by_a_coordinator_that_died(store: S3Store, client: Any, bu
     assert names(client, bucket) == ["1/global"]
 
 
-def test_what_others_published_is_respected(store: S3Store, client: Any, bucket: str) -> None:
+def test_object_that_another_writer_published_is_kept(
+    store: S3Store, client: Any, bucket: str
+) -> None:
     """Without a claim, too; and a claim that is left beside an object says nothing any more."""
     client.put_object(Bucket=bucket, Key="1/global", Body=b"theirs")
     client.put_object(Bucket=bucket, Key="2/global", Body=b"")
@@ -414,7 +416,7 @@ def test_copy(store: S3Store, monkeypatch: pytest.MonkeyPatch, part: int) -> Non
 
 
 @pytest.mark.parametrize("size", [0, 999, 1001])
-def test_what_has_another_size_is_not_copied(store: S3Store, size: int) -> None:
+def test_object_of_another_size_is_not_copied(store: S3Store, size: int) -> None:
     """Whoever holds the URL may write any amount. What was there before stays."""
     put(store, "incoming/1/a", b"x" * 1000)
     put(store, "1/a", b"before")

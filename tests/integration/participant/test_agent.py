@@ -29,7 +29,7 @@ Serve = Callable[..., ScriptedCoordinator]
 Launch = Callable[..., Running]
 
 
-def test_it_trains_every_round_and_ends_when_the_session_does(
+def test_agent_trains_every_round_and_ends_with_the_session(
     serve: Serve, adder: Adder, launch: Launch
 ) -> None:
     server = serve(Ledger(rounds=3, metadata={"workload": "adding"}))
@@ -120,7 +120,7 @@ def test_a_coordinator_that_is_not_there_yet_is_waited_for(
     assert running.code() == 0
 
 
-def test_who_is_expired_while_training_joins_again_with_its_result(
+def test_participant_that_expires_while_training_joins_again_with_its_result(
     serve: Serve, adder: Adder, launch: Launch
 ) -> None:
     server = serve()

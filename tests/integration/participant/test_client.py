@@ -224,7 +224,7 @@ def test_a_model_inside_its_reference_is_not_fetched(
     assert offers.calls == []
 
 
-def test_what_the_store_has_begun_the_coordinator_ends(
+def test_download_begun_from_the_store_ends_from_the_coordinator(
     client: CoordinatorClient,
     server: ScriptedCoordinator,
     offers: ScriptedStore,

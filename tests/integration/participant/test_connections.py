@@ -142,7 +142,7 @@ def test_a_slow_connection_carries_its_upload_to_the_end(
     assert server.calls["PutWeights"] == 1
 
 
-def test_what_is_replaced_is_closed_when_its_transfers_have_ended(
+def test_replaced_connection_is_closed_when_its_transfers_have_ended(
     client: CoordinatorClient, server: ScriptedCoordinator, proxy: FaultProxy
 ) -> None:
     """Nothing is left open, however often it happens."""
@@ -184,7 +184,7 @@ def replace(client: CoordinatorClient, server: ScriptedCoordinator) -> None:
 
 
 @pytest.mark.parametrize("method", ["PutWeights", "EndTrainingRound"])
-def test_what_the_coordinator_works_on_is_left_to_it(
+def test_call_that_the_coordinator_works_on_is_not_repeated(
     client: CoordinatorClient,
     server: ScriptedCoordinator,
     monkeypatch: pytest.MonkeyPatch,
@@ -304,7 +304,7 @@ def running(proxy: FaultProxy, adder: Adder) -> Iterator[Call]:
     running.answer()
 
 
-def test_nobody_is_expired_because_a_connection_died(
+def test_dead_connection_costs_no_lease(
     running: Call, adder: Adder, server: ScriptedCoordinator, proxy: FaultProxy
 ) -> None:
     """In the middle of a training its heartbeats take another way; the result goes there, too."""
@@ -321,7 +321,7 @@ def test_nobody_is_expired_because_a_connection_died(
 
 @pytest.mark.usefixtures("stalls_are_short")
 @pytest.mark.parametrize("method", ["EndTrainingRound", "PutWeights", "GetWeights"])
-def test_what_was_under_way_on_a_connection_that_died_is_done_again(
+def test_calls_on_a_dead_connection_are_repeated(
     running: Call, adder: Adder, server: ScriptedCoordinator, proxy: FaultProxy, method: str
 ) -> None:
     """And nothing is trained again."""

@@ -191,7 +191,7 @@ def test_another_range_than_asked_for_is_not_taken(
     assert failed.reason == "another range than asked for"
 
 
-def test_what_is_wrong_is_forgotten(direct: DirectTransfer, store: ScriptedStore) -> None:
+def test_damaged_download_is_dropped(direct: DirectTransfer, store: ScriptedStore) -> None:
     """So that the other way begins anew."""
     store.faults.append(object_of(bytes(len(MODEL))))
     download = download_of()
@@ -365,7 +365,7 @@ def test_closing_ends_a_transfer_at_once(
     assert len(store.calls) == 1
 
 
-def test_nothing_begins_after_the_end(direct: DirectTransfer, store: ScriptedStore) -> None:
+def test_closed_transfer_begins_nothing(direct: DirectTransfer, store: ScriptedStore) -> None:
     direct.close()
     failed = failure(lambda: direct.fetch(store.url("/m"), download_of()))
     assert failed.reason == "the client is closed"

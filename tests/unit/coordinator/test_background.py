@@ -80,7 +80,7 @@ async def test_keys_are_deleted_together(store, monkeypatch):
     assert not list(store.keys())
 
 
-async def test_what_fails_ends_nothing(store):
+async def test_failed_background_work_ends_nothing(store):
     """Whether the store is away, or we are wrong."""
     at_work, is_done = Background(store), threading.Event()
     store.is_away = True

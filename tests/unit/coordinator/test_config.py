@@ -90,7 +90,7 @@ def test_fractions_are_what_was_written(written: object, exact: Fraction, requir
 
 
 @pytest.mark.parametrize("written", [0, 1.1, -0.5, "1/0", "half", "", True, float("nan")])
-def test_what_is_no_fraction(written: object) -> None:
+def test_invalid_fractions(written: object) -> None:
     """Every mistake gets the same line; none a traceback."""
     assert error_of(rounds__fraction_participants=written).endswith(
         'it must be a number above 0 and at most 1, or a fraction as text such as "1/3"'
@@ -312,7 +312,7 @@ def test_stale_updates_need_a_rule_that_can_mix_them() -> None:
 WAITS = st.sampled_from([0.5, 7.0, 30.0, 100.0])
 UNITS = st.builds(
     "{}:{}:{}".format,
-    st.sampled_from(["participant", "*", "p0", "stranger"]),
+    st.sampled_from(["participant", "*", "p0", "unregistered"]),
     st.sampled_from(["update", "*"]),
     st.sampled_from(["1", "2", "4", "10%", "80%", "100%"]),
 )
@@ -446,7 +446,7 @@ def test_every_configuration_leads_to_the_last_model(rules: Rules, slow: str) ->
         *("timeout_s=3.0", "url_lifetime_s=60"),
     ],
 )
-def test_what_only_s3_reads_is_refused_elsewhere(kind: str, written: str) -> None:
+def test_keys_that_only_s3_reads_are_refused_elsewhere(kind: str, written: str) -> None:
     """Else somebody believes that the weights lie where they do not."""
     said = error_of(storage__kind=kind, **given_as(f"storage.{written}"))
     key = written.partition("=")[0]
@@ -519,7 +519,7 @@ def test_a_file_of_a_secret_that_is_missing_is_not_named(tmp_path: Path) -> None
         ("rounds.seed=9223372036854775808", "rounds.seed | a whole number must have at most 64"),
     ],
 )
-def test_what_the_wire_cannot_carry_is_refused(written: str, told: str) -> None:
+def test_values_that_the_wire_cannot_carry_are_refused(written: str, told: str) -> None:
     """int32 overflows at the start, and not in the call of a later round; products too."""
     assert_told(told, error_of(**given_as(written)))
 
@@ -764,7 +764,7 @@ def test_tags_that_nobody_could_have(key: str, written: object, why: str) -> Non
     assert why in str(caught.value)
 
 
-def test_who_is_refused_is_left_out_unless_that_is_switched_off() -> None:
+def test_refused_participants_are_left_out_unless_switched_off() -> None:
     rules = CoordinatorConfig().rules()
     assert (rules.refused_limit, rules.refused_rounds) == (3, 3)
     assert config(rounds__refused_limit=0).rules().refused_limit == 0
@@ -857,7 +857,7 @@ def test_two_streams_cannot_share_a_file() -> None:
         "metrics__timeout_s",
     ],
 )
-def test_nobody_is_waited_for_longer_than_a_day(key: str) -> None:
+def test_deadline_is_a_day_by_default(key: str) -> None:
     """Nothing waits for ever; and a lease must fit the milliseconds of the wire."""
     told = error_of(**{key: 1e12})
     assert told.startswith(key.replace("__", "."))

@@ -74,7 +74,7 @@ def test_the_example_of_the_documentation_selects(install: Any) -> None:
 @pytest.mark.parametrize(
     ("source", "why"), [("X = 7", "not a class"), ("class X: pass", r"no select\(\)")]
 )
-def test_what_is_no_controller_is_told_at_the_start(install: Any, source: str, why: str) -> None:
+def test_invalid_controller_is_told_at_the_start(install: Any, source: str, why: str) -> None:
     install(source, "x", "X")
     with pytest.raises(PluginFailed, match=f"'x' is no controller: it .*{why}"):
         make_controller("x", {})

@@ -44,7 +44,7 @@ def test_alpha_has_a_largest_value():
     assert "--alpha" in result.output
 
 
-def test_it_gives_up_only_after_a_lease_without_anybody():
+def test_demo_gives_up_only_after_a_lease_without_participants():
     """Whoever starts a site again by hand has the length of a lease for it."""
     abandoned = Abandoned()
     assert not abandoned.after(0.0, True)
@@ -141,7 +141,7 @@ class Gone:
     """A participant's process that was killed."""
 
     has_failed = True
-    fate = "was killed (SIGKILL)"
+    status_text = "was killed (SIGKILL)"
 
 
 class OneGone(Alive):
@@ -157,7 +157,7 @@ class OneGone(Alive):
 def test_demo_shows_the_difference_of_the_numbers_it_shows(federated, centralised, difference):
     """95.6 % beside 95.8 % differ by 0.2 points, whatever further digits say."""
     status = inspection.GetStatusResponse(cause="completed")
-    shown = shown_text(view.verdict(status, OneGone(), federated, centralised))
+    shown = shown_text(view.comparison(status, OneGone(), federated, centralised))
     left, right = re.findall(r"(\d+\.\d)%", shown)
     assert f"{float(left) - float(right):+.1f}" == difference
     assert f"{difference} points" in shown

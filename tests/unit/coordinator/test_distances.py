@@ -305,7 +305,7 @@ def test_made_up_sample_counts_change_nothing(rule: Surveyor) -> None:
 
 
 @pytest.mark.parametrize("rule", ROBUST, ids=lambda rule: type(rule).__name__)
-def test_nothing_to_go_by(rule: Surveyor) -> None:
+def test_updates_without_distances(rule: Surveyor) -> None:
     """Every norm is beyond the range of numbers: no model rather than a random one."""
     surveyed = rule.survey(np.full((10, 2), 1e300))
     with pytest.raises(RuleFailed, match="range of numbers"):

@@ -49,7 +49,7 @@ def sender(store: Store) -> Downloads:
 
 async def discard(_: WeightsRef, chunk: bytes) -> None:
     """To a line that takes everything."""
-    await asyncio.sleep(0)  # one turn of the event loop
+    await asyncio.sleep(0)  # one iteration of the event loop
 
 
 @pytest.mark.parametrize("offset", [0, 1, MESSAGE_BYTES - 1, BLOCK_BYTES + 5, len(DATA) - 1])
@@ -95,7 +95,7 @@ async def test_bytes_of_models_in_memory_are_bounded(
     monkeypatch.setattr(downloads, "MAX_BLOCKS", 3)
 
     async def write(_: WeightsRef, data: bytes) -> None:
-        await asyncio.sleep(0)  # one turn of the event loop
+        await asyncio.sleep(0)  # one iteration of the event loop
         assert len(sender._blocks) <= 3
 
     await asyncio.gather(*(sender.send(KEY, n * BLOCK_BYTES, write) for n in range(12)))
@@ -106,10 +106,10 @@ class Enough(Exception):
     """So much was received."""
 
 
-# --- strangers ---
+# --- unregistered clients ---
 
 
-async def test_strangers_that_take_nothing_hold_up_no_member(sender: Downloads) -> None:
+async def test_unregistered_clients_that_take_nothing_delay_no_member(sender: Downloads) -> None:
     """Nor is there an end to them: those who are too many are told so at once."""
     passing = asyncio.Event()
 
@@ -117,15 +117,15 @@ async def test_strangers_that_take_nothing_hold_up_no_member(sender: Downloads) 
         passing.set()
         await asyncio.Event().wait()
 
-    strangers = [
-        asyncio.ensure_future(sender.send(KEY, 0, dead, is_stranger=True))
-        for _ in range(downloads.MAX_STRANGERS)
+    unregistered_clients = [
+        asyncio.ensure_future(sender.send(KEY, 0, dead, is_unregistered=True))
+        for _ in range(downloads.MAX_UNREGISTERED)
     ]
     await passing.wait()
     with pytest.raises(Unavailable, match="no members"):
-        await sender.send(KEY, 0, discard, is_stranger=True)
+        await sender.send(KEY, 0, discard, is_unregistered=True)
     await sender.send(KEY, 0, discard)
-    for one in strangers:
+    for one in unregistered_clients:
         one.cancel()
-    await asyncio.wait(strangers)
-    await sender.send(KEY, 0, discard, is_stranger=True)
+    await asyncio.wait(unregistered_clients)
+    await sender.send(KEY, 0, discard, is_unregistered=True)

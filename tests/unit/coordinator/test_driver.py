@@ -37,7 +37,7 @@ async def test_a_reply_waits_for_the_commit(bench):
     assert bench.journal.groups[-1] == ["ParticipantJoined"]
 
 
-async def test_what_follows_from_the_uncommitted_waits_too(bench):
+async def test_replies_that_depend_on_uncommitted_events_wait_too(bench):
     """A refusal, and a reply without events of its own, that were decided on a state which is not
     durable yet must not tell of it."""
     await bench.driver.submit(c.Rendezvous("a"))
@@ -45,12 +45,12 @@ async def test_what_follows_from_the_uncommitted_waits_too(bench):
     leaving = await bench.submit(c.Heartbeat("a", c.ParticipantState.FINISHED))
     await bench.journal.writing()
     refused = await bench.submit(c.Heartbeat("a"))
-    stranger = await bench.submit(AssignmentFor("b"))
+    unregistered = await bench.submit(AssignmentFor("b"))
     await settled()
-    assert not any(task.done() for task in (leaving, refused, stranger))
+    assert not any(task.done() for task in (leaving, refused, unregistered))
     bench.journal.let_go()
     await leaving
-    for task in (refused, stranger):
+    for task in (refused, unregistered):
         with pytest.raises(NotAMember):
             await task
 
@@ -86,7 +86,7 @@ async def test_a_sign_of_life_does_not_wait_for_the_disk(bench):
     assert list(bench.driver.session.members) == ["a"]
 
 
-async def test_what_to_train_does_not_wait_for_the_disk(bench):
+async def test_assignment_does_not_wait_for_the_disk(bench):
     """Of a round that is durable: it is asked for while the first updates of it are being written.
     Of one that is not, nobody hears."""
     for name in ("a", "b"):
@@ -168,7 +168,10 @@ async def test_a_failing_append_fails_everybody_who_waits(bench):
     bench.journal.hold()
     waiting = [await bench.submit(c.Rendezvous("b"))]
     await bench.journal.writing()
-    waiting += [await bench.submit(c.Rendezvous("c")), await bench.submit(c.Heartbeat("stranger"))]
+    waiting += [
+        await bench.submit(c.Rendezvous("c")),
+        await bench.submit(c.Heartbeat("unregistered")),
+    ]
     bench.journal.fail()
     for task in waiting:
         await fails(task)

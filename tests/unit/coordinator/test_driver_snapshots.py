@@ -182,7 +182,7 @@ async def test_rounds_are_not_waited_for_for_ever(bench, monkeypatch):
     assert [snapshot.num_records for snapshot in bench.journal.saved] == [7]
 
 
-async def test_nobody_waits_for_a_snapshot(bench, monkeypatch):
+async def test_no_call_waits_for_a_snapshot(bench, monkeypatch):
     """While it is being written, the session goes on, and what it contains does not change. Only
     who closes the journal waits."""
     monkeypatch.setattr(module, "SNAPSHOT_RECORDS", 1)

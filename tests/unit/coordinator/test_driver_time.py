@@ -69,7 +69,7 @@ async def test_a_commit_hides_no_stall(full, monkeypatch, first):
     full.clock.time_s += STALL_S
     calling = None
     if first != "the commit":
-        calling = await full.submit(c.Heartbeat("a" if first == "a call" else "stranger"))
+        calling = await full.submit(c.Heartbeat("a" if first == "a call" else "unregistered"))
     for _ in range(NUM_APPENDS):
         full.journal.let_go()
     await joining

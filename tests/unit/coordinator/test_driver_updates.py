@@ -59,9 +59,9 @@ async def test_late_updates_are_counted(bench):
     ]
 
 
-async def test_what_is_not_late(bench):
+async def test_updates_that_are_not_late(bench):
     """Whoever asks for work too late has lost none; what was accepted may be sent again; and after
-    the end a stranger was not awaited."""
+    the end an unregistered client was not awaited."""
     await begin(bench.driver)
     await play(bench.driver, range(1))
     await bench.driver.submit(update("a", 0))
@@ -69,7 +69,7 @@ async def test_what_is_not_late(bench):
         await bench.driver.submit(c.EndTrainingRound("a", "a", 1, 1, None))
     await bench.driver.submit(c.EffectFailed("over"))
     await late(bench, AssignmentFor("a"))
-    await late(bench, update("stranger", 0))
+    await late(bench, update("unregistered", 0))
     assert bench.driver.num_late == 0
     assert late_points(bench) == []
 
@@ -103,7 +103,7 @@ async def asynchronous_bench() -> Bench:
     return bench
 
 
-async def test_what_comes_while_a_model_is_made_goes_into_the_next():
+async def test_update_during_an_aggregation_goes_into_the_next_model():
     """Its sender does not hear a refusal, on which some give up."""
     bench = await asynchronous_bench()
     late = asyncio.create_task(bench.driver.submit(update("b", 1)))
@@ -116,7 +116,7 @@ async def test_what_comes_while_a_model_is_made_goes_into_the_next():
     await bench.driver.close()
 
 
-async def test_it_waits_also_while_the_end_of_the_round_is_being_written():
+async def test_late_update_waits_while_the_end_of_the_round_is_written():
     """What is decided counts, not what is on disk by now."""
     bench = await asynchronous_bench()
     bench.journal.hold()
@@ -147,7 +147,7 @@ async def test_update_is_taken_by_the_round_that_opens_while_its_refusal_is_writ
     await bench.driver.close()
 
 
-async def test_what_nobody_waits_for_is_refused_at_once():
+async def test_update_that_no_round_awaits_is_refused_at_once():
     """Another round than it trains, or one who has its answer already."""
     bench = await asynchronous_bench()
     with pytest.raises(StaleRound):
@@ -240,7 +240,7 @@ async def test_stop_commits_an_update_that_waits_for_others(patient):
 # --- what the log says of them ---
 
 
-async def test_who_is_late_stands_in_the_log():
+async def test_late_updates_are_logged():
     """An operator reads there whom a round goes on without, or waits for."""
     rules = {"min_participants": 1, "fraction_participants": 1, "deadline_s": 5.0}
     bench = Bench(

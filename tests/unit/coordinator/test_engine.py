@@ -301,7 +301,7 @@ def test_an_update_that_changes_between_two_tiles() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_what_stale_updates_lose_stays_with_the_global_model(
+def test_weight_that_stale_updates_lose_goes_to_the_global_model(
     store: WeightsStore, dtype: str
 ) -> None:
     """Σ n s(τ) / N · update + (1 - Σ n s(τ) / N) · base, with s(τ) = 1 / sqrt(1 + τ)."""
@@ -420,7 +420,7 @@ def test_model_is_written_over_the_file_of_a_removed_object(tmp_path: Path) -> N
 # --- nothing left behind --------------------------------------------------------------------------
 
 
-def test_nothing_stays_of_a_failure(tmp_path: Path) -> None:
+def test_failed_aggregation_leaves_no_object(tmp_path: Path) -> None:
     """An upload that will not be finished leaves no file."""
     store = FileStore(tmp_path)
     updates = hand_in(store, random_vectors())

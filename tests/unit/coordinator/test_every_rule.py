@@ -143,7 +143,7 @@ def test_a_round_that_initialises(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", SURVEYORS)
 @pytest.mark.parametrize("which", ["3/p001", "3/global"])
-def test_what_is_surveyed_is_checked(rule: str, which: str) -> None:
+def test_surveys_are_checked(rule: str, which: str) -> None:
     """Though it may get no weight, and not be read a second time."""
     store = MemoryStore()
     vectors, base = random_round(rule)

@@ -226,7 +226,7 @@ def test_the_departed_are_forgotten_in_the_end() -> None:
     assert history.contributions[f"p{MAX_DEPARTED + 2}"] == 1
 
 
-def test_who_comes_back_is_not_forgotten() -> None:
+def test_participant_that_comes_back_keeps_its_account() -> None:
     """A participant that was away for a moment has its count, however many leave after it."""
     history = fold(
         joined("a"),

@@ -69,7 +69,7 @@ def test_a_hiccup_of_a_quiet_session_is_no_more_than_an_interval():
     assert INTERVAL_S < lateness.at(1000.2) < INTERVAL_S + 1
 
 
-def test_what_any_event_loop_is_late_does_not_count():
+def test_usual_delay_of_an_event_loop_does_not_count():
     lateness = late()
     lateness.woke(10.0 + MIN_LATE_S / 2, 10.0, 1.0)
     for sender in range(MIN_SENDERS):

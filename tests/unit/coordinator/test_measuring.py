@@ -168,7 +168,7 @@ def test_version_2_is_refused() -> None:
     assert "version 2.0" in refusal(npy(np.ones(3, np.float32), (2, 0)))
 
 
-def test_what_is_no_npy_file_is_refused_at_once() -> None:
+def test_bytes_that_are_no_npy_file_are_refused_at_once() -> None:
     """From its first byte, before a header's worth has come."""
     with pytest.raises(InvalidUpdate, match=r"not an \.npy file"):
         Inspector().feed(b"P")

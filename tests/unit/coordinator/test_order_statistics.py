@@ -86,7 +86,7 @@ def test_a_minority_does_not_move_it(k: int) -> None:
             assert (combined <= honest.max(axis=0)).all()
 
 
-def test_what_trimming_needs() -> None:
+def test_trimmed_mean_needs_enough_updates() -> None:
     """Something must be left."""
     TrimmedMean(2).check(5)
     with pytest.raises(

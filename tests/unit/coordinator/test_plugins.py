@@ -99,7 +99,7 @@ def test_the_example_of_the_documentation(site: Path) -> None:
     assert models[0] == models[1]
 
 
-def test_nothing_is_imported_that_is_not_used(site: Path) -> None:
+def test_unused_plug_ins_are_not_imported(site: Path) -> None:
     """A plug-in that is broken breaks only those who use it, and is named then."""
     entries = f"[{AGGREGATORS}]\nbroken = acme_broken:Rule\n"
     install(site, "acme_broken", "import nowhere_to_be_found\n", entries)
@@ -145,7 +145,7 @@ def test_two_plug_ins_of_one_name(site: Path) -> None:
         ),
     ],
 )
-def test_what_is_no_rule(site: Path, source: str, missing: str) -> None:
+def test_plug_in_that_is_no_rule(site: Path, source: str, missing: str) -> None:
     """It is told apart at the start, and not at the end of the first round."""
     install(site, "acme_other", source, f"[{AGGREGATORS}]\nother = acme_other:Rule\n")
     with pytest.raises(PluginFailed, match=f"'other' is no rule: it has no {missing}"):

@@ -26,7 +26,7 @@ def test_refusal_is_told_until_the_participant_is_accepted() -> None:
     assert refused.warnings() == ["'a' was refused: no column 'y'"]
 
 
-def test_refusals_of_strangers_are_bounded() -> None:
+def test_refusals_of_unregistered_clients_are_bounded() -> None:
     """However many there are, few lines are logged and few names kept: the latest."""
     refused = RefusedParticipants()
     with capture_logs() as lines:
@@ -54,7 +54,7 @@ def test_waiting_participant_is_logged_once_and_counted_until_it_stays_away() ->
     assert waiting.num(31.0 + WAITING_LEASES * 15.0) == 0
 
 
-def test_waiting_strangers_are_bounded() -> None:
+def test_waiting_unregistered_clients_are_bounded() -> None:
     """Names that are never used again are not kept for ever."""
     waiting = WaitingParticipants(lease_s=15.0)
     for number in range(2 * MAX_WAITING):

@@ -86,7 +86,7 @@ def test_the_latest_stay(keep, left):
     assert not gone & (models | {"owners/00000001", "global"})
 
 
-def test_it_goes_on_after_an_error():
+def test_retention_continues_after_an_error():
     """Where it has ended, and nothing is looked at again."""
     store = store_of(6)
     dropping = Retention(store, 0)
@@ -104,7 +104,7 @@ def test_it_goes_on_after_an_error():
     assert store.asked == ["incoming/4/", "4/", "optimizer/4/"]
 
 
-def test_who_is_behind_keeps_nothing_but_its_round():
+def test_stale_participant_keeps_only_the_updates_of_its_round():
     """Until it has handed in, or never will; also at the start, and with others kept."""
     for keep, kept in ((0, []), (1, [3])):
         store = store_of(6)
@@ -124,7 +124,7 @@ def test_who_is_behind_keeps_nothing_but_its_round():
         assert folder(store, "incoming") == left
 
 
-def test_what_an_earlier_process_left_goes():
+def test_objects_of_an_earlier_process_are_dropped():
     """However long ago, and under other settings."""
     store = store_of(40)
     Retention(store, None).drop(Needed(39, 39))
@@ -153,7 +153,7 @@ def test_many_go_in_groups_between_which_it_can_be_stopped():
     assert store.asked == [], "it asks nothing of a store any more"
 
 
-def test_what_is_needed():
+def test_needed_objects_stay():
     session = Session("s", RULES)
     assert needed_by(session) == Needed(0, 0)
     model = GlobalModel(3, WeightsRef("3/global", 1, ""), "float32", (1,))
@@ -210,7 +210,7 @@ async def end(driver: Driver, watching: asyncio.Task[None]) -> None:
         await watching
 
 
-async def test_it_drops_at_the_start_and_after_each_model():
+async def test_retention_drops_at_the_start_and_after_each_model():
     driver, store = driver_of(), store_of(6)
     driver.at(2)
     watching = asyncio.create_task(Retention(store, 0).watch(driver))
@@ -258,7 +258,7 @@ async def test_a_slow_store_takes_one_thread():
     assert await asyncio.to_thread(begun.wait, PATIENCE_S)
     for round_ in range(2, 9):
         driver.at(round_)
-        await asyncio.sleep(0)  # a turn of the event loop, in which it could begin another
+        await asyncio.sleep(0)  # an iteration of the event loop, in which it could begin another
     assert len(at_work) == 1
     gate.release(100)
     await driver.until_it_waits()
@@ -300,7 +300,7 @@ async def test_a_store_that_fails_costs_no_round(error, event, level, monkeypatc
 
 
 @pytest.mark.parametrize("phase", [Phase.COLLECTING, Phase.FINISHED])
-async def test_what_failed_is_tried_again_by_itself(monkeypatch, phase):
+async def test_failed_drop_is_tried_again(monkeypatch, phase):
     """After the end of a session too, when there is no next round. It is told once."""
     waits: list[float] = []
     timeout = asyncio.timeout

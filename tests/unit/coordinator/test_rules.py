@@ -163,7 +163,7 @@ def test_stale_updates_are_mixed_with_the_base(round_: tuple[Array, Array], data
     assert_close(combined, slow_sum(rows, [*shares, 1 - sum(shares)]), rows)
 
 
-def test_what_a_stale_update_weighs() -> None:
+def test_weight_of_a_stale_update() -> None:
     """1 / sqrt(1 + τ) of its samples; the base weighs what is missing."""
     weights = mixing_weights(np.array([10, 20, 40]), [0, 3, 15])
     assert weights.tolist() == [10.0, 10.0, 10.0, 40.0]

@@ -51,7 +51,7 @@ class Stream:
 
     async def read(self) -> Any:
         self._on_read()
-        await asyncio.sleep(0)  # one turn of the event loop
+        await asyncio.sleep(0)  # one iteration of the event loop
         return self._messages.popleft() if self._messages else grpc.aio.EOF
 
 
@@ -102,7 +102,7 @@ async def test_cancelled_upload_ends_wherever_it_waits(
         upload = MeasuredUpload(FileStore(tmp_path), f"0/{number}", ANNOUNCED, Inspector(), "ab")
         task = asyncio.ensure_future(receive(Stream(sizes), upload))
         for _ in range(3 * number):
-            await asyncio.sleep(0)  # one turn of the event loop
+            await asyncio.sleep(0)  # one iteration of the event loop
         was_done = task.done()
         task.cancel()
         await asyncio.wait([task])

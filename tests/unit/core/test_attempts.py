@@ -335,11 +335,11 @@ def test_next_round_has_all_its_attempts_again() -> None:
     assert (bench.session.round, bench.phase) == (1, Phase.COLLECTING)
 
 
-def test_late_reports_and_those_of_strangers_change_nothing() -> None:
+def test_late_reports_and_those_of_unregistered_clients_change_nothing() -> None:
     bench = Group("a", "b", "c")
     before = bench.session
-    stranger = next(p for p in "abc" if p not in bench.selected)
-    bench.report(stranger)
+    unregistered = next(p for p in "abc" if p not in bench.selected)
+    bench.report(unregistered)
     bench.send(c.NoteGroupBroken("a", 0, 7, "late"))
     bench.send(c.NoteGroupBroken("a", 1, 1, "early"))
     assert bench.session == before

@@ -113,7 +113,7 @@ def test_failure_of_another_round_changes_nothing() -> None:
     assert bench.send(c.NoteFailure("a", 7, "TypeError")).events == ()
     bench.end("a")
     assert fail(bench, "a") == (), "its update counts"
-    bench.refuses(c.NoteFailure("stranger", 0, "TypeError"), errors.NotAMember)
+    bench.refuses(c.NoteFailure("unregistered", 0, "TypeError"), errors.NotAMember)
 
 
 def test_failure_report_is_cut_to_a_bound_and_printable() -> None:

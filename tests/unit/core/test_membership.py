@@ -126,26 +126,26 @@ def test_the_initial_model_is_asked_for_once_from_the_profiles_of_those_gathered
     assert bench.restart() == (asked,)
 
 
-# --- strangers ---
+# --- unregistered clients ---
 
 
 @pytest.mark.parametrize(
     "command",
     [
-        c.Heartbeat("stranger"),
-        c.Heartbeat("stranger", ParticipantState.FINISHED),
-        AssignmentFor("stranger"),
-        MayUpload("stranger", 0, "good"),
+        c.Heartbeat("unregistered"),
+        c.Heartbeat("unregistered", ParticipantState.FINISHED),
+        AssignmentFor("unregistered"),
+        MayUpload("unregistered", 0, "good"),
     ],
 )
-def test_strangers_must_rendezvous_first(command: c.Command | Question) -> None:
+def test_unregistered_clients_must_rendezvous_first(command: c.Command | Question) -> None:
     """In a round and outside of one."""
     waiting("a").refuses(command, errors.NotAMember)
     opened_round("a").refuses(command, errors.NotAMember)
 
 
-def test_a_strangers_update_is_refused() -> None:
-    opened_round("a").refuses_end(errors.NotAMember, "stranger")
+def test_update_of_an_unregistered_client_is_refused() -> None:
+    opened_round("a").refuses_end(errors.NotAMember, "unregistered")
 
 
 # --- leases ---

@@ -44,9 +44,9 @@ def updates_until_closed(quorum: Expression, *order: str, **rules: Any) -> int:
         (("participant:update:2", "d:update:1", "OR"), 2),
         (("b:update:1", "c:update:1", "AND"), 3),
         ((("b:update:1", "c:update:1", "AND"), "e:update:1", "OR"), 3),
-        (("stranger:update:1", "participant:update:4", "OR"), 4),
-        ("stranger:update:1", 5),
-        ("stranger:update:50%", 5),
+        (("unregistered:update:1", "participant:update:4", "OR"), 4),
+        ("unregistered:update:1", 5),
+        ("unregistered:update:50%", 5),
     ],
 )
 def test_a_round_closes_with_its_quorum(quorum: Expression, number: int) -> None:

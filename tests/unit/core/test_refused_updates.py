@@ -271,10 +271,12 @@ def test_of_those_who_have_left_not_too_many_are_remembered(
     assert list(bench.session.selection.faults) == ["d"], "its last one was good"
 
 
-def test_strangers_and_those_who_owe_nothing_are_not_counted() -> None:
+def test_unregistered_clients_and_those_who_owe_nothing_are_not_counted() -> None:
     bench = opened_round("a", "b", "c", rules=strict(min_participants=2))
     events = len(bench.journal)
-    bench.send(c.NoteRefusedUpdate("stranger", bench.session.trained_by("stranger"), "whatever"))
+    bench.send(
+        c.NoteRefusedUpdate("unregistered", bench.session.trained_by("unregistered"), "whatever")
+    )
     bench.send(c.NoteRefusedUpdate("c", bench.session.trained_by("c"), "it is not selected"))
     assert len(bench.journal) == events
 

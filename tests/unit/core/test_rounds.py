@@ -323,7 +323,7 @@ def test_the_last_model_ends_the_session() -> None:
         c.Rendezvous("../new", PROFILE),
         c.Heartbeat("a"),
         c.Heartbeat("a", ParticipantState.FINISHED),
-        c.Heartbeat("stranger"),
+        c.Heartbeat("unregistered"),
         c.Tick(),
         c.EffectFailed("too late"),
     ],
@@ -338,13 +338,13 @@ def test_finished_is_final(command: c.Command) -> None:
     assert bench.owed == []
 
 
-@pytest.mark.parametrize("name", ["a", "stranger"])
+@pytest.mark.parametrize("name", ["a", "unregistered"])
 def test_finished_is_served_to_anybody(name: str) -> None:
     advertisement = finished().heartbeat(name)
     assert (advertisement.phase, advertisement.round) == (Phase.FINISHED, 0)
 
 
-@pytest.mark.parametrize("name", ["a", "stranger"])
+@pytest.mark.parametrize("name", ["a", "unregistered"])
 def test_after_the_end_nothing_is_trained(name: str) -> None:
     bench = finished()
     bench.refuses(AssignmentFor(name), errors.RoundAlreadyClosed)

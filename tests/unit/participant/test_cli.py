@@ -63,7 +63,7 @@ def test_help_teaches_with_examples() -> None:
         (["sparse-data", "/dev/null/f"], 1, "/dev/null/f cannot be written: Not a directory"),
     ],
 )
-def test_what_is_wrong_gets_one_line(arguments: list[str], status: int, message: str) -> None:
+def test_wrong_arguments_get_one_line(arguments: list[str], status: int, message: str) -> None:
     result = run(*arguments)
     assert result.exit_code == status
     assert message in result.output

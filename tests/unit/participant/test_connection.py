@@ -191,7 +191,7 @@ class Coordinator:
 
 
 @pytest.mark.parametrize("answer_s", [0.1, 1.9, 2.5, 3.9, 4.9])
-def test_who_is_slow_keeps_its_connection(answer_s: float) -> None:
+def test_slow_connection_is_kept(answer_s: float) -> None:
     """Everything is answered, and next to nothing is asked twice."""
     coordinator = Coordinator(answer_s)
     for _ in range(360):
@@ -203,7 +203,7 @@ def test_who_is_slow_keeps_its_connection(answer_s: float) -> None:
     assert len(coordinator.lines) <= 1 + 4 + 3600 / connection.MAX_PAUSE_S
 
 
-def test_who_is_slow_once_is_asked_as_before() -> None:
+def test_connection_that_was_slow_once_is_asked_as_before() -> None:
     """The pauses begin anew."""
     coordinator = Coordinator(2.5)
     for _ in range(60):
@@ -286,11 +286,11 @@ def test_an_answer_that_is_a_refusal_is_one() -> None:
     coordinator.lines[0].answer_s = None
     opened = coordinator._open
 
-    def stranger() -> Line:
+    def unknown() -> Line:
         line = opened()
         line.status = grpc.StatusCode.PERMISSION_DENIED
         return line
 
-    coordinator.connections._open = stranger
+    coordinator.connections._open = unknown
     assert coordinator.beat() is grpc.StatusCode.PERMISSION_DENIED
     assert coordinator.open_lines == coordinator.lines[1:]

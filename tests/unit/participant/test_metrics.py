@@ -41,7 +41,7 @@ def test_no_metrics_are_an_empty_list() -> None:
     assert to_json([], participant_id="p", round_=0) == ("[]", 0)
 
 
-def test_what_does_not_fit_is_left_out_oldest_first() -> None:
+def test_oldest_points_are_left_out_first() -> None:
     """The coordinator takes 64 KiB, and of more nothing at all."""
     measured = [Measured(i, {f"loss_{j}": 0.123456789 for j in range(100)}) for i in range(200)]
     text, num_dropped = to_json(measured, participant_id="p", round_=0)

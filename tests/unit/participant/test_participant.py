@@ -96,7 +96,7 @@ def test_train_round_must_return_a_pair(result: Any) -> None:
         trained(result)
 
 
-def test_what_overflows_the_dtype_is_left_to_the_coordinator() -> None:
+def test_overflow_of_the_dtype_is_left_to_the_coordinator() -> None:
     """One place decides that an update is not finite, and names the element."""
     assert np.isinf(trained((np.array([1e300, 0, 0]), 1))[0][0])
 

@@ -67,14 +67,14 @@ def holding(joined: Talk) -> Talk:
 # --- contact ---
 
 
-def test_it_begins_with_a_rendezvous() -> None:
+def test_protocol_begins_with_a_rendezvous() -> None:
     talk = Talk()
     assert talk.hear(e.Started()) == []
     assert talk.timers == {Timer.CONTACT: 0.0}
     assert talk.hear(e.TimerFired(Timer.CONTACT)) == [a.Rendezvous()]
 
 
-def test_who_is_accepted_watches_and_asks_for_the_state_at_once() -> None:
+def test_accepted_participant_watches_and_sends_a_heartbeat_at_once() -> None:
     talk = Talk()
     assert talk.hear(e.Started(), e.Joined("s1", 5.0)) == [a.StartWatch()]
     assert talk.timers[Timer.CONTACT] == 0.0
@@ -90,7 +90,7 @@ def test_without_an_interval_heartbeats_come_as_often_as_xains() -> None:
     assert 7.5 <= talk.timers[Timer.CONTACT] <= 10.0
 
 
-def test_those_who_come_together_do_not_beat_together() -> None:
+def test_participants_that_join_together_do_not_send_heartbeats_together() -> None:
     """A coordinator would have nothing to do for ten seconds, and then everything at once. So the
     first heartbeat after joining comes at any moment of the interval, and never later."""
     firsts = []
@@ -185,7 +185,7 @@ def test_few_come_back_at_once() -> None:
     assert max(pause_after_loss(seed, 0.0) for seed in range(100)) <= 0.2
 
 
-def test_nobody_is_asked_to_wait_until_its_lease_is_over() -> None:
+def test_wait_does_not_outlast_the_lease() -> None:
     assert max(pause_after_loss(seed, 3600.0, 5.0) for seed in range(100)) <= 5.0
 
 
@@ -270,7 +270,7 @@ def test_only_one_piece_of_work_at_a_time(joined: Talk) -> None:
 
 
 @pytest.mark.parametrize("state", [State.STANDBY, State.ROUND])
-def test_nobody_trains_what_is_accepted(joined: Talk, state: State) -> None:
+def test_accepted_round_is_not_trained_again(joined: Talk, state: State) -> None:
     """After a restart of ours: the update of the process before us has counted."""
     assert joined.advertise(3, state, accepted=True) == []
     assert joined.advertise(3) == []
@@ -598,7 +598,7 @@ def test_pause_is_as_long_as_the_coordinator_asks_for(holding: Talk) -> None:
 
 @pytest.mark.parametrize("call", [Call.HEARTBEAT, Call.BEGIN_ROUND, Call.TRAIN, Call.HAND_IN])
 @pytest.mark.parametrize("reason", ["NOT_A_MEMBER", ""])
-def test_who_was_expired_joins_again_whatever_call_says_so(
+def test_expired_participant_joins_again_after_any_refused_call(
     joined: Talk, call: Call, reason: str
 ) -> None:
     joined.advertise(3)
@@ -626,7 +626,7 @@ def test_training_goes_on_while_its_maker_joins_again(joined: Talk) -> None:
     assert joined.advertise(3) == [a.HandIn(3)]
 
 
-def test_strangers_do_not_act_on_advertisements(joined: Talk) -> None:
+def test_unregistered_clients_do_not_act_on_advertisements(joined: Talk) -> None:
     joined.refuse(Call.HEARTBEAT, "NOT_A_MEMBER", "PERMISSION_DENIED")
     assert joined.advertise(3) == []
 
@@ -654,7 +654,7 @@ def test_done_rounds_count_within_their_session(holding: Talk) -> None:
     assert holding.advertise(3) == [a.BeginRound(3)]
 
 
-def test_what_was_trained_for_another_session_is_dropped(joined: Talk) -> None:
+def test_result_of_another_session_is_dropped(joined: Talk) -> None:
     joined.advertise(3)
     joined.hear(e.Assigned(3), e.Joined("s2", 5.0))
     joined.session = "s2"
@@ -735,7 +735,7 @@ def test_the_cause_is_remembered_while_the_last_acknowledgement_is_awaited(holdi
     assert end == a.Exit(1, "the session has ended without a result: disk full")
 
 
-def test_finished_is_for_strangers_too() -> None:
+def test_finished_is_for_unregistered_clients_too() -> None:
     talk = Talk()
     talk.hear(e.Started())
     assert talk.advertise(9, State.FINISHED) == FINISHED
@@ -768,11 +768,11 @@ def test_finished_waits_a_moment_for_our_last_acknowledgement(
     assert [action for action in holding.hear(answer) if not isinstance(action, a.Drop)] == FINISHED
 
 
-def test_who_is_asked_to_stop_says_goodbye(holding: Talk) -> None:
+def test_stopped_participant_leaves_the_session(holding: Talk) -> None:
     assert holding.hear(e.StopRequested(130)) == [a.Leave(), a.Exit(130, "asked to stop")]
 
 
-def test_who_is_asked_to_stop_after_the_end_has_reached_it(holding: Talk) -> None:
+def test_participant_stopped_after_the_end_exits_as_finished(holding: Talk) -> None:
     """A participant that is moved away at this moment need not be started again."""
     holding.advertise(3, State.FINISHED)
     assert holding.hear(e.StopRequested(143)) == [a.Drop(3, "the session is finished"), *FINISHED]
@@ -874,7 +874,9 @@ def test_a_result_of_a_finished_session_is_dropped(back: Talk) -> None:
 
 
 @pytest.mark.parametrize("is_durable", [True, False])
-def test_who_stops_with_a_durable_result_keeps_its_place(joined: Talk, is_durable: bool) -> None:
+def test_participant_stopped_with_a_durable_result_stays_a_member(
+    joined: Talk, is_durable: bool
+) -> None:
     """Until the lease is over; whoever leaves is replaced, and comes back with a result that nobody
     wants. Without one, the others need not wait."""
     joined.advertise(3)
@@ -883,7 +885,7 @@ def test_who_stops_with_a_durable_result_keeps_its_place(joined: Talk, is_durabl
     assert joined.hear(e.StopRequested(143)) == [*left, a.Exit(143, "asked to stop")]
 
 
-def test_who_stops_while_its_result_is_written_keeps_its_place(joined: Talk) -> None:
+def test_participant_stopped_while_its_result_is_written_does_not_leave(joined: Talk) -> None:
     """As far as we know it comes back with it."""
     joined.advertise(3)
     assert joined.hear(e.Assigned(3), e.Saving(3)) == []
@@ -903,12 +905,12 @@ def test_a_result_that_could_not_be_written_is_nothing_to_come_back_with(joined:
     assert joined.hear(e.StopRequested(143)) == [a.Leave(), a.Exit(143, "asked to stop")]
 
 
-def test_who_stops_with_a_result_from_before_keeps_its_place(back: Talk) -> None:
+def test_participant_stopped_with_a_kept_result_stays_a_member(back: Talk) -> None:
     assert back.hear(e.StopRequested(143)) == [a.Exit(143, "asked to stop")]
 
 
 @pytest.mark.parametrize("stop_after", [e.HandedIn(3), e.TimerFired(Timer.CONTACT)])
-def test_who_stops_without_a_result_leaves(joined: Talk, stop_after: e.Event) -> None:
+def test_participant_stopped_without_a_result_leaves(joined: Talk, stop_after: e.Event) -> None:
     """Handed in, or in the middle of training, which is lost either way."""
     joined.advertise(3)
     joined.hear(e.Assigned(3))

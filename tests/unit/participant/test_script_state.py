@@ -108,7 +108,7 @@ def test_damaged_file_is_not_read(tmp_path: Path) -> None:
     assert [entry["event"] for entry in logs] == ["state_damaged"]
 
 
-def test_nothing_is_written_for_a_script_without_state(tmp_path: Path) -> None:
+def test_script_without_state_writes_nothing(tmp_path: Path) -> None:
     state = ScriptState(tmp_path, "a")
     state.save("s", 1, {}, {})
     assert list(tmp_path.iterdir()) == []

@@ -240,7 +240,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("damage", "reason"), DAMAGES.values(), ids=DAMAGES)
-def test_what_cannot_be_used_is_set_aside(
+def test_unusable_files_are_set_aside(
     state: StateDirectory, folder: Path, damage: Callable[[Path], object], reason: str
 ) -> None:
     """Never sent, never a crash, never removed, told once."""
@@ -281,7 +281,7 @@ PASSING = {
 def test_a_name_that_cannot_be_read_now_is_not_made_anew(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would be another participant from then on, whose result is a stranger's."""
+    """It would be another participant from then on, whose result is an unregistered client's."""
     with StateDirectory(folder) as state:
         name = state.participant_id
         state.keep(RESULT)

@@ -32,7 +32,7 @@ def train(participant: Participant, model: Model, epochs: int = 2) -> tuple[np.n
     return call_train_round(participant, model.vector.copy(), epochs, 0)
 
 
-def test_it_trains_what_the_metadata_declare(iris: Dataset, model: Model) -> None:
+def test_participant_trains_the_workload_of_the_metadata(iris: Dataset, model: Model) -> None:
     participant = WorkloadParticipant(iris, seed=3)
     vector, num_samples = train(participant, model)
     expected = create("sgd").train(model, iris, epochs=2, epoch_base=0, seed=3)

@@ -68,7 +68,7 @@ def test_objects_are_not_encoded():
     ],
     ids=["npz", "objects", "pickle", "cut", "half", "magic", "text", "header"],
 )
-def test_what_is_no_npy_file_is_a_value_error(data):
+def test_bytes_that_are_no_npy_file_are_a_value_error(data):
     """A zip of arrays and a pickle among them: never anything else than an array comes back."""
     with pytest.raises(ValueError, match="npy"):
         proto_to_ndarray(NDArray(ndarray=data))

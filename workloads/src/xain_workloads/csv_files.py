@@ -105,7 +105,7 @@ _UNCLEAR = r"^\s*[-+]?[1-9]\d{0,2}MARK\d{3}\s*$"
 
 
 def _cell_like(table: Any, pattern: str, mark: str) -> str:
-    """The first cell that matches, in words; "" if none does."""
+    """Description of the first cell that matches; "" if none does."""
     from pyarrow import compute
 
     pattern = pattern.replace("MARK", f"[{mark}]")

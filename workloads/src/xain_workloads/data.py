@@ -54,7 +54,7 @@ MISSING = ("", "NA", "NaN", "nan", "null", "NULL", "?")
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A file that is open to be read column by column, so that what is left out cannot fail.
+    """An open file that is read column by column, so that columns left out cannot fail.
 
     names: the columns of features. read: (name, declared type or None) -> (type, values).
     """

@@ -1,4 +1,4 @@
-"""Growing the trees of all rows by one level, from the histograms of all participants.
+"""Growth of boosted trees by one level, from the histograms of all participants.
 
 Source of the formulas: Chen and Guestrin 2016, "XGBoost: A Scalable Tree Boosting System", sections
 2.2 and 3.4, and XGBoost's treatment of reg_alpha.

@@ -1,4 +1,4 @@
-"""A model is one flat vector plus a layout that says how to cut it.
+"""Model: one flat vector plus a layout that names its tensors and their shapes.
 
 Flat, because aggregation, key ranges, shards and streams are then all the same thing: slices.
 """

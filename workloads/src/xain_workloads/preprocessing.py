@@ -170,7 +170,7 @@ class Preprocessing:
         return Dataset(features, table.target, self.feature_names)
 
     def to_sklearn(self) -> "ColumnTransformer":
-        """The same as a fitted ColumnTransformer of scikit-learn's own transformers.
+        """The preprocessing as a fitted ColumnTransformer of scikit-learn's own transformers.
 
         Its input has the columns in the order of `columns`: a pandas.DataFrame, or an array of
         objects with NaN for missing numbers and None or NaN for missing categories.
@@ -221,7 +221,7 @@ class Preprocessing:
         return dumps(self._entry(), separators=(",", ":"), allow_nan=False)
 
     def to_readable_json(self) -> str:
-        """The same with a line for each value, for people."""
+        """JSON text with a line for each value, for people."""
         return dumps(self._entry(), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
     def _entry(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Shared by workloads for classification and regression: classes, targets and metrics."""
+"""Common parts of workloads for classification and regression: classes, targets and metrics."""
 
 from collections.abc import Mapping
 from json import JSONDecodeError, loads

@@ -156,7 +156,7 @@ def _list(parent: dict[str, Any], key: str, where: str) -> list[Any]:
 
 
 def _count(parent: dict[str, Any], key: str, where: str) -> int:
-    """A number that XGBoost writes as text."""
+    """Parse a count that XGBoost writes as text. Raises InvalidTrees."""
     value = parent.get(key)
     if not isinstance(value, str) or not (value.isascii() and value.isdigit()) or len(value) > 10:
         raise InvalidTrees(f"{where} has no count {key!r}")
@@ -449,7 +449,7 @@ def _tree_text(tree: Tree, index: int, kind: BoosterKind) -> str:
 
 
 def _float_text(value: float) -> str:
-    """Nine digits, which tell every float32 from its neighbours, and a point."""
+    """A float32 as text: nine digits, which are exact, and a point."""
     text = f"{value:.9g}"
     return text if "." in text or "e" in text else f"{text}.0"
 

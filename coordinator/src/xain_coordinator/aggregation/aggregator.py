@@ -83,7 +83,7 @@ class Surveyor(Aggregator, Protocol):
 
 
 def is_surveyor(rule: Aggregator) -> TypeGuard[Surveyor]:
-    """A plug-in need not derive from anything here."""
+    """Whether a rule is a Surveyor; a plug-in need not derive from it."""
     return hasattr(rule, "survey")
 
 

@@ -1,4 +1,5 @@
-"""Rules that add up: averages, the sum, and the one update there is."""
+"""Averaging rules: weighted average, gradient step, mean, sum, and the single update of
+`identity`."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -60,7 +61,7 @@ class Gradient(WeightedAverage):
 
 @dataclass(frozen=True)
 class Mean:
-    """Every participant counts the same."""
+    """Unweighted mean: each update has the same weight."""
 
     takes_stale: ClassVar[bool] = False
 

@@ -1,4 +1,4 @@
-"""Rules that weigh each update by where it lies: how far from the global model and the others.
+"""Rules that weigh each update by its distance from the global model and from the other updates.
 
 Whatever these rules iterate towards is a sum of the updates and the global model, each with a
 weight. Its distance to any update then follows from the products of the updates' differences to

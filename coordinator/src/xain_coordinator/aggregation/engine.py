@@ -177,7 +177,8 @@ def _calling(work: Aggregate, part: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Making:
-    """The work on one model. tiles: how to read; each pass adds its vectors."""
+    """Aggregation of one round into one model. tiles: reads the updates; each pass adds its
+    vectors."""
 
     work: Aggregate
     rule: Aggregator
@@ -236,7 +237,8 @@ class _Making:
 
     @property
     def _state_dtype(self) -> DType:
-        """Squares of differences need the range and the precision."""
+        """Dtype of the optimiser's state: squares of differences need the range and the
+        precision."""
         return np.promote_types(self.dtype, np.float32).newbyteorder("<")
 
     # --- the first pass, of rules that survey ---
@@ -332,8 +334,8 @@ class _Making:
                         combined = _within(self.dtype, combined)
                     model, *memory = tile.made
                     np.copyto(model, combined, casting="same_kind")
-                    for place, values in zip(memory, after, strict=True):
-                        np.copyto(place, _within(place.dtype, values), casting="same_kind")
+                    for target, values in zip(memory, after, strict=True):
+                        np.copyto(target, _within(target.dtype, values), casting="same_kind")
                 if not (is_usable and np.isfinite(model).all()):
                     raise RuleFailed(
                         f"{self._maker} leaves the range of {self.dtype.name} in round {work.round}"
@@ -416,7 +418,8 @@ class _Statistics:
 def _descended(
     base: Tile, gradient: Float64, learning_rate: float, statistics: Sequence[slice]
 ) -> Float64:
-    """A step against the gradient. statistics: columns that are no gradient, and stay."""
+    """Columns after a step against the gradient. statistics: columns without a gradient, which
+    stay."""
     stepped = base - learning_rate * gradient
     for columns in statistics:
         stepped[columns] = gradient[columns]

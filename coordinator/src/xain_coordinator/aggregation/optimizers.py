@@ -1,5 +1,5 @@
-"""Optimisers on the server: what the rule gives is not the next model, but where to go from the one
-there is.
+"""Server optimisers: they take a rule's result as a pseudo-gradient and step from the present
+model.
 
 Their step is x' = x + η · m', or one scaled by coordinate, along the pseudo-gradient
 Δ = result - x. What they remember, m and v, are vectors as long as the model, kept and recovered

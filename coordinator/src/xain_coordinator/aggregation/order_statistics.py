@@ -1,4 +1,4 @@
-"""Rules that sort each column: what a few participants claim does not move the middle.
+"""Rules that sort each column, so that a few extreme updates do not move the result.
 
 Few rows are sorted by a network, whose every step is one operation on two whole rows. Many rows are
 transposed and sorted column by column. Both give the same bits. They may differ in which of 0.0 and
@@ -107,30 +107,30 @@ def sort_by_column(rows: Tile, first: int, end: int) -> Sequence[Tile]:
 
 
 def sort_by_network(rows: Tile, first: int, end: int) -> Sequence[Tile]:
-    """The same as sort_by_column, by whole rows.
+    """Values of the sorted columns like sort_by_column, computed by whole rows.
 
     rows: (k + 1, t), of which the last is room to work in. All are overwritten, and the result
     shares their memory.
     """
     k = len(rows) - 1
-    places = list(rows[:k])
+    positions = list(rows[:k])
     free = rows[k]
     for low, high in sorting_network(k, first, end):
-        a, b = places[low], places[high]
+        a, b = positions[low], positions[high]
         np.minimum(a, b, out=free)
         np.maximum(a, b, out=b)
-        places[low], free = free, a
-    return places[first:end]
+        positions[low], free = free, a
+    return positions[first:end]
 
 
 @cache
 def sorting_network(k: int, first: int, end: int) -> tuple[tuple[int, int], ...]:
-    """Pairs of places (low, high) to put in order, one after the other, until what belongs at the
-    places from `first` to before `end` is there.
+    """Pairs of positions (low, high) to put in order, one after the other, so that the positions
+    from `first` to before `end` hold their values of the sorted order.
 
     Source: Batcher 1968, Sorting Networks and their Applications: odd-even merging, without the
-    steps that would touch places from k on, where only infinity could be, and without those whose
-    outcome nobody asks for.
+    steps that would touch positions from k on, where only infinity could be, and without those
+    whose result is not used.
     """
     steps = []
     p = 1

@@ -6,13 +6,13 @@ from contextlib import contextmanager
 
 
 class Cancelled(Exception):
-    """A thread before this one has failed, so this one's turn does not come."""
+    """A thread with a smaller number has failed, so this one does not get the lock."""
 
 
 class OrderedLock:
     """A lock that number 0 takes first, then 1, and so on, whichever thread asks first.
 
-    A thread that fails without having had its turn must call cancel(), since all others wait for
+    A thread that fails before it has held the lock must call cancel(), since all others wait for
     it.
     """
 
@@ -22,7 +22,7 @@ class OrderedLock:
         self._is_cancelled = False
 
     @contextmanager
-    def turn(self, number: int) -> Iterator[None]:
+    def hold(self, number: int) -> Iterator[None]:
         """Hold the lock as soon as all smaller numbers have held it. Raises Cancelled."""
         with self._changed:
             self._changed.wait_for(lambda: self._next == number or self._is_cancelled)

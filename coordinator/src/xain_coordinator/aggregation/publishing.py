@@ -1,4 +1,4 @@
-"""Writing an object that never changes, and writing it again after a crash."""
+"""Publication of objects that never change, repeatable after a crash."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -28,14 +28,14 @@ class Publication:
         self._upload = store.upload(key, size_bytes=size_bytes)
 
     def write(self, piece: bytes | memoryview) -> None:
-        """Append. Raises the store's errors."""
+        """Append bytes to the object. Raises the store's errors."""
         self._digest.update(piece)
         self._size += len(piece)
         self._upload.write(piece)
 
     def commit(self) -> WeightsRef:
-        """If the very same object is there already, its writer died before it could say so,
-        and all is well. Raises AnotherModel, and the store's errors."""
+        """Publish the object. An equal object under the key counts as published: its writer died
+        before it could say so. Raises AnotherModel, and the store's errors."""
         ref = WeightsRef(self._key, self._size, self._digest.hexdigest())
         try:
             self._upload.commit(overwrite=False)

@@ -47,7 +47,7 @@ _PARTS_OF_SURVEYORS = ("needs_base", "weigh")
 
 
 def known_rules() -> list[str]:
-    """Built in or plugged in, sorted."""
+    """Names of the aggregation rules, built in or plugged in, sorted."""
     return known(AGGREGATORS, BUILT_IN)
 
 
@@ -97,7 +97,7 @@ def rule_of_session(name: str, options: Mapping[str, object]) -> Aggregator:
 
 
 def _that_count(name: str, options: Mapping[str, object]) -> Mapping[str, object]:
-    """Without what an earlier version kept with its sessions although nothing reads it."""
+    """Options without those that an earlier version stored with its sessions and nothing reads."""
     if RULES.get(name) is NormClipping and options.get("threshold"):
         return {option: value for option, value in options.items() if option != "quantile"}
     return options

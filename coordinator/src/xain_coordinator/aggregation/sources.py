@@ -78,7 +78,8 @@ class Source:
             self._reader = None
 
     def _open(self, start: int, length: int) -> Reader:
-        """start, length: the bytes that will be read first."""
+        """Open the stored vector and check its size. start, length: the bytes that will be read
+        first. Raises UpdateChanged and the store's errors."""
         reader = open_weights(self._store, self._ref.key, start, length)
         if reader.size != self._ref.size_bytes:
             reader.close()

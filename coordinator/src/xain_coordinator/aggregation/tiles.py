@@ -47,7 +47,7 @@ class Vector:
 
 @dataclass(frozen=True, slots=True)
 class TileBuffer:
-    """Memory for w columns.
+    """Buffers for one tile of w columns.
 
     rows: (k, w), what is combined. extras: (w,) each, what else is read. made: (w,) each, what is
     made of them.
@@ -62,7 +62,7 @@ class TileBuffer:
         return int(self.rows.shape[1])
 
     def cut(self, start: int, end: int) -> "TileBuffer":
-        """Some of the columns; the memory is shared."""
+        """Tile of some of the columns, which shares their memory."""
         return TileBuffer(
             self.rows[:, start:end],
             tuple(extra[start:end] for extra in self.extras),
@@ -72,7 +72,7 @@ class TileBuffer:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """A way to read vectors.
+    """Reader of vectors, tile by tile.
 
     rows: of one dtype. made: the dtypes of what is made.
     num_threads: threads that compute; each has a tile of its own.
@@ -149,11 +149,11 @@ class Tiles:
 
                     for _ in (map if readers is None else readers.map)(read, sources, into):
                         pass
-                    with digests.turn(number):
+                    with digests.hold(number):
                         for source, row in zip(sources, into, strict=True):
                             source.add_to_digest(row)
                     made = compute(tile, start)
-                    with results.turn(number):
+                    with results.hold(number):
                         hand_on(made)
 
             _run(work, num_threads, cancel)
@@ -202,7 +202,7 @@ class InMemory:
     def work_through(
         self, compute: Callable[[TileBuffer, int], T], hand_on: Callable[[T], object]
     ) -> None:
-        """As Tiles.work_through, of all columns at once."""
+        """Work through all columns as one tile; see Tiles.work_through."""
         tile = TileBuffer(
             np.stack([self._read(row) for row in self.rows]),
             tuple(self._read(extra) for extra in self.extras),

@@ -59,7 +59,7 @@ from xain_coordinator.stores.opening import OpenStore, open_store
 from xain_coordinator.stores.paths import folder_to_path
 from xain_coordinator.stores.prefixed import PrefixedAccess, PrefixedStore
 from xain_foundation.names import shortened
-from xain_foundation.rare_lines import RareLine
+from xain_foundation.rate_limited_log import RateLimitedLog
 from xain_foundation.threads import run_to_end
 from xain_workloads import workload as workloads
 from xain_workloads.table import Table
@@ -77,7 +77,7 @@ URL_LIFETIME_S = 24 * 3600
 
 
 class Coordinator:
-    """Everything that one coordinator consists of, put together from its configuration.
+    """Stores, journal, driver and servers of one coordinator, made from its configuration.
 
     resume: go on with the session of the journal under its own rules, whatever is configured.
     new_session: open a new one beside it.
@@ -155,7 +155,7 @@ class Coordinator:
                 self._opened.close()
             raise
         self.counters: Counter[str] = Counter()
-        self._metrics_refused = RareLine(log.warning, "metrics_refused")  # strangers send them, too
+        self._metrics_refused = RateLimitedLog(log.warning, "metrics_refused")  # anybody sends them
         workload = config.workload
         if session.rules.workload:  # its own, whatever is configured now
             workload = WorkloadSettings(
@@ -188,24 +188,24 @@ class Coordinator:
 
     @property
     def port(self) -> int:
-        """The port it listens on, once started."""
+        """Port of the gRPC server, once started."""
         assert self._server is not None, "start() comes first"
         return self._server.port
 
     @property
     def weights_port(self) -> int | None:
-        """The port for weights over HTTP, once started; None without one."""
+        """Port of the weights port, once started; None without one."""
         return None if self._weights_port is None else self._weights_port.port
 
     @property
     def inspection(self) -> InspectionService:
-        """The service that tells how the session stands, once started."""
+        """The Inspection service, once started."""
         assert self._server is not None, "start() comes first"
         return self._server.inspection
 
     @property
     def journal(self) -> Journal:
-        """The journal with all sessions."""
+        """Journal of all sessions."""
         return self._journal
 
     @property
@@ -216,12 +216,12 @@ class Coordinator:
 
     @property
     def predictions(self) -> RemotePredictor:
-        """Asks the participants for predictions, once started."""
+        """Predictions by participants that keep their estimators, once started."""
         assert self._server is not None, "start() comes first"
         return self._server.predictions
 
     async def start(self) -> None:
-        """Listen, and go on with the session, or open it.
+        """Start the servers, and resume the session or open a new one.
 
         Raises PortTaken, JournalError and StoreError, TakenOver among them; then nothing has begun,
         and the journal's sessions are as they were.
@@ -356,8 +356,8 @@ class Coordinator:
 
 
 def _require_rule(session: Session) -> None:
-    """The session's own rule and optimiser can be had: its first round must not end for nothing.
-    Raises PluginFailed."""
+    """Check that the session's rule and optimiser can be loaded, before a round is trained. Raises
+    PluginFailed."""
     if session.phase is Phase.FINISHED:
         return  # nothing is combined any more
     rules = session.rules
@@ -371,7 +371,7 @@ def _made(workload: WorkloadSettings, rules: Rules) -> workloads.Workload:
 
 
 def _require_weights(session: Session, store: WeightsStore, config: CoordinatorConfig) -> None:
-    """The session's own objects are where the configuration says. Raises StoreError.
+    """Check that the session's objects are in the configured store. Raises StoreError.
 
     Going on without them would end the session: what was acknowledged would count as lost.
     """
@@ -395,8 +395,8 @@ def _require_weights(session: Session, store: WeightsStore, config: CoordinatorC
 
 
 def _require_latest(session: Session, store: WeightsStore, config: CoordinatorConfig) -> None:
-    """The session has not gone on without this journal, as it has if the store holds a model that
-    the journal never asked for. Raises TakenOver, and the store's errors.
+    """Check that the store holds no model that this journal does not know, from another coordinator
+    of the session. Raises TakenOver, and the store's errors.
 
     Taking over would end the coordinator that made it, and lead to another model of that round,
     which cannot be published.

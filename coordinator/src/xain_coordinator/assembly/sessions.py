@@ -1,4 +1,4 @@
-"""The sessions of one process, one after the other: serve mode.
+"""Serve mode: the sessions of one process, one after the other.
 
 A fit that is requested while a session waits for it starts that session. After the end of a session
 a fit opens the next one: its coordinator, with the gRPC server, is stopped, and another one is
@@ -290,7 +290,7 @@ class Sessions:
         )
 
     def open(self, session_id: str, ref: WeightsRef) -> Reader:
-        """A stored object; blocks, in any thread. Raises StoreError."""
+        """Open a stored object. Blocks; for any thread. Raises StoreError."""
         return open_weights(self.store_of(session_id), ref.key)
 
     def store_of(self, session_id: str) -> WeightsStore:

@@ -159,7 +159,8 @@ def _extended(last: Snapshot, lineage: Lineage) -> Lineage:
 
 
 def _copied(source: WeightsStore, ref: WeightsRef, target: WeightsStore, key: str) -> WeightsRef:
-    """Raises StoreError if the object is not there, or is not what was written."""
+    """Copy a stored object to another store. Raises StoreError if the object is missing or
+    damaged."""
     try:
         with source.open(ref.key) as reader, publication(target, key) as begun:
             for chunk in chunks(reader):

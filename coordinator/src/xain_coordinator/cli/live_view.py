@@ -50,7 +50,7 @@ def sparkline(values: Iterable[float], columns: int = CURVE_COLUMNS) -> str:
 
 
 def view(snapshot: Snapshot) -> RenderableType:
-    """The whole picture, at most some 30 lines."""
+    """Live view of a session, at most some 30 lines."""
     status, rounds = snapshot.status, snapshot.rounds.rounds
     parts: list[RenderableType] = [_headline(snapshot)]
     curves = _curves(rounds, status.metric)
@@ -98,7 +98,7 @@ def _headline(snapshot: Snapshot) -> RenderableType:
 
 
 def _time_left(snapshot: Snapshot) -> float | None:
-    """Seconds to the end, by the latest rounds; None if nothing can be said."""
+    """Estimated seconds to the end of the training, from the latest rounds; None if unknown."""
     status = snapshot.status
     rounds = snapshot.rounds.rounds
     latest = [o.seconds for o in rounds if o.phase == "published" and o.task == pb.TRAIN]
@@ -130,13 +130,13 @@ def _curves(rounds: Iterable[RoundStatus], first: str) -> RenderableType | None:
 
 
 def _participants(snapshot: Snapshot) -> RenderableType:
-    everybody = snapshot.participants.participants
+    participants = snapshot.participants.participants
     known = status_view.accounts(snapshot)
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim")
     for heading in ("site", "now", "samples", "rounds", "last problem"):
         right = heading in ("samples", "rounds")
         table.add_column(heading, justify="right" if right else "left", no_wrap=True)
-    for one in everybody[:MAX_ROWS]:
+    for one in participants[:MAX_ROWS]:
         account = known.get(one.participant_id)
         why = status_view.problem(one, account)
         table.add_row(
@@ -146,10 +146,10 @@ def _participants(snapshot: Snapshot) -> RenderableType:
             status_view.counted(one, account),
             Text(clean(why), overflow="ellipsis", style="yellow"),
         )
-    more = max(len(everybody), snapshot.status.num_connected) - min(len(everybody), MAX_ROWS)
+    more = max(len(participants), snapshot.status.num_connected) - min(len(participants), MAX_ROWS)
     if more > 0:
         table.add_row(Text(f"and {more} more", style="dim"))
-    for gone in status_view.absent(snapshot)[: max(0, MAX_ROWS - len(everybody))]:
+    for gone in status_view.absent(snapshot)[: max(0, MAX_ROWS - len(participants))]:
         table.add_row(
             Text(clean(gone.participant_id)),
             Text(clean(gone.away), style="yellow"),
@@ -177,7 +177,7 @@ def _now(one: ParticipantStatus) -> Text:
 
 
 def line(snapshot: Snapshot) -> str:
-    """The same in one line, for a pipe."""
+    """State of the session in one line, for a pipe."""
     status = snapshot.status
     told = f"{clean(status.phase)} round {status.round}, {status_view.progress(status)} done"
     if status.num_selected:
@@ -239,7 +239,7 @@ async def on_terminal(ask: Callable[[int], Awaitable[Snapshot]]) -> AsyncIterato
     before = sys.stderr
     with live:
         logs.write_to(sys.stderr)  # rich has put a stream there that prints above the view
-        task = asyncio.create_task(_refreshed(live, ask))
+        task = asyncio.create_task(_keep_updating(live, ask))
         try:
             yield
         finally:
@@ -249,7 +249,8 @@ async def on_terminal(ask: Callable[[int], Awaitable[Snapshot]]) -> AsyncIterato
             logs.write_to(before)
 
 
-async def _refreshed(live: Live, ask: Callable[[int], Awaitable[Snapshot]]) -> None:
+async def _keep_updating(live: Live, ask: Callable[[int], Awaitable[Snapshot]]) -> None:
+    """Ask for the status and update the display every EVERY_S, until cancelled."""
     while True:
         live.update(view(await ask(ROUNDS)), refresh=True)
         await asyncio.sleep(EVERY_S)

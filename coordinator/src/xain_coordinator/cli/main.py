@@ -50,7 +50,7 @@ class _Flags:
     values: Mapping[str, object] = field(default_factory=dict)
 
     def or_else(self, other: "_Flags") -> "_Flags":
-        """These flags, and those of the other that are not given here."""
+        """Flags with the missing ones taken from `other`."""
         mine = {key: value for key, value in self.values.items() if value is not None}
         return _Flags(self.config or other.config, {**other.values, **mine})
 
@@ -231,7 +231,7 @@ def _settings_table(settings: "Sequence[Setting]") -> "Table":
 
 
 def _setting_lines(settings: "Sequence[Setting]") -> Iterator[str]:
-    """One line for each setting: key, value and origin, aligned where the values are short."""
+    """Lines of settings: key, value and origin, aligned where the values are short."""
     width = max(len(setting.key) for setting in settings)
     for key, value, origin in (_COLUMNS, *map(_cells, settings)):
         yield f"{key:{width}}  {value:{_VALUE_WIDTH}}  {origin}"
@@ -648,7 +648,7 @@ def _timings(
 
 @contextmanager
 def _explained(command: str) -> Iterator[None]:
-    """End a command that fails with one line and exit status 1."""
+    """Report a command's error as one line and exit with status 1."""
     from xain_coordinator.ports import JournalError, StoreError
     from xain_foundation import logs
     from xain_workloads.errors import DataError

@@ -135,7 +135,7 @@ def _drop(journal: SqliteJournal, last: Snapshot, update: Update, why: str) -> N
 
 
 class _Progress:
-    """Tells on standard error how much of a long check is done."""
+    """Progress of a long check, on standard error."""
 
     def __init__(self, total_bytes: int) -> None:
         self._total_bytes = total_bytes
@@ -150,5 +150,5 @@ class _Progress:
             typer.echo(f"read {read} of {total} MiB", err=True)
 
 
-def _print(verdict: str, what: str) -> None:
-    typer.echo(f"{verdict:8} {what}")
+def _print(outcome: str, what: str) -> None:
+    typer.echo(f"{outcome:8} {what}")

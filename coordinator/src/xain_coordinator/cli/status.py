@@ -14,7 +14,7 @@ _LONG = frozenset(("tags", "problems", "last problem"))  # columns of long texts
 
 
 def render(snapshot: Snapshot, console: Console) -> None:
-    """The state first, then who takes part, then what has been."""
+    """Tables of a status: the state, then the participants, then the rounds."""
     console.print(_headline(snapshot.status))
     if snapshot.participants.participants:
         console.print(_participants(snapshot))
@@ -88,7 +88,7 @@ def _headline(status: inspection_pb2.GetStatusResponse) -> Table:
 
 
 def connected(status: inspection_pb2.GetStatusResponse) -> str:
-    """Numbers of participants that are connected, and that the session has no place for."""
+    """Numbers of participants that are connected, and that wait for a free slot of the session."""
     told = f"{status.num_connected} connected, {status.num_required} required"
     if status.num_waiting:
         limit = f"rounds.max_participants is {status.max_participants}"
@@ -113,13 +113,13 @@ def _table(title: str, *columns: tuple[str, bool]) -> Table:
 
 
 def _participants(snapshot: Snapshot) -> Table:
-    everybody = snapshot.participants.participants
+    participants = snapshot.participants.participants
     # Most fleets have neither tags nor refusals to tell of.
-    has_refusals = any(one.num_refused for one in everybody)
+    has_refusals = any(one.num_refused for one in participants)
     known, gone = accounts(snapshot), absent(snapshot)
-    problems = [problem(one, known.get(one.participant_id)) for one in everybody]
+    problems = [problem(one, known.get(one.participant_id)) for one in participants]
     has_problems = any(problems) or any(problem(one, one) for one in gone)
-    has_tags = any(one.tags for one in everybody)
+    has_tags = any(one.tags for one in participants)
     table = _table(
         "\nParticipants",
         ("id", False),
@@ -132,7 +132,7 @@ def _participants(snapshot: Snapshot) -> Table:
         *([("last problem", False)] if has_problems else []),
         *([("tags", False)] if has_tags else []),
     )
-    for one, why in list(zip(everybody, problems, strict=True))[:MAX_PARTICIPANTS]:
+    for one, why in list(zip(participants, problems, strict=True))[:MAX_PARTICIPANTS]:
         update = "in" if one.update_accepted else "awaited" if one.selected else ""
         update = transfer(one) or update
         row: list[str | Text] = [
@@ -150,8 +150,8 @@ def _participants(snapshot: Snapshot) -> Table:
         if has_tags:
             row.append(_text(", ".join(f"{key}={one.tags[key]}" for key in sorted(one.tags))))
         table.add_row(*row)
-    shown = min(len(everybody), MAX_PARTICIPANTS)
-    _more(table, max(len(everybody), snapshot.status.num_connected) - shown)
+    shown = min(len(participants), MAX_PARTICIPANTS)
+    _more(table, max(len(participants), snapshot.status.num_connected) - shown)
     for away in gone[: MAX_PARTICIPANTS - shown]:
         row = [_text(away.participant_id), _text(away.away), "", "", "", counted(away, away)]
         row += [""] if has_refusals else []
@@ -247,7 +247,7 @@ def _rounds(rounds: Iterable[inspection_pb2.RoundStatus], metric: str) -> Table:
 
 
 def _problems(one: inspection_pb2.RoundStatus) -> str:
-    """Selected participants that did not count, and why; if they are many, how many and why."""
+    """Reasons why selected participants did not count: by name, or numbers if they are many."""
     why = [f"{clean(p)}: {clean(reason)}" for p, reason in sorted(one.missing.items())]
     why += [
         f"{clean(p)}, damaged: {clean(reason)}" for p, reason in sorted(one.damaged_updates.items())
@@ -286,7 +286,7 @@ def _text(text: str) -> Text:
 
 
 def duration(seconds: float) -> str:
-    """A time for people."""
+    """A duration as text."""
     if seconds < 100:
         return f"{seconds:.1f} s"
     minutes, seconds = divmod(round(seconds), 60)

@@ -151,7 +151,7 @@ def _cells(times: Times) -> list[str]:
 
 
 def _num_texts(rows: Sequence[Sequence[str]]) -> int:
-    """Number of columns before the numbers."""
+    """Number of text columns before the columns of numbers."""
     return len(rows[0]) - len(_NUMBERS)
 
 

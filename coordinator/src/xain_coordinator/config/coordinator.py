@@ -159,7 +159,7 @@ class AggregationSettings(Section):
     # The rules are imported where they are needed: numpy comes with them, which --help need not.
 
     def made_rule(self) -> "Aggregator":
-        """Raises WrongSetting."""
+        """The configured aggregation rule. Raises WrongSetting."""
         from xain_coordinator.aggregation.rules import known_rules, make_rule
 
         try:
@@ -172,7 +172,7 @@ class AggregationSettings(Section):
             raise WrongSetting(*_at("options", error)) from None
 
     def made_optimizer(self) -> "Optimizer | None":
-        """None if there is to be none. Raises WrongSetting."""
+        """The configured server optimiser; None without one. Raises WrongSetting."""
         from xain_coordinator.aggregation.optimizers import OPTIMIZERS
         from xain_coordinator.aggregation.rules import make_optimizer
 
@@ -359,7 +359,7 @@ class CoordinatorLoggingSettings(LoggingSettings):
 
 
 class CoordinatorConfig(Section):
-    """Everything that a coordinator is told."""
+    """Configuration of a coordinator: all sections."""
 
     server: ServerSettings = ServerSettings()
     rounds: RoundsSettings = RoundsSettings()

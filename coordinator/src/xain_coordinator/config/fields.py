@@ -1,4 +1,4 @@
-"""Types of single settings: what may be written for each, as text or not, and what it becomes."""
+"""Types of single settings: how text and values of TOML are parsed and checked."""
 
 import re
 from fractions import Fraction
@@ -63,7 +63,7 @@ _LIST = re.compile(r'\s*\[\s*["\[]')
 
 
 def _quorum(value: object) -> Expression:
-    """Lists as tuples, which do not change. What they say is looked at later."""
+    """A quorum with lists as tuples, which do not change. Its syntax is checked later."""
     if isinstance(value, str):
         # In the environment and in flags a list is text.
         return _quorum(parse_json(value)) if _LIST.match(value) else value
@@ -83,7 +83,7 @@ Quorum = Annotated[
 
 
 def _tag_values(value: object) -> tuple[str, ...]:
-    """One value, or a list of them: those that a tag may have."""
+    """Values that a tag may have: one value, or a list of them."""
     values = [value] if isinstance(value, str) else value
     if not isinstance(values, list | tuple) or not values:
         raise ValueError("neither text nor a list")

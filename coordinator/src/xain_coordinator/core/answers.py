@@ -384,7 +384,7 @@ def _is_owed(session: Session, participant_id: str, round_: int) -> bool:
 
 
 def _left_out(session: Session, participant_id: str) -> tuple[e.Event, ...]:
-    """The events that follow from one more fault of a participant, if that is one too many."""
+    """Events of one more fault of a participant: it is left out if the fault is one too many."""
     limit = session.rules.refused_limit
     num_before = session.selection.faults_of(participant_id).in_a_row
     if limit == 0 or session.is_left_out(participant_id) or num_before + 1 < limit:

@@ -182,7 +182,7 @@ class Unavailable(Refusal, reason=RefusalReason.UNAVAILABLE):
 
 
 class TooManyCalls(Refusal, reason=RefusalReason.TOO_MANY_CALLS):
-    """The sender, or strangers together, have as many calls open as are admitted."""
+    """The sender, or all unregistered clients together, have as many open calls as are admitted."""
 
     retry_after_s = 1.0
 

@@ -54,14 +54,14 @@ def state_key(round_: int, name: str) -> str:
 
 
 def update_key(round_: int, upload_name: str) -> str:
-    """The place of a local update of `round_`."""
+    """Base key of a local update of `round_`, without an attempt."""
     return f"{round_}/{upload_name}"
 
 
-def attempt_key(place: str, attempt: str) -> str:
-    """One attempt at bringing an update to its place. attempt: 32 hex digits, used only once: a
-    request that was given up may still reach the store, and must not meet another one's object."""
-    return f"{place}.{attempt}"
+def attempt_key(base_key: str, attempt: str) -> str:
+    """Key of one attempt to store an update. attempt: 32 hex digits, used only once: a request that
+    was given up may still reach the store, and must not overwrite the object of another one."""
+    return f"{base_key}.{attempt}"
 
 
 def is_attempt(key: str) -> bool:
@@ -70,7 +70,7 @@ def is_attempt(key: str) -> bool:
 
 
 def place_of(key: str) -> str:
-    """The place of an update, out of the key of one of its attempts."""
+    """Base key of an update, from the key of one of its attempts."""
     return _ATTEMPT.sub("", key)
 
 
@@ -83,10 +83,10 @@ class Piece:
     size: int
 
 
-def journalled_key(place: str, attempt: str) -> str:
+def journalled_key(base_key: str, attempt: str) -> str:
     """The key of a small update, which lies in the journal. No object of a store has such a key,
     since no name has a slash. attempt: as of attempt_key."""
-    return f"{attempt_key(place, attempt)}/journal"
+    return f"{attempt_key(base_key, attempt)}/journal"
 
 
 def is_journalled(key: str) -> bool:
@@ -110,9 +110,9 @@ def object_of(key: str) -> str:
     return key if piece is None else piece.key
 
 
-def round_of(place: str) -> int:
-    """The round whose model or update lies there."""
-    return int(place.partition("/")[0])
+def round_of(base_key: str) -> int:
+    """Round of the model or update with this key."""
+    return int(base_key.partition("/")[0])
 
 
 def incoming_key(round_: int, participant_id: str) -> str:

@@ -52,7 +52,8 @@ def ask(session: Session, question: Question) -> r.Reply:
 
 
 def advertise(session: Session, participant_id: str) -> r.Advertisement:
-    """The state as this participant sees it. Anybody may ask; strangers see STANDBY."""
+    """The state as this participant sees it. Any client may ask; an unregistered one sees
+    STANDBY."""
     phase = session.phase
     round_ = session.open_round
     selected = round_ is not None and participant_id in round_.selected
@@ -133,8 +134,8 @@ def _may_upload(session: Session, question: MayUpload) -> r.Reply:
 
 def is_late(session: Session, participant_id: str, round_: int) -> bool:
     """Whether an update that LateUpdate refuses was awaited once. After the end everybody is
-    refused so, but no update of a stranger was awaited; and an update for a round that is still to
-    come is wrong, not late."""
+    refused so, but no update of an unregistered client was awaited; and an update for a round that
+    is still to come is wrong, not late."""
     return participant_id in session.members and round_ <= session.trained_by(participant_id)
 
 

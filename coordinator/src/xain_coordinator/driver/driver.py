@@ -1,4 +1,4 @@
-"""The one owner of the session.
+"""The driver: the only writer of a session.
 
 Commands are decided one at a time, on the event loop, so no two ever race. Their events go to the
 journal in groups: while one transaction is being written, the decisions of the next gather, and an
@@ -90,7 +90,7 @@ class Made:
 
 
 class Worker(Protocol):
-    """Does the effects. What it brings back, it submits."""
+    """Runs the effects, and submits their results as commands."""
 
     def make_at_once(self, effect: Aggregate, objects: Mapping[str, bytes]) -> Made | None:
         """Make a small model of updates that are in memory. None if it is not small, an update is
@@ -100,12 +100,12 @@ class Worker(Protocol):
         """
 
     def perform(self, effect: Effect) -> None:
-        """Begin; must not block."""
+        """Start an effect; must not block."""
 
 
 @dataclass(slots=True)
 class _Decided:
-    """A decision on its way to the disk."""
+    """A decision whose events are being committed."""
 
     records: Sequence[Record]
     session: Session
@@ -116,7 +116,9 @@ class _Decided:
 
 
 class Driver:
-    """Make one with `Driver.open`, then `start` it inside a running event loop.
+    """Owner of a session: decides commands, commits their events, replies, runs effects.
+
+    Made by `Driver.open`, then `start`ed inside a running event loop.
 
     num_late: updates refused because their round was over, since the start of the process.
     latencies: told how long after its round has opened each update is accepted.
@@ -225,7 +227,8 @@ class Driver:
         return self._closed
 
     def begin_with(self, events: Sequence[e.DurableEvent]) -> None:
-        """Add these to the beginning of a new session. Before `start`, which writes them."""
+        """Add events to the beginning of a new session. To be called before `start`, which writes
+        them."""
         assert self.is_new, "the session has begun"
         for event in events:
             self.session = self._decided = evolve(self.session, event)
@@ -233,7 +236,7 @@ class Driver:
             self._opening.append(Record(self._opening[0].at, event))
 
     def start(self, worker: Worker) -> None:
-        """Begin to decide; what was owed when the last process died is done first.
+        """Begin to decide commands, after the effects that the last process still owed.
 
         Raises JournalError if the beginning of a new session cannot be written.
         """
@@ -346,7 +349,7 @@ class Driver:
 
     @property
     def _is_durable(self) -> bool:
-        """Whether all that was decided is on disk."""
+        """Whether all decided events are on disk."""
         return not self._waiting and not self._committing
 
     def _when_durable(
@@ -356,8 +359,8 @@ class Driver:
         outcome: Reply | Refusal,
         objects: Mapping[str, bytes],
     ) -> _Decided:
-        """Write these after all that was decided before. The answer is told, and the effects run,
-        when they are on disk."""
+        """Queue records behind all decided before. When they are on disk, the reply is given and
+        the effects run."""
         answer: asyncio.Future[Reply | Refusal] = asyncio.get_running_loop().create_future()
         decided = _Decided(records, self._decided, effects, outcome, answer, objects)
         self._waiting.append(decided)
@@ -412,10 +415,10 @@ class Driver:
                     await loop.run_in_executor(self._disk, commit)
                     for key in objects:
                         self._unwritten.pop(key, None)
-                is_told = log_many_updates(records)
+                is_logged = log_many_updates(records)
                 for decided in group:
                     self._take_effect(
-                        decided.records, decided.session, decided.effects, is_told=is_told
+                        decided.records, decided.session, decided.effects, is_logged=is_logged
                     )
                     _resolve(decided.answer, decided.outcome)
                 if records:
@@ -437,13 +440,13 @@ class Driver:
         session: Session,
         effects: Sequence[Effect],
         *,
-        is_told: bool = False,
+        is_logged: bool = False,
     ) -> None:
-        """is_told: the log has a line already for all updates that are accepted here."""
+        """is_logged: the log has a line already for all updates that are accepted here."""
         assert self._worker is not None, "start() comes first"
         for record in records:
             self.history.apply(record.event)
-            if not (is_told and isinstance(record.event, e.UpdateAccepted)):
+            if not (is_logged and isinstance(record.event, e.UpdateAccepted)):
                 log_event(self.session, session, record.event, self.history)
             if self.latencies is not None and isinstance(record.event, e.UpdateAccepted):
                 _note_latency(self.latencies, self.session, record.at, record.event)
@@ -465,7 +468,7 @@ class Driver:
         return (RecordMetrics((late_point(participant_id, round_),)),)
 
     def fail(self, error: BaseException) -> None:
-        """Something the coordinator cannot go on after; the process should end."""
+        """Note an error after which the coordinator cannot continue; the process should end."""
         if self.failure is None:
             self.failure = error
             log.error("coordinator_failed", error=str(error), kind=type(error).__name__)
@@ -475,7 +478,8 @@ class Driver:
     # --- snapshots ---
 
     def _save_if_due(self, num_records: int) -> None:
-        """Save what is durable now, beside the appends, if that many records have come since."""
+        """Save a snapshot of the durable session, beside the appends, if enough records have come
+        since the last one."""
         if self._saving or self._num_records - self._num_saved < num_records:
             return
         # If it fails, it is tried again when as many have come again.
@@ -502,8 +506,8 @@ class Driver:
     # --- time ---
 
     def _arm(self) -> None:
-        """Wake up when something is due. Heartbeats only ever move that later, so they need not
-        come here: at worst a tick finds nothing to do and sleeps again.
+        """Set the timer for the session's next deadline. Heartbeats only move deadlines later, so
+        they need not set it: at worst a tick finds nothing due.
 
         The leases, of which there may be thousands, are looked through at ticks only. Whoever comes
         in between, or is heard again, has a longer one than the first that was found then.
@@ -527,8 +531,8 @@ class Driver:
             self._timer = asyncio.get_running_loop().call_later(self._due - now, self._on_timer)
 
     def _note_stall(self, now: float) -> None:
-        """Whoever is the first to do something after we stood still notes it: it makes us look
-        active, or puts another timer in the place of the one that was missed."""
+        """Note that the process stood still past its timer. The first work after the stall must do
+        it, before it looks like activity or sets another timer."""
         if self._timer is not None:
             self.lateness.woke(now, self._due, self._active_at)
 
@@ -553,7 +557,7 @@ class Driver:
     async def watch(
         self, participant_id: str, instance_id: str = ""
     ) -> AsyncIterator[Advertisement]:
-        """The state as this process of a participant sees it: now, and after every change.
+        """States as this process of a participant sees them: now, and after every change.
 
         Ends after FINISHED. With the start "request" it stays open, so that participants in serve
         mode hear at once that the next session is opened. Raises NotAMember when the participant
@@ -583,7 +587,7 @@ class Driver:
             await self._changes.wait()
 
     async def changed(self) -> None:
-        """Wait for the next change that somebody may be told of.
+        """Wait for the next change that watchers may see.
 
         Raises Unavailable when the coordinator stops.
         """
@@ -607,12 +611,12 @@ class Driver:
     # --- the end ---
 
     def end_watches(self) -> None:
-        """Every watch ends with Unavailable, so that a server waiting for its calls can stop."""
+        """End every watch with Unavailable, so that a server waiting for its calls can stop."""
         self._watchable = False
         self._wake_watchers()
 
     async def end(self) -> None:
-        """Refuse what comes from now on, and wait for what is on its way to the disk."""
+        """Refuse new commands, and wait until the decided events are on disk."""
         self._closing = True
         self.end_watches()
         if self._timer is not None:
@@ -623,7 +627,7 @@ class Driver:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def close(self) -> None:
-        """End, and close the journal. Harmless when repeated."""
+        """End the driver and close the journal. Harmless when repeated."""
         if self._closed:
             return
         self._closed = True

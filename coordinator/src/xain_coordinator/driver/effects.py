@@ -1,4 +1,4 @@
-"""Doing what the session wants done: the initial model, aggregation, metrics.
+"""Effects of a session: the initial model, aggregation, evaluation, metrics.
 
 Heavy work runs in threads, off the event loop. A store that is away is waited for: the session
 stays where it is and goes on when the store is back. What a person can put right, such as weights
@@ -86,7 +86,7 @@ class WorkloadMissing(Exception):
 
 
 class StoreWorker:
-    """Works on a weights store and a metrics store.
+    """Worker that runs effects on a weights store and a metrics store.
 
     workload: makes the initial model; None where the participants bring it.
     preprocessing: how columns are prepared for it.
@@ -215,7 +215,8 @@ class StoreWorker:
             self._driver.fail(error)
 
     async def _work(self, name: str, round_: int, work: Callable[[], Command]) -> Command:
-        """Do the work in a thread, until it is done or cannot be.
+        """Run an effect in a thread, again after errors of the store, until it is done or cannot
+        be.
 
         Raises Stopped, every StoreError but StoreUnavailable, and what nobody expects.
         """
@@ -263,7 +264,7 @@ class StoreWorker:
         driver = self._driver
         models = driver.history.models
         return rebuild_damaged_model(
-            self._store, driver.session, models, self._make, self._heed_stop
+            self._store, driver.session, models, self._make, self._raise_if_stopped
         )
 
     def verify(self) -> bool:
@@ -372,7 +373,7 @@ class StoreWorker:
         try:
             model = aggregate(self._store, effect, self._stop)
         except UpdateChanged:
-            damaged = damaged_updates(self._store, effect.updates, self._heed_stop)
+            damaged = damaged_updates(self._store, effect.updates, self._raise_if_stopped)
             if damaged:
                 return NoteDamagedUpdates(damaged)
             if not self.rebuild_damaged():
@@ -399,7 +400,7 @@ class StoreWorker:
             log.warning("evaluation_failed", round=model.round, reason=reason)
             return EvaluationDone(model.round, None, reason)
 
-    def _heed_stop(self, num_bytes: int) -> None:
+    def _raise_if_stopped(self, num_bytes: int) -> None:
         """Raise Stopped once the worker is closed. Called after each piece of a long read."""
         if self._stop.is_set():
             raise Stopped
@@ -411,7 +412,7 @@ class StoreWorker:
 
 
 def store_model(store: WeightsStore, round_: int, model: Model) -> GlobalModel:
-    """Publish a model that is at hand as the one that `round_` starts from."""
+    """Publish a model that is in memory as the one that `round_` starts from."""
     vector = model.vector.astype(model.vector.dtype.newbyteorder("<"), copy=False)
     header = npy_header(vector.dtype, vector.shape)
     ref = publish(store, model_key(round_), [header, vector.tobytes()])

@@ -53,22 +53,24 @@ class OwnerNotes(Protocol):
         """Names of coordinators that were noted last for this session. Raises JournalError."""
 
     def note_owners(self, session_id: str, names: Collection[str]) -> None:
-        """Note these, durably, in the place of those before. The session need not be in the journal
-        yet. Raises JournalError."""
+        """Replace the noted names, durably. The session need not be in the journal yet. Raises
+        JournalError."""
 
 
 class Fence:
-    """Knowledge that a coordinator has of the others of its session.
+    """Fence of a session: tells whether this coordinator is still the newest one.
 
     store: the session's own part of it.
-    place: where it is, for messages.
+    location: of the store, for messages.
     """
 
-    def __init__(self, store: WeightsStore, notes: OwnerNotes, session_id: str, place: str) -> None:
+    def __init__(
+        self, store: WeightsStore, notes: OwnerNotes, session_id: str, location: str
+    ) -> None:
         self._store = store
         self._notes = notes
         self._session_id = session_id
-        self._place = place
+        self._location = location
         self._name = ""
 
     def take_over(self) -> None:
@@ -105,10 +107,10 @@ class Fence:
         owner = self._owner()
         if owner and owner not in noted:
             raise TakenOver(
-                f"the session {self._session_id} in {self._place} has gone on from another copy of "
-                f"this journal, under {self._describe(owner)}; start that one. If its journal is "
-                f"lost for good, and with it what was acknowledged there, delete "
-                f"{self._session_id}/{FOLDER} in {self._place} and start again"
+                f"the session {self._session_id} in {self._location} has gone on from another copy "
+                f"of this journal, under {self._describe(owner)}; start that one. If its journal "
+                "is lost for good, and with it what was acknowledged there, delete "
+                f"{self._session_id}/{FOLDER} in {self._location} and start again"
             )
         return owner
 
@@ -121,14 +123,14 @@ class Fence:
         if owner and owner != self._name:
             raise TakenOver(
                 f"another coordinator has taken over the session {self._session_id} in "
-                f"{self._place}: {self._describe(owner)}. This one, owner {_number(self._name)}, "
-                "publishes nothing more. Of the two journals the other one's goes on; do not start "
-                "a coordinator on this one again"
+                f"{self._location}: {self._describe(owner)}. This one, owner "
+                f"{_number(self._name)}, publishes nothing more. Of the two journals the other "
+                "one's goes on; do not start a coordinator on this one again"
             )
 
     async def watch(self, driver: Driver, outage: Outage | None = None) -> None:
-        """Look now and then, until this is cancelled or the driver has to hear that we are not the
-        owner any more. outage: told when the store is away."""
+        """Check the owner every few seconds, until cancelled, and fail the driver once another
+        coordinator is the owner. outage: told when the store is away."""
         outage = outage if outage is not None else Outage()
         work = "look for a newer coordinator"
         while True:
@@ -150,7 +152,7 @@ class Fence:
                 outage.worked(work)
 
     def _owner(self) -> str:
-        """The greatest name; "" if there is none."""
+        """Greatest name of an owner in the store; "" if there is none."""
         return max(self._names(), default="")
 
     def _names(self) -> list[str]:
@@ -242,8 +244,8 @@ class _FencedUnfinished:
     def read(self, offset: int, length: int) -> bytes:
         return self._unfinished.read(offset, length)
 
-    def go_on(self, size: int) -> Upload:
-        return _FencedUpload(self._unfinished.go_on(size), self._check)
+    def resume(self, size: int) -> Upload:
+        return _FencedUpload(self._unfinished.resume(size), self._check)
 
     def abort(self) -> None:
         self._unfinished.abort()

@@ -18,8 +18,10 @@ MIN_LATE_S = 0.1
 
 
 class Lateness:
-    """In seconds of session time. lease_s: what was noted counts for so long, and what senders
-    have said counts for no more than that. interval_s: between two signs of life of a sender."""
+    """How late the coordinator takes up calls, in seconds of session time.
+
+    lease_s: a noted lateness counts for so long, and what senders have said counts for no more than
+    that. interval_s: between two heartbeats of a sender."""
 
     def __init__(self, lease_s: float, interval_s: float) -> None:
         self._lease_s = lease_s
@@ -29,16 +31,16 @@ class Lateness:
         self._stalls: deque[tuple[float, float]] = deque()
 
     def waited(self, participant_id: str, now: float, seconds: float) -> None:
-        """A call of this participant has waited here for so long until it was taken up."""
+        """Note that a call of this participant waited for so long until it was taken up."""
         self._waits.pop(participant_id, None)
         self._waits[participant_id] = (now, seconds)
         if len(self._waits) > NUM_SENDERS:
             del self._waits[next(iter(self._waits))]
 
     def woke(self, now: float, due: float, active_at: float) -> None:
-        """We were to do something when it was due. active_at: when we last did anything; that we
-        stood still may have begun right after it, and whoever has a lease that ended when this was
-        due has said something since, if it lives."""
+        """Note that a timer fired late. active_at: time of the last activity before. The stall may
+        have begun right after it; a participant whose lease ended when the timer was due has sent a
+        heartbeat since, if it lives."""
         missed = now - due
         if missed < MIN_LATE_S:
             return

@@ -20,8 +20,8 @@ MAX_UPDATE_LINES = 8
 
 
 def log_many_updates(records: Sequence[Record]) -> bool:
-    """One line for the updates of a commit if they are too many for a line each, which there is at
-    debug all the same. Returns whether there was one."""
+    """Write one line for the updates of a commit if they are too many for a line each, which only
+    debug has. Returns whether the line was written."""
     accepted = [r.event for r in records if isinstance(r.event, e.UpdateAccepted)]
     if len(accepted) <= MAX_UPDATE_LINES or logging.getLogger(__name__).isEnabledFor(logging.DEBUG):
         return False
@@ -146,7 +146,7 @@ def log_lacking(before: Session, session: Session) -> None:
 
 
 def _log_losses(history: History, round_: int) -> None:
-    """Lines of what is wrong since the round that is over, and was not before it."""
+    """Write the warnings that are new with the round that is over."""
     begun = history.accounts.begun
     for participant_id in begun[:MAX_WARNINGS]:
         account = history.accounts.by_name[participant_id]
@@ -175,8 +175,7 @@ def _log_account(history: History, round_: int) -> None:
 
 
 def _log_evaluation(history: History) -> None:
-    """Write what participants have measured the model at that the last round began with, in the
-    mean."""
+    """Write the participants' mean metrics of the model that the last round began with."""
     record = history.rounds[-1]
     if record.evaluation is not None:
         metrics = dict(record.evaluation.metrics)
@@ -184,7 +183,7 @@ def _log_evaluation(history: History) -> None:
 
 
 def _awaited(session: Session) -> dict[str, object]:
-    """Participants that have not handed in."""
+    """Participants whose update the round still awaits."""
     round_ = session.open_round
     return _named(round_.outstanding) if round_ is not None else {}
 

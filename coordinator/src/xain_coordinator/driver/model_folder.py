@@ -1,4 +1,4 @@
-"""The folder `models` of a session in the embedded store: links with names that people look for.
+"""The folder `models` of a session in the embedded store: links to models under readable names.
 
     models/round-0012.npy  the global model that round 12 starts from: a link to its object
     models/last.npy        the latest model

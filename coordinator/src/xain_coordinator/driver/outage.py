@@ -21,11 +21,11 @@ class Outage:
         self._failing: set[str] = set()
         self._num_refused = 0
         self._began_at = 0.0
-        self._is_told = False
-        self._tell_at = -inf
+        self._is_logged = False
+        self._log_at = -inf
 
     def failed(self, what: str, error: Exception, **fields: object) -> None:
-        """The store was away for a call or for work.
+        """Note that the store was away for a call or for work.
 
         what: the method, or the name of the work. fields: for the log line.
         """
@@ -34,18 +34,18 @@ class Outage:
             self._num_refused, self._began_at = 0, now
         self._failing.add(what)
         self._num_refused += 1
-        if not self._is_told and now >= self._tell_at:
-            self._is_told, self._tell_at = True, now + PAUSE_S
+        if not self._is_logged and now >= self._log_at:
+            self._is_logged, self._log_at = True, now + PAUSE_S
             log.warning("store_unavailable", error=str(error), **fields)
 
     def worked(self, what: str) -> None:
-        """A call or work has succeeded. The outage is over if it failed before: a full disk can
-        still be read."""
+        """Note that a call or work has succeeded. The outage is over if the same call or work
+        failed before: a full disk can still be read."""
         if what not in self._failing:
             return
         self._failing.clear()
-        if self._is_told:
-            self._is_told = False
+        if self._is_logged:
+            self._is_logged = False
             log.info(
                 "store_available",
                 duration_s=round(self._now() - self._began_at, 1),

@@ -141,8 +141,8 @@ class _RebuildUpload:
         self._upload.abort()
 
     def _set_aside(self) -> bool:
-        """Copy the damaged object to below DAMAGED, unless an earlier one is there. False if
-        nothing is left of it.
+        """Copy the damaged object to a key below DAMAGED, unless one is there. False if the object
+        is gone.
 
         Without `overwrite` a store first makes sure that no other coordinator has taken over, so
         one that was overtaken replaces nothing.

@@ -36,7 +36,7 @@ MAX_WAIT_S = 60.0
 
 
 class Retention:
-    """Drops what is not needed any more from a session's store, at most every EVERY_S; the models
+    """Drops objects that a session needs no more from its store, at most every EVERY_S; models
     stay.
 
     keep: of so many rounds that are over, the latest, updates and states stay; None: of all.
@@ -66,34 +66,36 @@ class Retention:
     async def _drop_at_last(self, driver: Driver, session: Session) -> None:
         """Tried again until it is done, or there is more to drop. Raises Unavailable."""
         backoff = Backoff(FIRST_WAIT_S, MAX_WAIT_S)
-        while not await self._drop(needed_by(session), session.round, is_told=backoff.has_failed):
+        while not await self._drop(needed_by(session), session.round, is_logged=backoff.has_failed):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(backoff.next_s()):
                     while _when(driver.session) == _when(session):
                         await driver.changed()
                     return
 
-    async def _drop(self, needed: Needed, round_: int, *, is_told: bool) -> bool:
-        """Whether it has worked. is_told: the log says already that it has not."""
+    async def _drop(self, needed: Needed, round_: int, *, is_logged: bool) -> bool:
+        """Drop objects once; returns whether it has worked. is_logged: the log has the failure
+        already."""
         try:
             await run_to_end(self.drop, needed)
         except StoreError as error:
-            if not is_told:
+            if not is_logged:
                 log.warning("updates_not_dropped", round=round_, error=str(error))
         except Exception as error:
             # A defect of ours costs room in the store, and no round.
-            if not is_told:
+            if not is_logged:
                 log.exception("dropping_crashed", round=round_, error=str(error))
         else:
             return True
         return False
 
     def stop(self) -> None:
-        """Nothing more is dropped. The next start does it."""
+        """Stop dropping. The next start drops the rest."""
         self._stop.set()
 
     def drop(self, needed: Needed) -> None:
-        """Blocks. Raises the store's errors; the next call goes on where this one has ended."""
+        """Drop the objects that are not needed. Blocks. Raises the store's errors; the next call
+        continues."""
         # Accepted updates are copies: no object of this folder counts any more.
         self._drop_before(needed.updates_from, INCOMING, needed.earlier)
         if self._keep is not None:
@@ -134,5 +136,5 @@ class Retention:
 
 
 def _when(session: Session) -> tuple[int, Phase]:
-    """Round and phase: while they stay the same there is nothing more to drop."""
+    """Round and phase of a session; while they stay the same there is nothing more to drop."""
     return -1 if session.model is None else session.model.round, session.phase

@@ -194,7 +194,8 @@ def _measured(entry: Entry, name: str) -> str:
 
 
 def _predict(exported: formats.Exported, data: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    """(predictions, the target or None if the data do not have it), (n,) each."""
+    """Predict the rows of a file. Returns the predictions, and the target or None if the file has
+    none, (n,) each."""
     from xain_workloads import workload
 
     about = exported.about

@@ -40,7 +40,8 @@ TRUSTED = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exported:
-    """The content of a file. about: its JSON object, with the model's under "metadata".
+    """Content of an exported file. about: its JSON object, with the model's metadata under
+    "metadata".
 
     pipeline: a fitted Pipeline, of .skops files, which have no `model`.
     """

@@ -53,7 +53,7 @@ class Entry:
 
 
 class Trained:
-    """The models of one session.
+    """Global models of one session, with their metrics.
 
     entries: by number, oldest first. last, best: numbers of models; best is None if no model was
     evaluated.

@@ -28,7 +28,7 @@ class WrongOption(ValueError):
 
 
 def make(kind: type[T], what: str, options: Mapping[str, object]) -> T:
-    """An instance with these options.
+    """Make an instance of a class with these options.
 
     Values are held against the annotations of the parameters. Text from the environment is read as
     their type, and a number that flags have read becomes text for a parameter that is text. A value
@@ -92,8 +92,8 @@ def _read(name: str, value: object, adapter: TypeAdapter[object], *, is_text: bo
 
 
 def options_of(made: object, given: Mapping[str, object]) -> Mapping[str, Option]:
-    """All options that something was made with, defaults among them, so that it can be made again
-    whatever a later version's defaults are. Of what is no dataclass only those that were given.
+    """Options that an instance was made with, defaults included, so that a later version with other
+    defaults makes the same one. For a class that is no dataclass, only the given options.
 
     One whose type a journal cannot keep, such as a path, is kept as it was given; a default of such
     a type is left out.

@@ -28,7 +28,7 @@ def plugins(group: str) -> Mapping[str, EntryPoint]:
 
 
 def known(group: str, builtin: Iterable[str]) -> list[str]:
-    """All names that a configuration may use, sorted; for messages."""
+    """Names that a configuration may use, sorted; for messages."""
     return sorted({*builtin, *_installed(group)})
 
 
@@ -69,7 +69,8 @@ def _installed(group: str) -> Mapping[str, tuple[EntryPoint, ...]]:
 
 @cache
 def _search(group: str, path: tuple[str, ...]) -> Mapping[str, tuple[EntryPoint, ...]]:
-    """path: what is searched. Looking through it takes many milliseconds, and each round asks."""
+    """Find the plug-ins of a group on `path`. Cached: a search takes many milliseconds, and each
+    round asks."""
     found: dict[str, tuple[EntryPoint, ...]] = {}
     for entry in entry_points(group=group):
         found[entry.name] = (*found.get(entry.name, ()), entry)

@@ -23,7 +23,7 @@ _CONFIG = ConfigDict(strict=True, extra="forbid", ser_json_inf_nan="constants")
 
 
 def make_adapter(kind: type) -> TypeAdapter[Any]:
-    """Between (value,) and JSON, strictly."""
+    """Adapter between (value,) and JSON, strict in both directions."""
     # pydantic takes a config for a tuple, which hands it down, but not for a dataclass.
     return TypeAdapter(tuple[kind], config=_CONFIG)  # type: ignore[valid-type]  # a value
 
@@ -32,14 +32,14 @@ _ADAPTERS = {kind.__name__: make_adapter(kind) for kind in get_args(DurableEvent
 
 
 def encode_record(record: Record) -> Row:
-    """Raises JournalError, as encode does."""
+    """Encode a record as a row of the journal. Raises JournalError, as encode does."""
     if not math.isfinite(record.at):
         raise JournalError(f"session time {record.at} cannot be written to the journal")
     return float(record.at), *encode(record.event)
 
 
 def decode_record(row: Row) -> Record:
-    """Raises JournalError."""
+    """Decode a row of the journal. Raises JournalError."""
     at, name, body = row
     return Record(at, decode(name, body))
 
@@ -52,7 +52,7 @@ def digest_of(*fields: object) -> bytes:
 
 
 def encode(event: DurableEvent) -> tuple[str, str]:
-    """(type, body) of an event.
+    """Encode an event as (type, body).
 
     Raises JournalError if decoding them would not give the event back. Finding out after a restart
     would be too late.
@@ -72,7 +72,7 @@ def encode(event: DurableEvent) -> tuple[str, str]:
 
 
 def decode(name: str, body: str) -> DurableEvent:
-    """The event that was stored as (type, body). Raises JournalError."""
+    """Decode the event that was stored as (type, body). Raises JournalError."""
     adapter = _find(name)
     try:
         event: DurableEvent
@@ -83,7 +83,7 @@ def decode(name: str, body: str) -> DurableEvent:
 
 
 def reason(error: Exception) -> str:
-    """One line."""
+    """An error as one line of text."""
     if not isinstance(error, ValidationError):
         return " ".join(str(error).split())
     first = error.errors(include_url=False, include_input=False)[0]

@@ -1,4 +1,4 @@
-"""A journal in memory, for tests and for sessions that nobody wants to keep."""
+"""A journal in memory, for tests and for sessions that need not outlive the process."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,8 +11,8 @@ from xain_coordinator.ports import JournalError, Record, Snapshot
 
 
 class MemoryJournal:
-    """Keeps what every Journal promises, durability aside. Records go through the codec, so that
-    what passes here passes on disk too."""
+    """Journal without durability. Records pass the codec, so that a record that works here works on
+    disk too."""
 
     def __init__(self) -> None:
         # Records of the latest session; nobody asks for earlier ones.

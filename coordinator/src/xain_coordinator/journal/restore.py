@@ -1,4 +1,4 @@
-"""The session that a journal tells of: its latest snapshot, and the records since."""
+"""Restore a session from its journal: the latest snapshot, and the records since."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager

@@ -133,8 +133,8 @@ def encode_snapshot(snapshot: Snapshot) -> tuple[str, bytes]:
 
 
 def require_covered(snapshot: Snapshot, num_records: int) -> None:
-    """Raises JournalError if it covers more records than its session has: the next ones would be
-    taken for those."""
+    """Check that a snapshot covers no more records than its session has: later records would be
+    taken for those. Raises JournalError."""
     if snapshot.num_records > num_records:
         raise JournalError(
             f"a snapshot of {snapshot.num_records} records cannot be written: "
@@ -143,7 +143,7 @@ def require_covered(snapshot: Snapshot, num_records: int) -> None:
 
 
 def usable_snapshot(written_by: str, data: bytes, num_records: int) -> Snapshot | None:
-    """The snapshot that was stored so, or None with a line in the log.
+    """Decode a stored snapshot; None, with a line in the log, if this version cannot use it.
 
     num_records: how many the session has.
     """
@@ -185,7 +185,7 @@ def _series(history: History) -> Iterator[_Series]:
 
 
 def _decode(text: bytes) -> Snapshot:
-    """Raises ValueError."""
+    """Decode the bytes of a snapshot. Raises ValueError."""
     body: _Body
     (body,) = _adapter().validate_json(text)
     models: dict[str, GlobalModel] = {}

@@ -274,7 +274,7 @@ class SqliteJournal:
         return _Written(session, seq, opened, objects)
 
     def _commit(self, written: "_Written") -> None:
-        """Make durable what was written."""
+        """Commit the transaction and make it durable."""
         with self._explained():
             db = self._open_db()
             with _undone_after_error(db):
@@ -371,9 +371,9 @@ class SqliteJournal:
         """
         with self._lock, self._explained():
             db = self._open_db()
-            (verdict,) = db.execute("PRAGMA integrity_check(1)").fetchone()
-            if verdict != "ok":
-                raise self._damaged(" ".join(str(verdict).split()))
+            (result,) = db.execute("PRAGMA integrity_check(1)").fetchone()
+            if result != "ok":
+                raise self._damaged(" ".join(str(result).split()))
             counts = db.execute("SELECT session, max(seq) + 1 FROM record GROUP BY session")
             sessions = counts.fetchall()
         num_records = sum(1 for s, end in sessions for _ in self._read(s, 0, end))
@@ -446,7 +446,7 @@ class SqliteJournal:
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn SQLite's errors into ones that say what to do."""
+        """Turn SQLite's errors into JournalErrors that say what to do."""
         try:
             yield
         except sqlite3.Error as error:
@@ -509,7 +509,7 @@ def _small_rows(records: Sequence[Record], objects: Mapping[str, bytes]) -> list
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """The state after a transaction: session, next seq, new sessions and objects."""
+    """State of the journal after a transaction: session, next seq, new sessions and objects."""
 
     session: int
     seq: int

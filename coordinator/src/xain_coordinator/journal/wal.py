@@ -55,7 +55,7 @@ def require_sound_log(database: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """A log without its pages.
+    """Headers of a write-ahead log, without its pages.
 
     header: None if it is damaged. page_bytes: that of the header, or of our journals.
     heads: the header of each frame, (n, 6).

@@ -50,7 +50,7 @@ _PARTIAL = re.compile(r"partial write: .*dropped=(\d{1,18})", re.DOTALL)
 
 
 class InfluxMetrics(QueuedMetrics):
-    """Writes to one bucket, from a thread of its own.
+    """Metrics store that writes to one InfluxDB bucket from a thread of its own.
 
     token: "" where the server asks for none.
     wall_ns: the time for points that have none.
@@ -91,7 +91,7 @@ class InfluxSettings(Protocol):
 
 
 def open_influx(settings: InfluxSettings, wall_ns: Callable[[], int]) -> InfluxMetrics:
-    """Raises StoreError."""
+    """Open the bucket of [metrics]. Raises StoreError."""
     token = read_secret("metrics", settings, "token")
     return InfluxMetrics(
         settings.url, settings.org, settings.bucket, token, wall_ns, timeout_s=settings.timeout_s
@@ -100,7 +100,7 @@ def open_influx(settings: InfluxSettings, wall_ns: Callable[[], int]) -> InfluxM
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """Why a request failed.
+    """Failure of a write request: its status and text.
 
     status: 0 if there was no answer.
     retry_after_s: 0 if the server has not asked for it.
@@ -247,7 +247,8 @@ class InfluxWriter:
         return text[:_MAX_REASON]
 
     def _has_trouble(self, failure: _Failure) -> float:
-        """After how many seconds to try again."""
+        """Log that the server cannot be written to; returns the seconds to wait before the next
+        try."""
         trouble = "away" if failure.is_away else "not let in"
         if trouble != self._trouble:
             self._trouble = trouble
@@ -302,7 +303,7 @@ def _value(value: int | float | str) -> int | float | str:
 
 
 def _retry_after_s(header: str | None) -> float:
-    """Seconds, or a date as HTTP has it; 0 if it is neither."""
+    """Seconds of a Retry-After header, given as seconds or as a date; 0 if it is neither."""
     if not header:
         return 0.0
     try:

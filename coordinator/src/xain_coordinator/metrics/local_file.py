@@ -20,7 +20,7 @@ _LINGER_S = 0.2
 
 
 class LocalMetricsFile(QueuedMetrics):
-    """Appends to `path`. What a disk does not take is lost.
+    """Metrics store that appends to `path`. Points that cannot be written are lost.
 
     wall_ns: the time for points that have none.
     max_bytes: a file that would grow beyond is renamed to `path` with ".1" behind it, in place of
@@ -57,7 +57,7 @@ class _LineWriter:
 
 
 class RotatingFile:
-    """Whole lines, appended; at most two files of max_bytes."""
+    """File of whole lines that rotates; at most two files of max_bytes."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._path = path
@@ -66,7 +66,7 @@ class RotatingFile:
         self._size = 0  # up to the end of the last whole line
 
     def append(self, lines: Sequence[bytes]) -> int:
-        """Number of lines that were written. After a failure the next call tries again."""
+        """Append lines; returns the number written. After a failure the next call tries again."""
         num_written = 0
         start = 0
         try:

@@ -6,7 +6,7 @@ from xain_coordinator.core.values import Point
 
 
 class NullMetricsStore:
-    """Forgets every point. None is lost: nobody wanted them."""
+    """Metrics store that drops every point and counts none as lost."""
 
     num_lost = 0
 

@@ -39,7 +39,8 @@ _SHOWN = 40  # characters of a name in a message
 
 
 def parse_points(json_text: str, now_ns: int) -> tuple[tuple[Point, ...], str | None]:
-    """(points, None), or ((), what is wrong with the first bad element): all are taken or none.
+    """Parse metrics JSON to (points, None), or ((), reason of the first bad element): all points or
+    none.
 
     "" and "[]" are no points. A clock that is wrong by more than a time zone costs no point: its
     times become `now_ns`, a nanosecond apart, since two points of a series at one time are one.
@@ -84,7 +85,7 @@ def newest_metrics(points: Iterable[Point], evaluation: Evaluation | None) -> di
 
 
 def _point(element: Any, now_ns: int, index: int) -> Point:
-    """Raises ValueError with the reason."""
+    """Parse one element to a point. Raises ValueError with the reason."""
     if not isinstance(element, dict):
         raise ValueError(f"it must be an object, got {_kind(element)}")
     for key in ("measurement", "time", "fields"):
@@ -126,7 +127,7 @@ def _epoch(tags: Mapping[str, str]) -> dict[str, float]:
 
 
 def _field(name: str, value: Any) -> int | float | str:
-    """Raises ValueError."""
+    """Parse a field of a point. Raises ValueError."""
     if len(name) > MAX_NAME:
         raise ValueError(
             f"field {name[:_SHOWN]!r}... has a name of {len(name)} characters, "

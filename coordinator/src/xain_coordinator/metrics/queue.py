@@ -1,4 +1,4 @@
-"""Points on their way to a store: a bounded queue, and the one thread that empties it."""
+"""Bounded queue of metric points, and the one thread that writes them to a store."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ def cost(stamped: Stamped) -> int:
 
 
 class QueuedMetrics:
-    """A MetricsStore whose writer works in a thread of its own, so that it holds nobody up.
+    """MetricsStore whose writer works in a thread of its own, so that calls never block.
 
     wall_ns: the time for points that have none.
     linger_s: how long a point waits for others to be written with. Points come in bursts; waking

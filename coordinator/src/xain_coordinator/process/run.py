@@ -295,8 +295,8 @@ async def started(
 
 
 async def _heeding(stop: asyncio.Event, step: Awaitable[T], at_end: contextlib.ExitStack) -> T:
-    """A step of the start, which waits for a store and may take its time. Told to stop, the process
-    does not wait for it for long."""
+    """Run a step of the start, which may wait for a store. After a signal to stop the process waits
+    for the step only LAST_STEPS_S more."""
     under_way = asyncio.ensure_future(step)
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait((under_way, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -317,7 +317,7 @@ def _status_after(error: BaseException) -> int:
 
 
 async def _stopped(coordinator: Coordinator) -> bool:
-    """Stop it; False, with its error in the log, if something went wrong on the way."""
+    """Stop the coordinator; False, with the error in the log, if a step of the stop failed."""
     try:
         await coordinator.stop()
     except Exception:  # any step's; the exit status tells of it
@@ -327,7 +327,7 @@ async def _stopped(coordinator: Coordinator) -> bool:
 
 
 def _exit_after(delay_s: float, status: int) -> threading.Timer:
-    """End the process then, unless it is cancelled.
+    """Timer that ends the process with a status after so long, unless it is cancelled.
 
     Threads cannot be stopped from outside, and Python waits for all of them: one that hangs in a
     store would hold the process for as long as that. Everything acknowledged is in the journal by
@@ -345,8 +345,8 @@ def _exit_after(delay_s: float, status: int) -> threading.Timer:
 
 
 def _raise_file_limit() -> None:
-    """A connection takes a file descriptor, and a process may usually open 1024 (on macOS 256)
-    unless it asks for more: a fleet of that size would be refused by the operating system."""
+    """Raise the limit of open files. A connection takes a file descriptor, and the default of 1024
+    (on macOS 256) would refuse a fleet of that size."""
     if sys.platform == "win32":
         return
     import resource

@@ -1,1 +1,1 @@
-"""The wire: gRPC services that translate between messages and the core, and decide nothing."""
+"""gRPC services that translate between messages and the core, and decide nothing."""

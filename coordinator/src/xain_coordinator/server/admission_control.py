@@ -1,26 +1,26 @@
-"""Admission control: how many calls may be open, those of members apart from those of strangers.
+"""Admission control: bounds on the open calls of members, and of unregistered clients apart.
 
 A call is admitted when its headers have come and before its first message has, since a client that
-never sends the message would hold the call open for ever. Each call takes a place in one pool:
+never sends the message would hold the call open for ever. Each call takes a slot of one pool:
 
 - a member of the session has a pool of its own, and so has a member of the Membership service,
   which is known by its first message;
-- all others share one pool for health checks, one for streams that last (Health/Watch and
-  reflection), and one for everything else.
+- unregistered clients share one pool for health checks, one for streams that last (Health/Watch
+  and reflection), and one for all other calls.
 
-So strangers take no place from members, however many calls they open. A call that finds its pool
-full ends the oldest call in it that is only waiting for its client; if there is none, it is refused
-itself and told when to come again. Ended are also calls whose first message does not come within
-FIRST_MESSAGE_S, and streams of strangers after STREAM_S.
+So unregistered clients take no slot from members, however many calls they open. A call that finds
+its pool full ends the oldest call in it that is only waiting for its client; if there is none, the
+new call is refused and told when to come again. Calls whose first message does not come within
+FIRST_MESSAGE_S are ended, and so are streams of unregistered clients after STREAM_S.
 
 A client that leaves no HTTP/2 window for its answers keeps them, and their calls, for ever: gRPC
-cannot end such a call, for a status comes after the answer. So a call gives up its place in its
-pool when its answer is made. While such answers take ANSWER_BYTES, a large answer is refused, and
+cannot end such a call, for a status comes after the answer. So a call gives up its slot when its
+answer is made. While such answers take ANSWER_BYTES, a large answer is refused, and
 so are further calls of a connection that has not taken one; a refusal needs no window.
 
 While a message comes, gRPC holds what is there of it, which may be [server] max_message_bytes. So
-messages of strangers are read READS_OF_STRANGERS at a time. Small ones come with their headers; a
-call whose message takes longer is ended when others wait to be read.
+messages of unregistered clients are read UNREGISTERED_READS at a time. Small ones come with their
+headers; a call whose message takes longer is ended when others wait to be read.
 """
 
 import asyncio
@@ -41,9 +41,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 # A connection that brings less in this time is too slow for an upload, too; see bodies.STALLED_S.
 FIRST_MESSAGE_S = 30.0
 STREAM_S = 3600.0
-READS_OF_STRANGERS = 8
-# A read is slow when it has been looked at so often, at this distance. It is the number that counts
-# when the event loop is late: a message that has come is taken up in fewer of its turns.
+UNREGISTERED_READS = 8
+# A read is slow when it has been looked at SLOW_LOOKS times, LOOK_S apart. The number counts when
+# the event loop is late: a message that has come is taken up in fewer of its iterations.
 LOOK_S, SLOW_LOOKS = 0.07, 3
 # A call that is younger is not ended for another one: its message is probably on its way.
 MIN_SILENCE_S = 1.0
@@ -52,14 +52,14 @@ MIN_SILENCE_S = 1.0
 # each of two connections that have gone and that nobody has noticed yet, and one to spare.
 CALLS_PER_MEMBER = 16
 # A silent call takes 20 KB.
-CALLS_OF_STRANGERS = 1000
+UNREGISTERED_CALLS = 1000
 HEALTH_CHECKS = 500
-STREAMS_OF_STRANGERS = 100
-# In memory of answers to strangers, and what the call of one takes beside it.
+UNREGISTERED_STREAMS = 100
+# Memory of answers to unregistered clients, and of the call of one beside its answer.
 ANSWER_BYTES = 32 << 20
 CALL_BYTES = 16 << 10
 
-_STRANGERS, _CHECKS, _STREAMS = "strangers", "health checks", "streams"
+_UNREGISTERED, _CHECKS, _STREAMS = "calls of unregistered clients", "health checks", "streams"
 _ANSWERS = "answers"
 _INSPECTION = "/xain_proto.fl.Inspection/"
 _POOLS: Mapping[str, str] = {
@@ -107,34 +107,35 @@ class Call:
 
 
 class AdmissionControl:
-    """All open calls of a server. One event loop has it.
+    """The open calls of a server. Used from one event loop.
 
     is_member: whether a participant is a member of the session.
-    member_of: the member of another service that a request comes from, and None from strangers.
-    num_strangers: how many calls of strangers may be open.
+    member_of: the member of another service that a request comes from, and None from an
+    unregistered client.
+    num_unregistered: calls of unregistered clients that may be open.
     """
 
     def __init__(
         self,
         is_member: Callable[[str], bool],
         member_of: Callable[[str, Any], Hashable | None] = lambda method, request: None,
-        num_strangers: int = CALLS_OF_STRANGERS,
+        num_unregistered: int = UNREGISTERED_CALLS,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._is_member = is_member
         self._member_of = member_of
         self._now = now
         self._capacities: dict[Hashable, int] = {
-            _STRANGERS: num_strangers,
+            _UNREGISTERED: num_unregistered,
             _CHECKS: HEALTH_CHECKS,
-            _STREAMS: STREAMS_OF_STRANGERS,
+            _STREAMS: UNREGISTERED_STREAMS,
         }
         self._pools: dict[Hashable, Pool] = {}
         self._silent: Pool = {}  # without a first message
         self._timer: asyncio.TimerHandle | None = None
-        self._reading = asyncio.Semaphore(READS_OF_STRANGERS)
+        self._reading = asyncio.Semaphore(UNREGISTERED_READS)
         self._num_waiting = 0  # to be read
-        self._reads: Pool = {}  # calls of strangers that are being read
+        self._reads: Pool = {}  # calls of unregistered clients that are being read
         self._look_timer: asyncio.TimerHandle | None = None
         self._untaken: Counter[str] = Counter()  # answers that are being sent, by connection
         self._answer_bytes = 0  # of all of them, with their calls
@@ -146,14 +147,14 @@ class AdmissionControl:
         return sum(map(len, self._pools.values()))
 
     def admit(self, method: str, context: Context) -> Call:
-        """Give a call its place until it is answered. In the task of the call, before its first
+        """Give a call a slot until it is answered. Called in the task of the call, before its first
         message. Raises TooManyCalls."""
         pool: Hashable = _POOLS.get(method)
         if pool is None:
             participant_id = participant_of(context)
             # Inspection is for operators, and its answers are large.
             is_member = not method.startswith(_INSPECTION) and self._is_member(participant_id)
-            pool = (participant_id,) if is_member else _STRANGERS
+            pool = (participant_id,) if is_member else _UNREGISTERED
         call = Call(context, pool, self._now())
         self._enter(call, pool)
         # Not by the context, which would hold itself in a cycle with its callbacks.
@@ -164,8 +165,9 @@ class AdmissionControl:
         return call
 
     def heard(self, method: str, call: Call, request: Any) -> None:
-        """The first message of a call has come. Raises TooManyCalls if it is known by it, and has
-        too many."""
+        """Note that the first message of a call has come, which may name a member of another
+        service.
+        Raises TooManyCalls if that member has too many calls."""
         if call not in self._silent:
             return  # a later message
         del self._silent[call]
@@ -181,7 +183,7 @@ class AdmissionControl:
             self._enter(call, member)
 
     def answered(self, call: Call, num_bytes: int) -> None:
-        """The answer of a call is made, and gRPC is about to send it. Raises TooManyCalls."""
+        """Free the slot of a call whose answer gRPC is about to send. Raises TooManyCalls."""
         if call.pool not in self._capacities:
             return  # of a member
         peer = call.context.peer()
@@ -211,9 +213,11 @@ class AdmissionControl:
             # Calls that are being ended are in the pool for as long as their clients take to let
             # go of them.
             if old is None or len(pool) >= 2 * capacity:
-                whose = name if isinstance(name, str) else "calls of this member"
-                raise TooManyCalls(f"{len(pool)} {whose} are open already, the limit is {capacity}")
-            self._end(old, TooManyCalls("a newer call takes the place of this one, which waited"))
+                owners = name if isinstance(name, str) else "calls of this member"
+                raise TooManyCalls(
+                    f"{len(pool)} {owners} are open already, the limit is {capacity}"
+                )
+            self._end(old, TooManyCalls("a newer call takes the slot of this one, which waited"))
         call.pool = name
         pool[call] = None
 
@@ -245,7 +249,7 @@ class AdmissionControl:
                 del self._pools[call.pool]
 
     def _end_silent(self) -> None:
-        """End the calls whose first message is overdue; come again for the next ones."""
+        """End the calls whose first message is overdue, and set the timer for the next ones."""
         self._timer = None
         now = self._now()
         for call in list(self._silent):
@@ -297,7 +301,7 @@ class AdmissionControl:
         task.add_done_callback(self._ends.discard)
 
     def close(self) -> None:
-        """The server has stopped."""
+        """Cancel the timers of a server that has stopped."""
         for timer in (self._timer, self._look_timer):
             if timer is not None:
                 timer.cancel()

@@ -30,7 +30,7 @@ Method = Literal["GET", "PUT"]
 
 
 class Forbidden(Exception):
-    """The URL does not allow the request, or no longer."""
+    """The URL does not allow the request, or has expired."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Capabilities:
         expected = _text(self._sign(payload.encode()))
         if not hmac.compare_digest(expected.encode(), signature.encode()):
             raise Forbidden("the URL is none of this session's")
-        allowed = Capability(*json.loads(_bytes(payload)))
+        allowed = Capability(*json.loads(_decode(payload)))
         if allowed.expires_at <= self._now():
             raise Forbidden("the URL has expired")
         if allowed.method != method:
@@ -98,7 +98,8 @@ def _text(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-def _bytes(text: str) -> bytes:
+def _decode(text: str) -> bytes:
+    """Decode base64 text of a URL, without padding. Raises Forbidden."""
     try:
         return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
     except (binascii.Error, ValueError):

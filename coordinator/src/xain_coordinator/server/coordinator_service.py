@@ -53,7 +53,7 @@ from xain_coordinator.updates.inbox import Inbox, Reference
 from xain_coordinator.updates.measured_upload import Announced
 from xain_coordinator.updates.upload_stream import UploadStream
 from xain_foundation.names import shortened
-from xain_foundation.rare_lines import RareLine
+from xain_foundation.rate_limited_log import RateLimitedLog
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import coordinator_pb2_grpc as pb_grpc
 from xain_workloads.schema import Column, ColumnType
@@ -107,7 +107,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._inbox = inbox
         self._downloads = downloads
         self._parse_points = parse_points
-        self._evaluation_dropped = RareLine(log.warning, "evaluation_dropped")
+        self._evaluation_dropped = RateLimitedLog(log.warning, "evaluation_dropped")
         # The latest that were made and are the same for everybody: a fleet asks for them at once.
         # With the metadata of the model, and without them.
         self._work: dict[bool, tuple[r.Assignment, pb.StartTrainingRoundResponse]] = {}
@@ -118,7 +118,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._next_rounds: dict[str, asyncio.Future[pb.WatchResponse | None]] = {}
         self.refused = RefusedParticipants()
         self.waiting = WaitingParticipants(driver.session.rules.lease_s)
-        self._id_in_use = RareLine(log.warning, "participant_id_in_use")
+        self._id_in_use = RateLimitedLog(log.warning, "participant_id_in_use")
 
     async def Rendezvous(
         self, request: pb.RendezvousRequest, context: Context
@@ -174,7 +174,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             what += f" and goes on: it was heard {reply.heard_s:.1f} s ago"
         else:
             what += (
-                f", heard {reply.heard_s:.1f} s ago; if it has ended, this one takes its place in "
+                f", heard {reply.heard_s:.1f} s ago; if it has ended, this one takes its slot in "
                 f"{reply.lease_s:.1f} s at the latest"
             )
         return errors.DuplicateInstance(
@@ -182,7 +182,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         )
 
     def _caller(self, context: Context) -> str:
-        """The participant that calls. Raises NotAMember if another process has its place."""
+        """The participant that calls. Raises NotAMember if another process has its id."""
         participant_id = participant_of(context)
         session = self._driver.session
         member = session.members.get(participant_id)
@@ -355,7 +355,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def _obtained(
         self, participant_id: str, round_: int, request: pb.EndTrainingRoundRequest
     ) -> StoredWeights | None:
-        """The update that the sender means."""
+        """The measured update that an EndTrainingRound hands in."""
         if self._driver.session.evaluates_last(round_):
             return None  # nothing is trained in it
         reference = Reference(request.participant_id)
@@ -414,7 +414,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 yield message
 
     async def _is_told(self, participant_id: str, message: pb.WatchResponse) -> bool:
-        """Whether the answer to an update tells the participant this of the next round."""
+        """Whether the answer to the participant's update carried this message about the next
+        round."""
         told = self._next_rounds.get(participant_id)
         return told is not None and await asyncio.shield(told) == message
 
@@ -471,14 +472,15 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             request.key,
             request.offset,
             write,
-            is_stranger=self._is_stranger(self._caller(context)),
+            is_unregistered=self._is_unregistered(self._caller(context)),
         )
         nothing: tuple[pb.GetWeightsResponse, ...] = ()
         for none in nothing:  # what makes this a generator, which gRPC wants of a stream
             yield none
 
-    def _is_stranger(self, participant_id: str) -> bool:
-        """After the end nobody is, for nobody is held up any more."""
+    def _is_unregistered(self, participant_id: str) -> bool:
+        """Whether the participant is no member of a session that goes on; after the end False,
+        since no training is delayed any more."""
         session = self._driver.session
         return session.phase is not Phase.FINISHED and participant_id not in session.members
 
@@ -540,8 +542,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def _note_refusal(
         self, participant_id: str, round_: int, refusal: errors.UnusableUpdate
     ) -> None:
-        """Count what is refused as unusable, before its sender is told: a refusal that was heard of
-        is not forgotten by a crash.
+        """Count an unusable update before its sender gets the refusal, so that a crash forgets no
+        refusal that a participant has received.
 
         round_: that the participant trained when it began to send.
         """

@@ -1,6 +1,6 @@
 """Global models on their way to participants: inside an answer, in a stream, or past gRPC.
 
-Operators' tools that are no members may have models, too, MAX_STRANGERS at a time.
+Operators' tools that are no members may have models, too, MAX_UNREGISTERED at a time.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ BLOCK_BYTES = 256 << 10
 MAX_BLOCKS = 64
 STALLED_S = 30.0  # for one message
 # Downloads at a time of those who are no members. Each holds a message in memory.
-MAX_STRANGERS = 32
+MAX_UNREGISTERED = 32
 
 Write = Callable[[WeightsRef, bytes], Awaitable[None]]
 
@@ -72,26 +72,28 @@ class Downloads:
     # Parts of models, by key and offset, the least recently used first. Participants that have been
     # told of a round at the same time read its model at about the same speed.
     _blocks: dict[tuple[str, int], asyncio.Future[bytes]] = field(default_factory=dict)
-    _num_strangers: int = 0
+    _num_unregistered: int = 0
     _is_suspect: bool = False  # what is in memory of the model
 
-    async def send(self, key: str, offset: int, write: Write, *, is_stranger: bool = False) -> None:
+    async def send(
+        self, key: str, offset: int, write: Write, *, is_unregistered: bool = False
+    ) -> None:
         """Send a global model from an offset on.
 
         write: given the data of each message, and the reference of the whole; returns when the
-        connection has taken it. is_stranger: the receiver is no member.
+        connection has taken it. is_unregistered: the receiver is no member.
         Raises UnknownModel, and Unavailable if the receiver takes nothing or if there are too many
-        strangers: the rest can be had from its offset on.
+        unregistered clients: the rest can be had from its offset on.
         """
         model = self.driver.history.models.get(key)
         if model is None:
             raise UnknownModel(f"there is no global model under {shortened(key)!r}")
-        if is_stranger and self._num_strangers >= MAX_STRANGERS:
+        if is_unregistered and self._num_unregistered >= MAX_UNREGISTERED:
             raise Unavailable(
-                f"{MAX_STRANGERS} others who are no members download at the moment; come again "
+                f"{MAX_UNREGISTERED} unregistered clients download at the moment; come again "
                 "later, or rendezvous first"
             )
-        self._num_strangers += is_stranger
+        self._num_unregistered += is_unregistered
         try:
             ref = model.ref
             while offset < ref.size_bytes:
@@ -102,24 +104,26 @@ class Downloads:
                 await _write_in_time(write, ref, data)
                 offset += len(data)
         finally:
-            self._num_strangers -= is_stranger
+            self._num_unregistered -= is_unregistered
 
     def _block(self, ref: WeightsRef, start: int) -> asyncio.Future[bytes]:
         """Read a block once for all downloads that are there at about the same time."""
-        place = (ref.key, start)
-        block = self._blocks.pop(place, None)
+        block_key = (ref.key, start)
+        block = self._blocks.pop(block_key, None)
         if block is None:
             length = min(BLOCK_BYTES, ref.size_bytes - start)
             block = asyncio.ensure_future(run_to_end(_read, self.store, ref.key, start, length))
-            block.add_done_callback(lambda read: self._forget_failed_block(place, read))
-        self._blocks[place] = block  # at the end
+            block.add_done_callback(lambda read: self._forget_failed_block(block_key, read))
+        self._blocks[block_key] = block  # at the end
         while len(self._blocks) > MAX_BLOCKS:
             del self._blocks[next(iter(self._blocks))]
         return block
 
-    def _forget_failed_block(self, place: tuple[str, int], read: asyncio.Future[bytes]) -> None:
-        if (read.cancelled() or read.exception() is not None) and self._blocks.get(place) is read:
-            del self._blocks[place]
+    def _forget_failed_block(self, block_key: tuple[str, int], read: asyncio.Future[bytes]) -> None:
+        if (read.cancelled() or read.exception() is not None) and self._blocks.get(
+            block_key
+        ) is read:
+            del self._blocks[block_key]
 
     def note_damaged(self, digest: str) -> bool:
         """Have the model with this digest verified, because a participant found it damaged.
@@ -145,17 +149,17 @@ class Downloads:
         return self.access is not None or self.port is not None
 
     async def offer(self, participant_id: str, round_: int, model: GlobalModel) -> Offer | None:
-        """Signed URLs to fetch this model and to put the update of this round; None if it cannot be
-        done. It is an offer only, so a store that cannot sign at the moment holds nobody up."""
+        """Signed URLs to fetch this model and to put the update of this round; None if the store
+        cannot sign at the moment: participants then move weights through gRPC."""
         ref = model.ref
         if self.port is not None:
-            place = update_key(round_, participant_id)
+            key = update_key(round_, participant_id)
             is_known = model.dtype != BYTES and not model.is_empty
             most = ref.size_bytes + MAX_HEADER_BYTES if is_known else self.max_update_bytes
             return Offer(
                 self.port.url("GET", participant_id, round_, ref.key, ref.size_bytes),
-                place,
-                self.port.url("PUT", participant_id, round_, place, most),
+                key,
+                self.port.url("PUT", participant_id, round_, key, most),
             )
         if self.access is None:
             return None
@@ -178,7 +182,8 @@ class Downloads:
         return self.made(ref.key) or await self._small(ref)
 
     async def _small(self, ref: WeightsRef) -> bytes:
-        """Read once for all who ask. Whoever is cancelled does not wait for the store."""
+        """Read a small model once for all participants that ask. A cancelled caller does not wait
+        for the store."""
         if self._small_model is None or self._small_model[0] != ref.key:
             work = asyncio.to_thread(_read, self.store, ref.key, 0, ref.size_bytes)
             reading = asyncio.ensure_future(work)

@@ -16,14 +16,14 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Health(HealthServicer):
-    """The statuses of services, "" for the whole server. One event loop has it."""
+    """Health of each service, "" for the whole server. Used from one event loop."""
 
     def __init__(self) -> None:
         self._statuses: dict[str, Any] = {}
         self._changed = asyncio.Event()
 
     def set(self, service: str, status: Any) -> None:
-        """Tell everybody who watches the service."""
+        """Set the status of a service and send it to all watchers."""
         self._statuses[service] = status
         self._changed.set()
         self._changed = asyncio.Event()

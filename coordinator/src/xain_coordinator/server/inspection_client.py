@@ -96,7 +96,7 @@ def _fetch(address: str, everything: bool, num_rounds: int) -> Snapshot:
 async def ask_service(
     service: Any, *, everything: bool = False, num_rounds: int = MAX_ROUNDS
 ) -> Snapshot:
-    """The same of an InspectionService in this process, without a call over the network.
+    """Ask an InspectionService in this process, without a call over the network.
 
     service: not imported by its type, since the server and all below it come with it.
     """
@@ -136,8 +136,8 @@ def _why(address: str, error: grpc.RpcError) -> str:
 
 
 def as_json(snapshot: Snapshot) -> dict[str, Any]:
-    """Everything, in plain values. Unlike protobuf's own JSON, whole numbers are numbers and
-    digests are in hex."""
+    """A snapshot in plain values. Unlike protobuf's own JSON, whole numbers are numbers and digests
+    are in hex."""
     told = snapshot.status.parameters
     return {
         "status": _plain(snapshot.status),
@@ -189,5 +189,5 @@ def _value(field: Any, value: Any) -> Any:
 
 
 def clean(text: str) -> str:
-    """Without control characters: names come from the network and could move the cursor."""
+    """Text without control characters: names come from the network and could move the cursor."""
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)

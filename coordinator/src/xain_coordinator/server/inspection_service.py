@@ -1,4 +1,5 @@
-"""The Inspection service: what an operator asks. Reads what is durable, changes nothing."""
+"""The Inspection service: answers operators' questions from the durable session, and changes
+nothing."""
 
 import base64
 import json
@@ -58,7 +59,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
 
     trouble: what holds up the work under way; empty if nothing does.
     refused: one sentence for each participant that is refused.
-    num_waiting: participants that wait for a place in the session at this session time.
+    num_waiting: participants that wait for a slot of the session at this session time.
     predictions: asks the participants; None: nobody is asked.
     parameters: the status of the parameter server in this process as JSON; empty without one.
     """
@@ -165,7 +166,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
         return sum(self._is_connected(participant_id, now) for participant_id in session.members)
 
     def _is_connected(self, participant_id: str, now: float) -> bool:
-        """Always, for a member of a session that has not ended."""
+        """Whether a member is connected: always, before the session has ended."""
         session = self._driver.session
         return session.phase is not Phase.FINISHED or session.members.is_connected_after_end(
             participant_id, session.rules.lease_s, now
@@ -342,12 +343,13 @@ async def _refuse(context: Context, why: str) -> NoReturn:
 
 
 def _page_token(last: str) -> str:
-    """Opaque, so that nobody makes one up: the name that the page ended with."""
+    """Page token: the name that the page ended with, encoded so that clients treat it as opaque."""
     return base64.urlsafe_b64encode(last.encode()).decode()
 
 
 def _name_of(page_token: str) -> str:
-    """The name that the page before ended with; empty for the first page. Raises ValueError."""
+    """Name in a page token, at which the page before ended; empty for the first page. Raises
+    ValueError."""
     return base64.b64decode(page_token, altchars=b"-_", validate=True).decode()
 
 
@@ -374,7 +376,7 @@ def _conflict(session: Session, participant_id: str) -> str:
 
 
 def warnings(session: Session, history: History) -> list[str]:
-    """One sentence for each thing that an operator should look at."""
+    """Warnings for an operator, one sentence each."""
     doubled = [
         f"Two processes have the participant id {participant_id}: {conflict}."
         for participant_id in sorted(
@@ -412,8 +414,8 @@ def _limit(asked: int) -> int:
 
 
 def waiting_for(session: Session, trouble: str = "", strategy: Strategy | None = None) -> str:
-    """One sentence: what must happen before the session goes on; another one if the work that it
-    waits for meets with trouble."""
+    """Condition that the session waits for, as a sentence, and a second sentence if the work that
+    it waits for fails."""
     if trouble and session.phase is not Phase.FINISHED:
         return f"{waiting_for(session, strategy=strategy)} {trouble}"
     rules = session.rules

@@ -1,5 +1,5 @@
-"""Around every call: requests are bounded and parsed, refusals become statuses, and whatever was
-not foreseen becomes INTERNAL.
+"""Interceptor of every call: it bounds and parses requests, turns refusals into statuses, and turns
+unexpected errors into INTERNAL.
 
 A handler raises; this answers. The traceback of a defect stays in our own log.
 
@@ -29,7 +29,7 @@ from xain_coordinator.server.admission_control import AdmissionControl
 from xain_coordinator.server.identity import WAITED_S, participant_of, waited_s
 from xain_coordinator.server.requests import bounded, only_request
 from xain_coordinator.server.statuses import status_of
-from xain_foundation.rare_lines import RareLine
+from xain_foundation.rate_limited_log import RateLimitedLog
 
 log = structlog.get_logger(__name__)
 
@@ -57,9 +57,9 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
         self._admission = admission
         self._counters = counters
         # Handlers by method, so that a call costs a look-up. Methods that do not exist are not
-        # kept, however many a stranger asks for.
+        # kept, however many a client asks for.
         self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
-        self._invalid = RareLine(log.warning, "invalid_requests")
+        self._invalid = RateLimitedLog(log.warning, "invalid_requests")
 
     async def intercept_service(
         self,
@@ -161,7 +161,7 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _timed(method: str, answer: Answer, latencies: LatencyFile) -> Answer:
-    """The same, and a line in the latency stream for each call."""
+    """Wrap a handler so that each call writes a line to the latency stream."""
     # Calls of other services, such as health checks, come from new ports all the time.
     names_participant = method.startswith(COORDINATOR)
 

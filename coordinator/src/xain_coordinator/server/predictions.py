@@ -79,16 +79,16 @@ class Predictions:
 
 
 class _NoAnswer(Exception):
-    """A participant did not answer. The text says why. It is asked again if it may be."""
+    """A participant did not answer, for the reason in the text. It is asked again if it may be."""
 
 
 class _Useless(Exception):
-    """A participant has answered, and cannot be counted. The text says why."""
+    """The answer of a participant cannot be used, for the reason in the text."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Asked:
-    """Rows in batches, and what an answer is.
+    """A prediction request: rows in batches, and the shape of an answer.
 
     num_outputs: its columns. are_shares: they add up to 1. may_abstain: or to less.
     """
@@ -109,7 +109,7 @@ class _Answer:
 
 
 class _Stream:
-    """The open stream of one participant."""
+    """The open prediction stream of one participant."""
 
     def __init__(self) -> None:
         # None ends the stream.
@@ -292,7 +292,8 @@ class RemotePredictor:
         return why if not max_retries else f"{why}, asked {1 + max_retries} times"
 
     async def _stream_of(self, name: str, timeout_s: float, *, is_first: bool) -> _Stream:
-        """The newest stream of a participant, which may be about to come back.
+        """The newest stream of a participant, awaited for a while if the participant is
+        reconnecting.
 
         Raises _NoAnswer.
         """
@@ -341,7 +342,8 @@ class RemotePredictor:
     async def serve(
         self, participant_id: str, answers: AsyncIterator[pb.PredictionAnswer]
     ) -> AsyncGenerator[pb.PredictionQuestion]:
-        """The questions for a participant, until its stream ends. A newer one ends this one.
+        """Requests for a participant, until its stream ends. A newer stream of the participant ends
+        this one.
 
         Raises Unavailable when the coordinator stops, and what the parser raises for an answer that
         is no message or too long.
@@ -468,7 +470,7 @@ def _mean(answers: Sequence[_Answer]) -> NDArray[np.float64]:
 
 
 def _among_those_that_vote(mean: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Shares that add up to 1; equal ones where all estimators abstain."""
+    """Shares of votes that add up to 1; equal ones where all estimators abstain."""
     sums = mean.sum(axis=1, keepdims=True)
     shares: NDArray[np.float64] = np.full_like(mean, 1 / mean.shape[1])
     np.divide(mean, sums, out=shares, where=sums > 0)

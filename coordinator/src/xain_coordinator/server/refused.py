@@ -5,11 +5,11 @@ import structlog
 from xain_coordinator.core.errors import Refusal
 from xain_coordinator.server.statuses import message_of
 from xain_foundation.names import shortened
-from xain_foundation.rare_lines import RareLine
+from xain_foundation.rate_limited_log import RateLimitedLog
 
 log = structlog.get_logger(__name__)
 
-# Strangers can cause refusals, so both the lines in 10 s and what is kept are bounded.
+# Unregistered clients can cause refusals, so both the lines in 10 s and what is kept are bounded.
 MAX_LINES = 20
 MAX_KEPT = 20
 
@@ -20,7 +20,8 @@ MAX_WAITING = 1000
 
 
 class WaitingParticipants:
-    """Participants that were asked to come again later, since the session has no place for them.
+    """Participants that were asked to come again later, since the session has no free slot for
+    them.
 
     lease_s: after which they are asked to come again.
     """
@@ -28,7 +29,7 @@ class WaitingParticipants:
     def __init__(self, lease_s: float) -> None:
         self._kept_s = WAITING_LEASES * lease_s
         self._asked_at: dict[str, float] = {}  # by name, the latest at the end
-        self._line = RareLine(log.info, "session_full", burst=MAX_LINES)
+        self._line = RateLimitedLog(log.info, "session_full", burst=MAX_LINES)
 
     def note(self, participant_id: str, now: float, max_participants: int) -> None:
         """Log the first time that a participant is asked to wait, and keep the latest."""
@@ -51,11 +52,11 @@ class WaitingParticipants:
 
 
 class RefusedParticipants:
-    """The latest refusals, by participant."""
+    """The latest refused rendezvous, by participant."""
 
     def __init__(self) -> None:
         self._reasons: dict[str, str] = {}
-        self._line = RareLine(log.warning, "rendezvous_refused", burst=MAX_LINES)
+        self._line = RateLimitedLog(log.warning, "rendezvous_refused", burst=MAX_LINES)
 
     def note(self, participant_id: str, refusal: Refusal) -> None:
         """Log a refusal and keep it for the status."""
@@ -71,5 +72,5 @@ class RefusedParticipants:
         self._reasons.pop(participant_id, None)
 
     def warnings(self) -> list[str]:
-        """One sentence for each participant that is refused."""
+        """Warnings about refused participants, one sentence each."""
         return [f"{name!r} was refused: {reason}" for name, reason in self._reasons.items()]

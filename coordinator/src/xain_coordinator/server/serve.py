@@ -1,4 +1,4 @@
-"""Putting the services on a port."""
+"""The gRPC server: the services on a port."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from xain_coordinator.driver.driver import Driver
 from xain_coordinator.driver.log_files import LatencyFile
 from xain_coordinator.driver.outage import Outage
 from xain_coordinator.ports import DirectAccess, MetricsStore, WeightsStore
-from xain_coordinator.server.admission_control import CALLS_OF_STRANGERS, AdmissionControl
+from xain_coordinator.server.admission_control import UNREGISTERED_CALLS, AdmissionControl
 from xain_coordinator.server.coordinator_service import is_known
 from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.server.health import Health
@@ -116,7 +116,8 @@ class GrpcServer:
             # many would have to come again.
             "grpc.server.max_pending_requests": max_pending,
             "grpc.server.max_pending_requests_hard_limit": max_pending,
-            # A connection and a call take little memory, but a stranger opens any number.
+            # A connection and a call take little memory, but an unregistered client opens any
+            # number.
             "grpc.max_concurrent_streams": STREAMS_PER_CONNECTION,
             "grpc.max_allowed_incoming_connections": (
                 CONNECTIONS_PER_PARTICIPANT * max_connected
@@ -136,8 +137,8 @@ class GrpcServer:
                 if method.startswith(f"/{MEMBERSHIP}/")
                 else None
             ),
-            # A fleet that comes for the first time consists of strangers.
-            CALLS_OF_STRANGERS + max_connected,
+            # A fleet that comes for the first time consists of unregistered clients.
+            UNREGISTERED_CALLS + max_connected,
         )
         self._server = grpc.aio.server(
             interceptors=[RefusalInterceptor(counters, self.admission, outage, latencies)],

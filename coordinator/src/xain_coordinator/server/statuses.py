@@ -1,4 +1,4 @@
-"""The one table from refusals to gRPC statuses, chosen by what the caller should do next."""
+"""Table from refusals to gRPC statuses, chosen by what the caller should do next."""
 
 from collections.abc import Mapping
 
@@ -54,14 +54,15 @@ STATUSES: Mapping[type[errors.Refusal], grpc.StatusCode] = {
 
 
 def message_of(refusal: errors.Refusal) -> str:
-    """The message of its status."""
+    """Message of the gRPC status of a refusal."""
     return shortened(str(refusal), MAX_MESSAGE)
 
 
 def status_of(
     refusal: errors.Refusal,
 ) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
-    """The status, its message, and its trailing metadata, as context.abort() takes them."""
+    """gRPC status of a refusal, with message and trailing metadata, as context.abort() takes
+    them."""
     details = (("grpc-status-details-bin", status_details(refusal, refusal.retry_after_s)),)
     return STATUSES[type(refusal)], message_of(refusal), details
 

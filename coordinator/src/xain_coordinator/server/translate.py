@@ -1,4 +1,4 @@
-"""The core's values as messages."""
+"""Translation between the core's values and messages."""
 
 from collections.abc import Iterable
 from typing import Any, cast
@@ -23,7 +23,7 @@ from xain_workloads.model import TensorSpec
 
 
 def wire_state(state: Phase | ParticipantState) -> pb.State.ValueType:
-    """Participants see collecting and aggregating both as ROUND."""
+    """The wire's state of a phase: participants see COLLECTING and AGGREGATING both as ROUND."""
     return cast(pb.State.ValueType, STATE_NUMBERS[state])
 
 
@@ -38,7 +38,7 @@ def evaluation_message(evaluation: Evaluation | None) -> pb.Evaluation | None:
 
 
 def transfer_of(request: pb.HeartbeatRequest) -> Transfer | None:
-    """Progress as a heartbeat tells it, which any client may claim."""
+    """Progress of a transfer as a heartbeat claims it."""
     transfer = request.transfer
     known = transfer.direction in (pb.Transfer.UPLOAD, pb.Transfer.DOWNLOAD)
     if not request.HasField("transfer") or not known:
@@ -54,14 +54,15 @@ def transfer_message(transfer: Transfer | None) -> pb.Transfer | None:
 
 
 def ref_message(ref: WeightsRef, data: bytes = b"", url: str = "") -> pb.WeightsRef:
-    """data: the object itself, if it is to travel inside. url: where it can be fetched directly."""
+    """Message of a reference. data: the object, if it is to travel inside. url: where it can be
+    fetched directly."""
     return pb.WeightsRef(
         key=ref.key, size_bytes=ref.size_bytes, digest=bytes.fromhex(ref.digest), data=data, url=url
     )
 
 
 def layout_message(layout: Layout) -> list[pb.Tensor]:
-    """The kind "weight" is left out: it is what an absent kind means."""
+    """Message of a layout. The kind "weight" is left out: an absent kind means it."""
     return [
         pb.Tensor(
             name=spec.name,

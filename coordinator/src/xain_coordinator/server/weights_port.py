@@ -32,7 +32,7 @@ from xain_coordinator.updates.bodies import Incoming, Outgoing, Stalled, Transfe
 from xain_coordinator.updates.inbox import Source
 from xain_coordinator.updates.measured_upload import Announced, Header, MeasuredUpload
 from xain_foundation.fields import join_host_port
-from xain_foundation.rare_lines import RareLine
+from xain_foundation.rate_limited_log import RateLimitedLog
 from xain_foundation.threads import wait_to_end
 from xain_proto.weights_port import DIGEST_HEADER, KEY_HEADER, OFFSET_HEADER, PATH
 
@@ -200,7 +200,7 @@ class WeightsPort:
         self._connections: set[asyncio.Task[None]] = set()
         self._moving: dict[asyncio.Task[None], Transfer] = {}
         self._by_participant: Counter[str] = Counter()
-        self._crashed = RareLine(log.error, "weights_port_crashed")
+        self._crashed = RateLimitedLog(log.error, "weights_port_crashed")
 
     # --- the coordinator's side ---
 

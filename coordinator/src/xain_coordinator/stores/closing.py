@@ -6,7 +6,7 @@ from typing import Self
 
 
 class ClosedAtEnd(ABC):
-    """Closed at the end of a `with`."""
+    """Base of readers that are closed at the end of a `with`."""
 
     @abstractmethod
     def close(self) -> None: ...

@@ -185,7 +185,7 @@ class FileStore:
             self._sync(folder)
 
     def rename(self, temp: Path, path: Path, *, overwrite: bool) -> None:
-        """Give a file its name, which a power cut may still take from it.
+        """Rename a file. The name is durable only after a sync of the folder.
 
         Raises OSError: FileExistsError if the name is taken and `overwrite` is False.
         """
@@ -230,7 +230,7 @@ class FileStore:
                 yield below + entry.name
 
     def _settle(self, folder: Path) -> None:
-        """Create a folder, and see to it that its name and those above it are on the disk."""
+        """Create a folder, and make its name and those above it durable."""
         if folder == self._root:
             return
         try:
@@ -244,7 +244,7 @@ class FileStore:
             self._settled.add(folder)
 
     def _temp(self, label: str = "") -> Path:
-        """A new name for an upload."""
+        """New name for the file of an upload."""
         start = f"{label}." if label else ""
         return self._incoming / f"{start}{uuid.uuid4().hex}{_UPLOAD_SUFFIX}"
 
@@ -275,21 +275,20 @@ class FileStore:
         return True
 
     def _sweep(self) -> None:
-        """Remove the uploads of processes that have died, but for the latest of those that may be
-        gone on with."""
-        may_go_on = self._may_go_on()
+        """Remove the uploads of processes that have died, except the latest resumable ones."""
+        resumable = self._resumable_uploads()
         for entry in list(os.scandir(self._incoming)):
             is_ours = entry.name.endswith((_UPLOAD_SUFFIX, SPARE_SUFFIX, ".link"))
-            if is_ours and Path(entry.path) not in may_go_on:
+            if is_ours and Path(entry.path) not in resumable:
                 # Another store may sweep, or finish its upload, at the same time.
                 with contextlib.suppress(OSError):
                     self._sweep_one(Path(entry.path))
 
     def _labelled(self) -> list[Path]:
-        """The files of uploads with a label."""
+        """Files of uploads with a label."""
         return list(self._incoming.glob(f"*.*{_UPLOAD_SUFFIX}"))
 
-    def _may_go_on(self) -> set[Path]:
+    def _resumable_uploads(self) -> set[Path]:
         written_at = {}
         for temp in self._labelled():
             with contextlib.suppress(FileNotFoundError):
@@ -407,7 +406,8 @@ def _open_to_read(path: Path) -> int:
 if sys.platform != "win32":
 
     def _open_locked(temp: Path) -> int:
-        """Raises OSError while its writer lives, or if it is gone."""
+        """Open and lock the file of an ended writer. Raises OSError while the writer lives, or if
+        the file is gone."""
         fd = os.open(temp, os.O_RDWR | OPEN_FLAGS)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -434,7 +434,7 @@ class FileUnfinished:
             os.lseek(self._fd, offset, os.SEEK_SET)
             return os.read(self._fd, length)
 
-    def go_on(self, size: int) -> "FileUpload":
+    def resume(self, size: int) -> "FileUpload":
         with _unavailable("write", self._path):
             os.truncate(self._fd, size)
             os.lseek(self._fd, size, os.SEEK_SET)
@@ -494,13 +494,14 @@ class FileUpload:
             self._write_behind(fd)
 
     def _cut(self, fd: int) -> None:
-        """Drop what an earlier object has left behind the bytes that are written."""
+        """Truncate a spare file behind the bytes that were written."""
         if self._spare_bytes > self._size:
             os.ftruncate(fd, self._size)
         self._spare_bytes, self._is_marked = 0, False
 
     def _write_behind(self, fd: int) -> None:
-        """Let the disk begin with what came last, so that the sync at the end has little to do."""
+        """Start writing the latest bytes to the disk, so that the sync at the end has little to
+        do."""
         if sys.platform == "linux":
             # DONTNEED says that the pages are of no use in memory: the kernel begins to write
             # dirty pages, as all of these are, keeps them, and drops only clean ones.
@@ -522,7 +523,7 @@ class FileUpload:
         self._store.sync(folder)
 
     def take_name(self, *, overwrite: bool) -> Path:
-        """The first half of a commit: all but syncing the folder, which is returned."""
+        """First half of a commit: everything but the sync of the folder, whose path is returned."""
         fd = self._open_fd()
         with self._ended_by_failure(), _unavailable("write", self._path):
             self._cut(fd)

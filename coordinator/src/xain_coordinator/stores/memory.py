@@ -1,4 +1,4 @@
-"""A store in memory, for tests and for sessions that nobody wants to keep."""
+"""A store in memory, for tests and for sessions that need not outlive the process."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -9,7 +9,7 @@ from xain_coordinator.stores.closing import ClosedAtEnd
 
 
 class MemoryStore:
-    """Keeps what every WeightsStore promises, durability aside."""
+    """WeightsStore in memory, without durability."""
 
     num_parallel = 1
 
@@ -30,14 +30,14 @@ class MemoryStore:
         return MemoryUpload(self, key)
 
     def find_unfinished(self, key: str, label: str) -> None:
-        """Nothing outlives a process here."""
+        """None: no upload outlives its process in memory."""
 
     def sweep(self) -> None: ...
 
     def put(self, objects: Mapping[str, bytes]) -> None:
         for key, data in objects.items():
             check_key(key)
-            self.place(key, data, overwrite=True)
+            self.store_object(key, data, overwrite=True)
 
     def settle(self, key: str) -> None:
         check_key(key)
@@ -56,7 +56,7 @@ class MemoryStore:
             with self._lock:
                 self._objects.pop(key, None)
 
-    def place(self, key: str, data: bytes, *, overwrite: bool) -> None:
+    def store_object(self, key: str, data: bytes, *, overwrite: bool) -> None:
         """Store an object. Raises KeyExists."""
         with self._lock:
             if not overwrite and key in self._objects:
@@ -108,7 +108,7 @@ class MemoryUpload:
         if self._data is None:
             raise ValueError(f"the upload of {self._key!r} is over")
         data, self._data = bytes(self._data), None
-        self._store.place(self._key, data, overwrite=overwrite)
+        self._store.store_object(self._key, data, overwrite=overwrite)
 
     def abort(self) -> None:
         self._data = None

@@ -19,7 +19,7 @@ class StoreSettings(S3Settings, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OpenStore:
-    """access: how participants reach it themselves, if they can."""
+    """An open store. access: how participants reach the store themselves, if they can."""
 
     store: WeightsStore
     access: DirectAccess | None = None

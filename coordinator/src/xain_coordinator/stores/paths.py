@@ -68,7 +68,7 @@ def path_to_key(path: str) -> str | None:
 
 
 def _encode(name: str, suffix: str = "") -> str:
-    """One part of a key as one or more parts of a path."""
+    """Encode a part of a key as one or more parts of a path."""
     cells = [chr(b) if b in _PLAIN else f"%{b:02x}" for b in name.encode()]
     parts = [""]
     for cell in cells:

@@ -97,7 +97,7 @@ class PrefixedAccess:
 
 
 class PrefixedReader(ClosedAtEnd):
-    """A reader that calls its key what the caller called it."""
+    """Reader whose key, in errors too, is relative to the prefix."""
 
     def __init__(self, reader: Reader, key: str) -> None:
         self._reader = reader
@@ -121,7 +121,7 @@ class PrefixedReader(ClosedAtEnd):
 
 
 class PrefixedUpload:
-    """An upload that calls its key what the caller called it."""
+    """Upload whose key, in errors too, is relative to the prefix."""
 
     def __init__(self, upload: Upload, key: str) -> None:
         self._upload = upload
@@ -146,7 +146,7 @@ class PrefixedUpload:
 
 
 class PrefixedUnfinished:
-    """One whose upload calls its key what the caller called it."""
+    """Unfinished upload whose key, in errors too, is relative to the prefix."""
 
     def __init__(self, unfinished: Unfinished, key: str) -> None:
         self._unfinished = unfinished
@@ -156,8 +156,8 @@ class PrefixedUnfinished:
     def read(self, offset: int, length: int) -> bytes:
         return self._unfinished.read(offset, length)
 
-    def go_on(self, size: int) -> Upload:
-        return PrefixedUpload(self._unfinished.go_on(size), self._key)
+    def resume(self, size: int) -> Upload:
+        return PrefixedUpload(self._unfinished.resume(size), self._key)
 
     def abort(self) -> None:
         self._unfinished.abort()

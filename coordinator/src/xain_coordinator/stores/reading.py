@@ -1,4 +1,4 @@
-"""Reading an object of a store piece by piece."""
+"""Read an object of a store piece by piece."""
 
 from collections.abc import Iterator
 

@@ -93,7 +93,7 @@ class S3Store:
         self._bucket.delete(_TRIAL, name)
 
     def close(self) -> None:
-        """Requests that are under way come to their end; whoever waits for others hears
+        """Close the store. Requests under way end normally; waiting requests raise
         StoreUnavailable."""
         self._requests.close()
         self._bucket.close()
@@ -111,13 +111,13 @@ class S3Store:
         return S3Reader(self._bucket, self._requests, key, name, start, first)
 
     def upload(self, key: str, label: str = "", size_bytes: int = 0) -> "S3Upload":
-        """Nothing is asked of the server until there is a part to send."""
+        """Begin an upload. The server gets no request until there is a part to send."""
         name = self._name(key)
         return S3Upload(self._bucket, self._requests, self._claims, self._spool, key, name)
 
     def find_unfinished(self, key: str, label: str) -> None:
-        """None: the part that was being filled is lost with its process, and the parts that
-        were sent the bucket's lifecycle rule removes."""
+        """None: a process takes the part that it was filling with it, and the bucket's lifecycle
+        rule removes the parts that were sent."""
 
     def sweep(self) -> None: ...
 
@@ -179,7 +179,7 @@ class S3Store:
             raise ObjectChanged(source) from None
 
     def _head(self, key: str, name: str, length: int) -> Piece:
-        """The beginning of an object. Raises KeyNotFound.
+        """First bytes of an object. Raises KeyNotFound.
 
         A GET, because the answer to a HEAD cannot tell a missing object from a missing bucket.
         """
@@ -200,7 +200,7 @@ class S3Store:
 
 
 class S3Reader(ClosedAtEnd):
-    """One object, and no other that comes in its place: then reading raises ObjectChanged."""
+    """Reader of one object. If another object replaces it, reading raises ObjectChanged."""
 
     def __init__(
         self, bucket: Bucket, requests: Requests, key: str, name: str, start: int, first: Piece
@@ -464,7 +464,7 @@ class S3Upload:
             raise ValueError(f"the upload of {self._key!r} is over")
 
     def _end(self) -> None:
-        """Nothing is sent any more, and no file stays open."""
+        """End the upload: send no more, and close its file."""
         self._is_over = True
         for part, _ in self._parts:
             part.cancel()
@@ -476,7 +476,7 @@ class S3Upload:
 
 
 def open_s3(settings: S3Settings) -> S3Store:
-    """The store of [storage], tried out.
+    """Open the store of [storage] and try it out.
 
     Raises StoreUnavailable if the server cannot be reached, and StoreError where a person must act.
     """

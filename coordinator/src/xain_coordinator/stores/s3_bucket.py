@@ -1,4 +1,4 @@
-"""One bucket on one S3 server, as far as we use it: requests in, our own errors out.
+"""Requests on one bucket of an S3 server, with errors as those of the store.
 
 No error of botocore leaves this module, not even as the cause of ours: what a server writes into
 its answers may repeat our credentials, and what botocore says may name a signed URL.
@@ -64,7 +64,7 @@ _PASSING: Final = frozenset(
 
 
 class Refused(StoreUnavailable):
-    """The server is there and does nothing for us until an operator acts."""
+    """The server answers, and refuses every request until an operator changes its settings."""
 
 
 class BucketMissing(Refused):
@@ -72,7 +72,7 @@ class BucketMissing(Refused):
 
 
 class Declined(Exception):
-    """An answer that the caller said it could make something of."""
+    """Answer with an HTTP status that the caller handles."""
 
     def __init__(self, status: int, code: str) -> None:
         super().__init__(f"{code} (HTTP {status})")
@@ -156,8 +156,8 @@ class Bucket:
     def get_into(
         self, key: str, name: str, offset: int, buffer: memoryview, etag: str
     ) -> tuple[int, str, int]:
-        """The same straight into a buffer, which is as long as what is wanted: the size of the
-        whole object, its ETag, and how many bytes have come."""
+        """Read a range into a buffer of its length. Returns the size of the whole object, its ETag,
+        and the number of bytes read."""
 
         def read(body: Any) -> int | None:
             return _read_into(body, buffer)
@@ -413,7 +413,7 @@ class Bucket:
 
 
 def _read(body: Any) -> bytes | None:
-    """All of it; None if it broke off."""
+    """Read a whole body; None if it broke off."""
     try:
         data: bytes = body.read()
     except (boto.BotoCoreError, HTTPError, OSError):
@@ -437,7 +437,7 @@ def _read_into(body: Any, buffer: memoryview) -> int | None:
 
 
 def _harmless(code: str) -> str:
-    """An error code as servers send it, or what could not do any harm in a log."""
+    """Error code of a server, shortened and without control characters for the log."""
     return re.sub(r"[^A-Za-z0-9._-]", "?", code)[:64]
 
 

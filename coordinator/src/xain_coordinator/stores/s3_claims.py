@@ -41,8 +41,9 @@ class Claims:
         self._prefix = prefix
 
     def take(self, key: str, name: str, digest: str, is_taken: Callable[[], bool]) -> Sequence[str]:
-        """Returns when the caller may publish: the claims for its content, to be dropped once the
-        object is there, and not before, since what was sent may still arrive after an error.
+        """Claim an object for some content; returns when the caller may publish it. The claims are
+        to be dropped once the object is there, and not before, since a request may still arrive
+        after an error.
 
         key: what errors call the object. name: with the prefix. digest: of its content, in hex.
         is_taken: whether the object is there.

@@ -1,4 +1,4 @@
-"""One sync of a directory for many threads."""
+"""Syncs of a directory that many threads share."""
 
 import threading
 from concurrent.futures import Future, wait
@@ -8,9 +8,8 @@ from xain_foundation.durable import sync_directory
 
 
 class SharedSync:
-    """sync_directory for many threads: whoever asks while one is under way waits for the next one,
-    which is one for all of them. A round whose updates come together needs a few instead of one
-    each."""
+    """sync_directory for many threads: calls that come while a sync runs share the next one. A
+    round whose updates come together needs a few syncs instead of one for each."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -18,19 +17,20 @@ class SharedSync:
         self._next: dict[Path, Future[None]] = {}
 
     def __call__(self, directory: Path) -> None:
-        """Returns when a sync that began after this call has ended. Raises its OSError."""
+        """Wait for a sync of the directory that began after this call. Raises its OSError."""
         with self._lock:
-            turn = self._next.get(directory)
-            if turn is None:
+            shared = self._next.get(directory)
+            if shared is None:
                 mine = self._next[directory] = Future()
                 running = self._running.get(directory)
-        if turn is not None:
-            turn.result()
+        if shared is not None:
+            shared.result()
             return
         if running is not None:
             wait([running])
         with self._lock:
-            # From here on it may be too late for a name that is changed now: the next turn's.
+            # From here on it may be too late for a name that is changed now: that is for the next
+            # sync.
             del self._next[directory]
             self._running[directory] = mine
         try:

@@ -1,1 +1,1 @@
-"""The way of an update from the wire until it counts."""
+"""Local updates, from their bytes on the wire until they count."""

@@ -1,4 +1,4 @@
-"""Work in the store that nobody waits for."""
+"""Background work in the store, for which no call waits."""
 
 import asyncio
 from collections import deque
@@ -12,13 +12,14 @@ from xain_foundation.threads import run_to_end
 
 log = structlog.get_logger(__name__)
 
-MAX_DELETIONS = 1000  # that wait for their turn
+MAX_DELETIONS = 1000  # that wait
 GROUP_SIZE = 64  # keys deleted at once
 
 
 class Background:
-    """One thing at a time: of the threads that commits and aggregations wait for, a slow store
-    takes one. Of no harm if it fails. Used from one event loop."""
+    """Queue of background work, done in one thread at a time, so that a slow store takes one of the
+    threads that commits and aggregations need. Failures are logged and harmless. Used from one
+    event loop."""
 
     def __init__(self, store: WeightsStore) -> None:
         self._store = store
@@ -27,7 +28,8 @@ class Background:
         self._working: asyncio.Task[None] | None = None
 
     def delete(self, key: str) -> None:
-        """An object of a round. When too many wait it stays until its round is dropped."""
+        """Delete an object of a round. When MAX_DELETIONS wait, the object stays until its round is
+        dropped."""
         if len(self._deletions) < MAX_DELETIONS:
             self._deletions.append(key)
             self._go_on()
@@ -38,7 +40,7 @@ class Background:
         self._go_on()
 
     async def close(self) -> None:
-        """Returns when all is done."""
+        """Wait until all queued work is done."""
         self._go_on()
         while self._working is not None and not self._working.done():
             await asyncio.wait([self._working])

@@ -41,7 +41,7 @@ class Stalled(Unavailable):
 
 
 class Transfer(Protocol):
-    """The bytes of one connection.
+    """Transfer of the bytes of one connection.
 
     is_sending: the thread waits for room to send, not for bytes to receive.
     """
@@ -144,7 +144,8 @@ class Incoming:
         return True
 
     def _fill(self, buffer: memoryview, is_wanted: Callable[[], bool]) -> tuple[int, bool]:
-        """Bytes received, and whether the peer keeps us waiting."""
+        """Fill the buffer; returns the number of bytes received, and whether the peer has no more
+        at the moment."""
         count = len(self._rest)
         if count:
             count = min(count, len(buffer))
@@ -218,7 +219,7 @@ class Outgoing:
 
 
 def _buffer() -> memoryview:
-    """The buffer of this thread."""
+    """Buffer of this thread for received bytes."""
     buffer: memoryview | None = getattr(_local, "buffer", None)
     if buffer is None:
         buffer = _local.buffer = memoryview(bytearray(PIECE_BYTES))

@@ -1,4 +1,4 @@
-"""The inbox: everything that arrives for a participant, until its update is handed in.
+"""The inbox: uploads and stored updates of each participant, until they are handed in.
 
 An update comes in one of four ways: inside the call that hands it in; as a body of the weights port
 or a stream of gRPC; as an object that the participant has put into the store; or as an object of
@@ -93,14 +93,14 @@ class Reference:
     data: bytes = b""
 
     def means(self, round_: int, weights: StoredWeights) -> bool:
-        """Whether these weights are the update. Without a digest the place tells."""
+        """Whether these weights are the update. Without a digest the base key tells."""
         if self.digest is not None:
             return weights.ref.digest == self.digest
         return place_of(weights.ref.key) == update_key(round_, self.name)
 
 
 class Source(Protocol):
-    """One upload that comes over a connection.
+    """Source of the bytes of one upload, a connection.
 
     waited_s: seconds for which it has waited for its sender; 0 while it does not wait.
     """
@@ -121,8 +121,8 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """Work that reads back what lies in a store. It belongs to no call: a caller that gives up
-    finds it done, or joins it, when it comes again.
+    """Work that reads an update back from a store. It belongs to no call: a caller that is
+    cancelled finds it done, or joins it, when it calls again.
 
     what: a Reference or an Announced; the same for callers that may share the result.
     """
@@ -133,7 +133,7 @@ class _Reading:
 
 @dataclass(slots=True)
 class _Slot:
-    """Everything that arrives for one participant.
+    """Slot of one participant: its uploads, readings and stored updates.
 
     num_calls: calls that use the slot. lock: held while an update becomes durable or is handed in.
     upload: the task of the upload whose bytes come in, and source: where they come from.
@@ -223,11 +223,11 @@ class Inbox:
         bring = self._bringer(participant_id, reference, announced)
         if bring is None and not reference.data:
             return None
-        place = await self._place(participant_id, announced, reference.name)
-        if isinstance(place, WeightsRef):  # accepted while the question waited for the journal
+        base_key = await self._ask_for_key(participant_id, announced, reference.name)
+        if isinstance(base_key, WeightsRef):  # accepted while the question waited for the journal
             return await self.obtain(participant_id, round_, reference)
         if bring is None:
-            weights = await self._measured(place, announced, reference.data)
+            weights = await self._measured(base_key, announced, reference.data)
         else:
             work = partial(self._bring, slot, round_, bring)
             weights = await self._read(slot, participant_id, what, work)
@@ -247,7 +247,7 @@ class Inbox:
             return None  # the bucket may hold another one now
         return stored if reference.means(round_, stored) else None
 
-    async def _measured(self, place: str, announced: Announced, data: bytes) -> StoredWeights:
+    async def _measured(self, base_key: str, announced: Announced, data: bytes) -> StoredWeights:
         """Measure an update that came inside its call."""
         if len(data) > MAX_INLINE_UPDATE_BYTES:
             raise TooLarge(
@@ -255,7 +255,7 @@ class Inbox:
                 f"{MAX_INLINE_UPDATE_BYTES} are taken so, larger ones by PutWeights"
             )
         self._forget_earlier_rounds()
-        key = journalled_key(place, uuid.uuid4().hex)
+        key = journalled_key(base_key, uuid.uuid4().hex)
         distance = self._distance(announced.round)
         # Without a distance there is nothing to read, and a small object costs less than a thread.
         if distance is None:
@@ -267,18 +267,18 @@ class Inbox:
     ) -> Callable[[Distance | None], StoredWeights] | None:
         """Reading and measuring of the object that a reference means; None if it means none."""
         store, key, round_ = self._store, reference.key, announced.round
-        place = update_key(round_, reference.name)
+        base_key = update_key(round_, reference.name)
         if reference.data:
             return None
         if reference.digest is None:
             if self._bucket is None:
-                return partial(in_place, store, place)
-            target = _new_attempt_at(place)
+                return partial(in_place, store, base_key)
+            target = _new_attempt_at(base_key)
             return partial(fetched, self._bucket, store, round_, reference.name, target)
         if self._access is not None and key == incoming_key(round_, participant_id):
-            return partial(copied, self._access, store, key, _new_attempt_at(place), announced)
+            return partial(copied, self._access, store, key, _new_attempt_at(base_key), announced)
         # An update that was uploaded to an earlier process; a small one comes with every call.
-        is_object = place_of(key) == place and piece_of(key) is None and not is_journalled(key)
+        is_object = place_of(key) == base_key and piece_of(key) is None and not is_journalled(key)
         is_known = round_ in self._slots[participant_id].stored
         if not is_object or is_known or self._is_damaged(key):
             return None
@@ -323,7 +323,7 @@ class Inbox:
     # --- uploads ---
 
     def encoding_for(self, model: GlobalModel) -> "Encoding.ValueType":
-        """How updates of this model are wanted."""
+        """Encoding of updates of this model."""
         return self._encoding if _has_differences(model) else Encoding.PLAIN
 
     async def receive(self, participant_id: str, source: Source) -> WeightsRef:
@@ -334,8 +334,8 @@ class Inbox:
         Raises TooLarge, InvalidUpdate, Unavailable, and MayUpload's refusals.
         """
         session = self._driver.session
-        # A stranger takes no slot in memory, not even until its header is there. After the end the
-        # answer is the same for all, and nobody is held up any more.
+        # An unregistered client takes no slot in memory, not even until its header is there. After
+        # the end the answer is the same for all, and nobody is held up any more.
         if session.phase is not Phase.FINISHED and participant_id not in session.members:
             raise NotAMember(participant_id)
         with self._slot(participant_id) as slot:
@@ -383,13 +383,13 @@ class Inbox:
         slot.source = source
         header = await source.header()
         announced = header.announced
-        place = await self._place(participant_id, announced)
-        if isinstance(place, WeightsRef):
-            return place
+        base_key = await self._ask_for_key(participant_id, announced)
+        if isinstance(base_key, WeightsRef):
+            return base_key
         if (stored := self._stored_like(slot, announced)) is not None:
             return stored.ref
         await _until_read(slot)
-        upload = await self._upload(slot, participant_id, place, header)
+        upload = await self._upload(slot, participant_id, base_key, header)
         is_broken = False  # a wrong update is wrong the next time; a connection is not
         try:
             self._decode(upload, header.encoding)
@@ -421,16 +421,16 @@ class Inbox:
             is_needed = needed_by(session).has_updates_of(announced.round)
             is_accepted = session.accepted(participant_id, announced.round) is not None
             if announced.round in slot.stored or is_accepted or not is_needed:
-                latest = await self._place(participant_id, announced)
+                latest = await self._ask_for_key(participant_id, announced)
                 if isinstance(latest, WeightsRef):
                     return latest
             measured = await run_to_end(upload.complete)
             if not self._keep(slot, announced.round, measured):
-                await self._place(participant_id, announced)  # tells its sender why
+                await self._ask_for_key(participant_id, announced)  # tells its sender why
         return measured.ref
 
     def _decode(self, upload: MeasuredUpload, encoding: "Encoding.ValueType") -> None:
-        """Raises InvalidUpdate."""
+        """Set the decoder of an encoded upload. Raises InvalidUpdate."""
         if encoding == Encoding.PLAIN:
             return
         bits = ENCODING_BITS.get(encoding)
@@ -443,7 +443,7 @@ class Inbox:
             )
         decoder = Decoder(bits, BaseModel(self._store, model))
         if upload.header is not None:
-            decoder.go_on(upload.header, upload.offset)
+            decoder.resume(upload.header, upload.offset)
         elif upload.offset:
             raise InvalidUpdate(f"no tile of the update begins at its byte {upload.offset}")
         upload.decoder = decoder
@@ -451,14 +451,14 @@ class Inbox:
     # --- uploads that broke off ---
 
     async def find_unfinished(self, participant_id: str, announced: Announced) -> int:
-        """Bytes that are there of an upload, and that its sender need not send again. All of them
-        if nothing is missing; the next upload is then answered from its header.
+        """Number of bytes of an upload that the coordinator has, and that its sender need not send
+        again. All bytes if none is missing; the next upload is then answered from its header.
 
         An upload of the participant that still seems to be under way ends: its sender has lost the
         connection. Raises as `receive` does.
         """
-        place = await self._place(participant_id, announced)
-        if isinstance(place, WeightsRef):
+        base_key = await self._ask_for_key(participant_id, announced)
+        if isinstance(base_key, WeightsRef):
             return announced.size_bytes
         with self._slot(participant_id) as slot:
             if slot.upload is not None and self._stored_like(slot, announced) is None:
@@ -467,13 +467,13 @@ class Inbox:
             if self._stored_like(slot, announced) is not None:
                 return announced.size_bytes
             if slot.broken is None:
-                work = partial(self._pick_up, slot, participant_id, place, announced)
+                work = partial(self._pick_up, slot, participant_id, base_key, announced)
                 await self._read(slot, participant_id, announced, work)
             kept = slot.broken
             return kept.offset if kept is not None and kept.announced == announced else 0
 
     async def _upload(
-        self, slot: _Slot, participant_id: str, place: str, header: Header
+        self, slot: _Slot, participant_id: str, base_key: str, header: Header
     ) -> MeasuredUpload:
         """A new upload, or the broken one that continues at the header's offset. Raises
         UploadMissing."""
@@ -487,24 +487,24 @@ class Inbox:
             slot.broken = None
             return kept
         await _drop_broken(slot)
-        return self._begin(participant_id, place, header.announced)
+        return self._begin(participant_id, base_key, header.announced)
 
-    def _begin(self, participant_id: str, place: str, announced: Announced) -> MeasuredUpload:
+    def _begin(self, participant_id: str, base_key: str, announced: Announced) -> MeasuredUpload:
         inspector = Inspector(self._distance(announced.round))
         # The same for any process that goes on with this upload in this session.
         what = (self._driver.session.session_id, participant_id, *astuple(announced))
         label = xxhash.xxh3_128(repr(what).encode()).hexdigest()
-        return MeasuredUpload(self._store, _new_attempt_at(place), announced, inspector, label)
+        return MeasuredUpload(self._store, _new_attempt_at(base_key), announced, inspector, label)
 
     async def _pick_up(
-        self, slot: _Slot, participant_id: str, place: str, announced: Announced
+        self, slot: _Slot, participant_id: str, base_key: str, announced: Announced
     ) -> None:
         """Measure what an earlier process has received of an upload, and keep it as broken. Raises
         Unavailable and the store's errors."""
-        upload = self._begin(participant_id, place, announced)
+        upload = self._begin(participant_id, base_key, announced)
         is_untouched, is_kept = True, False
         try:
-            # Mostly there is nothing, and the answer waits for no turn.
+            # Mostly there is nothing, and the answer waits for no slot.
             if not await run_to_end(upload.look):
                 return
             async with self._readings:
@@ -596,8 +596,9 @@ class Inbox:
         return result
 
     def _keep(self, slot: _Slot, round_: int, measured: StoredWeights) -> bool:
-        """From now on this is what its sender hands in; its upload before has no use. False if the
-        round is over: no other would remove an object that became durable after that."""
+        """Keep this upload as the one that its sender hands in, in place of an earlier one. False
+        if the round is over: the object is then removed here, since nothing else would remove
+        it."""
         self._forget_earlier_rounds()
         if not needed_by(self._driver.session).has_updates_of(round_):
             self._background.delete(measured.ref.key)
@@ -609,7 +610,7 @@ class Inbox:
         return True
 
     def _forget_earlier_rounds(self) -> None:
-        """Let go of what arrived for rounds that are over; it is removed in the background."""
+        """Drop the uploads of rounds that are over; their objects are removed in the background."""
         session = self._driver.session
         if session.round == self._round:
             return
@@ -626,11 +627,11 @@ class Inbox:
             slot.stored = {r: one for r, one in slot.stored.items() if needed.has_updates_of(r)}
             self._remove_if_empty(participant_id, slot)
 
-    async def _place(
+    async def _ask_for_key(
         self, participant_id: str, announced: Announced, name: str = ""
     ) -> str | WeightsRef:
-        """Ask the core where an update is to lie. The reference if this very update has been
-        accepted. Raises TooLarge, InvalidUpdate, and MayUpload's refusals."""
+        """Ask the core for the base key of an update. Returns the reference instead if this very
+        update has been accepted. Raises TooLarge, InvalidUpdate, and MayUpload's refusals."""
         size_bytes, round_ = announced.size_bytes, announced.round
         if size_bytes > self._max_update_bytes:
             raise TooLarge(
@@ -649,24 +650,25 @@ class Inbox:
         return begun.key
 
     def _stored_like(self, slot: _Slot, announced: Announced) -> StoredWeights | None:
-        """This very update, if a call whose answer got lost has brought it before."""
+        """The same update, if an earlier call has stored it and its answer was lost."""
         return self._stored(slot, announced.round, Reference("", digest=announced.digest))
 
     def _distance(self, round_: int) -> Distance | None:
-        """How far an update of this round may be from its model; None if anywhere."""
+        """Limit of an update's distance to the model of this round; None without a limit."""
         model = self._driver.session.model_of(round_)
         if self._max_update_norm is None or model is None:
             return None
         return Distance(BaseModel(self._store, model), self._max_update_norm)
 
     def _is_damaged(self, key: str) -> bool:
-        """Whether it was accepted for the open round, and found to be damaged since."""
+        """Whether the update under this key was accepted for the open round, and found damaged
+        since."""
         round_ = self._driver.session.open_round
         return round_ is not None and key in round_.damaged.values()
 
     async def close(self) -> None:
-        """Let go of the uploads that have broken off. The next process goes on with them, where the
-        store can. Nothing is received any more; what is being read is read to its end."""
+        """Suspend the uploads that have broken off, for the next process where the store can. No
+        more is received; readings under way end normally."""
         self._is_closing = True
         slots = self._slots.values()
         uploads = [slot.upload for slot in slots if slot.upload is not None]
@@ -686,7 +688,7 @@ class Inbox:
 
 
 async def _until_read(slot: _Slot, unless: object = None) -> None:
-    """Wait until nothing is read back for the participant, but for what `unless` says."""
+    """Wait until no update is read back for the participant, except the one that `unless` names."""
     while slot.reading is not None and slot.reading.what != unless:
         await asyncio.wait([slot.reading.task])
 
@@ -702,9 +704,9 @@ async def _drop_broken(slot: _Slot) -> None:
         await run_to_end(broken.abort)
 
 
-def _new_attempt_at(place: str) -> str:
-    """A key that nobody else writes, for an update that is to lie there."""
-    return attempt_key(place, uuid.uuid4().hex)
+def _new_attempt_at(base_key: str) -> str:
+    """A key of its own for one attempt to store an update."""
+    return attempt_key(base_key, uuid.uuid4().hex)
 
 
 def _has_differences(model: GlobalModel) -> bool:

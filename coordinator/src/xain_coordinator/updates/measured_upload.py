@@ -51,7 +51,7 @@ class Decoder:
         self._num_elements = 0
         self._rest = bytearray()  # of the header or of a tile
 
-    def go_on(self, header: NpyHeader, offset: int) -> None:
+    def resume(self, header: NpyHeader, offset: int) -> None:
         """Continue with the byte at `offset` of the object. Raises InvalidUpdate."""
         first, odd = divmod(offset - header.data_offset, header.dtype.itemsize)
         is_border = first % TILE_ELEMENTS == 0 or first == self._base.size
@@ -114,9 +114,9 @@ class Decoder:
         self._num_elements += count
         return decoded.view("u1").data
 
-    def rest(self) -> None:
+    def release_buffer(self) -> None:
         """Release the model's buffer until more bytes come."""
-        self._base.rest()
+        self._base.release_buffer()
 
     def close(self) -> None:
         self._base.close()
@@ -181,9 +181,9 @@ class MeasuredUpload:
             self._inspector.feed(piece)
             self._upload.write(piece)
         # The next bytes may be a while in coming, and there may be many who wait for theirs.
-        self._inspector.rest()
+        self._inspector.release_buffer()
         if self.decoder is not None:
-            self.decoder.rest()
+            self.decoder.release_buffer()
 
     def look(self) -> bool:
         """Whether an earlier process has written a part of the upload; if so, this process owns the
@@ -200,7 +200,7 @@ class MeasuredUpload:
         try:
             size = self._read_again(unfinished)
             if size:
-                self._upload = unfinished.go_on(size)
+                self._upload = unfinished.resume(size)
         finally:
             if self._upload is None:
                 unfinished.abort()
@@ -277,7 +277,7 @@ class MeasuredUpload:
         unfinished, self._unfinished = self._unfinished, None
         if unfinished is not None:
             try:
-                self._upload = unfinished.go_on(unfinished.size)
+                self._upload = unfinished.resume(unfinished.size)
             finally:
                 if self._upload is None:
                     unfinished.abort()

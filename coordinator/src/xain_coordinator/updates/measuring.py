@@ -27,7 +27,7 @@ class BaseModel:
     """The model that an update was trained from, read by ranges in step with the update.
 
     One thread at a time. It holds an open object from the first use on, until close(), and one
-    buffer of _BASE_READ_BYTES, until rest() or close(); and again from the next use on.
+    buffer of _BASE_READ_BYTES, until release_buffer() or close(); and again from the next use on.
     """
 
     def __init__(self, store: WeightsStore, model: GlobalModel) -> None:
@@ -75,13 +75,13 @@ class BaseModel:
             self._data_offset = header.data_offset
         return self._reader
 
-    def rest(self) -> None:
-        """Let go of the buffer."""
+    def release_buffer(self) -> None:
+        """Release the buffer until the next use."""
         self._buffer = np.empty(0, dtype=self.dtype)
         self._first = self._count = 0
 
     def close(self) -> None:
-        self.rest()
+        self.release_buffer()
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
@@ -103,7 +103,8 @@ class Distance:
         return self._base.fits(header)
 
     def add(self, first: int, elements: NDArray[Any]) -> None:
-        """The update's elements from index `first` on. What is beyond the model is left out."""
+        """Add the update's elements from index `first` on. Elements beyond the model's are
+        ignored."""
         if not len(self._work):
             self._work = np.empty(min(_BLOCK_ELEMENTS, self._base.size), dtype=np.float64)
         end = min(first + len(elements), self._base.size)
@@ -119,7 +120,7 @@ class Distance:
                 self._squared += float(np.add.reduce(work))
 
     def check(self) -> None:
-        """Raises InvalidUpdate."""
+        """Check that the distance is within the limit. Raises InvalidUpdate."""
         norm = math.sqrt(self._squared)
         if norm > self._max_norm:
             raise InvalidUpdate(
@@ -127,14 +128,14 @@ class Distance:
                 f"at most {self._max_norm:g} is taken; train with a smaller learning rate"
             )
 
-    def rest(self) -> None:
-        """Let go of the buffers; the next add() has them again."""
+    def release_buffer(self) -> None:
+        """Release the buffers; the next add() allocates them again."""
         self._work = np.empty(0, dtype=np.float64)
-        self._base.rest()
+        self._base.release_buffer()
 
     def close(self) -> None:
-        """Let go of the model, too."""
-        self.rest()
+        """Release the buffers and close the model."""
+        self.release_buffer()
         self._base.close()
 
 
@@ -154,8 +155,8 @@ class Inspector:
         self._first_bad: int | None = None
 
     def feed(self, chunk: bytes | memoryview) -> None:
-        """The next bytes. Raises InvalidUpdate as soon as they cannot be an array of floats, and
-        the store's errors if there is a distance to measure."""
+        """Measure the next bytes. Raises InvalidUpdate as soon as they cannot be an array of
+        floats, and the store's errors if there is a distance to measure."""
         self._digest.update(chunk)
         self.size += len(chunk)
         if self.header is None:
@@ -229,10 +230,10 @@ class Inspector:
         ref = WeightsRef(key, self.size, self.digest)
         return StoredWeights(ref, header.dtype.name, header.shape, self._first_bad)
 
-    def rest(self) -> None:
+    def release_buffer(self) -> None:
         """Release the buffers until more is fed."""
         if self._distance is not None:
-            self._distance.rest()
+            self._distance.release_buffer()
 
     def close(self) -> None:
         """Release files and buffers until more is fed. May be called again."""
@@ -276,7 +277,7 @@ def measure(
 def measure_bytes(
     data: bytes, key: str, distance: Distance | None = None, digest: str | None = None
 ) -> StoredWeights:
-    """The same of bytes that are at hand, and are to lie under this key."""
+    """Measure an object that is in memory. key: under which it will be stored."""
     inspector = Inspector(distance)
     try:
         inspector.feed(data)

@@ -1,4 +1,4 @@
-"""Updates that lie in a store when they are handed in. Each is read once, and measured by it.
+"""Updates that are in a store before they are handed in: each is measured while it is read once.
 
 All functions block.
 """

@@ -1,4 +1,4 @@
-"""Between the session's own objects, which are .npy files, and what XAIN's participants see.
+"""The bucket of XAIN's participants, whose pickles are translated to and from .npy objects.
 
 They know one bucket, its bare keys, and pickles. Everything else in a coordinator knows .npy files
 alone: a model is translated when it is published, an update when it is handed in.
@@ -37,7 +37,7 @@ class XainBucket:
         self._max_update_bytes = max_update_bytes
 
     def publish(self, model: GlobalModel) -> None:
-        """Show the model to XAIN's participants. Doing it again changes nothing.
+        """Write the model as XAIN's participants read it. Idempotent.
 
         Raises AnotherModel if they are shown another one of that round already, and the stores'
         errors.
@@ -94,8 +94,8 @@ class XainBucket:
                 ) from None
 
     def _check(self, array: PickledArray) -> int:
-        """The bytes of the elements. Refuses what would be refused anyhow, before any of it is
-        read."""
+        """Number of bytes of the elements. Refuses, before reading them, arrays that would be
+        refused later."""
         if array.dtype.kind != "f":
             raise InvalidUpdate(f"the weights must be floats, they are {array.dtype.name}")
         if len(array.shape) != 1:

@@ -68,7 +68,7 @@ class _Sign(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Code:
-    """A dtype whose order of bytes is still to come."""
+    """A dtype whose byte order is not known yet."""
 
     code: str
 
@@ -102,7 +102,7 @@ class PickledArray:
     _reader: Reader
 
     def pieces(self) -> Iterator[bytes]:
-        """The elements in C order.
+        """Yield the elements in C order.
 
         Raises NotAnArray, at the end at the latest, if they are not what the pickle promised, and
         the reader's errors.
@@ -151,7 +151,7 @@ def find_array(reader: Reader) -> PickledArray:
 
 
 class _Cursor:
-    """Small pieces of an object, in order."""
+    """Sequential reader of small pieces of an object."""
 
     def __init__(self, reader: Reader) -> None:
         self.offset = 0
@@ -177,7 +177,7 @@ class _Cursor:
         return piece
 
     def number(self, layout: str) -> int:
-        """One number, as struct's layout says."""
+        """Read a number in a layout of `struct`."""
         (number,) = struct.unpack(layout, self.take(struct.calcsize(layout)))
         assert isinstance(number, int)
         return number
@@ -201,7 +201,7 @@ class _Cursor:
 
 
 class _Machine:
-    """Values on the stack never change: an opcode puts others in their place."""
+    """The pickle machine. Values on its stack are immutable: an opcode replaces them by others."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader

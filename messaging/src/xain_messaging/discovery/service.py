@@ -223,7 +223,7 @@ class MembershipService(MembershipServicer):
         if not self._registry.renew(
             request.group, request.name, request.incarnation, time.monotonic()
         ):
-            await _refuse_stranger(context, request.group, request.name)
+            await _refuse_unknown(context, request.group, request.name)
         return pb.RenewResponse()
 
     async def Watch(
@@ -233,7 +233,7 @@ class MembershipService(MembershipServicer):
         member = (request.group, request.name, request.incarnation)
         older, stream = self._streams.get(member), _WatchStream()
         if not registry.stream_begun(*member, time.monotonic(), stream):
-            await _refuse_stranger(context, request.group, request.name)
+            await _refuse_unknown(context, request.group, request.name)
         self._streams[member] = stream
         if older is not None:
             older.end()
@@ -275,7 +275,7 @@ class MembershipService(MembershipServicer):
         registry = self._registry
         member = (request.group, request.name, request.incarnation)
         if not registry.is_member(*member):
-            await _refuse_stranger(context, request.group, request.name)
+            await _refuse_unknown(context, request.group, request.name)
         try:
             check_barrier(request.barrier, request.num_members)
         except ValueError as error:
@@ -313,7 +313,7 @@ class MembershipService(MembershipServicer):
         if self._has_ended:
             await _refuse(context, grpc.StatusCode.UNAVAILABLE, "the service is being stopped")
         if not self._registry.is_member(group, name, incarnation):
-            await _refuse_stranger(context, group, name)
+            await _refuse_unknown(context, group, name)
 
 
 def to_message(member: Member) -> pb.Member:
@@ -330,7 +330,7 @@ def from_message(message: pb.Member) -> Member:
     return Member(message.name, message.role, message.rank, message.address, message.incarnation)
 
 
-async def _refuse_stranger(context: Context, group: str, name: str) -> NoReturn:
+async def _refuse_unknown(context: Context, group: str, name: str) -> NoReturn:
     await _refuse(
         context,
         grpc.StatusCode.NOT_FOUND,

@@ -378,7 +378,7 @@ class WorkerScheduler(SchedulerMember):
             staleness=staleness,
             num_workers=num_workers,
         )
-        return self._turn(request, is_over)
+        return self._tick_once(request, is_over)
 
     def tick(
         self, clock: int, generation: int, is_over: Callable[[], bool] = lambda: False
@@ -388,14 +388,14 @@ class WorkerScheduler(SchedulerMember):
         request = pb.TickRequest(
             name=self.name, incarnation=self.incarnation, clock=clock, generation=generation
         )
-        return self._turn(request, is_over)
+        return self._tick_once(request, is_over)
 
     def end(self) -> None:
         """End the loop over clocks: nobody waits for this worker any more."""
         request = pb.EndRequest(name=self.name, incarnation=self.incarnation)
         self._ask(self._stub.End, request, CALL_S)
 
-    def _turn(self, request: pb.TickRequest, is_over: Callable[[], bool]) -> Progress:
+    def _tick_once(self, request: pb.TickRequest, is_over: Callable[[], bool]) -> Progress:
         answer = self._ask(
             self._stub.Tick,
             request,

@@ -326,9 +326,9 @@ class SchedulerService(SchedulerServicer):
         worker = self._state.workers.get(request.name)
         if worker is None or not worker.is_live or worker.incarnation != request.incarnation:
             await _refuse_as(context, Evicted(f"{request.name!r} was taken for dead"))
-        return self._turn(request.name)
+        return self._tick_response(request.name)
 
-    def _turn(self, name: str) -> pb.TickResponse:
+    def _tick_response(self, name: str) -> pb.TickResponse:
         state = self._state
         return pb.TickResponse(
             clock=state.workers[name].ticked,

@@ -27,7 +27,7 @@ def test_refused_points_of_one_cost_the_others_none(
     assert server.num_requests == 6, "all of them, and each sender's"
 
 
-def test_what_the_server_has_dropped_it_says(
+def test_points_that_the_server_dropped_are_counted(
     server: StrictInflux, write: Callable[..., int]
 ) -> None:
     """InfluxDB takes the others: nothing is to be sent again."""

@@ -35,7 +35,7 @@ def test_a_whole_number_is_one_and_a_float_is_one() -> None:
         None,
     ],
 )
-def test_what_has_no_line(fields: Any) -> None:
+def test_points_without_a_line(fields: Any) -> None:
     """It is lost as a whole, rather than written without what cannot be."""
     assert to_line(0, Point("x", fields)) == b""
     assert to_line(0, Point("x", {"ok": 1}, cast(Any, {"t": 1}))) == b""
@@ -81,7 +81,7 @@ texts = st.text(st.sampled_from('ab\\,= "\n\r\t#\u2028é')) | st.text()
     st.dictionaries(texts, texts),
     st.integers(NOW - 10**12, NOW + 10**12),
 )
-def test_what_a_participant_may_send_is_one_good_line(
+def test_points_of_participants_are_one_valid_line(
     fields: dict[str, Any], tags: dict[str, str], time_ns: int
 ) -> None:
     """Of its own series, with as many fields as it has names, and every number exact."""

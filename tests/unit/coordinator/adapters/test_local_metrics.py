@@ -122,7 +122,7 @@ def test_the_cost_of_a_point_is_what_it_takes_in_memory(num_fields: int) -> None
     assert taken <= estimated <= 3 * taken
 
 
-def test_what_waits_is_bounded_in_bytes(tmp_path: Path) -> None:
+def test_queued_points_are_bounded_in_bytes(tmp_path: Path) -> None:
     """Few large points may take as much memory as many small ones; here, too, the oldest go."""
     path = tmp_path / "metrics"
     large = [Point("m", {"n": n, "text": str(n) * 1000}) for n in range(10, 30)]
@@ -163,7 +163,7 @@ def test_close_waits_for_a_bounded_time(tmp_path: Path, monkeypatch: pytest.Monk
     assert metrics.num_lost == 4
 
 
-def test_what_is_lost_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_points_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the end, or by the disk that did not take it after the end."""
     metrics = LocalMetricsFile(tmp_path / "metrics", lambda: 0)
     gated = Gated(float("nan"))

@@ -171,7 +171,7 @@ def test_every_element_is_checked(element: Any, reason: str, position: int) -> N
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
 @pytest.mark.parametrize("key", ["time", "fields"])
-def test_what_is_not_finite_is_refused(value: str, key: str) -> None:
+def test_infinite_metrics_are_refused(value: str, key: str) -> None:
     document = json.dumps([with_(**{key: {"x": 7.25} if key == "fields" else 7.25})])
     points, error = parse_points(document.replace("7.25", value), NOW)
     assert points == ()
@@ -222,7 +222,7 @@ json_values: st.SearchStrategy[Any] = st.recursive(
         ).map(json.dumps),
     )
 )
-def test_it_never_raises_and_never_takes_a_part(text: str) -> None:
+def test_parser_never_raises_and_takes_all_points_or_none(text: str) -> None:
     points, error = parse_points(text, NOW)
     assert not (points and error)
     for point in points:

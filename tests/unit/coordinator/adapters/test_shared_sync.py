@@ -48,7 +48,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     return disk
 
 
-def test_those_who_come_during_a_sync_share_the_next(disk: Disk, tmp_path: Path) -> None:
+def test_calls_during_a_sync_share_the_next(disk: Disk, tmp_path: Path) -> None:
     """It may have begun before their names were changed, so it is not theirs; one more is, for
     all of them."""
     shared = shared_sync.SharedSync()

@@ -151,7 +151,7 @@ def test_soft_state_is_not_kept() -> None:
     assert read.session.members.lease_floor == 0.0
 
 
-def test_what_models_have_in_common_is_written_once() -> None:
+def test_common_parts_of_models_are_written_once() -> None:
     """And is in memory once when it is read. A layout may be long, and a week has many models."""
     events = recorded()
     published = next(event for event in events if isinstance(event, e.ModelPublished))
@@ -177,7 +177,7 @@ def test_a_history_that_was_read_is_bounded_too() -> None:
     assert read.history.rounds.maxlen == MAX_ROUNDS
 
 
-def test_what_cannot_be_read_back_is_not_written() -> None:
+def test_snapshot_that_cannot_be_read_back_is_not_written() -> None:
     """It would be another session that goes on."""
     good = fold(recorded())
     for bad in (
@@ -191,7 +191,7 @@ def test_what_cannot_be_read_back_is_not_written() -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_what_this_version_did_not_write_is_ignored() -> None:
+def test_snapshot_of_another_version_is_ignored() -> None:
     """Another one may fold the same events to something else, and may not say so in any field."""
     snapshot = fold(recorded())
     version, data = encode_snapshot(snapshot)

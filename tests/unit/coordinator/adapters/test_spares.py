@@ -254,7 +254,7 @@ def test_upload_killed_over_an_old_file_goes_on_after_its_own_bytes(
     assert unfinished is not None
     assert unfinished.size == sum(sizes)
     assert unfinished.read(0, 8 * MIB)[: sum(sizes)] == b"n" * sum(sizes)
-    upload = unfinished.go_on(unfinished.size)
+    upload = unfinished.resume(unfinished.size)
     upload.write(b"end")
     upload.commit(overwrite=False)
     assert get(store, "2/a") == b"n" * sum(sizes) + b"end"

@@ -166,7 +166,7 @@ def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
         assert list(journal.load()) == [OPENED, closed(0)]
 
 
-def test_it_is_durable(tmp_path: Path) -> None:
+def test_journal_is_durable(tmp_path: Path) -> None:
     """WAL alone is not: without synchronous=FULL a power cut takes what was acknowledged."""
     with closing(SqliteJournal(tmp_path / "journal")) as journal:
         db = journal._db

@@ -178,7 +178,7 @@ class Untouched(MemoryStore):
     ],
     ids=lambda value: str(getattr(value, "dtype", "")),
 )
-def test_what_cannot_count_is_not_written(place, array, refusal, reason):
+def test_update_that_cannot_count_is_not_written(place, array, refusal, reason):
     """Its pickle says what it is before any of its elements is read."""
     place.hand_in(pickle.dumps(array))
     bucket = XainBucket(place.bare, Untouched(), MAX_UPDATE_BYTES)

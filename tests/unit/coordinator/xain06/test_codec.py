@@ -62,7 +62,7 @@ def test_empty_vectors_of_other_versions_are_found(data):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype[0] != ">"])
-def test_what_is_written_is_unpickled_by_python(dtype, shape):
+def test_written_pickles_are_read_by_python(dtype, shape):
     """To an array that can be written to, without a warning; and found by ourselves too."""
     array = array_of(dtype, shape)
     with warnings.catch_warnings(action="error"):
@@ -72,7 +72,7 @@ def test_what_is_written_is_unpickled_by_python(dtype, shape):
     assert_same(load(dump(array)), array)
 
 
-def test_what_is_written_names_only_what_old_versions_know():
+def test_written_pickles_name_only_what_old_versions_know():
     """These bytes were loaded by Python 3.6 with numpy 1.16, 3.7 with 1.21, 3.8 with 1.18, 3.9 with
     1.26, 3.12 with 2.0 and 3.13 with 2.3, each of which gave this vector. A change of them needs
     that proof anew."""

@@ -253,7 +253,7 @@ def dtype(code: str = "f4", order: str = "<", state: bytes = b"") -> bytes:
         (filled(dtype(), data=b"B" + struct.pack("<I", 1 << 31)), "ends too early"),
     ],
 )  # fmt: skip
-def test_what_no_array_needs_is_refused(data, reason):
+def test_opcodes_that_no_array_needs_are_refused(data, reason):
     """With the opcode, name or value that is to blame."""
     assert reason in refuse(data)
 

@@ -1,4 +1,4 @@
-"""Reading libsvm files by byte ranges, from any place that fsspec knows.
+"""Reader of libsvm files by byte ranges, from any location that fsspec supports.
 
 The files are taken as one text in the order of their names. Part i of k has the lines that begin in
 bytes [i/k, (i+1)/k) of it, so each line is read exactly once however many parts there are, and no

@@ -169,7 +169,7 @@ def _run(
         epochs = min(rounds * EPOCHS, MAX_BASELINE_EPOCHS)
         with console.status("Training the same model on all rows in one place ..."):
             baseline = centralised_accuracy(data, epochs, ETA0, seed)
-        console.print(view.verdict(status, fleet, observer.final_accuracy(), baseline))
+        console.print(view.comparison(status, fleet, observer.final_accuracy(), baseline))
         return 0 if status.cause == COMPLETED else EXIT_FAILED
     except FleetError as error:
         console.print(
@@ -238,18 +238,18 @@ def _watch(
 
 
 class Abandoned:
-    """Whether nobody has been there for so long that nobody will come.
+    """Whether no participant has been connected for so long that none will come.
 
-    Those whom the demo started are not all who count: a site that was killed may have been started
-    again by hand, and whoever does that needs a moment.
+    Participants that the demo has not started count, too: a site that was killed may be started
+    again by hand, which takes a moment.
     """
 
     def __init__(self) -> None:
         self._since: float | None = None
 
-    def after(self, now: float, nobody: bool) -> bool:
-        """now: seconds of a clock. nobody: whether nobody is there now."""
-        if not nobody:
+    def after(self, now: float, is_empty: bool) -> bool:
+        """now: seconds of a clock. is_empty: whether no participant is connected now."""
+        if not is_empty:
             self._since = None
             return False
         if self._since is None:
@@ -261,12 +261,12 @@ def _why_abandoned(fleet: Fleet) -> str:
     text = "All participants are gone, and the training is not done."
     for process in fleet.participants.values():
         if process.has_failed and (process.status or 0) > 0:
-            return f"{text} The log of {process.name} ends with:{process.last_words()}"
+            return f"{text} The log of {process.name} ends with:{process.end_of_log()}"
     return text
 
 
 class _Refresh:
-    """Refresh of the display when there is news."""
+    """Refresh of the display after changes."""
 
     def __init__(self, console: Console, progress: view.Progress, live: Live | None) -> None:
         self._console, self._progress, self._live = console, progress, live

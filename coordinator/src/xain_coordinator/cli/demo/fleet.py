@@ -28,7 +28,7 @@ class FleetError(Exception):
 
 @dataclass(slots=True)
 class Process:
-    """A child with a log of its own."""
+    """A child process with a log of its own."""
 
     name: str
     log_path: Path
@@ -44,8 +44,8 @@ class Process:
         return self.popen.poll()
 
     @property
-    def fate(self) -> str:
-        """State of the process, as the end of a sentence that begins with its name."""
+    def status_text(self) -> str:
+        """Status of the process, as the end of a sentence that begins with its name."""
         status = self.status
         if status is None:
             return "is running"
@@ -57,11 +57,11 @@ class Process:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ended, and not because it was done."""
+        """Whether the process ended with another status than 0."""
         return self.status not in (None, 0)
 
-    def last_words(self) -> str:
-        """The end of its log, to be put after a sentence that says what happened."""
+    def end_of_log(self) -> str:
+        """Last lines of the log, to be put after a sentence that says what happened."""
         text = self.log_path.read_text(encoding="utf-8", errors="replace")
         lines = [line for line in text.splitlines() if line.strip()][-LOG_LINES:]
         return "".join(f"\n  {line}" for line in lines) or " Its log is empty."
@@ -94,7 +94,7 @@ class Fleet:
         self.participants: dict[str, Process] = {}
 
     def start(self) -> None:
-        """Start all. Returns when the coordinator serves. Raises FleetError."""
+        """Start all processes. Returns when the coordinator serves. Raises FleetError."""
         for name in ("coordinator", *self._configs):
             self._log_path(name).unlink(missing_ok=True)
         self._start_coordinator("--new-session")
@@ -146,7 +146,7 @@ class Fleet:
         return process
 
     def _wait_until_serving(self, coordinator: Process) -> int:
-        """The port it listens on, as its log says."""
+        """Port of the coordinator, from its log, once it serves."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             for entry in reversed(_entries(coordinator.log_path)):
@@ -156,7 +156,7 @@ class Fleet:
                 break
             time.sleep(0.02)  # polls a file; nothing else tells when the line is there
         raise FleetError(
-            f"The coordinator did not start. Its log ends with:{coordinator.last_words()}"
+            f"The coordinator did not start. Its log ends with:{coordinator.end_of_log()}"
         )
 
     def revive(self) -> bool:
@@ -167,14 +167,14 @@ class Fleet:
             return False
         if status >= 0:
             raise FleetError(
-                f"The coordinator has ended. Its log ends with:{self.coordinator.last_words()}"
+                f"The coordinator has ended. Its log ends with:{self.coordinator.end_of_log()}"
             )
         self.restarts += 1
         self._start_coordinator()
         return True
 
     def wait_for_participants(self) -> None:
-        """After the end they leave by themselves, when they hear of it."""
+        """Wait until the participants have ended by themselves after the session's end."""
         deadline = time.monotonic() + STOP_TIMEOUT_S
         for process in self.participants.values():
             try:
@@ -183,13 +183,13 @@ class Fleet:
                 return
 
     def stop(self) -> None:
-        """Ask all to stop, participants first; whoever does not is killed."""
-        everybody = sorted(self._started, key=lambda process: process.name == "coordinator")
-        for process in everybody:
+        """Stop all processes, participants first; kill those that do not stop in time."""
+        processes = sorted(self._started, key=lambda process: process.name == "coordinator")
+        for process in processes:
             if process.status is None:
                 process.popen.terminate()
         deadline = time.monotonic() + STOP_TIMEOUT_S
-        for process in everybody:
+        for process in processes:
             try:
                 process.popen.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
@@ -206,7 +206,7 @@ def _environment() -> dict[str, str]:
 
 
 def _entries(log: Path) -> list[dict[str, object]]:
-    """The whole lines of a JSON log; what is no JSON object is passed over."""
+    """The entries of a JSON log; other lines and an unfinished last line are skipped."""
     found = []
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
         if line.endswith("\n") and line.startswith("{"):

@@ -1,4 +1,4 @@
-"""Ctrl-C and the signals that mean the same, at moments at which nothing can be left behind."""
+"""Delivery of Ctrl-C and SIGTERM only at moments at which no child process can be left behind."""
 
 import signal
 import threading
@@ -36,7 +36,8 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold signals back: a child that is started within is also known."""
+        """Hold signals back in this context, so that a child that is started in it is also
+        registered."""
         self._depth += 1
         try:
             yield
@@ -63,8 +64,8 @@ class Interrupts:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """While this is open, the signals end up here. One that is ignored, as SIGHUP is under
-        nohup, stays so."""
+        """Handle the signals here while the context is open. A signal that is ignored, as SIGHUP is
+        under nohup, stays ignored."""
         if threading.current_thread() is not threading.main_thread():
             yield  # only the main thread may
             return

@@ -36,7 +36,7 @@ class Split:
 
     @property
     def train(self) -> Dataset:
-        """All training rows in one place: what federated training does without."""
+        """All training rows together, for the centralised baseline."""
         return _joined(self.trains)
 
 
@@ -79,7 +79,7 @@ def centralised_accuracy(data: Split, epochs: int, eta0: float, seed: int) -> fl
 
 
 def accuracy_on(model: Model, test: Dataset) -> float:
-    """Share of the test rows that the model gets right.
+    """Accuracy of the model on the test rows.
 
     The model knows the classes of those who were there at the beginning; it gets the rows of all
     other classes wrong, which are tested too.
@@ -88,7 +88,7 @@ def accuracy_on(model: Model, test: Dataset) -> float:
 
 
 class Observer:
-    """Looks at a running coordinator from outside, over the wire, as anyone could.
+    """Reads status and models of a running coordinator over gRPC, as any client can.
 
     rounds: all so far, by number.
     accuracies: test accuracy of each global model so far, by number.
@@ -105,7 +105,7 @@ class Observer:
         self._next_round = self._next_model = 0  # the first ones of which not all is known
 
     def look(self) -> inspection.GetStatusResponse:
-        """Take in what is new. Raises grpc.RpcError while the coordinator is away."""
+        """Fetch new rounds and models. Raises grpc.RpcError while the coordinator is away."""
         status = self._status()
         self._take_in_rounds(status.round)
         self._take_in_models(status.round)

@@ -1,4 +1,5 @@
-"""Display of the demo: participants, a table that grows by a row per round, and the verdict."""
+"""Display of the demo: participants, a table that grows by a row per round, and the comparison at
+the end."""
 
 import shlex
 import shutil
@@ -40,7 +41,7 @@ def sites(fleet: Fleet, data: Split) -> RenderableType:
 
 
 def invitation(fleet: Fleet) -> Text:
-    """Text that names what to try. soft_wrap keeps its command in one piece."""
+    """Text with commands to try while the demo runs. soft_wrap keeps each command in one piece."""
     assert fleet.coordinator is not None
     return Text.assemble(
         f"Coordinator: pid {fleet.coordinator.pid}, port {fleet.port}.\n",
@@ -65,7 +66,7 @@ def participant_command(config: Path) -> list[str]:
 
 
 class Progress:
-    """The rounds so far."""
+    """Progress of the demo: the rounds so far."""
 
     def __init__(self, num_rounds: int) -> None:
         self.finished = False
@@ -86,7 +87,7 @@ class Progress:
         accuracies: Mapping[int, float],
         fleet: Fleet,
     ) -> None:
-        """Take in what the coordinator says."""
+        """Update the progress from the coordinator's status."""
         self._rounds, self._accuracies = rounds, accuracies
         self._waiting_for = f"Waiting for: {status.waiting_for}"
         if not rounds:  # so far nothing moves: Python and its libraries take a moment to load
@@ -102,10 +103,10 @@ class Progress:
                 continue
             if site not in self._lost_in:
                 self._lost_in[site] = status.round
-                self._note(site, f"{site} {process.fate}; the others go on.")
+                self._note(site, f"{site} {process.status_text}; the others go on.")
             elif site in self._notes and (back_in := self._back_in(site)) is not None:
                 again = f"takes part again since round {back_in + 1}"
-                self._note(site, f"{site} {process.fate}, was started again and {again}.")
+                self._note(site, f"{site} {process.status_text}, was started again and {again}.")
 
     def coordinator_restarted(self) -> None:
         """Note with the next update that the coordinator was killed and started again."""
@@ -126,7 +127,7 @@ class Progress:
             self._untold.append(text)
 
     def _published(self, start: int = 0) -> Iterator[inspection.RoundStatus]:
-        """Rounds of which all is known, in order and without gaps, from `start` on."""
+        """Rounds that are over and measured, in order and without gaps, from `start` on."""
         for number in count(start):
             round_ = self._rounds.get(number)
             if round_ is None or round_.phase != "published" or number + 1 not in self._accuracies:
@@ -134,7 +135,7 @@ class Progress:
             yield round_
 
     def table(self, *, everything: bool = False) -> RenderableType:
-        """A row per round: the latest, or all of them."""
+        """Table with a row per round: the latest rounds, or all."""
         shown = self._published(0 if everything else max(0, len(self._rounds) - 1 - LIVE_ROWS))
         table = Table(title="Rounds", title_justify="left", show_edge=False, pad_edge=False)
         table.add_column("round", justify="right")
@@ -171,10 +172,10 @@ class Progress:
         yield from untold
 
 
-def verdict(
+def comparison(
     status: inspection.GetStatusResponse, fleet: Fleet, federated: float, centralised: float
 ) -> RenderableType:
-    """Federated beside centralised."""
+    """Table of the accuracy of the federated model beside that of the centralised one."""
     ours, theirs = round(100 * federated, 1), round(100 * centralised, 1)
     table = Table.grid(padding=(0, 2))
     table.add_column()

@@ -40,7 +40,8 @@ class Launch(ABC):
 
     @abstractmethod
     def follow(self) -> int:
-        """Start, train to the end, and say what came of it. Returns the exit status.
+        """Start the programs, wait for the end of the training, and print the result. Returns the
+        exit status.
 
         Raises CommandFailed if the training cannot come to its end.
         """
@@ -51,7 +52,7 @@ class Launch(ABC):
         return group
 
     def _start(self, group: dict[str, Running], program: Program) -> Running:
-        """Start a program, also in the place of an earlier process of its name."""
+        """Start a program; it replaces an earlier process of its name."""
         with self._held():
             group[program.name] = self._backend.start(program)
         return group[program.name]
@@ -84,7 +85,7 @@ class Launch(ABC):
         return None
 
     def stop(self) -> None:
-        """Stop and remove everything, the last group first."""
+        """Stop and remove all programs, the last group first."""
         for group in reversed(self._groups):
             for one in group.values():
                 one.terminate()

@@ -92,7 +92,7 @@ class ProcessBackend:
         return "127.0.0.1" if self.bind_host in _ANY else self.bind_host
 
     def close(self) -> None:
-        """Nothing is left to remove."""
+        """Do nothing: processes leave nothing to remove."""
 
 
 class LocalProcess:

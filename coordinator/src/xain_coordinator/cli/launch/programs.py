@@ -23,13 +23,14 @@ class Running(Protocol):
         """Exit status, above 128 after a signal; None while it runs."""
 
     def new_lines(self) -> list[str]:
-        """Whole lines of its log since the last call."""
+        """Whole lines of the program's log since the last call."""
 
     def terminate(self) -> None:
-        """Ask it to stop. No effect on a program that has ended."""
+        """Ask the program to stop. No effect on a program that has ended."""
 
     def remove(self, timeout_s: float) -> None:
-        """Wait for its end for so long, then kill it, and remove what is left of it."""
+        """Wait for the program's end for so long, then kill it, and remove its container or
+        files."""
 
 
 class Backend(Protocol):
@@ -40,7 +41,8 @@ class Backend(Protocol):
         """The host on which programs listen."""
 
     def prepare(self, work: Path) -> None:
-        """Make what the programs need. Raises CommandFailed if something is missing."""
+        """Make the folders, networks or images that the programs need. Raises CommandFailed if one
+        is missing."""
 
     def data_dir(self, work: Path) -> str:
         """The work folder where programs run."""
@@ -79,7 +81,7 @@ class Leftovers:
 
 
 def launcher_id() -> str:
-    """This process, told from a later one with the same number."""
+    """Identity of this process, distinct from a later process with the same number."""
     return f"{platform.node()}:{os.getpid()}:{start_of(os.getpid())}"
 
 

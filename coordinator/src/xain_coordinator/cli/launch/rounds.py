@@ -51,7 +51,7 @@ class Request:
 
     @property
     def names(self) -> list[str]:
-        """All programs."""
+        """Names of all programs."""
         return [COORDINATOR, *(worker.name for worker in self.workers)]
 
 
@@ -180,7 +180,8 @@ class RoundsLaunch(Launch):
                 return snapshot
 
     def _look(self) -> Snapshot | None:
-        """Show new lines of the logs, report who died, and ask the coordinator now and then."""
+        """Print new lines of the logs, report programs that died, and poll the coordinator's
+        status."""
         time.sleep(POLL_S)  # between two looks
         self._show()
         self._report_workers()

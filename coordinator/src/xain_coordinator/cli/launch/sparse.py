@@ -94,7 +94,7 @@ class Request:
 
     @property
     def names(self) -> list[str]:
-        """All programs."""
+        """Names of all programs."""
         workers = [worker.name for worker in self.workers]
         return [SCHEDULER, *self.servers, *workers, SCORE, EXPORT]
 
@@ -369,7 +369,7 @@ class SparseLaunch(Launch):
         return self._workers.keys() - self._begun
 
     def _until(self, missing: Callable[[], Collection[str]]) -> None:
-        """Return when nothing is missing. Raises CommandFailed after START_TIMEOUT_S."""
+        """Wait until `missing` lists nothing. Raises CommandFailed after START_TIMEOUT_S."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while names := missing():
             if time.monotonic() > deadline:
@@ -468,7 +468,7 @@ class SparseLaunch(Launch):
         self._say(f"Checkpoint: {here}")
 
     def _score(self) -> list[str]:
-        """Score the model at the servers. Returns what was measured, a line."""
+        """Score the model at the servers. Returns a line with the metrics."""
         request = self._request
         values = {**request.worker_values, "epochs": "0"}
         arguments = [f"--test={self._backend.source(request.test)}", *_flags(values)]
@@ -477,7 +477,7 @@ class SparseLaunch(Launch):
         return [f"{number} of {request.test_name}:{measured}" for number, _, measured in rows]
 
     def _run(self, program: Program) -> list[str]:
-        """Run a program to its end. Returns what it printed. Raises CommandFailed if it fails."""
+        """Run a program to its end. Returns its output. Raises CommandFailed if it fails."""
         one = self._start(self._tools, program)
         lines = []
         while True:

@@ -15,7 +15,7 @@ _Scale = Callable[[float], float]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A curve.
+    """A curve of a chart.
 
     kind: class in the style sheet. points: (x, y), finite, in order of x. band: (x, low, high) of a
     shaded range around the curve.
@@ -88,7 +88,7 @@ def timeline(spans: Sequence[tuple[str, float, float, str]]) -> str:
 
 
 def number(value: float) -> str:
-    """A number with four digits."""
+    """A number as text with four significant digits."""
     return f"{value:.4g}"
 
 

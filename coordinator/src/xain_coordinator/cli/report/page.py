@@ -23,7 +23,7 @@ UNCHARTED = frozenset(("samples", "seconds"))
 
 
 def page(snapshot: Snapshot) -> str:
-    """The whole page."""
+    """The HTML page of a session."""
     status = snapshot.status
     rounds = list(snapshot.rounds.rounds)
     title = f"Session {status.session_id}"
@@ -215,7 +215,7 @@ def _reasons(rounds: Sequence[RoundStatus]) -> str:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers, those that follow each other as one range: 0, 2 to 5, 9."""
+    """Ascending numbers as text, with runs as ranges: 0, 2 to 5, 9."""
     ranges: list[list[int]] = []
     for number_ in numbers:
         if ranges and number_ == ranges[-1][1] + 1:

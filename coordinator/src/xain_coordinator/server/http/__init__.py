@@ -1,4 +1,4 @@
-"""The HTTP face: fit, predict and look from any program.
+"""The HTTP face: fit, predict and status for any program.
 
 FastAPI and uvicorn are imported only where [http] is on.
 """

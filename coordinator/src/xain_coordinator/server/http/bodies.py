@@ -21,14 +21,15 @@ class _Request(BaseModel):
 
 
 class WorkloadChange(_Request):
-    """Other options replace those of the same name; another workload begins without any."""
+    """Change of the workload or of its options. Given options replace those of the same name;
+    another workload begins without any."""
 
     name: Given | None = None
     options: dict[str, Any] = Field(default_factory=dict)
 
 
 class AggregationChange(_Request):
-    """Another rule, or other options of the rule."""
+    """Change of the aggregation rule or of its options."""
 
     rule: Given | None = None
     options: dict[str, Option] = Field(default_factory=dict)
@@ -37,7 +38,8 @@ class AggregationChange(_Request):
 
 
 class FitRequest(_Request):
-    """A fit as configured, but for what is given here. wait: answer when the session has ended."""
+    """Request of a fit as configured, except for the settings given here. wait: answer when the
+    session has ended."""
 
     wait: bool = False
     rounds: Count | None = None
@@ -49,8 +51,8 @@ class FitRequest(_Request):
 
 
 class PredictRequest(_Request):
-    """Rows by columns. Names are matched without case and surrounding blanks; null is a missing
-    value."""
+    """Request of predictions for rows, given by columns. Names are matched without case and
+    surrounding blanks; null is a missing value."""
 
     columns: Annotated[list[Name], Field(min_length=1, max_length=100_000)]
     rows: Rows

@@ -62,8 +62,8 @@ def make_router(fits: Fits) -> APIRouter:
             return bodies.ChimeraFit(fit="ok")
 
         async def predict(request: bodies.ChimeraPredictRequest) -> bodies.ChimeraPredictions:
-            """One value for each row: a number, or the name of a class; of two classes that
-            `aggregation` tells apart the probability of the second, as Chimera's."""
+            """Predict a value for each row: a number or a class name; for two classes, where
+            `aggregation` asks for it, the probability of the second, as Chimera does."""
             predictor = await fits.predictor()
             _require(kind, predictor.workload)
             is_probability = kind == "aggregation" and len(predictor.classes) == 2

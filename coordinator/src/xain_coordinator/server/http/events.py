@@ -1,8 +1,8 @@
 """The journal as server-sent events.
 
-The id of an event is SESSION/NUMBER, its place in the journal, so that a reader goes on after the
-last one that it has. Each reader takes pages from the journal when it is ready for them: a slow one
-holds up nobody and no queue grows.
+The id of an event is SESSION/NUMBER, its position in the journal, so that a reader goes on after
+the last one that it has. Each reader takes pages from the journal when it is ready for them: a slow
+one holds up nobody and no queue grows.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _PRIVATE = frozenset(
 
 
 class EventReaders:
-    """All readers of one HTTP face."""
+    """The event readers of one HTTP face."""
 
     def __init__(self, fits: Fits) -> None:
         self._fits = fits
@@ -103,7 +103,7 @@ class EventReaders:
         return self._ask(ask) or []
 
     def _after(self, session_id: str) -> str | None:
-        """The session that follows; the present one if this one is unknown."""
+        """Id of the session after this one; the present session's if this one is unknown."""
         if session_id == self._fits.sessions.session.session_id:
             return None
         known = self._ask(lambda journal: journal.session_ids()) or []
@@ -113,8 +113,8 @@ class EventReaders:
         return known[at] if at < len(known) else None
 
     def _ask(self, ask: Callable[[Journal], T]) -> T | None:
-        """The answer; None while the journal is closed: a session is opened, or the process stops.
-        Raises JournalError."""
+        """Read from the journal; None while it is closed, because a session is opened or the
+        process stops. Raises JournalError."""
         sessions = self._fits.sessions
         journal = sessions.current.journal
         try:

@@ -1,4 +1,4 @@
-"""Fit, predict and the questions, as /v1 and Chimera's paths ask for them.
+"""Fits, predictions and status for the handlers of /v1 and of Chimera's paths.
 
 The handlers run on the event loop of the HTTP server. Questions to the session run on the event
 loop of the gRPC server, and predictions in a thread.
@@ -159,7 +159,7 @@ class Fits:
         return f"session {session.session_id} is fitting; see GET /v1/status"
 
     def _open(self, trained: Trained, entry: Entry) -> Predictor:
-        """Run a call in the thread pool."""
+        """Open a stored object in the thread pool."""
         known, round_ = self._predictor, entry.model.round
         if known is None or (known.session_id, known.round) != (trained.session_id, round_):
             model = trained.load(entry.model)
@@ -205,7 +205,7 @@ class Fits:
         )
 
     async def snapshot(self) -> Snapshot:
-        """All that the Inspection service tells."""
+        """Snapshot of the Inspection service's answers."""
 
         async def ask() -> Snapshot:
             return await ask_service(self.sessions.current.inspection, everything=True)

@@ -1,4 +1,4 @@
-"""Log lines about events that any client can cause as often as it likes."""
+"""Rate-limited log lines, for events that any client can cause as often as it likes."""
 
 import time
 from collections.abc import Callable
@@ -7,10 +7,11 @@ from typing import Any
 EVERY_S = 10.0
 
 
-class RareLine:
-    """A few log lines in EVERY_S at most; each says how many events there were since the last one.
+class RateLimitedLog:
+    """At most `burst` log lines of an event in EVERY_S. Each has the number of events since the
+    last line.
 
-    write: a method of a logger. burst: how many lines.
+    write: a method of a logger.
     """
 
     def __init__(self, write: Callable[..., Any], event: str, burst: int = 1) -> None:
@@ -22,7 +23,7 @@ class RareLine:
         self._ends_at = 0.0
 
     def __call__(self, **fields: object) -> None:
-        """Count an event. fields: of this one, for the line."""
+        """Count an event, and write a line if the limit allows. fields: of this event."""
         self._num += 1
         now = time.monotonic()
         if now >= self._ends_at:
