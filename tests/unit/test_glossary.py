@@ -1,0 +1,76 @@
+"""Identifiers of the product use the words of docs/glossary.md, and no metaphors."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = sorted(path for path in ROOT.glob("*/src/*") if path.is_dir())
+# Where the word is no metaphor: an operation in place. place_of() is a function of the core.
+HONEST = {"in_place", "place_of"}
+# Rooms whose last names of this kind go with a change of their own.
+LEFT_OUT = {"xain_coordinator": "core"}
+
+
+def metaphors() -> set[str]:
+    """The words of the left column of the glossary's last table, also in the plural."""
+    _, table = (ROOT / "docs/glossary.md").read_text(encoding="utf-8").split("| not | but |", 1)
+    rows = re.findall(r"^\| ([a-z, ]+) \|", table, re.MULTILINE)
+    words = {word for row in rows for word in row.split(", ")}
+    return words | {f"{word}s" for word in words}
+
+
+def parts(identifier: str) -> set[str]:
+    """The words of a snake_case or CamelCase name, in lower case."""
+    return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", identifier)}
+
+
+def identifiers(source: str) -> Iterator[tuple[int, str]]:
+    """Line and name of everything that a module names, or calls by its name."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield node.lineno, name
+            case ast.ClassDef(name=name):
+                yield node.lineno, name
+            case ast.arg(arg=name) | ast.Name(id=name) | ast.Attribute(attr=name):
+                yield node.lineno, name
+            case ast.keyword(arg=str(name)) | ast.alias(asname=str(name)):
+                yield node.value.lineno if isinstance(node, ast.keyword) else node.lineno, name
+            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                yield node.lineno, name
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+def test_no_identifier_is_a_metaphor(package: Path) -> None:
+    """A reader who knows the field finds its words, and one word for one thing."""
+    forbidden = metaphors()
+    assert len(forbidden) > 20, "the table of the glossary is not found"
+    found = []
+    files = [path for path in package.rglob("*.py") if "_pb2" not in path.name]
+    assert files, package
+    for path in files:
+        relative = path.relative_to(package)
+        if relative.parts[0] == LEFT_OUT.get(package.name):
+            continue
+        if parts(str(relative)) & forbidden:
+            found.append(f"{relative}: the name of the file")
+        for line, name in identifiers(path.read_text(encoding="utf-8")):
+            if name not in HONEST and parts(name) & forbidden:
+                found.append(f"{relative}:{line}: {name}")
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("_take_turns", {"take", "turns"}),
+        ("HTTPPlace", {"http", "place"}),
+        ("turnkey", {"turnkey"}),
+    ],
+)
+def test_names_are_split_into_words(name: str, expected: set[str]) -> None:
+    assert parts(name) == expected
