@@ -341,7 +341,7 @@ async def test_late_object_is_not_copied_or_does_not_stay(
     monkeypatch.setattr(store, "copy", slow)
     inbox = coordinator._server.inbox
     async with AsyncExitStack() as held_slots:
-        if is_late_at == "its turn":
+        if is_late_at == "its slot":
             for _ in range(inbox_module.NUM_READINGS):
                 await held_slots.enter_async_context(inbox._readings)
         given_up = asyncio.ensure_future(b.end(ref, round_=1))

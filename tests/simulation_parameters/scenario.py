@@ -70,7 +70,7 @@ class Scenario:
 
 
 MAX_SERVERS = 5
-MAX_WORKERS = 5
+MAX_WORKERS = 8
 
 
 def from_seed(seed: int) -> Scenario:

@@ -28,10 +28,13 @@ BOUND_S = 60.0  # of the time to the end after the last fault
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
+    """trained_s: when the last worker was done."""
+
     num_steps: int
     took_s: float
     num_rollbacks: int
     num_pulls: int
+    trained_s: float
 
 
 class Failed(AssertionError):
@@ -67,6 +70,7 @@ class _World:
         self._scheduler.on_view = self._tell
         self._servers: list[ServerMachine] = []
         self._workers: list[WorkerMachine] = []
+        self._trained_s = 0.0
         self._faults: dict[Fault, Callable[[Event], None]] = {
             Fault.KILL_SERVER: self._kill_server,
             Fault.KILL_WORKER: self._kill_worker,
@@ -97,11 +101,14 @@ class _World:
             self._oracle.fail(f"no end {BOUND_S} s after the last fault: {left} still work")
         self._check()
         oracle = self._oracle
-        return Outcome(clock.num_steps, clock.now, oracle.num_rollbacks, oracle.num_pulls)
+        return Outcome(
+            clock.num_steps, clock.now, oracle.num_rollbacks, oracle.num_pulls, self._trained_s
+        )
 
     def _is_over(self) -> bool:
         if any(not worker.is_done for worker in self._workers):
             return False
+        self._trained_s = self._trained_s or self._clock.now
         if self._clock.now < self._scenario.quiet_at:
             return False
         state = self._scheduler.state

@@ -14,12 +14,37 @@ import xain_parameters as parameters
 from xain_messaging.discovery.coordinator import CoordinatorMembership
 from xain_messaging.ports import Member
 from xain_parameters import KVWorker, LocalGroup
+from xain_parameters.messages import Message
+from xain_parameters.node.server import ParameterServer
 from xain_parameters.scheduler.client import WorkerScheduler
+from xain_parameters.transport.channel import Channel
 
 
-@pytest.mark.parametrize(("shards", "num_workers"), [(1, 1), (2, 8), (3, 2), (4, 4)])
-def test_repeated_pushes_of_several_workers_are_summed(shards, num_workers):
-    """ps-lite's key-value semantics on 1 to 4 servers with 1 to 8 workers."""
+def lose_messages(monkeypatch: pytest.MonkeyPatch, share: float) -> list[str]:
+    """Have servers lose a share of the messages to them, before or after they have done what was
+    asked. A connection that lost one is broken. Returns the senders of the lost messages."""
+    chance = Random(1)
+    lost: list[str] = []
+    hear = ParameterServer._hear
+
+    def hear_most(server: ParameterServer, channel: Channel, message: Message) -> None:
+        draw = chance.random()
+        if draw >= share / 2:
+            hear(server, channel, message)
+        if draw < share:
+            lost.append(channel.peer.name)
+            channel.close()
+
+    monkeypatch.setattr(ParameterServer, "_hear", hear_most)
+    return lost
+
+
+@pytest.mark.parametrize("num_workers", [1, 3, 8])
+@pytest.mark.parametrize("shards", [1, 2, 3, 4])
+def test_repeated_pushes_of_several_workers_are_summed(shards, num_workers, monkeypatch):
+    """ps-lite's key-value semantics on 1 to 4 servers with 1 to 8 workers, while a tenth of the
+    messages is lost."""
+    lost = lose_messages(monkeypatch, 0.1)
     keys = np.sort(np.random.default_rng(1).integers(0, 1 << 62, 2_000).astype(np.uint64))
     keys[0], keys[-1] = 0, 2**64 - 1
     vals = np.arange(len(keys), dtype=np.float32)
@@ -41,6 +66,7 @@ def test_repeated_pushes_of_several_workers_are_summed(shards, num_workers):
             answers = kv.wait(kv.request(1, "hello"))
             assert answers == {f"s{i}": "hello" for i in range(shards)}
             kv.close()
+    assert lost
 
 
 @pytest.mark.parametrize("replicas", [0, 1])

@@ -122,7 +122,7 @@ async def test_unregistered_clients_that_take_nothing_delay_no_member(sender: Do
         for _ in range(downloads.MAX_UNREGISTERED)
     ]
     await passing.wait()
-    with pytest.raises(Unavailable, match="no members"):
+    with pytest.raises(Unavailable, match="unregistered clients"):
         await sender.send(KEY, 0, discard, is_unregistered=True)
     await sender.send(KEY, 0, discard)
     for one in unregistered_clients:
