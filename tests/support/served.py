@@ -19,7 +19,7 @@ SGD: Mapping[str, object] = {
     "workload.name": "sgd",
     "rounds.rounds": 3,
     "rounds.min_participants": 2,
-    "server.heartbeat_time_s": 1.0,
+    "server.heartbeat_time_s": 0.3,
     "server.drain_s": 2.0,
 }
 
