@@ -16,7 +16,6 @@ from integration.coordinator.test_bagging import halves, settings
 from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.assembly.sessions import NoParticipants, Sessions
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.core.values import Phase
 from xain_coordinator.ports import JournalDamaged, StoreUnavailable
 from xain_coordinator.process.run import started
@@ -300,15 +299,3 @@ async def test_session_that_cannot_be_opened_ends_the_process(serve: Serve, flee
         await sessions.fit(sessions.config)
     assert sessions.failed.is_set()
     assert isinstance(sessions.failure, StoreUnavailable)
-
-
-async def test_stop_while_a_session_is_opened_refuses_the_fit(serve: Serve, fleet: Fleet) -> None:
-    async def open_next(config: CoordinatorConfig) -> Coordinator | None:
-        return None
-
-    sessions = await serve(open_next)
-    fleet.join(sessions, "north", "south")
-    await fit(sessions)
-    with pytest.raises(Unavailable, match="shutting down"):
-        await sessions.fit(sessions.config)
-    assert not sessions.failed.is_set()

@@ -850,11 +850,8 @@ def test_two_streams_cannot_share_a_file() -> None:
 @pytest.mark.parametrize(
     "key",
     [
-        "server__heartbeat_time_s",
-        "server__heartbeat_timeout_s",
-        "server__drain_s",
-        "storage__timeout_s",
-        "metrics__timeout_s",
+        *("server__heartbeat_time_s", "server__heartbeat_timeout_s", "server__drain_s"),
+        *("storage__timeout_s", "metrics__timeout_s"),
     ],
 )
 def test_deadline_is_a_day_by_default(key: str) -> None:
