@@ -16,7 +16,7 @@ import pytest
 from support.process import CoordinatorProcess
 from support.s3_servers import Identity, MinioGateway, S3Server, SeaweedFS
 from support.wire import Member
-from xain_coordinator.core.keys import place_of
+from xain_coordinator.core.keys import base_key_of
 from xain_coordinator.process.run import EXIT_FENCED
 from xain_proto.fl import coordinator_pb2 as pb
 
@@ -169,7 +169,7 @@ async def test_a_session(server: S3Server, launch: Launch, enter: Enter) -> None
     places: list[str] = []
     while "0/a" in places or "0/b" in places or not places:
         await asyncio.sleep(0.05)  # a poll, not a race: it ends when they are gone
-        places = sorted(place_of(key.partition("/")[2]) for key in keys(server))
+        places = sorted(base_key_of(key.partition("/")[2]) for key in keys(server))
     assert places == ["0/global", "1/a", "1/b", "1/global", "2/global", "owners/00000001"]
     assert model(server, 2) == (2 * VECTOR).tolist()
     assert np.load(io.BytesIO(await a.download("2/global"))).tolist() == (2 * VECTOR).tolist()

@@ -4,11 +4,11 @@ import pytest
 
 from xain_coordinator.core.keys import (
     attempt_key,
+    base_key_of,
     is_journalled,
     journalled_key,
     object_of,
     piece_of,
-    place_of,
 )
 from xain_coordinator.stores.bundles import open_weights
 from xain_coordinator.stores.memory import MemoryStore
@@ -56,12 +56,12 @@ def test_no_name_makes_a_piece_of_what_is_none(name: str) -> None:
         assert piece_of(key) is None
         assert object_of(key) == key
     key = bundled_key(f"3/{name}", attempt, 20, 400)
-    assert place_of(key) == f"3/{name}"
+    assert base_key_of(key) == f"3/{name}"
     piece = piece_of(key)
     assert piece is not None
     assert (piece.key, piece.start, piece.size) == (f"3/bundle.{attempt}", 20, 400)
     assert not is_journalled(key)
     journalled = journalled_key(f"3/{name}", attempt)
     assert is_journalled(journalled)
-    assert place_of(journalled) == f"3/{name}"
+    assert base_key_of(journalled) == f"3/{name}"
     assert piece_of(journalled) is None

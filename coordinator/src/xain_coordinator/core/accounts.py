@@ -25,7 +25,7 @@ NOT_WAITED_FOR = "not waited for"
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Rounds of one participant.
+    """Account of one participant: rounds that it was selected for and counted in.
 
     num_selected: number of rounds for which it was selected; selected_for: the latest of them.
     missed: rounds in a row in which it was selected and did not count, or could not be selected.

@@ -1,4 +1,5 @@
-"""The events and the reply that a command alone leads to: the first step of `decide`."""
+"""Answers to commands: the events and the reply that a command alone leads to, the first step of
+`decide`."""
 
 from collections.abc import Iterator, Mapping
 
@@ -194,14 +195,14 @@ def _id_in_use(session: Session, member: Member, command: c.Rendezvous, now: flo
 
 
 def _is_full(session: Session, *, is_eligible: bool) -> bool:
-    """Whether the session has no place left. Eligible participants and others are counted apart."""
+    """Whether the session has no free slot. Eligible participants and others are counted apart."""
     num_eligible = session.members.num_eligible
     num_alike = num_eligible if is_eligible else len(session.members) - num_eligible
     return num_alike >= session.rules.max_participants
 
 
 def _check_profile(session: Session, profile: DataProfile | None) -> None:
-    """Raises ProfileMismatch."""
+    """Check that a participant's data profile fits the session. Raises ProfileMismatch."""
     needed = session.rules.initial == "workload"
     if profile is None:
         if needed:
@@ -221,12 +222,13 @@ def _check_profile(session: Session, profile: DataProfile | None) -> None:
 
 
 def _group_address(session: Session, command: c.Rendezvous) -> str:
-    """Sessions without process groups keep no address."""
+    """Address of a participant for process groups; "" in a session without them."""
     return command.group_address if session.rules.aggregation == attempts.RULE else ""
 
 
 def _check_group_address(session: Session, address: str) -> None:
-    """Raises ProfileMismatch or InvalidRequest."""
+    """Check the address of a participant in a session with process groups. Raises ProfileMismatch
+    or InvalidRequest."""
     if session.rules.aggregation != attempts.RULE:
         return
     if not address:
@@ -271,8 +273,8 @@ def _heartbeat(session: Session, command: c.Heartbeat, now: float) -> Answer:
 
 
 def _told_of_the_end(session: Session, command: c.Heartbeat, now: float) -> Answer:
-    """Answer members and others. A member hears of the end with the answer, and leaves, unless the
-    next session follows on request."""
+    """Answer a heartbeat after the end of the session. A member learns of the end and leaves,
+    unless the next session follows on request."""
     participant_id, finished = command.participant_id, ParticipantState.FINISHED
     reply = r.Heard()
     known = session.members.heard.get(participant_id)

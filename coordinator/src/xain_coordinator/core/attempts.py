@@ -36,7 +36,8 @@ def max_stages(rules: Rules, model: GlobalModel) -> int:
 
 
 def check_address(address: str) -> None:
-    """Raises InvalidRequest unless it is HOST:PORT: all members receive it from the journal."""
+    """Check that an address is HOST:PORT: all members receive it from the journal. Raises
+    InvalidRequest."""
     host, _, port = address.rpartition(":")
     is_host = bool(host) and host.isascii() and host.isprintable() and " " not in host
     is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and 1 <= int(port) <= 65535
@@ -48,7 +49,7 @@ def check_address(address: str) -> None:
 
 
 def is_whole(round_: Round) -> bool:
-    """Whether all slices of the attempt are in."""
+    """Whether the attempt has the slices of all its members."""
     return bool(round_.selected) and not round_.broken and round_.all_in
 
 

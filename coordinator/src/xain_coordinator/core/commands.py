@@ -39,7 +39,7 @@ class Rendezvous:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A participant is alive, or says that it leaves.
+    """A participant renews its lease, or leaves.
 
     waited_s: how long the call has waited for the coordinator to take it up; None if not known.
     """
@@ -135,7 +135,7 @@ class CancelFit:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed; see next_deadline.
+    """A deadline may have passed; see next_deadline.
 
     late_s: signs of life that came within these last seconds may not have been taken up yet.
     """
@@ -152,7 +152,7 @@ class InitialisationDone:
 
 @dataclass(frozen=True, slots=True)
 class InitialisationFailed:
-    """No model can be made from these profiles. Others may do."""
+    """No initial model can be made from these profiles; other profiles may suffice."""
 
     reason: str
 

@@ -124,18 +124,18 @@ _NOTIFYING = (
 
 
 def resume(session: Session) -> tuple[Effect, ...]:
-    """The work that the session is waiting for. After a restart it is owed again: whoever did it
-    before has died, and doing it twice gives the same bytes."""
+    """Effects that the session waits for. After a restart they are owed again: the process that ran
+    them has died, and running them twice gives the same bytes."""
     return (*_owed_work(session), *_owed_evaluation(session))
 
 
 def _owed_evaluation(session: Session) -> tuple[EvaluateModel, ...]:
-    """One at a time, in the order of the models."""
+    """The evaluation that the coordinator owes: one at a time, in the order of the models."""
     return tuple(EvaluateModel(model) for model in session.evaluation.owed[:1])
 
 
 def _owed_work(session: Session) -> tuple[Aggregate | InitialiseModel, ...]:
-    """Work that the session cannot go on without."""
+    """The effect without which the session cannot continue; None if it owes none."""
     if session.phase is Phase.AGGREGATING:
         assert session.model is not None, "a round was closed without a model"
         return (_aggregation(session.rules, session.opened, session.model),)
@@ -145,7 +145,7 @@ def _owed_work(session: Session) -> tuple[Aggregate | InitialiseModel, ...]:
 
 
 def effect_that_made(session: Session, models: Mapping[str, GlobalModel]) -> Effect | None:
-    """The work that made the session's model. Doing it again gives the same bytes.
+    """The effect that made the session's model. Running it again gives the same bytes.
 
     models: all published models, by key. Returns None if the session no longer has the updates that
     the model was made of.
@@ -162,7 +162,7 @@ def effect_that_made(session: Session, models: Mapping[str, GlobalModel]) -> Eff
 
 
 def _aggregation(rules: Rules, round_: Round, base: GlobalModel) -> Aggregate:
-    """The work that makes a model of the updates of a round."""
+    """The aggregation of a round's updates."""
     # Sorted by name: a participant that came back has another place in the selection, and a sum of
     # floats depends on its order.
     names = sorted(round_.updates)

@@ -1,4 +1,5 @@
-"""Work outside of the core, done when the events are durable. Its result is a command."""
+"""Effects: work outside of the core, run when the events are durable. The result of an effect is a
+command."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

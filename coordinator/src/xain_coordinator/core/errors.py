@@ -69,7 +69,7 @@ class DuplicateInstance(Refusal, reason=RefusalReason.DUPLICATE_INSTANCE):
 
 
 class NotAMember(Refusal, reason=RefusalReason.NOT_A_MEMBER):
-    """No rendezvous, or the lease has run out."""
+    """The participant is no member: no rendezvous, or its lease has run out."""
 
     def __init__(self, participant_id: str) -> None:
         super().__init__(
@@ -94,7 +94,7 @@ class LateUpdate(Refusal):
 
 
 class RoundAlreadyClosed(LateUpdate, reason=RefusalReason.ROUND_CLOSED):
-    """The round has all it needs, or is over: its update is no longer wanted."""
+    """The round has all its updates, or is over: the update is no longer needed."""
 
 
 class StaleRound(LateUpdate, reason=RefusalReason.STALE_ROUND):
@@ -188,4 +188,4 @@ class TooManyCalls(Refusal, reason=RefusalReason.TOO_MANY_CALLS):
 
 
 class RequestMissing(Refusal, reason=RefusalReason.REQUEST_MISSING):
-    """The headers of a call came, and its first message did not."""
+    """The headers of a call have come without its first message."""

@@ -218,7 +218,7 @@ class EvaluationProgress:
     def evaluated(
         self, number: int, evaluation: Evaluation | None, rules: Rules
     ) -> "EvaluationProgress":
-        """The coordinator has measured the first of the models that it owes, or could not."""
+        """Note the coordinator's evaluation of the first model that it owes, or that it failed."""
         best = better(self.best, rules, number, evaluation)
         return replace(self, best=best, owed=self.owed[1:])
 

@@ -81,7 +81,7 @@ class FitRequested:
 
 @dataclass(frozen=True, slots=True)
 class ParticipantsGathered:
-    """Enough have come for the session to start.
+    """Enough participants have joined for the session to start.
 
     at: None in a journal that was begun before this was written down.
     """
@@ -91,7 +91,8 @@ class ParticipantsGathered:
 
 @dataclass(frozen=True, slots=True)
 class ModelRequested:
-    """The initial model is to be made from these profiles, whoever joins or leaves meanwhile.
+    """The initial model is to be made from these profiles, even if participants join or leave
+    meanwhile.
 
     profiles: in full, as of a model that was made elsewhere. Empty if participants are named.
     participants: members whose profiles they are. The journal has those with their joining, and all
@@ -131,7 +132,7 @@ class RoundOpened:
 
 @dataclass(frozen=True, slots=True)
 class ParticipantsSelected:
-    """Replacements, added behind those selected before."""
+    """Further participants are selected, in addition to those selected before."""
 
     round: int
     selected: tuple[str, ...]
@@ -139,7 +140,8 @@ class ParticipantsSelected:
 
 @dataclass(frozen=True, slots=True)
 class RoundPaused:
-    """Too few are connected. The round keeps its number, selection and accepted updates.
+    """The round pauses, since too few participants are connected. It keeps its number, selection
+    and accepted updates.
 
     at: None in a journal that was begun before this was written down.
     """
@@ -264,8 +266,9 @@ class UpdateDamaged:
 
 @dataclass(frozen=True, slots=True)
 class ParticipantLeftOut:
-    """After too many refusals, failures and missed deadlines in a row others are selected before
-    it, until round `until`. What it still owed, somebody else will do."""
+    """A participant is left out until round `until`, after too many refusals, failures and missed
+    deadlines in a row: others are selected before it. Another participant replaces it in the open
+    round."""
 
     participant_id: str
     until: int
@@ -273,8 +276,8 @@ class ParticipantLeftOut:
 
 @dataclass(frozen=True, slots=True)
 class RoundOverdue:
-    """The deadline has passed with too few updates. From now on the least number will do, and
-    everybody else is asked to help.
+    """The deadline has passed with too few updates. The round now needs only the least number, and
+    all other participants are selected too.
 
     missed: participants that owed an update at the deadline.
     """
@@ -286,7 +289,7 @@ class RoundOverdue:
 
 @dataclass(frozen=True, slots=True)
 class RoundClosed:
-    """Nothing more is taken in; what was accepted is aggregated.
+    """The round takes no more updates; the accepted ones are aggregated.
 
     at: None in a journal that was begun before this was written down.
     cause: "complete" or "deadline".
@@ -356,7 +359,7 @@ class SessionFinished:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """Nothing has happened, but a deadline has come closer, and is to be as close after a crash."""
+    """Session time, recorded so that deadlines are as close after a crash as before."""
 
     at: float
 
@@ -397,7 +400,7 @@ DurableEvent = (
 
 @dataclass(frozen=True, slots=True)
 class ParticipantHeard:
-    """Soft. A lease begins anew."""
+    """Soft state: a participant's lease begins anew."""
 
     participant_id: str
     state: ParticipantState
@@ -408,14 +411,15 @@ class ParticipantHeard:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """Soft. The coordinator is back; every lease begins anew, since nobody could be heard."""
+    """Soft state: the coordinator was restarted; every lease begins anew, since no heartbeat could
+    be received."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceRefused:
-    """Soft. A second process has asked to join as a participant that is connected.
+    """Soft state: a second process has asked to join as a participant that is connected.
 
     origin: where it called from.
     """

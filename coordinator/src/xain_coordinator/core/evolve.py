@@ -58,7 +58,7 @@ def begin(opened: e.SessionOpened) -> Session:
 
 
 def fold(session: Session, events: Iterable[e.Event]) -> Session:
-    """evolve over many events."""
+    """The session after many events; see evolve."""
     for event in events:
         session = evolve(session, event)
     return session

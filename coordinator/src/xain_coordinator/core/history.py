@@ -110,7 +110,7 @@ class RoundRecord:
         return len(self.contributors) if self.counts is None else self.counts[1]
 
     def after(self, events: Iterable[e.Event]) -> "RoundRecord":
-        """The round after these events."""
+        """The record of the round after an event."""
         selected, contributors = dict.fromkeys(self.selected), dict.fromkeys(self.contributors)
         num_samples, damaged = self.num_samples, dict(self.damaged)
         sites, missing = dict(self.sites), dict(self.missing)
@@ -201,7 +201,7 @@ class RoundRecord:
         )
 
     def published(self, at: float) -> "RoundRecord":
-        """The round when it is over: short enough to be kept."""
+        """The record of a round that is over, shortened to be kept."""
         num_missing = Counter(reason.partition(":")[0] for reason in self.missing.values())
         missing = {
             name: reason[:MAX_REASON] if index < MAX_REASONS else reason.partition(":")[0]
@@ -252,7 +252,7 @@ class History:
 
     @property
     def rounds(self) -> deque[RoundRecord]:
-        """Oldest first. The last one may run."""
+        """Records of the rounds, oldest first. The last round may still be open."""
         self._write()
         return self._rounds
 
@@ -333,7 +333,7 @@ class History:
 
     @property
     def _is_training(self) -> bool:
-        """The latest round trains. Taking part in another one counts for nobody."""
+        """Whether the latest round trains. Taking part in another round does not count."""
         return bool(self._rounds) and self._rounds[-1].task is Task.TRAIN
 
     def copy(self) -> "History":
@@ -360,7 +360,7 @@ class History:
         return sum(num_lost for num_lost, _ in lost) / could if could else 0.0
 
     def warnings(self, *, is_over: bool) -> list[str]:
-        """One sentence for each thing that an operator should look at. is_over: the session is."""
+        """Warnings for an operator, one sentence each. is_over: whether the session is over."""
         found = list(self.accounts.warnings(self.contributions, is_over=is_over))
         share = self.lost_share()
         if share > self.max_lost_share:
@@ -376,7 +376,7 @@ class History:
             self._write()
 
     def _write(self) -> None:
-        """Bring the round that runs up to date."""
+        """Update the record of the open round."""
         if self._unwritten:
             if self._rounds and self._rounds[-1].seconds is None:
                 self._rounds.append(self._rounds.pop().after(self._unwritten))

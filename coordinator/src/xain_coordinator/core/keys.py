@@ -37,7 +37,7 @@ def check_key(key: str) -> None:
 
 
 def model_key(round_: int) -> str:
-    """The model that `round_` starts from."""
+    """Key of the model that `round_` starts from."""
     return f"{round_}/{GLOBAL}"
 
 
@@ -48,8 +48,8 @@ def is_model(key: str) -> bool:
 
 
 def state_key(round_: int, name: str) -> str:
-    """A vector of the optimiser's, beside the model that `round_` starts from. No participant's
-    update can lie there: those are below a number."""
+    """Key of a vector of the optimiser's state, beside the model that `round_` starts from. No
+    update has such a key: those begin with a number."""
     return f"{OPTIMIZER}{round_}/{name}"
 
 
@@ -69,7 +69,7 @@ def is_attempt(key: str) -> bool:
     return _ATTEMPT.search(key) is not None
 
 
-def place_of(key: str) -> str:
+def base_key_of(key: str) -> str:
     """Base key of an update, from the key of one of its attempts."""
     return _ATTEMPT.sub("", key)
 
@@ -84,19 +84,19 @@ class Piece:
 
 
 def journalled_key(base_key: str, attempt: str) -> str:
-    """The key of a small update, which lies in the journal. No object of a store has such a key,
-    since no name has a slash. attempt: as of attempt_key."""
+    """Key of a small update in the journal. No object of a store has such a key, since no name has
+    a slash. attempt: as in attempt_key."""
     return f"{attempt_key(base_key, attempt)}/journal"
 
 
 def is_journalled(key: str) -> bool:
-    """Whether the journal holds what lies under this key."""
+    """Whether this is the key of an object in the journal."""
     return _JOURNALLED.search(key) is not None
 
 
 def piece_of(key: str) -> Piece | None:
-    """Key of the update if an earlier version of the program has written it, which put small
-    updates of a round together into an object, the bundle, one after the other."""
+    """Piece of a bundle that an update is: earlier versions of the program put the small updates of
+    a round into one object, the bundle. None for any other key."""
     found = _ATTEMPT.search(key)
     if found is None or found[2] is None:
         return None
@@ -105,7 +105,7 @@ def piece_of(key: str) -> Piece | None:
 
 
 def object_of(key: str) -> str:
-    """The key of the object that this one's weights lie in."""
+    """Key of the object that contains the weights of this key."""
     piece = piece_of(key)
     return key if piece is None else piece.key
 

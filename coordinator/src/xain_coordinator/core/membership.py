@@ -69,7 +69,8 @@ class Contender:
     origin: str
 
     def is_second(self, heard_at: float, rules: Rules) -> bool:
-        """Whether the connected process goes on beside this one, heard for the last time then.
+        """Whether this contender is a second live process: the connected one was heard after the
+        contender's first call.
 
         A call of a process that was killed may still be on its way for as long as a heartbeat may
         be late, and is no sign of life.
@@ -92,7 +93,7 @@ class Heard:
     transfer: Transfer | None = None
 
     def recent_contenders(self, now: float) -> Mapping[str, Contender]:
-        """Contenders without those that have not asked for long."""
+        """Contenders except those that have not asked for long."""
         earliest = now - CONTENDER_KEPT_S
         return {i: one for i, one in self.contenders.items() if one.last_at >= earliest}
 
@@ -147,8 +148,8 @@ class Members(Mapping[str, Member]):
         return member is not None and member.is_instance(instance_id)
 
     def conflict(self, participant_id: str, rules: Rules) -> Contender | None:
-        """The latest second process with this id that asked to join while the first one was alive;
-        None if there is none."""
+        """The latest contender: a second process with this id that asked to join while the first
+        was alive; None without one."""
         sign = self.heard.get(participant_id)
         if sign is None or not sign.contenders:
             return None
@@ -265,8 +266,8 @@ def without_statistics(profile: DataProfile) -> DataProfile:
 
 
 def reconnect_spread_s(num_connected: int, lease_s: float) -> float:
-    """Within how long all participants are to come back after the coordinator was away, each at a
-    moment of its own: 0 for few, whose own jitter suffices.
+    """Seconds over which participants spread their return after the coordinator was away, each at a
+    random moment: 0 for few, whose own jitter suffices.
 
     Never long enough to cost a lease, since a first attempt may fail.
     """

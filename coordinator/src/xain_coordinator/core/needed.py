@@ -1,4 +1,4 @@
-"""Which rounds still matter to a session."""
+"""Rounds whose updates and models a session still needs."""
 
 from dataclasses import dataclass
 

@@ -46,12 +46,12 @@ def exact_fraction(value: float | str | Fraction) -> Fraction:
 
 
 def num_wanted(num_connected: int, fraction: Fraction) -> int:
-    """k = ceil(fraction · connected)."""
+    """Number of updates that a round waits for: k = ceil(fraction · connected)."""
     return ceil(num_connected * fraction)
 
 
 def num_selected(num_connected: int, fraction: Fraction, over_selection: Fraction) -> int:
-    """ceil(k · (1 + over_selection)), as far as there are so many.
+    """Number of participants selected: ceil(k · (1 + over_selection)), at most the connected ones.
 
     Source: Bonawitz et al. 2019, Towards Federated Learning at Scale: System Design, section 2.2,
     which selects 130 % of those it needs.
@@ -61,7 +61,8 @@ def num_selected(num_connected: int, fraction: Fraction, over_selection: Fractio
 
 
 def num_required(min_participants: int, fraction: Fraction) -> int:
-    """N, the smallest n with ceil(n · fraction) ≥ min_participants.
+    """Number of connected participants that a round requires: N, the smallest n with ceil(n ·
+    fraction) ≥ min_participants.
 
     ceil(x) ≥ m exactly when x > m - 1, so n is the first integer above (m - 1) / fraction.
     """
@@ -74,12 +75,12 @@ def num_needed(round_: Round, rules: Rules) -> int:
 
 
 def has_enough(round_: Round, rules: Rules) -> bool:
-    """The round has enough updates for a model."""
+    """Whether the round has enough updates for a model."""
     return len(round_.updates) >= num_needed(round_, rules)
 
 
 def is_complete(round_: Round, rules: Rules, pacing: "Pacing") -> bool:
-    """The round has all updates that it waits for."""
+    """Whether the round has all updates that it waits for."""
     if not has_enough(round_, rules):
         return False
     return round_.overdue_at is not None or round_.all_in or pacing.is_complete(round_)
@@ -115,7 +116,8 @@ _parsed = lru_cache(maxsize=8)(parse)
 
 
 def has_quorum(round_: Round, quorum: Expression) -> bool:
-    """The updates so far satisfy the conditional event. Its percentages are of the selected."""
+    """Whether the updates so far satisfy the conditional event. Its percentages are of the selected
+    participants."""
     condition: Condition = _parsed(quorum)
 
     def count(source: str, tag: str) -> int:
@@ -296,7 +298,7 @@ def closing_time(round_: Round, rules: Rules, pacing: Pacing) -> float | None:
 
 
 def names_of(participants: Sequence[str]) -> str:
-    """The first of these participants, as text."""
+    """Names of the first of these participants, as text."""
     return ", ".join(participants[:5]) + (" and others" if len(participants) > 5 else "")
 
 

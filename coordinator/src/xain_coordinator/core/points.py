@@ -22,14 +22,15 @@ STATE_NUMBERS: Mapping[Phase | ParticipantState, int] = {
 
 
 def coordinator_point(phase: Phase, round_: int, connected: int, selected: int) -> Point:
-    """State of the session."""
+    """Metric point of the session's state."""
     state = STATE_NUMBERS[phase]
     fields = {"state": state, "round": round_, "connected": connected, "selected": selected}
     return Point("coordinator", fields)
 
 
 def published_point(point: Point, round_: Round, rules: Rules, at: float) -> Point:
-    """A coordinator's point that also tells what the round was like whose model was published then.
+    """Metric point of the coordinator at the publication of a model, with the duration and updates
+    of its round.
 
     Its times are session time, in which the coordinator's absence does not count; the round that it
     names is the one that comes next.
@@ -49,25 +50,25 @@ def published_point(point: Point, round_: Round, rules: Rules, at: float) -> Poi
 
 
 def participant_point(participant_id: str, state: ParticipantState, round_: int) -> Point:
-    """The state that a participant reports."""
+    """Metric point of the state that a participant reports."""
     fields = {"state": STATE_NUMBERS[state], "round": round_}
     return Point("participant", fields, {"id": participant_id})
 
 
 def departure_point(participant_id: str) -> Point:
-    """The last one of a participant that has fallen silent."""
+    """Last metric point of a participant whose lease has run out."""
     fields = {"state": STATE_NUMBERS[ParticipantState.FINISHED]}
     return Point("participant", fields, {"id": participant_id})
 
 
 def late_point(participant_id: str, round_: int) -> Point:
-    """An update has come after its round."""
+    """Metric point of an update that came after its round."""
     return Point("late_update", {"round": round_}, {"id": participant_id})
 
 
 def evaluation_point(round_: Round) -> tuple[Point, ...]:
-    """The mean of what participants have measured of the round's model, and the spread over sites
-    as NAME_min, NAME_max and NAME_std; nothing if they have measured nothing."""
+    """Metric point of the participants' evaluation of the round's model: means, and spreads over
+    sites as NAME_min, NAME_max and NAME_std; none without evaluations."""
     evaluations = tuple(round_.evaluations.values())
     mean = mean_evaluation(evaluations)
     if mean is None:
@@ -83,7 +84,7 @@ def evaluation_point(round_: Round) -> tuple[Point, ...]:
 
 
 def own_evaluation_point(number: int, evaluation: Evaluation | None) -> tuple[Point, ...]:
-    """Metrics of model `number` on the coordinator's own data, if they could be measured."""
+    """Metric point of model `number` on the coordinator's own data, if it could be measured."""
     if evaluation is None:
         return ()
     return (_evaluation_point(number, evaluation, "coordinator", {}),)

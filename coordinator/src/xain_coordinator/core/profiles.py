@@ -100,7 +100,7 @@ def _is_alike(profile: DataProfile, other: DataProfile) -> bool:
 
 
 def _completed(schema: Schema, profile: DataProfile) -> Schema:
-    """The schema with what it leaves open as in a profile."""
+    """The schema with its open parts taken from a profile."""
     return replace(
         schema,
         columns=schema.columns or profile.columns,

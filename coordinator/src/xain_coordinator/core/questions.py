@@ -20,7 +20,7 @@ from xain_coordinator.core.values import Phase, ProcessGroup, Task
 
 @dataclass(frozen=True, slots=True)
 class MayUpload:
-    """A participant wants to upload an update of this digest for this round.
+    """Question of a participant whether it may upload an update of this digest for this round.
 
     upload_name: the name under which it uploads; "" is the participant's own id.
     """
@@ -33,7 +33,7 @@ class MayUpload:
 
 @dataclass(frozen=True, slots=True)
 class AssignmentFor:
-    """A selected participant asks what to train."""
+    """Question of a selected participant for its assignment."""
 
     participant_id: str
 
@@ -52,8 +52,7 @@ def ask(session: Session, question: Question) -> r.Reply:
 
 
 def advertise(session: Session, participant_id: str) -> r.Advertisement:
-    """The state as this participant sees it. Any client may ask; an unregistered one sees
-    STANDBY."""
+    """The state as a participant sees it; an unregistered client sees STANDBY."""
     phase = session.phase
     round_ = session.open_round
     selected = round_ is not None and participant_id in round_.selected
@@ -133,9 +132,9 @@ def _may_upload(session: Session, question: MayUpload) -> r.Reply:
 
 
 def is_late(session: Session, participant_id: str, round_: int) -> bool:
-    """Whether an update that LateUpdate refuses was awaited once. After the end everybody is
-    refused so, but no update of an unregistered client was awaited; and an update for a round that
-    is still to come is wrong, not late."""
+    """Whether an update that is refused with LateUpdate was once awaited. After the end all updates
+    get this refusal, but none of an unregistered client was awaited, and an update for a future
+    round is wrong, not late."""
     return participant_id in session.members and round_ <= session.trained_by(participant_id)
 
 

@@ -1,4 +1,4 @@
-"""`replace` as that of dataclasses, for values that every message makes anew.
+"""A faster `dataclasses.replace`, for values that every message makes anew.
 
 That one looks at each field, and has each of them assigned: with the thirty of a session it takes
 most of the time that a heartbeat, or a record of the journal, does. This one copies them at once.

@@ -7,14 +7,14 @@ from xain_coordinator.core.values import GlobalModel, Phase, ProcessGroup, Task,
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The participant is in. heartbeat_time_s: how often it should be heard."""
+    """The participant is a member. heartbeat_time_s: interval of its heartbeats."""
 
     heartbeat_time_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """No place now; ask again after retry_after_s."""
+    """No slot is free; ask again after retry_after_s."""
 
     retry_after_s: float
 
@@ -34,7 +34,8 @@ class IdInUse:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A sign of life was taken up. It tells nothing of the session, so it need not be durable."""
+    """A heartbeat was received. The reply tells nothing of the session, so it need not be
+    durable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +86,14 @@ class UploadTo:
 
 @dataclass(frozen=True, slots=True)
 class AlreadyUploaded:
-    """This very update has been accepted; there is nothing to write."""
+    """The same update has been accepted already; nothing is to be written."""
 
     ref: WeightsRef
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Carried out, nothing to tell. Also the answer to an identical second update."""
+    """The command was carried out. Also the reply to an identical second update."""
 
 
 Reply = (

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from xain_coordinator.core import descent
-from xain_coordinator.core.keys import place_of, update_key
+from xain_coordinator.core.keys import base_key_of, update_key
 from xain_coordinator.core.replacing import replace
 from xain_coordinator.core.values import Evaluation, Names, Task, Update
 from xain_coordinator.core.versioned import excluding, including
@@ -88,12 +88,12 @@ class Round:
 
     @property
     def all_in(self) -> bool:
-        """Whether no answer is outstanding."""
+        """Whether all selected participants have answered."""
         return len(self.answers) == len(self.selected)  # whose answers they are
 
     @property
     def outstanding(self) -> tuple[str, ...]:
-        """The selected whose answer is not in yet."""
+        """Selected participants whose update or evaluation is outstanding."""
         answers = self.answers
         return tuple(p for p in self.selected if p not in answers)
 
@@ -102,7 +102,7 @@ class Round:
         return participant_id in self.selected and participant_id not in self.answers
 
     def trained_by(self, participant_id: str) -> int:
-        """The round that one of the selected trains, or has trained."""
+        """The round that a selected participant trains, or has trained."""
         return self.carried.get(participant_id, self.number)
 
     @property
@@ -131,9 +131,9 @@ class Round:
         assert participant_id in self.selected, "an update from outside the selection"
         assert participant_id not in self.updates, "an update counted twice"
         first_update_at = at if self.first_update_at is None else self.first_update_at
-        places, place = self.places, place_of(update.weights.ref.key)
-        if place != update_key(self.trained_by(participant_id), participant_id):
-            places = including(places, place, participant_id)
+        places, base_key = self.places, base_key_of(update.weights.ref.key)
+        if base_key != update_key(self.trained_by(participant_id), participant_id):
+            places = including(places, base_key, participant_id)
         updates = including(
             self.updates, participant_id, dataclasses.replace(update, accepted_at=at)
         )
@@ -173,7 +173,7 @@ class Round:
             updates=excluding(self.updates, participant_id),
             evaluations=excluding(self.evaluations, participant_id),
             losses=excluding(self.losses, participant_id),
-            places=excluding(self.places, place_of(key)),
+            places=excluding(self.places, base_key_of(key)),
             damaged=including(self.damaged, participant_id, key),
             closed_at=None,
             reopened_at=at if is_first else self.reopened_at,

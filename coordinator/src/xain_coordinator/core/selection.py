@@ -1,4 +1,4 @@
-"""Controllers: who trains next.
+"""Controllers: the selection of participants for the next round.
 
 A controller is a pure function of the candidates, how many are wanted, and a generator seeded by
 (session seed, round, draw), so the same session always selects the same participants. What it
@@ -19,7 +19,7 @@ from xain_coordinator.core.values import DataProfile, Option
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Somebody who may be selected.
+    """A participant that may be selected.
 
     last_selected: the last round that it was selected for since it came; None before the first.
     waits_since: how many selections of single participants the session had made when this one was
@@ -34,11 +34,10 @@ class Candidate:
 
 
 class Controller(Protocol):
-    """Says who trains next."""
+    """Rule that selects the participants of a round."""
 
     def select(self, candidates: Sequence[Candidate], k: int, chance: Random) -> Sequence[str]:
-        """Ids of k of the candidates, each once, or of all if they are fewer; more than k may be
-        answered.
+        """Select k of the candidates, or all if they are fewer; more than k may be returned.
 
         candidates: in the order of their names.
         chance: the only source of chance there is; the same every time the same draw is made.
@@ -51,21 +50,21 @@ class ControllerFailed(Exception):
 
 
 class All:
-    """Everybody, whatever the fraction says."""
+    """Select all participants, whatever the fraction."""
 
     def select(self, candidates: Sequence[Candidate], k: int, chance: Random) -> Sequence[str]:
         return _names(candidates)
 
 
 class Ordered:
-    """The first k by name: always the same ones."""
+    """Select the first k participants by name: always the same."""
 
     def select(self, candidates: Sequence[Candidate], k: int, chance: Random) -> Sequence[str]:
         return _names(candidates[:k])
 
 
 class Uniform:
-    """k of them, each subset equally likely."""
+    """Select k participants, each subset with equal probability."""
 
     def select(self, candidates: Sequence[Candidate], k: int, chance: Random) -> Sequence[str]:
         return chance.sample(_names(candidates), min(k, len(candidates)))
@@ -84,8 +83,8 @@ class RoundRobin:
 
 @dataclass(frozen=True, slots=True)
 class Weighted:
-    """k of them, drawn without replacement, the next one always in proportion to its samples, as
-    its data profile tells. Who has none is drawn only if the others are too few.
+    """Select k participants without replacement, each draw in proportion to the samples of the data
+    profiles. A participant without samples is drawn only if the others are too few.
 
     default_samples: of those who have sent no profile.
     Raises ValueError if that is negative.

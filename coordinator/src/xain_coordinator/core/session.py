@@ -65,7 +65,7 @@ from xain_coordinator.core.values import (
 
 @dataclass(frozen=True)  # without slots: see replacing.py
 class Session:
-    """The state, as folded from its events.
+    """State of a session, as folded from its events.
 
     round: the open one, or the next to open; after the end, the last one. While the last model is
         evaluated: the last one that was trained.
@@ -117,13 +117,13 @@ class Session:
 
     @property
     def is_untrained(self) -> bool:
-        """The model is the empty one: participants are asked for initial weights."""
+        """Whether the model is empty, so that participants are asked for initial weights."""
         return self.model is not None and self.model.is_empty
 
     @property
     def lacks_initialisers(self) -> bool:
-        """Initial weights are to be made, and enough participants are connected, but too few of
-        them can make some."""
+        """Whether the session waits for participants that can make initial weights, though enough
+        are connected."""
         if not self.is_untrained or self.members.num_eligible < self.rules.num_required:
             return False
         able = (self.members[p].can_initialise for p in self.members.eligible)
@@ -166,7 +166,7 @@ class Session:
 
     @property
     def earlier_rounds(self) -> frozenset[int]:
-        """The rounds before this one that somebody may still hand in for, or has handed in for."""
+        """Earlier rounds for which a participant may still hand in an update, or has done so."""
         carried = self.buffered.carried if self.open_round is None else self.open_round.carried
         return frozenset(carried.values())
 
@@ -179,12 +179,13 @@ class Session:
         return self.trained_by(participant_id)
 
     def evaluates_last(self, round_: int) -> bool:
-        """The round of this number evaluates the last model, now or before the end."""
+        """Whether the round of this number evaluates the last model."""
         known = self.evaluation.last_round or self.open_round
         return known is not None and known.is_evaluation and known.number == round_
 
     def evaluated(self, participant_id: str, round_: int) -> Evaluation | None:
-        """The answer of the participant in the round that evaluates the last model."""
+        """The participant's evaluation in the round that evaluates the last model; None without
+        one."""
         known = self.evaluation.last_round or self.open_round
         if known is None or not self.evaluates_last(round_):
             return None
@@ -202,19 +203,20 @@ class Session:
 
     @property
     def is_buffered(self) -> bool:
-        """Models are made as updates come, without waiting for those who are late. Not the first:
-        without it nothing can be trained."""
+        """Whether models are made of the updates as they come, without waiting for stragglers. Not
+        so the first model, without which nothing can be trained."""
         return pacing.goes_on(self.rules) and self.model is not None and not self.is_untrained
 
     @property
     def waits_for_request(self) -> bool:
-        """Nothing starts before somebody has requested the fit."""
+        """Whether the session waits for the request of a fit."""
         is_open = self.phase is not Phase.FINISHED
         return is_open and self.rules.start == "request" and not self.fit_requested
 
     @property
     def gives_up_at(self) -> float | None:
-        """Time at which the session ends if nothing changes; None if another event comes before."""
+        """Session time at which the session ends if nothing changes; None if another deadline comes
+        before."""
         idle_s = self.rules.idle_timeout_s
         began: float | None = self.since
         overdue_at = None
@@ -233,19 +235,19 @@ class Session:
 
     @property
     def stops_early(self) -> bool:
-        """The models have not become better for as long as the session is patient, or the loss in
-        training falls no more."""
+        """Whether the session stops early: no better model for evaluate_patience rounds, or a
+        training loss that falls no more."""
         has_converged = bool(self.evaluation.descent.ended_because)
         return has_converged or is_out_of_patience(self.evaluation.best, self.rules)
 
     @property
     def num_trained(self) -> int:
-        """Rounds of training that are over, of `rules.rounds`."""
+        """Number of training rounds that are over, of `rules.rounds`."""
         return 0 if self.model is None else max(0, self.model.round - self.rules.num_initial)
 
     @property
     def is_trained(self) -> bool:
-        """The last model has been published."""
+        """Whether the last model is published."""
         if self.model is None:
             return False
         return self.model.round >= self.rules.num_rounds or self.stops_early
@@ -259,7 +261,7 @@ class Session:
 
     @property
     def owing_last_evaluation(self) -> bool:
-        """The coordinator is to measure the last model, and has not."""
+        """Whether the coordinator still owes the evaluation of the last model."""
         return bool(self.evaluation_due.owed)
 
     @property
@@ -270,7 +272,7 @@ class Session:
 
     @property
     def opened(self) -> Round:
-        """The open round, where there must be one."""
+        """The open round, which must exist."""
         assert self.open_round is not None, "no round is open"
         return self.open_round
 
@@ -293,7 +295,8 @@ class Session:
         return self.rules.epochs if base is None else base.epochs
 
     def is_carried_over(self, participant_id: str) -> bool:
-        """The participant trains while a model is made, and its update goes into the next one."""
+        """Whether the participant goes on training while a model is made; its update counts for the
+        next one."""
         is_being_made = self.phase is Phase.AGGREGATING and self.is_buffered
         if not is_being_made or self.round + 1 == self.rules.num_rounds:  # no model comes after it
             return False
@@ -313,8 +316,8 @@ class Session:
 
     @property
     def starts_at(self) -> float:
-        """Time at which it starts with those who are there: start timeout after the first arrival;
-        N would rather start than see the session end."""
+        """Session time at which training starts with the connected participants: the start timeout
+        after the first has joined."""
         # In the order in which they came.
         arrived = next(m.joined_at for m in self.members.values() if m.is_eligible)
         deadline = arrived + self.rules.start_timeout_s

@@ -1,4 +1,4 @@
-"""The events that follow from the state, or from time: the second step of `decide`."""
+"""Events that follow from the state or from time alone: the second step of `decide`."""
 
 from xain_coordinator.core import attempts
 from xain_coordinator.core import events as e
@@ -189,9 +189,8 @@ def _missed(session: Session, round_: Round) -> tuple[str, ...]:
 
 
 def _change_of_selection(session: Session, round_: Round, controller: Controller) -> e.Event | None:
-    """Free places are taken from the pool. From the reserve, of those who are left out, only as
-    many as min_participants need, and for as long as nobody else can take their places; but an
-    overdue round takes help from everybody."""
+    """Fill the open round's free slots from the pool. Participants that are left out fill only the
+    slots that min_participants needs, while nobody else can; an overdue round selects everybody."""
     if round_.overdue_at is not None:
         others = session.available
         return _selected(session, others, len(others), controller) if others else None
@@ -259,14 +258,14 @@ def _next_step_between_rounds(
 
 
 def _initialisation(session: Session, now: float, controller: Controller) -> e.RoundOpened:
-    """The round in which one participant makes the initial weights."""
+    """Open the round in which one participant makes the initial weights."""
     first = _draw(session, session.pool or session.reserve, 1, controller)[:1]
     return e.RoundOpened(session.round, first, 0, now, 1, Task.INITIALISE)
 
 
 def _left_out(session: Session) -> e.ParticipantLeftOut | None:
-    """A participant that has missed too many deadlines in a row. What follows from refused updates
-    and failures has followed at once."""
+    """Leave out a participant that has missed too many deadlines in a row. Refused updates and
+    failures have had this effect at once."""
     rules = session.rules
     for participant_id, known in session.selection.faults.items():
         is_over = 0 < rules.refused_limit <= known.in_a_row
@@ -280,8 +279,8 @@ def _is_past(opened_at: float, rules: Rules, now: float) -> bool:
 
 
 def _ask_for_model(session: Session, now: float) -> e.Event | None:
-    """Ask once. While the model is made nothing else can happen, and refused profiles would
-    be refused again: then others must come."""
+    """Request the initial model from the profiles of the members, once: refused profiles would be
+    refused again, so other participants must join first."""
     if session.requested is not None or session.members.num_eligible < session.rules.num_required:
         return None
     members = tuple(participant_id for participant_id, _ in session.eligible_profiles())
@@ -314,5 +313,5 @@ def _draw(
 
 
 def _candidate(session: Session, participant_id: str) -> Candidate:
-    member, turn = session.members[participant_id], session.selection.last_selected[participant_id]
-    return Candidate(participant_id, member.profile, member.tags, turn.round, turn.at)
+    member, last = session.members[participant_id], session.selection.last_selected[participant_id]
+    return Candidate(participant_id, member.profile, member.tags, last.round, last.at)

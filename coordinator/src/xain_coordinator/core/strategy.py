@@ -1,4 +1,4 @@
-"""The parts of a session's rules that can be plugged in: its controller and its pacing rule."""
+"""Strategy of a session: the controller and the pacing rule, which plug-ins may bring."""
 
 from dataclasses import dataclass
 

@@ -6,7 +6,7 @@ one.
 
 from xain_coordinator.core import errors
 from xain_coordinator.core.attempts import check_fit, check_slice
-from xain_coordinator.core.keys import place_of, update_key
+from xain_coordinator.core.keys import base_key_of, update_key
 from xain_coordinator.core.round import Round
 from xain_coordinator.core.values import BYTES, GlobalModel, Layout, Update
 from xain_workloads.model import size_of
@@ -15,14 +15,15 @@ _DTYPES = ("float16", "float32", "float64")
 
 
 def require_free_key(round_: Round, sender: str, name: str) -> None:
-    """An accepted object is what will be aggregated: nobody else may write over it, even if its
-    sender has left, or had chosen the name before somebody came who is called so.
+    """Check that no accepted update of another participant has this key, since it will be
+    aggregated: its sender may have left, or may have chosen the name of a participant that joined
+    later.
 
     Raises UploadNameTaken.
     """
     key = update_key(round_.trained_by(sender), name)
     known = round_.updates.get(name)
-    is_own = known is not None and place_of(known.weights.ref.key) == key
+    is_own = known is not None and base_key_of(known.weights.ref.key) == key
     if is_own or key in round_.places:
         raise errors.UploadNameTaken(
             f"an accepted update of another participant lies under {key!r}; wait for the next round"
@@ -30,7 +31,7 @@ def require_free_key(round_: Round, sender: str, name: str) -> None:
 
 
 def check_update(model: GlobalModel, round_: Round, update: Update) -> None:
-    """Refuse what cannot be aggregated, naming the first thing that is wrong.
+    """Refuse an update that cannot be aggregated, naming the first fault.
 
     Raises InvalidUpdate, and SliceMismatch for a slice that is good by itself.
     """
@@ -68,7 +69,7 @@ def check_update(model: GlobalModel, round_: Round, update: Update) -> None:
     if weights.first_bad is not None:
         layout = update.layout if round_.attempt else model.layout
         raise errors.InvalidUpdate(
-            f"the weights are not finite, first at {_place(layout, weights.first_bad)}; "
+            f"the weights are not finite, first at {_element_text(layout, weights.first_bad)}; "
             "train with a smaller learning rate"
         )
     if round_.attempt:
@@ -99,8 +100,9 @@ def _check_layout(update: Update) -> None:
         )
 
 
-def _place(layout: Layout, index: int) -> str:
-    """An element of the flat vector, as people know it: by its array, where the layout tells."""
+def _element_text(layout: Layout, index: int) -> str:
+    """An element of the flat vector for a message: by its array and index, where the layout
+    tells."""
     text = f"index {index}"
     first = 0
     for spec in layout:

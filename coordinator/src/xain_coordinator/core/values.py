@@ -1,4 +1,4 @@
-"""Small immutable values of which commands, events and effects are made."""
+"""Immutable values that commands, events and effects consist of."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -161,7 +161,7 @@ class Evaluation:
 
 
 class Names(tuple[str, ...]):
-    """Names in an order, of which it is known at once who is among them, however many there are."""
+    """Ordered set of names with fast membership tests."""
 
     @cached_property
     def _known(self) -> frozenset[str]:
@@ -172,15 +172,15 @@ class Names(tuple[str, ...]):
 
     @classmethod
     def of(cls, names: tuple[str, ...]) -> "Names":
-        """The same, if they are some already."""
+        """Names of an iterable; the same object if it is one already."""
         return names if isinstance(names, cls) else cls(names)
 
     def including(self, more: Sequence[str]) -> "Names":
-        """These points, followed by others."""
+        """Names with others appended."""
         return self._with_known(Names((*self, *more)), self._known.union(more))
 
     def excluding(self, name: str) -> "Names":
-        """Without one of them."""
+        """Names without one of them."""
         at = self.index(name)
         return self._with_known(Names((*self[:at], *self[at + 1 :])), self._known - {name})
 
@@ -336,8 +336,8 @@ class Rules:
 
     @property
     def num_rounds(self) -> int:
-        """All rounds: those of training, and with "first" the one that makes the initial weights.
-        The last model has this number."""
+        """Number of all rounds: those of training, and with "first" the one that makes the initial
+        weights. The last model has this number."""
         return self.num_initial + self.rounds
 
     @property
@@ -346,7 +346,7 @@ class Rules:
         return int(self.initial == "first")
 
     def is_eligible(self, tags: Mapping[str, str]) -> bool:
-        """A participant with these tags may be selected, and counts towards N."""
+        """Whether a participant with these tags may be selected, and counts towards N."""
         return all(tags.get(key) in values for key, values in self.tags.items())
 
     @property
@@ -357,5 +357,5 @@ class Rules:
 
     @property
     def lease_s(self) -> float:
-        """A participant that is silent for longer than this has gone."""
+        """Lease: a participant without a heartbeat for longer than this has left."""
         return self.heartbeat_time_s + self.heartbeat_timeout_s

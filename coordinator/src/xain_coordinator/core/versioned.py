@@ -30,7 +30,7 @@ def including_all(mapping: Mapping[K, V], more: Mapping[K, V]) -> Mapping[K, V]:
 
 
 def excluding(mapping: Mapping[K, V], key: K) -> Mapping[K, V]:
-    """Without the key, if it is there."""
+    """A copy without the key, if it has it."""
     return _versioned(mapping).excluding(key) if key in mapping else mapping
 
 
@@ -75,7 +75,7 @@ class _Table(Generic[K, V]):
 
 
 class _Versioned(Mapping[K, V]):
-    """A version of a table: by default the latest."""
+    """One version of a table: by default the latest."""
 
     __slots__ = ("_number", "_size", "_table")
 

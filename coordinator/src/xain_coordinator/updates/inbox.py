@@ -33,12 +33,12 @@ from xain_coordinator.core.errors import (
 )
 from xain_coordinator.core.keys import (
     attempt_key,
+    base_key_of,
     incoming_key,
     is_attempt,
     is_journalled,
     journalled_key,
     piece_of,
-    place_of,
     update_key,
 )
 from xain_coordinator.core.needed import needed_by
@@ -96,7 +96,7 @@ class Reference:
         """Whether these weights are the update. Without a digest the base key tells."""
         if self.digest is not None:
             return weights.ref.digest == self.digest
-        return place_of(weights.ref.key) == update_key(round_, self.name)
+        return base_key_of(weights.ref.key) == update_key(round_, self.name)
 
 
 class Source(Protocol):
@@ -278,7 +278,9 @@ class Inbox:
         if self._access is not None and key == incoming_key(round_, participant_id):
             return partial(copied, self._access, store, key, _new_attempt_at(base_key), announced)
         # An update that was uploaded to an earlier process; a small one comes with every call.
-        is_object = place_of(key) == base_key and piece_of(key) is None and not is_journalled(key)
+        is_object = (
+            base_key_of(key) == base_key and piece_of(key) is None and not is_journalled(key)
+        )
         is_known = round_ in self._slots[participant_id].stored
         if not is_object or is_known or self._is_damaged(key):
             return None
