@@ -101,6 +101,7 @@ class GroupCommit(Generic[T]):
                 if self._num_in_hand:  # else close() has counted the group as lost
                     self.num_lost += num_lost
                     self._num_in_hand = 0
+            del group  # its memory is free while the next one is awaited
 
     def _next_group(self) -> list[T]:
         """Wait for items. Empty only at the end."""

@@ -92,8 +92,8 @@ async def until_heard(member: Member, state: int, round_: int) -> None:
 
 
 async def test_a_straggler_is_left_out_at_the_deadline(start, join, tmp_path):
-    """The round closes without it. What it then brings is FAILED_PRECONDITION and counted, and the
-    next round is its own again."""
+    """The round closes without it. What it then brings is FAILED_PRECONDITION, counted once however
+    often it asks, and the next round is its own again."""
     coordinator = await start(rounds={**TIMED, "rounds": 2, "start_participants": 2})
     hold(coordinator)
     a, b = join(coordinator, "a"), join(coordinator, "b")
@@ -110,6 +110,8 @@ async def test_a_straggler_is_left_out_at_the_deadline(start, join, tmp_path):
     assert await model(a, 1) == [1.0]
 
     assert await refused(b.upload([9.0])) == (Code.FAILED_PRECONDITION, "STALE_ROUND")
+    for _ in range(3):
+        assert await refused(b.end()) == (Code.FAILED_PRECONDITION, "STALE_ROUND")
     assert (await status_of(a)).counters["late_updates"] == 1
     await b.hand_in([5.0], round_=1)
     await a.hand_in([3.0], round_=1)

@@ -120,7 +120,8 @@ class Driver:
 
     Made by `Driver.open`, then `start`ed inside a running event loop.
 
-    num_late: updates refused because their round was over, since the start of the process.
+    num_late: updates that came when their round was over, each participant's once a round, since
+        the start of the process.
     latencies: told how long after its round has opened each update is accepted.
     """
 
@@ -157,6 +158,7 @@ class Driver:
         self._watchable = True
         self.num_late = 0
         self.latencies: LatencyFile | None = None
+        self._late_rounds: dict[str, int] = {}  # the last round of each participant's late updates
         # Of the session, in the journal: how many records, the time of the last, and how many there
         # were when a snapshot was last begun.
         self._num_records = 0
@@ -459,11 +461,19 @@ class Driver:
                 self._worker.perform(effect)
 
     def _note_late(self, sent: MayUpload | EndTrainingRound) -> Sequence[Effect]:
-        """Count a late update that was awaited once."""
+        """Count a late update that was awaited once.
+
+        A participant that the weights port has refused asks again through gRPC.
+        """
         participant_id, round_ = sent.participant_id, sent.round
-        if not is_late(self._decided, participant_id, round_):
+        is_counted = self._late_rounds.get(participant_id, -1) >= round_
+        if is_counted or not is_late(self._decided, participant_id, round_):
             return ()
         self.num_late += 1
+        self._late_rounds[participant_id] = round_
+        members = self.session.members
+        if len(self._late_rounds) > 2 * len(members) + 100:
+            self._late_rounds = {p: r for p, r in self._late_rounds.items() if p in members}
         log.info("update_late", round=round_, participant=participant_id)
         return (RecordMetrics((late_point(participant_id, round_),)),)
 

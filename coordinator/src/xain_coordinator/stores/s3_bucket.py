@@ -16,6 +16,7 @@ import boto3
 from boto3.s3.transfer import TransferConfig
 from botocore import exceptions as boto
 from botocore.config import Config
+from s3transfer.exceptions import S3CopyFailedError
 from urllib3.exceptions import HTTPError
 
 from xain_coordinator.ports import KeyNotFound, StoreError, StoreUnavailable
@@ -285,7 +286,10 @@ class Bucket:
             "ExtraArgs": wanted,
             "Config": TransferConfig(multipart_threshold=1, multipart_chunksize=part_bytes),
         }
-        self._call("copy", "copy", parameters, key=key, answers={412})
+        try:
+            self._call("copy", "copy", parameters, key=key, answers={412})
+        except S3CopyFailedError:  # another object since the transfer manager has looked at it
+            raise Declined(412, "PreconditionFailed") from None
 
     def _source(self, name: str, etag: str) -> dict[str, Any]:
         return {"CopySource": {"Bucket": self.name, "Key": name}, "CopySourceIfMatch": etag}

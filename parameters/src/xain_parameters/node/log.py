@@ -234,7 +234,7 @@ class DiskLog:
         self,
         folder: Path,
         on_synced: Callable[[int, int, int], None],
-        on_failed: Callable[[OSError], None],
+        on_failed: Callable[[Exception], None],
     ) -> None:
         self._folder = folder
         self._on_synced = on_synced
@@ -301,7 +301,7 @@ class DiskLog:
             for number, (segment, sequence) in synced:
                 if sequence >= 0:
                     self._on_synced(number, segment, sequence)
-        except OSError as error:
+        except Exception as error:  # nothing more may be acknowledged, whatever has failed
             self._on_failed(error)
             return len(steps)
         self._has_failed = False

@@ -322,11 +322,12 @@ class ServerNode:
         if not isinstance(primary, Primary):
             self._refuse(source, request, "moved")
             return
-        if primary.is_busy:
+        replica = primary.copy.replica
+        opens = request.opened > replica.opened
+        if primary.copy.is_broken or (opens and primary.is_busy):
             self._refuse(source, request, "busy")
             return
-        replica = primary.copy.replica
-        if request.opened > replica.opened:
+        if opens:
             self._open(primary, request.opened)
         keys = NO_KEYS if message.keys is None else message.keys
         try:
@@ -336,6 +337,10 @@ class ServerNode:
                 entry = replica.mark(source.name, request)
         except Invalid as error:
             self._refuse(source, request, "invalid", str(error))
+            return
+        # A repeated push is not refused: a message for several ranges is repeated for a busy one.
+        if entry is not None and primary.is_busy:
+            self._refuse(source, request, "busy")
             return
         if entry is not None and isinstance(request, Push) and is_late(replica, request):
             self._refuse(source, request, "evicted", "others have gone on without this worker")

@@ -31,6 +31,7 @@ class Sections:
     def _together(self) -> Message:
         request = self.several.request
         answers = [self._answers[number] for number in range(len(self._answers))]
+        self._answers = {}  # the channel keeps this object until the next request
         refused = [each.head for each in answers if isinstance(each.head, Refused)]
         if refused:
             # An error of the caller comes first: asking again cannot mend it.
