@@ -464,7 +464,7 @@ class Rounds:
         if self.is_buffered:
             slowest = min(self._clocks[p] for p in self.outstanding)
             return self._number + 1 - slowest <= self.limit and num_updates >= rules.buffer_size
-        if rules.quorum and self._is_trained:
+        if rules.quorum:
             return parse(rules.quorum).is_met(
                 lambda source, _: self._num_of(source, self._updated),
                 lambda source: self._num_of(source, set(self._clocks)),
