@@ -39,8 +39,6 @@ Piece: TypeAlias = bytes | memoryview
 Destination: TypeAlias = Callable[[AnyHead, int, int], Sequence[memoryview] | None]
 
 _SIZES: Final = struct.Struct("<IIQ")
-# Of a large body a client is woken for so many bytes at once: each time costs it 15 to 40 us.
-_WAKE_BYTES: Final = 256 << 10
 _READ_BYTES: Final = 64 << 10  # as large as the largest head, and many small messages
 _KEY_BYTES: Final = 8
 MAX_PIECES: Final = 64  # in one system call
@@ -204,13 +202,6 @@ class Receiver:
         self._read = memoryview(bytearray(_SIZES.size + max(MAX_HEAD_BYTES, _READ_BYTES)))
         self._start = self._stop = 0  # bytes in self._read that are not used yet
         self._message: Message | None = None  # the message whose body is being received
-        self._wakes_after = 1
-        # TLS keeps decrypted bytes of its own, and other systems other rules.
-        self._plain = (
-            connection
-            if sys.platform == "linux" and isinstance(connection, socket.socket)
-            else None
-        )
         self._missing: deque[memoryview] = deque()  # memory that the rest of its body goes to
         self._several: Several | None = None  # the request whose sections are being received
         self._next_section = 0
@@ -223,11 +214,7 @@ class Receiver:
             message = self._message = self._begin()
         missing = self._missing
         while missing:
-            try:
-                count = self._receive_into(missing[0], socket.MSG_WAITALL)
-            except BlockingIOError:
-                self._wake_after(min(len(missing[0]), _WAKE_BYTES))
-                raise
+            count = self._receive_into(missing[0], socket.MSG_WAITALL)
             if not count:
                 raise Malformed("the connection ended within a message")
             if count < len(missing[0]):
@@ -235,15 +222,7 @@ class Receiver:
             else:
                 missing.popleft()
         self._message = None
-        self._wake_after(1)
         return message
-
-    def _wake_after(self, num_bytes: int) -> None:
-        """Let the system say that the socket is readable when so many bytes have come, or its
-        buffer is full. Called with at most the number of bytes that are still to come."""
-        if num_bytes != self._wakes_after and self._plain is not None:
-            self._plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
-            self._wakes_after = num_bytes
 
     def _begin(self) -> Message:
         """The next message, of whose body only that part is there which came with its head."""
