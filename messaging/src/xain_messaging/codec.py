@@ -10,7 +10,7 @@ whom, the connection tells.
 
 Nothing is pickled, so nothing that comes is run. What msgpack has no words for is refused at the
 sender: sets, objects, dates, integers beyond 64 bits, arrays of objects, and arrays that are more
-than their elements, as masked ones are.
+than their elements, as masked ones are. So are msgpack's own ExtType and Timestamp.
 
 A tuple comes out as a list, a numpy scalar as a number, a bytearray as bytes, and an array in
 C order and the machine's byte order, of the same dtype and shape. An array that came is writable,
@@ -19,6 +19,7 @@ and nobody else's.
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, Final, TypeAlias, TypedDict
 
 import msgpack
@@ -49,6 +50,8 @@ _STAGES: Final = {
 }
 _KINDS: Final = "biufc"  # of dtypes: truth values, integers, floats, complex numbers
 _ARRAYS: Final = (np.ndarray, np.memmap)  # but no other subclass: what it adds would be lost
+_FOREIGN: Final = frozenset({msgpack.ExtType, msgpack.Timestamp})
+_EXTENSIONS: Final = bytes([0xC7, 0xC8, 0xC9, *range(0xD4, 0xD9)])  # bytes that one begins with
 _SCALAR_KINDS: Final = "biuf"  # msgpack has no complex numbers
 
 
@@ -78,8 +81,9 @@ def encode(message: Message) -> list[Frame]:
         for path, why in _faults(message.body, "body", 0):
             raise BodyError(f"{path} cannot be sent: {why}") from None
         raise BodyError(f"the body cannot be sent: {error}") from error
-    frames, has_tuples = packing.frames, packing.has_tuples
-    if has_tuples:  # as a key, a tuple goes out, and no receiver can read it
+    frames = packing.frames
+    # As a key, a tuple goes out, and no receiver can read it.
+    if packing.has_tuples or _has_foreign(message.body, frames[0]):
         for path, why in _faults(message.body, "body", 0):
             raise BodyError(f"{path} cannot be sent: {why}")
     if (size := len(frames[0])) > MAX_ENVELOPE_BYTES:
@@ -180,6 +184,26 @@ def _can_be_key(value: object) -> bool:
     return isinstance(value, str | int | float | bytes | memoryview | None)
 
 
+def _has_foreign(body: object, envelope: Frame) -> bool:
+    """Whether a body that has been packed holds values of msgpack's own types."""
+    is_short = len(envelope) <= SMALL_ARRAY_BYTES
+    if is_short and len(bytes(envelope).translate(None, _EXTENSIONS)) == len(envelope):
+        return False
+    level: list[Any] = [body]
+    while level:  # all of one depth at once
+        kinds = set(map(type, level))
+        if kinds & _FOREIGN:
+            return True
+        lists = tuple(kind for kind in kinds if issubclass(kind, list | tuple))
+        maps = tuple(kind for kind in kinds if issubclass(kind, dict))
+        inner: list[Any] = [item for item in level if isinstance(item, lists)] if lists else []
+        for item in level if maps else ():
+            if isinstance(item, maps):
+                inner += (item, item.values())
+        level = list(chain.from_iterable(inner))
+    return False
+
+
 def _faults(value: object, path: str, depth: int) -> Iterator[tuple[str, str]]:
     """Find the values that cannot be sent, with their paths. Slow: only for a body that failed."""
     if depth > MAX_DEPTH:
@@ -202,6 +226,8 @@ def _faults(value: object, path: str, depth: int) -> Iterator[tuple[str, str]]:
                 value.encode()
             except UnicodeEncodeError:
                 yield path, "the text is not Unicode: it has a lone surrogate"
+        case msgpack.ExtType() | msgpack.Timestamp():
+            yield path, f"{type(value).__name__} is none of the types that travel"
         case list() | tuple():
             for i, item in enumerate(value):
                 yield from _faults(item, f"{path}[{i}]", depth + 1)

@@ -494,16 +494,17 @@ class Endpoint:
         return max(0.0, wait_s)
 
     def _probe(self, now: float) -> None:
-        """Ask peers what has come that have not heard what was sent, and say nothing new."""
+        """Ask peers what has come that have not heard what was sent, and say nothing new; and now
+        and then those that have not taken it, since the ack may have been lost."""
         before, self._probes = self._probes, {}
         if not self._totals.num_kept:
             return
         for name, link in self._links.items():
-            if not (link.is_here and link.has_unheard):
+            if not (link.is_here and link.num_kept):
                 continue
             probe = before.get(name)
             if probe is None or probe.so_far != link.so_far:
-                backoff = Backoff(PROBE_S, MAX_PROBE_S)
+                backoff = Backoff(PROBE_S if link.has_unheard else MAX_PROBE_S, MAX_PROBE_S)
                 probe = _Probe(link.so_far, now + backoff.next_s(), backoff)
             elif probe.at <= now:
                 probe.at = now + probe.backoff.next_s()

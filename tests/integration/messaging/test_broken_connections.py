@@ -75,6 +75,23 @@ def test_a_lost_ack_is_sent_again(lossy: JoinLossy) -> None:
     assert tags(b, 1) == ["2"]
 
 
+def test_an_ack_that_nobody_knows_is_lost_is_asked_for(
+    lossy: JoinLossy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sender has been told that all has come, and could send nothing any more."""
+    monkeypatch.setattr("xain_messaging.endpoint.MAX_PROBE_S", 0.1)
+    (a, _), (b, driver) = lossy("a", Bounds(max_messages=1)), lossy("b")
+    a.isend(Message("1", "a", "b"))
+    until(lambda: not a.endpoint._links["b"].has_unheard, "it to be heard")
+    driver.lost.add("a")
+    assert tags(b, 1) == ["1"]
+    assert b.receive_once(0.05) is None
+    until(lambda: not b.endpoint._links["a"].owes_ack, "the ack to be sent, in vain")
+    driver.lost.discard("a")
+    a.isend(Message("2", "a", "b"))
+    assert tags(b, 1) == ["2"]
+
+
 @dataclass
 class Detoured:
     """A discovery that tells of each peer an address on whose way something may happen."""

@@ -16,10 +16,14 @@ from hypothesis import strategies as st
 from integration.messaging.conftest import Group as Proxies
 from support.messaging import PATIENCE_S, discovery_of, until
 from support.peers import OPERATIONS, OPERATORS, arrays_of, given_to, results_of, same
-from xain_messaging.codec import snapshot
+from xain_messaging.codec import encode, snapshot
 from xain_messaging.collectives import Group
+from xain_messaging.collectives.algorithms import tree_broadcast
+from xain_messaging.collectives.members import ID_LENGTH
+from xain_messaging.collectives.operation import Operation
+from xain_messaging.collectives.registry import MAX_GROUPS, MAX_NAME
 from xain_messaging.errors import CollectiveFailed, MessagingError, PeersMissing
-from xain_messaging.links import Bounds
+from xain_messaging.links import COLLECTIVE, Bounds
 from xain_messaging.messages import Message
 from xain_messaging.proxy import Proxy
 
@@ -544,6 +548,54 @@ def test_who_waits_in_a_group_that_is_over_is_told(group: Proxies) -> None:
         found = workers[1].group("worker").all_reduce(np.ones(3))
         for result in (found, early.result(PATIENCE_S)):
             np.testing.assert_array_equal(result, 2 * np.ones(3))
+
+
+def test_who_is_slow_has_the_result_that_the_others_have(
+    group: Proxies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though one of them waits for it in the next group by then."""
+    workers = group.all(3)
+    groups = [proxy.group("worker") for proxy in workers]
+    goes_on, broadcast = threading.Event(), tree_broadcast
+
+    def slow_broadcast(operation: Operation, array: Any, root: int) -> Any:
+        if operation.rank == 2:
+            assert goes_on.wait(PATIENCE_S)
+        return broadcast(operation, array, root)
+
+    monkeypatch.setattr("xain_messaging.collectives.group.tree_broadcast", slow_broadcast)
+    with ThreadPoolExecutor() as pool:
+        calls = [pool.submit(g.all_reduce, np.ones(3), timeout_s=PATIENCE_S) for g in groups]
+        for done in calls[:2]:
+            np.testing.assert_array_equal(done.result(PATIENCE_S), 3 * np.ones(3))
+        names = [workers[0].name, workers[2].name]
+        early = pool.submit(workers[0].group("worker", names).barrier, PATIENCE_S)
+        said = workers[2]._collectives.registry._waits
+        until(lambda: names[0] in said, "it to say that it waits")
+        goes_on.set()
+        np.testing.assert_array_equal(calls[2].result(PATIENCE_S), 3 * np.ones(3))
+        workers[2].group("worker", names).barrier(PATIENCE_S)
+        early.result(PATIENCE_S)
+
+
+def test_what_a_member_says_of_its_group_is_bounded(members: list[Proxy]) -> None:
+    """Names and numbers that are no member's are kept up to a length."""
+    a, b = members[:2]
+    long = "x" * 10_000
+    to = {"group": "g" * ID_LENGTH, "number": 0, "to": b.endpoint.member.incarnation}
+    said = {
+        "waits": long,
+        "members": [[long, 1]],
+        "numbers": {f"{i}{long}": i for i in range(2000)},
+    }
+    message = Message("collective", a.name, b.name, {**to, **said})
+    a.endpoint.try_to_post(message, COLLECTIVE, encode(message))
+    kept = b._collectives.registry._waits
+    until(lambda: a.name in kept and kept[a.name].step[0] == to["group"], "it to come")
+    waits = kept[a.name]
+    assert (len(waits.name), {len(name) for name, _ in waits.members}) == (MAX_NAME, {MAX_NAME})
+    assert len(waits.numbers) == MAX_GROUPS
+    assert {len(group) for group in waits.numbers} == {ID_LENGTH}
 
 
 def test_a_part_that_waits_for_room_is_copied_once(

@@ -215,6 +215,24 @@ def test_what_cannot_be_sent_says_where_it_is(body: Any, place: str) -> None:
         encode(Message("t", "a", "b", body))
 
 
+@pytest.mark.parametrize("beside", [0, [0.1] * 1000, np.zeros(3)], ids=["", "long", "array"])
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        (msgpack.ExtType(1, b""), r"body\[0\] cannot"),
+        ({"a": [0, msgpack.Timestamp(1)]}, r"body\[0\]\['a'\]\[1\] cannot"),
+        ([{"a": 1}, {"b": OrderedDict(x=((1, msgpack.ExtType(5, b"")),))}], r"\['x'\]\[0\]\[1\]"),
+        ({"a": {msgpack.Timestamp(1): 0}}, r"body\[0\]\['a'\].*key"),
+        (msgpack.ExtType(2, b"x" * 70_000), r"body\[0\] cannot"),
+    ],
+    ids=["extension", "time", "deep", "key", "large"],
+)
+def test_the_types_of_msgpack_itself_are_refused(body: Any, place: str, beside: Any) -> None:
+    """The receiver would drop the message, or give out something else."""
+    with pytest.raises(BodyError, match=place):
+        encode(Message("t", "a", "b", [body, beside]))
+
+
 def test_so_many_arrays_travel_as_they_lie() -> None:
     """As many as the drivers take; those beyond them are in the envelope, and come all the same."""
     arrays = [np.full(SMALL_ARRAY_BYTES + 1, i % 256, np.uint8) for i in range(MAX_FRAMES + 1)]

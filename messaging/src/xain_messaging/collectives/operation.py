@@ -157,9 +157,9 @@ class Operation:
             self._post(message, encode(message), deadline)
 
     def _ask(self, rank: int) -> None:
-        group = self._group
-        body = {"waits": group.name, "members": [list(pair) for pair in group.incarnations.items()]}
-        self._try_to_post(rank, group.next, body)
+        with self._endpoint.lock:
+            body = self._registry.word(self._group)
+        self._try_to_post(rank, self._group.next, body)
 
     def _arrived(self) -> Arrived:
         """Raises CollectiveFailed if another member says that the operation has failed, or calls

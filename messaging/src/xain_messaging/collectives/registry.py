@@ -8,7 +8,8 @@ member that owes it, which compares the group with the one that it is at work in
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from itertools import islice
+from typing import Any, NamedTuple, TypeAlias
 
 from xain_messaging.codec import encode
 from xain_messaging.collectives.members import ID_LENGTH, Members, Step
@@ -47,11 +48,15 @@ class Arrived:
 
 
 class Waits(NamedTuple):
-    """A member waits in a group of this name for a part of ours. members: with incarnations."""
+    """A member waits in a group of this name for a part of ours.
+
+    members: with incarnations; numbers: of its next operation, by group.
+    """
 
     step: Step
     name: str
     members: set[tuple[str, int]]
+    numbers: dict[str, int]
     incarnation: int
 
 
@@ -154,10 +159,12 @@ class Registry:
         name; once for each time that it says so."""
         for name, waits in list(self._waits.items()):
             group_id, number = waits.step
-            if waits.name != group.name or group_id == group.id:
+            if waits.name != group.name[:MAX_NAME] or group_id == group.id:
                 continue
             if group.incarnations.get(name) != waits.incarnation:
                 continue  # of another process, or none of this group
+            if waits.numbers.get(group.id, 0) > group.number:
+                continue  # it has done this operation, and is only ahead
             del self._waits[name]
             other = self._groups.get(group_id)
             if other and (other.number > number or other.is_under_way):
@@ -169,6 +176,13 @@ class Registry:
                 raise CollectiveFailed(why, gone)
             else:
                 raise Differs(why, name, waits.step)
+
+    def word(self, group: Members) -> dict[str, Any]:
+        """Return what check() of another member compares with its group."""
+        groups = [*self._groups.values(), *self._dropped.values()]
+        numbers = {other.id: other.number for other in groups if other.name == group.name}
+        members = [list(pair) for pair in group.incarnations.items()]
+        return {"waits": group.name, "members": members, "numbers": numbers}
 
     def on_message(self, message: Message, delivery: Delivery) -> None:
         """Note a message of another member, which may be malformed."""
@@ -184,10 +198,18 @@ class Registry:
         group = self._groups.get(group_id)
         operation = (group_id, number)
         match rest:
-            case {"waits": str(name), "members": list(members)}:
+            case {"waits": str(name), "members": list(members), "numbers": dict(numbers)}:
                 self._endpoint.take(delivery)
-                pairs = {(str(peer), int(process)) for peer, process in members[:MAX_MEMBERS]}
-                self._waits[delivery.peer] = Waits(operation, name, pairs, delivery.incarnation)
+                pairs = {
+                    (str(peer)[:MAX_NAME], int(process)) for peer, process in members[:MAX_MEMBERS]
+                }
+                ahead = {
+                    str(other)[:ID_LENGTH]: int(its_next)
+                    for other, its_next in islice(numbers.items(), MAX_GROUPS)
+                }
+                self._waits[delivery.peer] = Waits(
+                    operation, name[:MAX_NAME], pairs, ahead, delivery.incarnation
+                )
                 return
         if (
             group_id in self._dropped
