@@ -289,6 +289,30 @@ def test_a_call_that_comes_again_does_not_wait_for_the_next_opening() -> None:
     assert not arrive(world, "anna", call=2)
 
 
+def test_openings_are_forgotten_when_their_calls_have_their_answers() -> None:
+    """Those for calls that still wait, and those for others, are kept."""
+    world = World()
+    for name in ("anna", "ben"):
+        world.join(name)
+    for call in (1, 2):
+        assert not arrive(world, "anna", barrier=f"b{call}", call=call)
+        assert arrive(world, "ben", barrier=f"b{call}", call=call)
+    world.registry.forget_opened("g", "anna", {2})
+    assert set(world.registry.state.opened) == {"g/b2/anna", "g/b1/ben", "g/b2/ben"}
+    assert arrive(world, "anna", barrier="b2", call=2)
+
+
+def test_a_call_that_comes_again_changes_nothing_while_it_waits() -> None:
+    """Though it would give up later by now: a state in a Redis is not written therefore."""
+    world = World()
+    world.join("anna")
+    assert not arrive(world, "anna")
+    before = msgspec.json.encode(world.registry.state)
+    world.now += 1
+    assert not arrive(world, "anna")
+    assert msgspec.json.encode(world.registry.state) == before
+
+
 def test_a_member_waits_at_a_few_barriers_at_a_time() -> None:
     """So that it cannot take the room of others; there is room again when one has opened."""
     world = World()

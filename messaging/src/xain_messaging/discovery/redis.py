@@ -21,6 +21,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 import redis
 
+from xain_foundation.backoff import Backoff
 from xain_foundation.logger import get_logger
 from xain_messaging.discovery.registry import LEASE_S, SETTLE_S, WORD_S, Registry, State
 from xain_messaging.discovery.remote import (
@@ -40,6 +41,9 @@ FORGET_S: Final = 24 * 3600  # the state of groups that nobody is in
 # A member is at a barrier for so much longer than it waits, where no word comes that it gave up.
 LINGER_S: Final = 1.0
 GATHER_S: Final = 0.02  # when many members come at once, each looks at many at once
+# Seconds until a member decides again, when another one has changed the state meanwhile.
+AGAIN_S: Final = 0.002
+MAX_AGAIN_S: Final = 0.1
 MAX_BARRIERS: Final = 1 << 30  # a member at a barrier holds no call
 
 _STATE: Final = msgspec.json.Decoder(State)
@@ -136,14 +140,24 @@ class RedisMembership(RemoteMembership):
         self, change: Callable[[Registry, float], T], timeout_s: float = CALL_TIMEOUT_S
     ) -> T:
         """Change the state of the group. change: called with its registry and the time, perhaps
-        several times; returns what is returned here."""
+        several times; returns what is returned here.
+
+        Raises DiscoveryUnavailable, also when others have been faster for all that time.
+        """
+        deadline = time.monotonic() + min(timeout_s, CALL_TIMEOUT_S)
+        backoff = Backoff(AGAIN_S, MAX_AGAIN_S, self._chance)
         try:
             with self._client_for(timeout_s) as client, client.pipeline() as pipe:
                 while True:
                     try:
                         return self._try_to_decide(pipe, change)
                     except redis.WatchError:
-                        continue
+                        wait_s = backoff.next_s()
+                        if time.monotonic() + wait_s >= deadline:
+                            raise DiscoveryUnavailable(
+                                f"others change the group {self._group!r} all the time"
+                            ) from None
+                        time.sleep(wait_s)
         except redis.RedisError as error:  # also one that may not write for now
             raise DiscoveryUnavailable(f"the Redis does not do it: {error}") from None
         except (OSError, ValueError, AttributeError) as error:
@@ -265,8 +279,19 @@ class RedisMembership(RemoteMembership):
 
     def _renew(self) -> None:
         who = (self._group, self._name, self.member.incarnation)
-        if not self._decide(lambda registry, now: registry.renew(*who, now)):
+
+        def renew(registry: Registry, now: float) -> bool:
+            self._forget_opened(registry)
+            return registry.renew(*who, now)
+
+        if not self._decide(renew):
             self._come_back()
+
+    def _forget_opened(self, registry: Registry) -> None:
+        with self._calling:
+            calls = set(self._calls.values())
+        if registry.is_member(self._group, self._name, self.member.incarnation):
+            registry.forget_opened(self._group, self._name, calls)
 
     def _look(self, timeout_s: float = CALL_TIMEOUT_S) -> None:
         roster = self._decide(lambda registry, now: registry.roster(self._group), timeout_s)
@@ -285,6 +310,7 @@ class RedisMembership(RemoteMembership):
         def arrive(registry: Registry, now: float) -> bool:
             if not registry.is_member(self._group, self._name, self.member.incarnation):
                 return False  # we are on our way back
+            self._forget_opened(registry)
             until = now + left_s(deadline) + LINGER_S
             return registry.arrive(*where, num_members, call, now, until)
 
@@ -309,8 +335,14 @@ class RedisMembership(RemoteMembership):
             self._changed.notify_all()  # calls that wait at a barrier
         if self._member is not None:
             who = (self._group, self._name, self._member.incarnation)
+
+            def leave(registry: Registry, now: float) -> None:
+                if registry.is_member(*who):  # not what is there for the next of that name
+                    registry.forget_opened(self._group, self._name, ())
+                registry.leave(*who)
+
             with suppress(DiscoveryUnavailable):  # it expires by itself
-                self._decide(lambda registry, now: registry.leave(*who), timeout_s)
+                self._decide(leave, timeout_s)
         self._client.close()  # nobody waits any more for what does not answer
 
     def leave_by(self, deadline: float) -> None:

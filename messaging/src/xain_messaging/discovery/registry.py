@@ -20,7 +20,7 @@ own.
 Pure: times are seconds on any clock that does not go back.
 """
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Collection, MutableMapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -87,8 +87,8 @@ class State:
 
     incarnations: the last one of each name that has left, by "group/name"; it outlives the group.
     opened: by "group/barrier/name" the incarnation and the number of the call for which the barrier
-        opened last. It outlives the group, too: all connections may break while answers are on
-        them.
+        opened last, until forget_opened(). It outlives the group, too: all connections may break
+        while answers are on them.
     last_incarnation: the last that was given.
     """
 
@@ -304,7 +304,9 @@ class Registry:
             raise DiscoveryUnavailable(f"{name!r} waits at {self._max_barriers} barriers already")
         for other in [other for other, one in waiting.items() if one.until < now]:
             del waiting[other]
-        waiting[name] = Waiting(call, until)
+        kept = waiting.get(name)
+        if kept is None or kept.call != call:  # a call that comes again changes nothing
+            waiting[name] = Waiting(call, until)
         if len(waiting) >= num_members:
             for other, one in waiting.items():
                 incarnation = found.entries[other].member.incarnation
@@ -326,6 +328,15 @@ class Registry:
             if waits is not None and waits.call == call:
                 self._forget(found, barrier, name)
         return False
+
+    def forget_opened(self, group: str, name: str, waiting: Collection[int]) -> None:
+        """Openings for a member are forgotten, but for those of its calls that still wait: each
+        other call has its answer."""
+        opened = self.state.opened
+        for where, (_, call) in list(opened.items()):
+            is_its = where.startswith(f"{group}/") and where.endswith(f"/{name}")
+            if is_its and call not in waiting:
+                del opened[where]
 
     def _has_opened(self, group: str, barrier: str, name: str, call: int) -> bool:
         entry = self.state.groups[group].entries.get(name)
