@@ -8,32 +8,63 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
+_thread: threading.Thread | None = None
 
 
 def event_loop() -> asyncio.AbstractEventLoop:
     """Return the loop. The first call starts its thread."""
-    global _loop
+    global _loop, _thread
     with _lock:
         if _loop is None:
-            _loop = asyncio.new_event_loop()
-            threading.Thread(target=_loop.run_forever, name="messages-loop", daemon=True).start()
+            loop = asyncio.new_event_loop()
+            thread = threading.Thread(target=loop.run_forever, name="messages-loop", daemon=True)
+            try:
+                thread.start()
+            except BaseException:  # the system has no thread for it now; the next call tries again
+                if not thread.is_alive():
+                    loop.close()
+                raise
+            _loop, _thread = loop, thread
         return _loop
 
 
-def run(work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-    """Run a coroutine in the loop and return its result."""
-    return asyncio.run_coroutine_threadsafe(work, event_loop()).result(timeout_s)
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in the loop and return its result.
+
+    Raises RuntimeError on the loop's own thread, which would wait for itself.
+    """
+    try:
+        loop = event_loop()
+        if threading.current_thread() is _thread:
+            raise RuntimeError("the thread of the event loop cannot wait for it")
+    except BaseException:
+        work.close()
+        raise
+    return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+
+def finish(work: Coroutine[Any, Any, None], timeout_s: float) -> None:
+    """Run a coroutine that ends something, and wait for it for timeout_s at most.
+
+    On the loop's own thread, where the garbage collector or a log handler may close what is open,
+    the coroutine is begun and not waited for.
+    """
+    future = asyncio.run_coroutine_threadsafe(work, event_loop())
+    if threading.current_thread() is not _thread:
+        with suppress(TimeoutError):
+            future.result(timeout_s)
 
 
 def _after_fork() -> None:
-    global _loop, _lock
-    _loop, _lock = None, threading.Lock()  # the thread is in the parent
+    global _loop, _thread, _lock
+    _loop, _thread, _lock = None, None, threading.Lock()  # the thread is in the parent
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork

@@ -558,14 +558,16 @@ class Endpoint:
                     log.warning("not_delivered", peer=link.name, num_messages=link.num_kept)
             self._failure = Closed(f"{self.name!r} has been closed")
             self._notify()
-        self._driver.wake()
-        if self._io.is_alive():
-            self._io.join(END_S)
         try:
-            self._driver.close(linger_s)
-        finally:
-            with suppress(MessagingError):  # it expires by itself
-                self.membership.leave()
+            self._driver.wake()
+            if self._io.is_alive():
+                self._io.join(END_S)
+        finally:  # an interrupt too
+            try:
+                self._driver.close(linger_s)
+            finally:
+                with suppress(MessagingError):  # it expires by itself
+                    self.membership.leave()
 
 
 def _process(member: Member | None) -> tuple[int, str] | None:

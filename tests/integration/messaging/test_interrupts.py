@@ -166,3 +166,24 @@ def test_a_message_that_an_interrupt_has_swallowed_is_sent_again(lossy: JoinLoss
     with pytest.raises(KeyboardInterrupt):
         b.send(SessionMessage("1", "b", "a"))
     assert tags(a, 1) == ["1"]
+
+
+def test_an_interrupted_close_leaves_the_group(
+    lossy: JoinLossy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And closes the driver, as it waits for the I/O thread."""
+    a, b, line = two(lossy)
+    closed: list[float] = []
+    close = line.close
+    monkeypatch.setattr(line, "close", lambda linger_s: (closed.append(linger_s), close(linger_s)))
+    join = b.endpoint._io.join
+
+    def interrupt(timeout: float | None = None) -> None:
+        join(timeout)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(b.endpoint._io, "join", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        b.endpoint.close(0.0)
+    assert closed == [0.0]
+    until(lambda: a.peers["peer"] == [], "it to have left")

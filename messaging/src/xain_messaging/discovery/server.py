@@ -11,6 +11,7 @@ from xain_messaging.discovery.service import KEEPALIVE, MembershipService
 from xain_proto.messaging.membership_pb2_grpc import add_MembershipServicer_to_server
 
 STOP_S = 1.0
+STOPPED_S = 5.0  # that stop() waits, whatever the event loop does meanwhile
 
 
 class MembershipServer:
@@ -76,8 +77,8 @@ class MembershipServer:
     def stop(self) -> None:
         """Returns when no member is served any more, after STOP_S at most. May be called again."""
         if self._server is not None:
-            background.run(self._stop(self._server))
-            self._server = None
+            server, self._server = self._server, None
+            background.finish(self._stop(server), STOPPED_S)
 
     async def _stop(self, server: grpc.aio.Server) -> None:
         # First the calls that wait: gRPC reports an error to those it ends, and they print it.

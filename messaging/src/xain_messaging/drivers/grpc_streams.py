@@ -39,6 +39,9 @@ MAX_RETRY_S: Final = 2.0
 # peers, which print it.
 STOP_GRACE_S: Final = 1.0
 
+# Seconds that close() waits for the server to stop.
+STOP_S: Final = 5.0
+
 # Statuses of a stream that is finished, of a connection that breaks, and of a peer that closes.
 _USUAL: Final = frozenset(
     {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
@@ -187,21 +190,26 @@ class GrpcDriver:
         self._connections: dict[str, _Connection] = {}
         self._streams: set[asyncio.Task[Any]] = set()  # that peers have opened
         self._is_closed = False
-        self.address = f"{host}:{background.run(self._listen(listen))}"
+        self._server: grpc.aio.Server | None = None
+        try:
+            self.address = f"{host}:{background.run(self._listen(listen))}"
+        except BaseException:  # an interrupt too: no server stays behind
+            background.finish(self._stop(), STOP_S)
+            raise
 
     async def _listen(self, address: str) -> int:
         """Start the server. Returns its port."""
         handler: Any = grpc.stream_unary_rpc_method_handler(self._deliver)
         service, _, method = METHOD[1:].partition("/")
-        self._server = grpc.aio.server(options=OPTIONS)
-        self._server.add_generic_rpc_handlers(
+        server = self._server = grpc.aio.server(options=OPTIONS)
+        server.add_generic_rpc_handlers(
             [grpc.method_handlers_generic_handler(service, {method: handler})]
         )
         if self._tls is None:
-            port = self._server.add_insecure_port(address)
+            port = server.add_insecure_port(address)
         else:
-            port = self._server.add_secure_port(address, self._tls.of_server())
-        await self._server.start()
+            port = server.add_secure_port(address, self._tls.of_server())
+        await server.start()
         return port
 
     # --- out ---
@@ -274,21 +282,27 @@ class GrpcDriver:
     def close(self, linger_s: float) -> None:
         if self._is_closed:
             return
-        self._is_closed = True
-        connections, self._connections = self._connections, {}
-        deadline = time.monotonic() + linger_s
-        for connection in connections.values():
-            connection.finish()
-        for connection in connections.values():
-            connection.join(deadline)
-            connection.close()
-        self._is_woken.set()
-        background.run(self._stop())
+        try:
+            self._is_closed = True
+            deadline = time.monotonic() + linger_s
+            connections = list(self._connections.values())
+            for connection in connections:
+                connection.finish()
+            for connection in connections:
+                connection.join(deadline)
+        finally:  # an interrupt too
+            try:
+                while self._connections:
+                    self._connections.popitem()[1].close()
+            finally:
+                self._is_woken.set()
+                background.finish(self._stop(), STOP_S)
 
     async def _stop(self) -> None:
         for stream in self._streams:
             stream.cancel()
-        await self._server.stop(STOP_GRACE_S)
+        if self._server is not None:
+            await self._server.stop(STOP_GRACE_S)
 
     def _check_open(self) -> None:
         if self._is_closed:
