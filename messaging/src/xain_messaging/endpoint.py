@@ -12,7 +12,7 @@ alone, in an order that leaves a gap for the receiver to ask for.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -28,7 +28,7 @@ from xain_messaging.errors import (
     OutboxFull,
     UnknownPeer,
 )
-from xain_messaging.inbox import Inbox
+from xain_messaging.inbox import Entry, Inbox
 from xain_messaging.links import COLLECTIVE, Bounds, Delivery, Kind, Link, Packet, Totals, read_head
 from xain_messaging.messages import Message, SessionMessage
 from xain_messaging.ports import Discovery, Driver, Member, Membership, Roster
@@ -300,6 +300,13 @@ class Endpoint:
         """The program gets this message, and may work at it: it is taken when the program next
         waits, or answers. Call it under `lock`."""
         self._received.append(delivery)
+
+    def not_received(self, entries: Sequence[Entry]) -> None:
+        """The program has not got these messages after all: put them back into the inbox, not
+        acknowledged if they are not yet. Call it under `lock`."""
+        back = {entry.delivery for entry in entries}
+        self._received = [delivery for delivery in self._received if delivery not in back]
+        self.inbox.put_back(entries)
 
     def _take_received(self, peer: str | None = None) -> None:
         """Take what the program has done; or only what came from a peer that is sent to now, whose

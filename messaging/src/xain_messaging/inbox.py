@@ -23,8 +23,7 @@ class Awaited:
 
     sessions: how many answers in each session are still to come; they are for this call alone.
     seen: the number of the last message that was looked at.
-    entries: the answers that it has got so far. If the call is interrupted, Inbox.release() puts
-        them back.
+    entries: the answers that it has got so far. If the call is interrupted, they are put back.
     """
 
     sessions: dict[str, int] = field(default_factory=dict)
@@ -59,7 +58,6 @@ class Inbox:
         """End what reserve() began. Returns whether other calls may take something now."""
         if awaited in self._awaited:
             self._awaited.remove(awaited)
-        self.put_back(awaited.entries)
         return bool(awaited.sessions)
 
     def oldest(self, last: int | None = None) -> Entry | None:

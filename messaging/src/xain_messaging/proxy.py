@@ -293,7 +293,7 @@ class Proxy:
         except BaseException:  # an interrupt: the message is for the next call
             if popped is not None:
                 with endpoint.lock:
-                    inbox.put_back([popped])
+                    endpoint.not_received([popped])
             raise
         return None if taken is None else taken[0]
 
@@ -355,6 +355,7 @@ class Proxy:
 
     def _release(self, awaited: Awaited) -> None:
         with self.endpoint.lock:
+            self.endpoint.not_received(awaited.entries)
             if self.endpoint.inbox.release(awaited):
                 self.endpoint.wake()  # other calls may want it
 

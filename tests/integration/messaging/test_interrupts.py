@@ -67,10 +67,13 @@ def test_a_message_whose_receive_was_interrupted_is_for_the_next_call(
     a, b, _ = two(lossy)
     for i in range(3):
         a.isend(Message(str(i), "a", "b"))
+    until(lambda: len(b.endpoint.inbox) == 3, "all to come")
     whose: type = {"received": Endpoint, "pop": Inbox}[where]
     monkeypatch.setattr(whose, where, once(getattr(whose, where), is_done=is_done))
     with pytest.raises(KeyboardInterrupt):
         b.receive_once(PATIENCE_S)
+    b.receive_by_id("none", 0.02)  # acknowledges what the program has got
+    assert len(b.endpoint._links["a"]._untaken) == 3
     assert tags(b, 3) == ["0", "1", "2"]
     assert b.receive_once(0.05) is None
     until(lambda: not a.endpoint._links["b"].num_kept, "the ack")
