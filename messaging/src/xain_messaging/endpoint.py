@@ -174,8 +174,8 @@ class Endpoint:
         try:
             self._driver.connect(member.name, member.address)
         except Exception as error:
-            # Whatever a driver says to a malformed address, or the system to one connection too
-            # many: the other peers must not suffer from it.
+            # A driver may refuse a malformed address, and the system one connection too many: the
+            # other peers must not suffer from it.
             self._cannot_reach(link, error)
             return
         self._unreached.discard(member.name)

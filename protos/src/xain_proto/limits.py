@@ -7,6 +7,6 @@ MAX_INT32 = 2**31 - 1
 # they cost less than the stream that would carry them.
 MAX_INLINE_BYTES = 64 << 10
 
-# Of the metrics that a participant sends with an update.
+# Metrics that a participant sends with an update have at most these.
 MAX_METRICS_BYTES = 64 << 10
 MAX_POINTS = 1000

@@ -59,8 +59,8 @@ async def test_a_process_that_stood_still_lets_nobody_go(tmp_path: Path) -> None
 
 
 async def test_calls_say_how_long_they_have_waited(start, join, monkeypatch) -> None:
-    """By what is left of their time limit; unregistered clients, and callers without one, tell
-    nothing."""
+    """A call has waited for its time limit less what is left of it; unregistered clients, and
+    callers without a limit, tell nothing."""
     coordinator = await start(rounds={"start_participants": 9})
     members = [join(coordinator, f"p{number}") for number in range(MIN_SENDERS)]
     unregistered_clients = [join(coordinator, f"s{number}") for number in range(MIN_SENDERS)]

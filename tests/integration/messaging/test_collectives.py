@@ -550,7 +550,7 @@ def test_who_waits_in_a_group_that_is_over_is_told(group: Proxies) -> None:
             np.testing.assert_array_equal(result, 2 * np.ones(3))
 
 
-def test_who_is_slow_has_the_result_that_the_others_have(
+def test_slow_member_has_the_result_of_the_others(
     group: Proxies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though one of them waits for it in the next group by then."""
@@ -578,7 +578,7 @@ def test_who_is_slow_has_the_result_that_the_others_have(
         early.result(PATIENCE_S)
 
 
-def test_what_a_member_says_of_its_group_is_bounded(members: list[Proxy]) -> None:
+def test_names_in_the_word_of_a_waiting_member_are_bounded(members: list[Proxy]) -> None:
     """Names and numbers that are no member's are kept up to a length."""
     a, b = members[:2]
     long = "x" * 10_000

@@ -10,7 +10,7 @@ from xain_messaging.proxy import Proxy
 
 
 def test_a_late_answer_in_the_queue_holds_up_no_other(lossy: JoinLossy) -> None:
-    """It stays where it is, and the connection goes on."""
+    """The late answer stays in the queue, and the connection goes on."""
     (a, _), (b, _) = lossy("a"), lossy("b", Bounds(max_messages=8))
     late = a.isend(SessionMessage("ask", "a", "b"))
     assert a.receive_by_id(late, 0.05).missing == ("b",)

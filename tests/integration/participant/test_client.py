@@ -122,7 +122,7 @@ def test_an_upload_goes_in_chunks_and_arrives_whole(
 def test_upload_that_is_ended_without_progress_is_refused(
     client: CoordinatorClient, server: ScriptedCoordinator
 ) -> None:
-    """It is tried again later."""
+    """The refusal is passed on, so that the upload is tried again later."""
     server.before["PutWeights"].append(refusal("UNAVAILABLE", grpc.StatusCode.UNAVAILABLE))
     assert _refused(lambda: client.put_weights(0, BIG)).reason == "UNAVAILABLE"
     client.put_weights(0, BIG)

@@ -135,7 +135,7 @@ class Bench:
         self.strategy: Strategy | None = None  # the one that the rules describe
         self.session, opened = open_session("s1", rules or make_rules(), self.now)
         self.journal: list[e.DurableEvent] = [opened]
-        # Of sessions without rules that the oracle does not know.
+        # The oracle follows sessions all of whose rules it knows.
         self.oracle = Rounds(opened) if opened.rules.aggregation != "assemble" else None
         self.owed: list[Owed] = []
         self.aggregates: list[Aggregate] = []

@@ -23,7 +23,7 @@ from xain_coordinator.core.versioned import _Versioned
 NUM = 1000
 NAMES = tuple(f"site-{i:04}" for i in range(NUM))
 
-# Of what is made for a message. As many pointers as there are participants take 8,000.
+# Bytes that may be made for a message. As many pointers as there are participants take 8,000.
 MAX_BYTES = 5000
 # Entries that a message looks at, or looks up. A scan of the participants is twenty times that.
 MAX_LOOKS = 50

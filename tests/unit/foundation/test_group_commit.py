@@ -42,7 +42,7 @@ def busy(disk: Disk, **bounds: float) -> GroupCommit[int]:
     return queue
 
 
-def test_what_comes_during_a_write_is_one_group(disk: Disk) -> None:
+def test_items_that_come_during_a_write_are_one_group(disk: Disk) -> None:
     queue = busy(disk)
     for n in range(1, 100):
         queue.put(n)
@@ -73,7 +73,7 @@ def test_full_queue_loses_the_oldest_but_never_the_newest(disk: Disk) -> None:
 
 
 def test_lost_items_are_counted_once(disk: Disk) -> None:
-    """By the writer, by the end that did not wait for it, or because they came after the end."""
+    """Items are lost by the writer, by an end that does not wait, or because they come after it."""
     queue = busy(disk)
     for n in (-2, -2, 3):
         queue.put(n)

@@ -197,7 +197,7 @@ def test_another_process_gets_what_the_one_before_has_not_taken() -> None:
     assert bodies(come(a, ask(new, a.ack()))) == [b"early"] or a.num_kept == 2
 
 
-def test_what_a_former_process_sent_counts_as_waiting_until_it_is_taken() -> None:
+def test_messages_of_a_former_process_count_as_waiting_until_they_are_taken() -> None:
     a, b = ends()
     (old,) = come(a, [send(b, b"old")])
     a.listed(21)

@@ -226,7 +226,7 @@ class CoordinatorMembership(RemoteMembership):
 
     def _end(self, timeout_s: float) -> None:
         if self._member is not None:
-            # It expires by itself; and another thread that leaves may have closed the channel.
+            # The member expires by itself; another thread that leaves may have closed the channel.
             with suppress(grpc.RpcError, ValueError):
                 self._stub.Leave(pb.LeaveRequest(**self._who()), timeout=timeout_s)
         if self._stream is not None:

@@ -161,7 +161,7 @@ class RedisMembership(RemoteMembership):
         except redis.RedisError as error:  # also one that may not write for now
             raise DiscoveryUnavailable(f"the Redis does not do it: {error}") from None
         except (OSError, ValueError, AttributeError) as error:
-            # Whatever comes of a connection that leave() closes under a call.
+            # A connection that leave() closes under a call may raise any of these.
             if not self._has_ended.is_set():
                 raise
             raise DiscoveryUnavailable(f"the connection has been closed: {error}") from None

@@ -267,7 +267,7 @@ def test_a_server_that_hangs_holds_nobody_up(
 
 
 def test_the_end_makes_one_more_try(server: StrictInflux, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not wait until the next one is due."""
+    """The last write does not wait until the next try is due."""
     monkeypatch.setattr(influx, "LAST_RETRY_S", 1000.0)
     server.always = Answer(401)
     metrics = connect(server)
