@@ -31,7 +31,7 @@ def labelled(*labels: str) -> str:
     return table(HEADER, *(f"6{i},f,7{i},{label}" for i, label in enumerate(labels)))
 
 
-# Sites: for each its file, its flags, and what both ends are told. The unit tests have every mistake.
+# For each site its file, its flags, and what both ends are told. The unit tests have every mistake.
 MISTAKES: Mapping[str, tuple[str, Sequence[str], str]] = {
     "renamed": (
         SITE.replace("weight", "Weight_kg"),
