@@ -243,7 +243,7 @@ def test_checkpoint_whose_part_cannot_be_written_fails_and_the_next_is_made(grou
         worker.checkpoint()
     assert (read_table(str(tmp_path / "cuts" / whole), "w")["values"] == 1).all()
     wait_until(lambda: not folder.exists())
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "range-1.cut").touch()  # of a server that was still writing
     assert worker.checkpoint() == 3
     wait_until(lambda: not folder.exists())

@@ -53,6 +53,7 @@ GRACE_S = 0.7
 WORKER_LEASE_S = 10.0
 
 RETRY_S = 2.0
+DELETE_ATTEMPTS = 3
 START_S = 30.0
 STOP_S = 1.0
 
@@ -201,10 +202,14 @@ class SchedulerService(SchedulerServicer):
         self._start(self._delete(state.settings.checkpoints, folder))
 
     async def _delete(self, url: str, folder: str) -> None:
-        try:
-            await asyncio.to_thread(delete_cut, url, folder)
-        except Exception as error:  # a file system may raise anything
-            log.warning("old_checkpoint_not_deleted", folder=folder, error=str(error))
+        for _ in range(DELETE_ATTEMPTS):
+            try:
+                await asyncio.to_thread(delete_cut, url, folder)
+            except Exception as error:  # a server may still be writing a part into the folder
+                log.warning("old_checkpoint_not_deleted", folder=folder, error=str(error))
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
 
     def _start(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

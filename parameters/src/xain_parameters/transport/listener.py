@@ -3,6 +3,7 @@
 import socket
 import ssl
 import threading
+import time
 from typing import Final
 
 from xain_foundation.logger import get_logger
@@ -54,7 +55,7 @@ class Listener:
         self._max_connections = max_connections
         self._lock = threading.Lock()
         self._is_closed = False
-        self._greeting: set[socket.socket] = set()
+        self._greeting: dict[socket.socket, threading.Thread] = {}
         self._channels: set[Channel] = set()
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
@@ -75,7 +76,7 @@ class Listener:
         with self._lock:
             self._is_closed = True
             channels = list(self._channels)
-            greeting = list(self._greeting)
+            greeting = dict(self._greeting)
         shut(self._socket)
         self._acceptor.join(timeout_s)
         self._socket.close()
@@ -83,6 +84,9 @@ class Listener:
             shut(connection)
         for channel in channels:
             channel.close()
+        deadline = time.monotonic() + timeout_s
+        for thread in greeting.values():
+            thread.join(max(0.0, deadline - time.monotonic()))
         for channel in channels:
             if not channel.join(timeout_s):
                 log.warning("connection_is_busy", peer=channel.peer.name)
@@ -105,15 +109,14 @@ class Listener:
                 if is_full or self._is_closed:
                     connection.close()
                 else:
-                    self._greeting.add(connection)
+                    # A Hello that does not come holds up no other connection.
+                    greet = threading.Thread(
+                        target=self._greet, args=(connection,), name="greet", daemon=True
+                    )
+                    self._greeting[connection] = greet
+                    greet.start()
             if is_full:
                 log.warning("connection_refused", reason="too many", limit=self._max_connections)
-            elif connection.fileno() >= 0:
-                # A Hello that does not come holds up nobody else.
-                name = "greet"
-                threading.Thread(
-                    target=self._greet, args=(connection,), name=name, daemon=True
-                ).start()
 
     def _greet(self, accepted: socket.socket) -> None:
         connection: Socket = accepted
@@ -145,7 +148,7 @@ class Listener:
         except Exception:
             log.exception("hello_failed")
         with self._lock:
-            self._greeting.discard(accepted)
+            self._greeting.pop(accepted, None)
             if channel is not None and not self._is_closed:
                 self._channels.add(channel)
                 channel.start()
