@@ -216,7 +216,7 @@ def test_key_not_found(store: WeightsStore) -> None:
     for key in ("4/global", "3", "3/global/x", "3/glob"):
         with pytest.raises(KeyNotFound) as caught:
             store.open(key)
-        assert caught.value.key == key
+        assert f"{key}'" in str(caught.value)
 
 
 def test_key_exists_leaves_the_old_object(store: WeightsStore) -> None:
@@ -227,7 +227,7 @@ def test_key_exists_leaves_the_old_object(store: WeightsStore) -> None:
     with pytest.raises(KeyExists) as caught:
         upload.commit(overwrite=False)
     upload.abort()
-    assert caught.value.key == "1/global"
+    assert "1/global'" in str(caught.value)
     assert get(store, "1/global") == b"first"
     assert list(store.keys()) == ["1/global"]
 

@@ -30,7 +30,6 @@ class KeyNotFound(StoreError):
 
     def __init__(self, key: str) -> None:
         super().__init__(f"there are no weights under {key!r}")
-        self.key = key
 
 
 class KeyExists(StoreError):
@@ -38,7 +37,6 @@ class KeyExists(StoreError):
 
     def __init__(self, key: str) -> None:
         super().__init__(f"the weights under {key!r} are there already and never change")
-        self.key = key
 
 
 class KeyClaimed(StoreError):
@@ -52,8 +50,6 @@ class KeyClaimed(StoreError):
             f"another coordinator has claimed {key!r} for other weights than this one's; if none "
             f"is running, it died before it wrote them: delete {claim} and start again"
         )
-        self.key = key
-        self.claim = claim
 
 
 class ObjectChanged(StoreUnavailable):
@@ -61,7 +57,6 @@ class ObjectChanged(StoreUnavailable):
 
     def __init__(self, key: str) -> None:
         super().__init__(f"the weights under {key!r} were replaced while they were being read")
-        self.key = key
 
 
 class Fenced(StoreError):
@@ -76,7 +71,6 @@ class WrongSize(StoreError):
 
     def __init__(self, key: str, size: int, expected: int) -> None:
         super().__init__(f"{key!r} has {size} bytes in the store, not {expected}")
-        self.key = key
         self.size = size
         self.expected = expected
 
@@ -155,7 +149,8 @@ class Unfinished(Protocol):
 
 
 class WeightsStore(Protocol):
-    """Objects under keys such as "3/global". Keys are relative to the store's own prefix.
+    """Objects under keys such as "3/global". Keys are relative to the store's own prefix, except in
+    the texts of errors.
 
     No key should be the folder of another, as "3" is of "3/global": some S3 servers keep objects as
     files and cannot hold both.

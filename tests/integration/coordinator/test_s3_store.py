@@ -26,7 +26,7 @@ from xain_coordinator.ports import (
     StoreUnavailable,
     WrongSize,
 )
-from xain_coordinator.stores import s3, s3_bucket
+from xain_coordinator.stores import s3
 from xain_coordinator.stores.prefixed import PrefixedAccess, PrefixedStore
 from xain_coordinator.stores.s3 import S3Store, open_s3
 from xain_coordinator.stores.s3_requests import NUM_THREADS
@@ -87,15 +87,14 @@ def get(store: S3Store, key: str) -> bytes:
 def count_gets(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """The offset and length of every GET from now on."""
     gets: list[tuple[int, int]] = []
-    get_one = store._bucket.get
+    get_one = store._bucket.get_into
 
-    def count_and_get(
-        key: str, name: str, offset: int, length: int, etag: str = ""
-    ) -> s3_bucket.Piece:
-        gets.append((offset, length))
-        return get_one(key, name, offset, length, etag)
+    def count_and_get(*args: Any) -> tuple[int, str, int]:
+        _, _, offset, buffer, _ = args
+        gets.append((offset, len(buffer)))
+        return get_one(*args)
 
-    monkeypatch.setattr(store._bucket, "get", count_and_get)
+    monkeypatch.setattr(store._bucket, "get_into", count_and_get)
     return gets
 
 
@@ -291,7 +290,6 @@ def test_a_reader_of_a_large_object_that_changes(store: S3Store) -> None:
         put(store, "1/a", b"n" * MIB, overwrite=True)
         with pytest.raises(ObjectChanged) as caught:
             reader.read(0, MIB)
-    assert caught.value.key == "1/a"
     assert "'1/a' were replaced while they were being read" in str(caught.value)
 
 
@@ -409,9 +407,8 @@ def test_copy(store: S3Store, monkeypatch: pytest.MonkeyPatch, part: int) -> Non
         put(store, "incoming/1/a b%", data, overwrite=True)
         store.copy("incoming/1/a b%", "1/a b%", len(data))
         assert get(store, "1/a b%") == data
-    with pytest.raises(KeyNotFound) as caught:
+    with pytest.raises(KeyNotFound, match="under 'none'"):
         store.copy("none", "1/b", 1)
-    assert caught.value.key == "none"
     assert sorted(store.keys()) == ["1/a b%", "incoming/1/a b%"]
 
 
@@ -422,11 +419,8 @@ def test_object_of_another_size_is_not_copied(store: S3Store, size: int) -> None
     put(store, "1/a", b"before")
     with pytest.raises(WrongSize) as caught:
         PrefixedAccess(store, "incoming").copy("1/a", "1/b", size)
-    assert (caught.value.key, caught.value.size) == ("1/a", 1000)
-    assert str(caught.value) == f"'1/a' has 1000 bytes in the store, not {size}"
-    with pytest.raises(WrongSize) as caught:
-        store.copy("incoming/1/a", "1/a", size)
-    assert caught.value.key == "incoming/1/a"
+    assert (caught.value.size, caught.value.expected) == (1000, size)
+    assert str(caught.value) == f"'incoming/1/a' has 1000 bytes in the store, not {size}"
     assert get(store, "1/a") == b"before"
     assert sorted(store.keys()) == ["1/a", "incoming/1/a"]
 
@@ -446,9 +440,8 @@ def test_a_source_that_changes_is_not_copied(
         return found
 
     monkeypatch.setattr(S3Store, "_head", head_and_change)
-    with pytest.raises(ObjectChanged) as caught:
+    with pytest.raises(ObjectChanged, match="'incoming/1/a' were"):
         store.copy("incoming/1/a", "1/a", 6 * MIB)
-    assert caught.value.key == "incoming/1/a"
     assert list(store.keys("1/")) == []
     assert uploads(client, bucket) == []
 

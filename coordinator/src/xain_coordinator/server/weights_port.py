@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 import h11
@@ -59,24 +60,6 @@ _RANGE = re.compile(rb"bytes=([0-9]{0,19})-([0-9]{0,19})")
 _CONTENT_RANGE = re.compile(rb"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
 _SIZE = re.compile(rb"bytes \*/([0-9]{1,19})")
 _DIGEST = re.compile(rb"[0-9a-f]{32}")
-
-_PHRASES = {
-    200: "OK",
-    206: "Partial Content",
-    400: "Bad Request",
-    403: "Forbidden",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    408: "Request Timeout",
-    409: "Conflict",
-    411: "Length Required",
-    413: "Content Too Large",
-    416: "Range Not Satisfiable",
-    431: "Request Header Fields Too Large",
-    500: "Internal Server Error",
-    501: "Not Implemented",
-    503: "Service Unavailable",
-}
 
 # HTTP statuses of the coordinator's refusals; any other refusal is a 409.
 _STATUSES: dict[type[errors.Refusal], int] = {
@@ -356,12 +339,9 @@ class WeightsPort:
                 408, f"the head of the request did not come within {HEAD_S:g} s"
             ) from None
         except h11.RemoteProtocolError as error:
-            status = error.error_status_hint
-            if status == 431:
+            if error.error_status_hint == 431:
                 raise _Answer(431, f"the head has more than {MAX_HEAD_BYTES} bytes") from None
-            raise _Answer(
-                status if status in _PHRASES else 400, "this is no HTTP/1.1 request"
-            ) from None
+            raise _Answer(error.error_status_hint, "this is no HTTP/1.1 request") from None
         rest, _ = parser.trailing_data
         target = event.target.decode("ascii")
         return _Request(event.method.decode("ascii"), target, dict(event.headers), rest)
@@ -580,7 +560,7 @@ def _listen(address: tuple[str, int], preferred: int) -> socket.socket:
 
 
 def _head(status: int, length: int, headers: tuple[tuple[str, str], ...]) -> bytes:
-    lines = [f"HTTP/1.1 {status} {_PHRASES[status]}", f"Content-Length: {length}"]
+    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", f"Content-Length: {length}"]
     lines += [f"{name}: {value}" for name, value in headers]
     # no-store: a proxy on the way must not keep what a capability gives.
     return "\r\n".join([*lines, "Cache-Control: no-store", "Connection: close", "", ""]).encode()

@@ -219,23 +219,11 @@ class S3Reader(ClosedAtEnd):
 
     def read(self, offset: int, length: int) -> bytes:
         """Raises ObjectChanged and StoreUnavailable."""
-        if self._closed:
-            raise ValueError("the reader is closed")
-        if offset < 0 or length < 0:
-            raise ValueError(f"offset {offset} and length {length} must not be negative")
-        end = min(offset + length, self.size)
-        known = self._take(offset, end)
-        offset += len(known)
-        if offset >= end:
-            return known
-        starts = range(offset, end, RANGE_BYTES)
-        if len(starts) == 1:
-            return known + self._range(offset, end)
-        ranges = [
-            self._requests.submit(self._range, start, min(start + RANGE_BYTES, end))
-            for start in starts
-        ]
-        return b"".join([known, *results(ranges)])
+        if length < 0:
+            raise ValueError(f"length {length} must not be negative")
+        buffer = bytearray(min(length, max(self.size - offset, 0)))
+        self.read_into(offset, memoryview(buffer))
+        return bytes(buffer)
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
         """Raises ObjectChanged and StoreUnavailable."""
@@ -272,16 +260,6 @@ class S3Reader(ClosedAtEnd):
             self._first = b""
         return known
 
-    def _range(self, start: int, end: int) -> bytes:
-        try:
-            piece = self._bucket.get(self._key, self._name, start, end - start, self._etag)
-        except (Declined, KeyNotFound):
-            raise ObjectChanged(self._key) from None
-        # Should the server not look at If-Match, we do.
-        if (piece.size, piece.etag, len(piece.data)) != (self.size, self._etag, end - start):
-            raise ObjectChanged(self._key)
-        return piece.data
-
     def _range_into(self, start: int, buffer: memoryview) -> None:
         try:
             size, etag, count = self._bucket.get_into(
@@ -289,6 +267,7 @@ class S3Reader(ClosedAtEnd):
             )
         except (Declined, KeyNotFound):
             raise ObjectChanged(self._key) from None
+        # Should the server not look at If-Match, we do.
         if (size, etag, count) != (self.size, self._etag, len(buffer)):
             raise ObjectChanged(self._key)
 

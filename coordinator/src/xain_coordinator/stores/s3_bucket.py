@@ -7,9 +7,9 @@ its answers may repeat our credentials, and what botocore says may name a signed
 import contextlib
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
-from typing import Any, Final, Generic, NoReturn, TypeVar
+from typing import Any, Final, NoReturn
 from urllib.parse import urlsplit
 
 import boto3
@@ -22,8 +22,6 @@ from urllib3.exceptions import HTTPError
 from xain_coordinator.ports import KeyNotFound, StoreError, StoreUnavailable
 from xain_coordinator.stores.s3_settings import S3Settings
 from xain_coordinator.stores.secret_files import read_secret
-
-T = TypeVar("T")
 
 # Logs of botocore at debug would hold headers and tokens, whatever level the program has.
 logging.getLogger("botocore").setLevel(logging.WARNING)
@@ -90,15 +88,6 @@ class Piece:
     etag: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer(Generic[T]):
-    """content: what was made of the body. size, etag: as of a Piece."""
-
-    content: T
-    size: int
-    etag: str
-
-
 class Bucket:
     """Requests on one bucket, from any thread.
 
@@ -150,32 +139,16 @@ class Bucket:
         key: what errors call the object. etag: which object it must still be.
         Raises KeyNotFound, and Declined with 412 (another object) or 416 (it ends before `offset`).
         """
-        answer = self._get(key, name, offset, length, etag, _read)
-        data: bytes = answer.content
-        return Piece(data, answer.size, answer.etag)
+        buffer = memoryview(bytearray(length))
+        size, found, count = self.get_into(key, name, offset, buffer, etag)
+        return Piece(bytes(buffer[:count]), size, found)
 
     def get_into(
         self, key: str, name: str, offset: int, buffer: memoryview, etag: str
     ) -> tuple[int, str, int]:
         """Read a range into a buffer of its length. Returns the size of the whole object, its ETag,
-        and the number of bytes read."""
-
-        def read(body: Any) -> int | None:
-            return _read_into(body, buffer)
-
-        answer = self._get(key, name, offset, len(buffer), etag, read)
-        return answer.size, answer.etag, answer.content
-
-    def _get(
-        self,
-        key: str,
-        name: str,
-        offset: int,
-        length: int,
-        etag: str,
-        read: Callable[[Any], T | None],
-    ) -> "_Answer[T]":
-        """read: all of a body; None if it broke off."""
+        and the number of bytes read. Raises as get() does."""
+        length = len(buffer)
         wanted = {"Key": name, "Range": f"bytes={offset}-{offset + length - 1}"}
         if etag:
             wanted["IfMatch"] = etag
@@ -184,11 +157,11 @@ class Bucket:
             body = answer["Body"]
             try:
                 size = self._size_in(answer, offset, length)
-                content = read(body)
+                count = _read_into(body, buffer)
             finally:
                 body.close()
-            if content is not None:
-                return _Answer(content, size, self._etag_in(answer))
+            if count is not None:
+                return size, self._etag_in(answer), count
         # botocore tries requests again, but not the reading of what they bring.
         raise StoreUnavailable(f"{self._server()} broke off {NUM_ATTEMPTS} times in {key!r}")
 
@@ -414,15 +387,6 @@ class Bucket:
 
     def _unfit(self, reason: str) -> NoReturn:
         raise StoreError(f"{self._server()} cannot be used: it {reason}")
-
-
-def _read(body: Any) -> bytes | None:
-    """Read a whole body; None if it broke off."""
-    try:
-        data: bytes = body.read()
-    except (boto.BotoCoreError, HTTPError, OSError):
-        return None
-    return data
 
 
 def _read_into(body: Any, buffer: memoryview) -> int | None:
