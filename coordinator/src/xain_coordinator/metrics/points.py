@@ -15,12 +15,13 @@ participant that could make them something else would keep the others' out.
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Literal
 
-from pydantic_core import from_json
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from xain_coordinator.core.evaluation import MAX_METRICS, why_not_metric
 from xain_coordinator.core.values import Evaluation, Point
+from xain_foundation.names import shortened
 from xain_proto.limits import MAX_METRICS_BYTES, MAX_POINTS
 
 MAX_FIELDS = 200  # of a point
@@ -35,7 +36,40 @@ WHOLE_FIELDS = ("state", "round")
 NO_METRICS = (*WHOLE_FIELDS, "epoch_global")
 
 _INT64 = 2**63  # what a time-series database keeps of a whole number
-_SHOWN = 40  # characters of a name in a message
+_MAX_WHERE = 80  # characters of the place of an error, which has names that its sender chose
+
+Name = Annotated[str, Field(max_length=MAX_NAME)]
+
+
+class _Sent(BaseModel):
+    """A point as a participant sends it."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    measurement: Literal["participant"]
+    time: int | float
+    tags: dict[str, str] = Field(default_factory=dict)
+    fields: dict[Name, float | str] = Field(min_length=1, max_length=MAX_FIELDS)
+
+    @field_validator("fields")
+    @classmethod
+    def _has_whole_numbers(cls, fields: dict[str, float | str]) -> dict[str, float | str]:
+        for name in WHOLE_FIELDS:
+            value = fields.get(name, 0.0)
+            if isinstance(value, str) or not value.is_integer() or not abs(value) < _INT64:
+                raise ValueError(f"{name!r} must be a whole number of 64 bits")
+        return fields
+
+    def point(self, now_ns: int, index: int) -> Point:
+        """The point, at `now_ns` and some if its sender's clock is wrong."""
+        at_ns = int(self.time)
+        if not now_ns - MAX_AGE_NS <= at_ns <= now_ns + MAX_AHEAD_NS:
+            at_ns = now_ns + index
+        fields = {n: int(v) if n in WHOLE_FIELDS else v for n, v in self.fields.items()}
+        return Point("participant", {**_epoch(self.tags), **fields}, at_ns=at_ns)
+
+
+_POINTS = TypeAdapter(Annotated[list[_Sent], Field(max_length=MAX_POINTS, fail_fast=True)])
 
 
 def parse_points(json_text: str, now_ns: int) -> tuple[tuple[Point, ...], str | None]:
@@ -51,21 +85,16 @@ def parse_points(json_text: str, now_ns: int) -> tuple[tuple[Point, ...], str | 
         size = len(json_text.encode())
         if size > MAX_METRICS_BYTES:
             return (), f"the metrics have {size} bytes, the limit is {MAX_METRICS_BYTES}"
-        # Not the standard library's: that one runs out of stack on deep nesting.
-        document = from_json(json_text, allow_inf_nan=False)
-    except ValueError as error:
-        return (), f"the metrics are not JSON: {error}"
-    if not isinstance(document, list):
-        return (), f"the metrics must be a list of points, got {_kind(document)}"
-    if len(document) > MAX_POINTS:
-        return (), f"there are {len(document)} metrics, the limit is {MAX_POINTS}"
-    points = []
-    for index, element in enumerate(document):
-        try:
-            points.append(_point(element, now_ns, index))
-        except ValueError as error:
-            return (), f"metrics element {index}: {error}"
-    return tuple(points), None
+        sent = _POINTS.validate_json(json_text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = "".join(
+            f"[{step!r}]" for step in first["loc"][:3]
+        )  # not the types that it may have
+        return (), f"metrics{shortened(where, _MAX_WHERE)}: {first['msg']}"
+    except UnicodeEncodeError as error:
+        return (), f"the metrics are not text: {error.reason}"
+    return tuple(one.point(now_ns, index) for index, one in enumerate(sent)), None
 
 
 def newest_metrics(points: Iterable[Point], evaluation: Evaluation | None) -> dict[str, float]:
@@ -84,39 +113,6 @@ def newest_metrics(points: Iterable[Point], evaluation: Evaluation | None) -> di
     return {name: newest[name] for name in sorted(newest)[:MAX_METRICS]}
 
 
-def _point(element: Any, now_ns: int, index: int) -> Point:
-    """Parse one element to a point. Raises ValueError with the reason."""
-    if not isinstance(element, dict):
-        raise ValueError(f"it must be an object, got {_kind(element)}")
-    for key in ("measurement", "time", "fields"):
-        if key not in element:
-            raise ValueError(f"{key!r} is missing")
-    if element["measurement"] != "participant":
-        raise ValueError("'measurement' must be \"participant\"")
-    time = element["time"]
-    if _is_number(time):
-        time = int(time)  # which may still be out of range
-    if not _is_number(time):
-        raise ValueError(f"'time' must be a finite 64-bit number, got {_kind(time)}")
-    if not now_ns - MAX_AGE_NS <= time <= now_ns + MAX_AHEAD_NS:
-        time = now_ns + index
-    tags = element.get("tags", {})
-    if not isinstance(tags, dict):
-        raise ValueError(f"'tags' must be an object, got {_kind(tags)}")
-    for name, value in tags.items():
-        if not isinstance(value, str):
-            raise ValueError(f"tag {name[:_SHOWN]!r} must be a string, got {_kind(value)}")
-    fields = element["fields"]
-    if not isinstance(fields, dict):
-        raise ValueError(f"'fields' must be an object, got {_kind(fields)}")
-    if not fields:
-        raise ValueError("'fields' is empty")  # there would be nothing to store
-    if len(fields) > MAX_FIELDS:
-        raise ValueError(f"it has {len(fields)} fields, the limit is {MAX_FIELDS}")
-    typed = {name: _field(name, value) for name, value in fields.items()}
-    return Point("participant", {**_epoch(tags), **typed}, at_ns=time)
-
-
 def _epoch(tags: Mapping[str, str]) -> dict[str, float]:
     """XAIN's epoch, counted over the rounds; empty if there is none."""
     try:
@@ -124,51 +120,3 @@ def _epoch(tags: Mapping[str, str]) -> dict[str, float]:
     except (KeyError, ValueError):
         return {}
     return {"epoch_global": epoch} if math.isfinite(epoch) else {}
-
-
-def _field(name: str, value: Any) -> int | float | str:
-    """Parse a field of a point. Raises ValueError."""
-    if len(name) > MAX_NAME:
-        raise ValueError(
-            f"field {name[:_SHOWN]!r}... has a name of {len(name)} characters, "
-            f"the limit is {MAX_NAME}"
-        )
-    if name in WHOLE_FIELDS:
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)  # which may still be out of range
-        if isinstance(value, float) or not _is_number(value):
-            raise ValueError(f"field {name!r} must be a whole number, got {_kind(value)}")
-        return int(value)
-    if isinstance(value, str):
-        return value
-    if not _is_number(value):
-        raise ValueError(
-            f"field {name[:_SHOWN]!r} must be a string or a finite 64-bit number, "
-            f"got {_kind(value)}"
-        )
-    return float(value)
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, bool):
-        return False
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return isinstance(value, int) and -_INT64 <= value < _INT64
-
-
-def _kind(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "a boolean"
-        case int():
-            return "a whole number out of range" if not _is_number(value) else "a number"
-        case float():
-            return "a number" if math.isfinite(value) else "a number that is not finite"
-        case str():
-            return "a string"
-        case list():
-            return "a list"
-    return "an object"
