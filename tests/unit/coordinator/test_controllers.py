@@ -72,7 +72,7 @@ def test_the_example_of_the_documentation_selects(install: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "why"), [("X = 7", "not a class"), ("class X: pass", r"no select\(\)")]
+    ("source", "why"), [("X = 7", "not a class"), ("class X: pass", "no select")]
 )
 def test_invalid_controller_is_told_at_the_start(install: Any, source: str, why: str) -> None:
     install(source, "x", "X")

@@ -113,7 +113,7 @@ def test_a_rule_that_is_not_installed_is_told_at_the_start() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "why"), [("X = 7", "not a class"), ("class X: pass", r"no is_complete\(\)")]
+    ("source", "why"), [("X = 7", "not a class"), ("class X: pass", "no is_complete")]
 )
 def test_a_class_without_the_methods_is_refused(install: Install, source: str, why: str) -> None:
     install(source, "x", "X")

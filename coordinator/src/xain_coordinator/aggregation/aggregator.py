@@ -82,6 +82,22 @@ class Surveyor(Aggregator, Protocol):
         """
 
 
+class AnyNumber:
+    """Base of the built-in rules: any number of updates, and no stale ones."""
+
+    takes_stale: ClassVar[bool] = False
+
+    def check(self, num_updates: int) -> None:
+        pass
+
+
+class Joining(AnyNumber):
+    """Base of the rules that join whole updates, and do not go through the tile engine."""
+
+    def combine(self, tile: Tile, weights: Weights) -> Float64:
+        raise RuleFailed(f"{type(self).__name__} joins updates and cannot combine columns")
+
+
 def is_surveyor(rule: Aggregator) -> TypeGuard[Surveyor]:
     """Whether a rule is a Surveyor; a plug-in need not derive from it."""
     return hasattr(rule, "survey")

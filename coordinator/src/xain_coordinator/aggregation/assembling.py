@@ -7,12 +7,12 @@ Memory: one piece of a slice.
 
 import threading
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
-from xain_coordinator.aggregation.aggregator import Float64, RuleFailed, Stopped, Tile, Weights
+from xain_coordinator.aggregation.aggregator import Joining, RuleFailed, Stopped
 from xain_coordinator.aggregation.publishing import publication
 from xain_coordinator.aggregation.sources import Source
 from xain_coordinator.core.attempts import slice_of
@@ -27,7 +27,7 @@ _PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Assemble:
+class Assemble(Joining):
     """Each update is the slice of the model that its sender owns. The slices put together are the
     next model.
 
@@ -37,15 +37,7 @@ class Assemble:
     Parallelism, whose partitions of a network are the slices.
     """
 
-    takes_stale: ClassVar[bool] = False
-
     stages: Annotated[int, Field(ge=0)] = 0
-
-    def check(self, num_updates: int) -> None:
-        pass
-
-    def combine(self, tile: Tile, weights: Weights) -> Float64:
-        raise RuleFailed('rule "assemble" puts slices together and cannot combine whole models')
 
 
 def assemble_slices(

@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from xain_coordinator.aggregation.aggregator import (
+    AnyNumber,
     Float64,
     RuleFailed,
     Tile,
@@ -19,7 +20,7 @@ from xain_coordinator.aggregation.aggregator import (
 
 
 @dataclass(frozen=True)
-class WeightedAverage:
+class WeightedAverage(AnyNumber):
     """Each update weighs as much as it saw samples; all zero means equal weights.
 
     Source: McMahan et al. 2017, Communication-Efficient Learning of Deep Networks from
@@ -30,9 +31,6 @@ class WeightedAverage:
 
     def combine(self, tile: Tile, weights: Weights) -> Float64:
         return average(tile, shares(weights))
-
-    def check(self, num_updates: int) -> None:
-        pass
 
 
 @dataclass(frozen=True)
@@ -60,36 +58,24 @@ class Gradient(WeightedAverage):
 
 
 @dataclass(frozen=True)
-class Mean:
+class Mean(AnyNumber):
     """Unweighted mean: each update has the same weight."""
-
-    takes_stale: ClassVar[bool] = False
 
     def combine(self, tile: Tile, weights: Weights) -> Float64:
         return average(tile, np.full(len(tile), 1 / len(tile)))
 
-    def check(self, num_updates: int) -> None:
-        pass
-
 
 @dataclass(frozen=True)
-class Sum:
+class Sum(AnyNumber):
     """Plain sum, as XAIN's ModelSumAggregator."""
-
-    takes_stale: ClassVar[bool] = False
 
     def combine(self, tile: Tile, weights: Weights) -> Float64:
         return weighted_sum(tile, np.ones(len(tile)))
 
-    def check(self, num_updates: int) -> None:
-        pass
-
 
 @dataclass(frozen=True)
-class Identity:
+class Identity(AnyNumber):
     """The one update there is becomes the model."""
-
-    takes_stale: ClassVar[bool] = False
 
     def combine(self, tile: Tile, weights: Weights) -> Float64:
         return np.asarray(tile[0], np.float64)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from xain_coordinator.aggregation.aggregator import (
+    AnyNumber,
     Float64,
     RuleFailed,
     Tile,
@@ -30,8 +31,20 @@ from xain_coordinator.aggregation.aggregator import (
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
+class Weighing(AnyNumber):
+    """Base of the rules of this file: the average by the weights that follow from a survey."""
+
+    needs_base: ClassVar[bool] = False
+
+    def survey(self, differences: Float64) -> Float64:
+        return gram(differences)
+
+    def combine(self, tile: Tile, weights: Weights) -> Float64:
+        return average(tile, np.asarray(weights, np.float64))
+
+
 @dataclass(frozen=True)
-class Krum:
+class Krum(Weighing):
     """The one update that has the n - f - 2 others nearest to it becomes the model.
 
     With n >= 2f + 3 updates, f of them from participants that send whatever they like, it is near
@@ -42,26 +55,17 @@ class Krum:
     Descent, section 4.
     """
 
-    takes_stale: ClassVar[bool] = False
-    needs_base: ClassVar[bool] = False
-
     num_byzantine: Annotated[int, Field(ge=0)] = 1
 
     def check(self, num_updates: int) -> None:
         _check_byzantine("krum", self.num_byzantine, num_updates)
 
-    def survey(self, differences: Float64) -> Float64:
-        return gram(differences)
-
     def weigh(self, surveyed: Float64, num_samples: NDArray[np.int64]) -> Float64:
         return _equal_weights(len(surveyed), _by_score(surveyed, self.num_byzantine)[:1])
 
-    def combine(self, tile: Tile, weights: Weights) -> Float64:
-        return average(tile, np.asarray(weights, np.float64))
-
 
 @dataclass(frozen=True)
-class MultiKrum:
+class MultiKrum(Weighing):
     """The mean of the updates that Krum would choose first.
 
     num_byzantine: f, as in Krum.
@@ -70,9 +74,6 @@ class MultiKrum:
     Sources: Blanchard et al. 2017, section 5, whose experiments average n - f; El Mhamdi et al.
     2018, The Hidden Vulnerability of Distributed Learning in Byzantium, for m = n - f - 2.
     """
-
-    takes_stale: ClassVar[bool] = False
-    needs_base: ClassVar[bool] = False
 
     num_byzantine: Annotated[int, Field(ge=0)] = 1
     num_selected: Annotated[int, Field(ge=0)] = 0
@@ -86,20 +87,14 @@ class MultiKrum:
                 f"n - f = {most} of {num_updates} updates"
             )
 
-    def survey(self, differences: Float64) -> Float64:
-        return gram(differences)
-
     def weigh(self, surveyed: Float64, num_samples: NDArray[np.int64]) -> Float64:
         n = len(surveyed)
         m = self.num_selected or n - self.num_byzantine - 2
         return _equal_weights(n, _by_score(surveyed, self.num_byzantine)[:m])
 
-    def combine(self, tile: Tile, weights: Weights) -> Float64:
-        return average(tile, np.asarray(weights, np.float64))
-
 
 @dataclass(frozen=True)
-class GeometricMedian:
+class GeometricMedian(Weighing):
     """The point with the least sum of distances to the updates, by smoothed Weiszfeld iterations.
 
     Fewer than half of the participants, whatever they send, cannot carry it away. Every participant
@@ -115,21 +110,12 @@ class GeometricMedian:
     Source: Pillutla et al. 2022, Robust Aggregation for Federated Learning, Algorithm 2.
     """
 
-    takes_stale: ClassVar[bool] = False
-    needs_base: ClassVar[bool] = False
-
     max_iterations: Annotated[int, Field(ge=1, le=10_000)] = 1000
     smoothing: PositiveFloat = 1e-6
 
     def __post_init__(self) -> None:
         if self.smoothing < _LEAST_SMOOTHING:
             raise ValueError(f"smoothing must not be less than {_LEAST_SMOOTHING}")
-
-    def check(self, num_updates: int) -> None:
-        pass
-
-    def survey(self, differences: Float64) -> Float64:
-        return gram(differences)
 
     def weigh(self, surveyed: Float64, num_samples: NDArray[np.int64]) -> Float64:
         usable, products = _usable(surveyed)
@@ -156,12 +142,9 @@ class GeometricMedian:
                 break
         return weights
 
-    def combine(self, tile: Tile, weights: Weights) -> Float64:
-        return average(tile, np.asarray(weights, np.float64))
-
 
 @dataclass(frozen=True)
-class NormClipping:
+class NormClipping(Weighing):
     """The weighted average of updates that were each drawn towards the global model, until they lie
     within a radius of it.
 
@@ -176,7 +159,6 @@ class NormClipping:
     al. 2021, Differentially Private Learning with Adaptive Clipping.
     """
 
-    takes_stale: ClassVar[bool] = False
     needs_base: ClassVar[bool] = True
 
     threshold: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
@@ -190,9 +172,6 @@ class NormClipping:
         if not self.threshold and self.quantile is None:
             # Kept with the session like any other option, so that a later default changes none.
             object.__setattr__(self, "quantile", 0.5)
-
-    def check(self, num_updates: int) -> None:
-        pass
 
     def survey(self, differences: Float64) -> Float64:
         return squares(differences)
@@ -212,12 +191,9 @@ class NormClipping:
         assert self.quantile is not None
         return float(np.sort(norms)[math.ceil(self.quantile * len(norms)) - 1])
 
-    def combine(self, tile: Tile, weights: Weights) -> Float64:
-        return average(tile, np.asarray(weights, np.float64))
-
 
 @dataclass(frozen=True)
-class CentredClipping:
+class CentredClipping(Weighing):
     """Centred clipping: from the global model, step after step by the mean of the differences to
     the updates, each clipped to a radius around the point that is reached.
 
@@ -232,17 +208,10 @@ class CentredClipping:
     Algorithm 2, with the global model in the place of the aggregate before.
     """
 
-    takes_stale: ClassVar[bool] = False
     needs_base: ClassVar[bool] = True
 
     tau: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     num_iterations: Annotated[int, Field(ge=1, le=10_000)] = 1
-
-    def check(self, num_updates: int) -> None:
-        pass
-
-    def survey(self, differences: Float64) -> Float64:
-        return gram(differences)
 
     def weigh(self, surveyed: Float64, num_samples: NDArray[np.int64]) -> Float64:
         # An update at an infinite distance would pull with all of τ in an unknown direction: it
@@ -256,9 +225,6 @@ class CentredClipping:
             steps = _clipping(distances, radius) / n
             weights = weights * (1 - steps.sum()) + steps
         return _spread(n, usable, weights, of_base=1 - float(weights.sum()))
-
-    def combine(self, tile: Tile, weights: Weights) -> Float64:
-        return average(tile, np.asarray(weights, np.float64))
 
 
 _SETTLED = 1e-12  # a change of a weight that no dtype of a model shows

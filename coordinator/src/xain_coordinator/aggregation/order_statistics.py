@@ -8,12 +8,13 @@ transposed and sorted column by column. Both give the same bits. They may differ
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
 from xain_coordinator.aggregation.aggregator import (
+    AnyNumber,
     Float64,
     RuleFailed,
     Tile,
@@ -31,7 +32,7 @@ _PIECE_BYTES = 2 << 20
 
 
 @dataclass(frozen=True)
-class Median:
+class Median(AnyNumber):
     """The median of each coordinate; of an even number of updates, the mean of the middle two.
 
     Fewer than half of the participants, whatever they send, cannot move it beyond what the others
@@ -41,18 +42,13 @@ class Median:
     Rates, Algorithm 1, option I.
     """
 
-    takes_stale: ClassVar[bool] = False
-
     def combine(self, tile: Tile, weights: Weights) -> Float64:
         k = len(tile)
         return _average_of_ranks(tile, (k - 1) // 2, k // 2 + 1)
 
-    def check(self, num_updates: int) -> None:
-        pass
-
 
 @dataclass(frozen=True)
-class TrimmedMean:
+class TrimmedMean(AnyNumber):
     """Trimmed mean: in each coordinate, the mean of what is left without the `trim` least and the
     `trim` greatest values.
 
@@ -62,8 +58,6 @@ class TrimmedMean:
     Source: Yin et al. 2018, Byzantine-Robust Distributed Learning: Towards Optimal Statistical
     Rates, Algorithm 1, option II; its β is trim / n.
     """
-
-    takes_stale: ClassVar[bool] = False
 
     trim: Annotated[int, Field(ge=0)] = 1
 

@@ -15,7 +15,8 @@ from xain_coordinator.aggregation.distances import (
 from xain_coordinator.aggregation.optimizers import OPTIMIZERS, Optimizer
 from xain_coordinator.aggregation.order_statistics import Median, TrimmedMean
 from xain_coordinator.aggregation.trees import Ensemble, Trees
-from xain_coordinator.extensions.options import WrongOption, make
+from xain_coordinator.core.values import Option
+from xain_coordinator.extensions.options import made_again, make, make_named
 from xain_coordinator.extensions.plugins import AGGREGATORS, PluginFailed, known, load
 
 RULES: Mapping[str, type[Aggregator]] = {
@@ -55,13 +56,8 @@ def make_rule(name: str, options: Mapping[str, object]) -> Aggregator:
     """Raises KeyError if there is no such rule, PluginFailed if it is there and cannot be used, and
     WrongOption."""
     kind = load(AGGREGATORS, name, BUILT_IN)
-    if not isinstance(kind, type):
-        raise PluginFailed(f"the plug-in {name!r} is no rule: it is not a class")
-    made: Aggregator = make(kind, f"rule {name!r}", options)
-    parts = _PARTS + (_PARTS_OF_SURVEYORS if hasattr(made, "survey") else ())
-    missing = [part for part in parts if not hasattr(made, part)]
-    if missing:
-        raise PluginFailed(f"the plug-in {name!r} is no rule: it has no {', '.join(missing)}")
+    parts = _PARTS + (_PARTS_OF_SURVEYORS if hasattr(kind, "survey") else ())
+    made: Aggregator = make_named(kind, "rule", name, options, parts)
     if is_surveyor(made) and made.takes_stale:
         # The weights of stale updates follow from their age, and no survey would be asked for any.
         raise PluginFailed(
@@ -76,45 +72,14 @@ def make_optimizer(name: str, options: Mapping[str, object]) -> Optimizer:
     return make(OPTIMIZERS[name], f"optimiser {name!r}", options)
 
 
-def rule_of_session(name: str, options: Mapping[str, object]) -> Aggregator:
-    """The rule that a session was opened with.
-
-    Raises PluginFailed if there is none any more, or one that is not what it was: that can be put
-    right, so it does not end the session.
-    """
-    try:
-        return make_rule(name, _that_count(name, options))
-    except KeyError:
-        raise PluginFailed(
-            f"the session was opened with the rule {name!r}, and no plug-in gives it any more; "
-            "install it again"
-        ) from None
-    except WrongOption as error:
-        raise PluginFailed(
-            f"the session was opened with other options than the rule {name!r} has now: {error}; "
-            "install the version that it had"
-        ) from None
-
-
-def _that_count(name: str, options: Mapping[str, object]) -> Mapping[str, object]:
-    """Options without those that an earlier version stored with its sessions and nothing reads."""
+def rule_of_session(name: str, options: Mapping[str, Option]) -> Aggregator:
+    """The rule that a session was opened with. Raises PluginFailed, as made_again() does."""
     if RULES.get(name) is NormClipping and options.get("threshold"):
-        return {option: value for option, value in options.items() if option != "quantile"}
-    return options
+        # An earlier version stored it with its sessions, and nothing reads it.
+        options = {option: value for option, value in options.items() if option != "quantile"}
+    return made_again(make_rule, "rule", name, options)
 
 
-def optimizer_of_session(name: str, options: Mapping[str, object]) -> Optimizer:
-    """The optimiser that a session was opened with, by another version perhaps.
-
-    Raises PluginFailed if this one has none of that name, or with other options.
-    """
-    try:
-        return make_optimizer(name, options)
-    except KeyError:
-        why = "this version has no such optimiser"
-    except WrongOption as error:
-        why = f"it has other options now: {error}"
-    raise PluginFailed(
-        f"the session was opened with the optimiser {name!r}, and {why}; install the version that "
-        "it was opened with"
-    )
+def optimizer_of_session(name: str, options: Mapping[str, Option]) -> Optimizer:
+    """The optimiser that a session was opened with. Raises PluginFailed, as made_again() does."""
+    return made_again(make_optimizer, "optimiser", name, options)

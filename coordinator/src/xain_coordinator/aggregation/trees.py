@@ -11,11 +11,11 @@ the ensemble twice, and the updates of the round.
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
-from xain_coordinator.aggregation.aggregator import Float64, RuleFailed, Stopped, Tile, Weights
+from xain_coordinator.aggregation.aggregator import Joining, RuleFailed, Stopped
 from xain_coordinator.aggregation.publishing import publish
 from xain_coordinator.aggregation.sources import Source
 from xain_coordinator.core.effects import Aggregate
@@ -33,7 +33,7 @@ _DTYPE = np.dtype(np.uint8)
 
 
 @dataclass(frozen=True)
-class Trees:
+class Trees(Joining):
     """Make the next booster from all updates, in the order of the participants' names.
 
     mode: "histogram" grows trees by one level from the sum of all histograms. "bagging" appends the
@@ -41,29 +41,13 @@ class Trees:
         "cyclic" is for one participant a round, which the configuration checks.
     """
 
-    takes_stale: ClassVar[bool] = False
-
     mode: Literal["histogram", "bagging", "cyclic"] = "histogram"
-
-    def check(self, num_updates: int) -> None:
-        pass
-
-    def combine(self, tile: Tile, weights: Weights) -> Float64:
-        raise RuleFailed('rule "trees" joins trees and cannot combine weights')
 
 
 @dataclass(frozen=True)
-class Ensemble:
+class Ensemble(Joining):
     """Append the fitted estimators of all updates, or list the estimators that stay at the
     participants, in the order of the participants' names."""
-
-    takes_stale: ClassVar[bool] = False
-
-    def check(self, num_updates: int) -> None:
-        pass
-
-    def combine(self, tile: Tile, weights: Weights) -> Float64:
-        raise RuleFailed('rule "ensemble" joins estimators and cannot combine weights')
 
 
 def mode_option(rules: Rules) -> Mapping[str, Option]:

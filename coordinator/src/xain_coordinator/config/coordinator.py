@@ -21,12 +21,12 @@ from xain_coordinator.config.fields import (
 )
 from xain_coordinator.config.http import HttpSettings
 from xain_coordinator.config.launch import LaunchSettings
+from xain_coordinator.config.named import naming
 from xain_coordinator.config.parameters import ParametersSettings
 from xain_coordinator.config.rounds import RoundsSettings
 from xain_coordinator.config.schema import SchemaSettings
 from xain_coordinator.core.values import Option, Rules
-from xain_coordinator.extensions.options import WrongOption, options_of
-from xain_coordinator.extensions.plugins import PluginFailed
+from xain_coordinator.extensions.options import options_of
 from xain_foundation.fields import (
     Allowed,
     FilePath,
@@ -162,14 +162,8 @@ class AggregationSettings(Section):
         """The configured aggregation rule. Raises WrongSetting."""
         from xain_coordinator.aggregation.rules import known_rules, make_rule
 
-        try:
+        with naming("rule", "options", known_rules):
             return make_rule(self.rule, self.options)
-        except KeyError:
-            raise WrongSetting("rule", f"it must be one of: {', '.join(known_rules())}") from None
-        except PluginFailed as error:
-            raise WrongSetting("rule", str(error)) from None
-        except WrongOption as error:
-            raise WrongSetting(*_at("options", error)) from None
 
     def made_optimizer(self) -> "Optimizer | None":
         """The configured server optimiser; None without one. Raises WrongSetting."""
@@ -178,13 +172,9 @@ class AggregationSettings(Section):
 
         if not self.optimizer:
             return None
-        try:
+        known = (*sorted(OPTIMIZERS), 'or "" for none')
+        with naming("optimizer", "optimizer_options", lambda: known):
             return make_optimizer(self.optimizer, self.optimizer_options)
-        except KeyError:
-            known = ", ".join(sorted(OPTIMIZERS))
-            raise WrongSetting("optimizer", f'it must be one of: {known}, or "" for none') from None
-        except WrongOption as error:
-            raise WrongSetting(*_at("optimizer_options", error)) from None
 
     @property
     def whole_options(self) -> Mapping[str, Option]:
@@ -192,10 +182,8 @@ class AggregationSettings(Section):
 
         Raises WrongSetting.
         """
-        try:
+        with naming("rule", "options", tuple):
             return options_of(self.made_rule(), self.options)
-        except WrongOption as error:
-            raise WrongSetting(*_at("options", error)) from None
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -205,10 +193,6 @@ class AggregationSettings(Section):
                 "optimizer_options", "without aggregation.optimizer nothing would read them"
             )
         return self
-
-
-def _at(section: str, error: WrongOption) -> tuple[str, str]:
-    return f"{section}.{error.option}" if error.option else section, error.text
 
 
 class StorageSettings(Section):

@@ -13,10 +13,10 @@ from xain_coordinator.config.fields import (
     Quorum,
     TagValues,
 )
+from xain_coordinator.config.named import naming
 from xain_coordinator.core import pacing
 from xain_coordinator.core.values import Consistency, Option
-from xain_coordinator.extensions.options import WrongOption, options_of
-from xain_coordinator.extensions.plugins import PluginFailed
+from xain_coordinator.extensions.options import options_of
 from xain_coordinator.extensions.strategies import (
     known_controllers,
     known_pacings,
@@ -165,17 +165,8 @@ class RoundsSettings(Section):
 
     @model_validator(mode="after")
     def _can_select(self) -> Self:
-        try:
+        with naming("controller", "controller_options", known_controllers):
             _ = self.whole_controller_options
-        except KeyError:
-            raise WrongSetting(
-                "controller", f"it must be one of: {', '.join(known_controllers())}"
-            ) from None
-        except WrongOption as error:
-            option = f"controller_options.{error.option}".removesuffix(".")
-            raise WrongSetting(option, error.text) from None
-        except PluginFailed as error:
-            raise WrongSetting("controller", str(error)) from None
         for key in self.tags:
             if (why := tag_rules.why_not_key(key)) is not None:
                 raise WrongSetting(f"tags.{key}", f"no participant can have such a tag: {why}")
@@ -231,17 +222,8 @@ class RoundsSettings(Section):
                 raise WrongSetting(
                     name, f'with pacing = "{self.pacing}" that rule closes rounds; leave this out'
                 )
-        try:
+        with naming("pacing", "pacing_options", known_pacings):
             _ = self.whole_pacing_options
-        except KeyError:
-            raise WrongSetting(
-                "pacing", f"it must be one of: {', '.join(known_pacings())}"
-            ) from None
-        except WrongOption as error:
-            option = f"pacing_options.{error.option}".removesuffix(".")
-            raise WrongSetting(option, error.text) from None
-        except PluginFailed as error:
-            raise WrongSetting("pacing", str(error)) from None
 
     def _check_quorum(self) -> None:
         try:

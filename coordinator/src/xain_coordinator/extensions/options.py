@@ -1,7 +1,7 @@
 """Options from a configuration, for a class that names them as parameters of its constructor."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import Any, TypeVar, get_type_hints
@@ -56,6 +56,41 @@ def make(kind: type[T], what: str, options: Mapping[str, object]) -> T:
         raise WrongOption("", f"{what}: {error}") from error
     except Exception as error:  # it can be another's constructor, which may raise anything
         raise _cannot_be_made(what, error) from error
+
+
+def make_named(
+    kind: Any, what: str, name: str, options: Mapping[str, object], parts: Iterable[str]
+) -> Any:
+    """Make an instance of what was found by its name, perhaps a plug-in. parts: its attributes.
+
+    what: such as "rule". Raises as make() does, and PluginFailed if a part is missing.
+    """
+    if not isinstance(kind, type):
+        raise PluginFailed(f"the plug-in {name!r} is no {what}: it is not a class")
+    made: Any = make(kind, f"{what} {name!r}", options)
+    if missing := [part for part in parts if not hasattr(made, part)]:
+        raise PluginFailed(f"the plug-in {name!r} is no {what}: it has no {', '.join(missing)}")
+    return made
+
+
+def made_again(
+    make_one: Callable[[str, Mapping[str, Option]], T],
+    what: str,
+    name: str,
+    options: Mapping[str, Option],
+) -> T:
+    """Make what a session was opened with. Raises PluginFailed if it is not there any more, or is
+    not what it was: that can be put right, so it does not end the session."""
+    try:
+        return make_one(name, options)
+    except KeyError:
+        why = "it is not installed"
+    except ValueError as error:
+        why = str(error)
+    raise PluginFailed(
+        f"the session's {what} is {name!r}, and it cannot be had: {why}; install what the "
+        "session was opened with, or open another one with --new-session"
+    )
 
 
 # Every aggregation makes its rule anew, and a type adapter takes longer than a small aggregation.

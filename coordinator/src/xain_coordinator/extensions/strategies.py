@@ -1,20 +1,18 @@
 """Controllers and pacing rules by name: those of the core, and those of plug-ins, made from the
 options of `[rounds.controller_options]` and `[rounds.pacing_options]`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, TypeVar
+from typing import Any
 
 from xain_coordinator.core.pacing import PACINGS, Pacing, pacing_of
 from xain_coordinator.core.round import Round
 from xain_coordinator.core.selection import CONTROLLERS, Controller, ControllerFailed
 from xain_coordinator.core.strategy import Strategy
-from xain_coordinator.core.values import Option, Rules
+from xain_coordinator.core.values import Rules
 from xain_coordinator.extensions import plugins
-from xain_coordinator.extensions.options import make
-
-T = TypeVar("T")
+from xain_coordinator.extensions.options import made_again, make_named
 
 
 def known_controllers() -> list[str]:
@@ -31,7 +29,7 @@ def make_controller(name: str, options: Mapping[str, object]) -> Controller:
     """Raises KeyError if there is no such controller, PluginFailed if it is there and cannot be
     used, and WrongOption."""
     kind = plugins.load(plugins.CONTROLLERS, name, CONTROLLERS)
-    made: Controller = _made(kind, "controller", name, options, ("select",))
+    made: Controller = make_named(kind, "controller", name, options, ("select",))
     return made
 
 
@@ -40,7 +38,7 @@ def make_pacing(name: str, options: Mapping[str, object]) -> Pacing:
     used, and WrongOption."""
     kind = plugins.load(plugins.PACINGS, name, PACINGS)
     methods = ("is_complete", "closes_at", "describe", "awaited")
-    made: Pacing = _made(kind, "pacing rule", name, options, methods)
+    made: Pacing = make_named(kind, "pacing rule", name, options, methods)
     return made
 
 
@@ -50,42 +48,15 @@ def strategy_of_session(rules: Rules) -> Strategy:
     Raises ControllerFailed if one is not there any more, or takes other options.
     """
     options = rules.controller_options
-    controller = _of_session(make_controller, "controller", rules.controller, options)
-    pacing = pacing_of(rules)
-    if pacing is None:
-        plugged = _of_session(make_pacing, "pacing rule", rules.pacing, rules.pacing_options)
-        pacing = _Checked(plugged, rules.pacing)
-    return Strategy(controller, pacing)
-
-
-def _made(
-    kind: Any, what: str, name: str, options: Mapping[str, object], methods: tuple[str, ...]
-) -> Any:
-    if not isinstance(kind, type):
-        raise plugins.PluginFailed(f"the plug-in {name!r} is no {what}: it is not a class")
-    made: Any = make(kind, f"{what} {name!r}", options)
-    for method in methods:
-        if not callable(getattr(made, method, None)):
-            raise plugins.PluginFailed(f"the plug-in {name!r} is no {what}: it has no {method}()")
-    return made
-
-
-def _of_session(
-    make_one: Callable[[str, Mapping[str, Option]], T],
-    what: str,
-    name: str,
-    options: Mapping[str, Option],
-) -> T:
     try:
-        return make_one(name, options)
-    except KeyError:
-        why = "it is not installed"
-    except ValueError as error:
-        why = str(error)
-    raise ControllerFailed(
-        f"the session's {what} is {name!r}, and it cannot be had: {why}; install what the "
-        "session was opened with, or open another one with --new-session"
-    )
+        controller = made_again(make_controller, "controller", rules.controller, options)
+        pacing = pacing_of(rules)
+        if pacing is None:
+            plugged = made_again(make_pacing, "pacing rule", rules.pacing, rules.pacing_options)
+            pacing = _Checked(plugged, rules.pacing)
+    except plugins.PluginFailed as error:
+        raise ControllerFailed(str(error)) from error
+    return Strategy(controller, pacing)
 
 
 @dataclass(frozen=True, slots=True)
