@@ -63,7 +63,6 @@ LiveView = Callable[
 ]
 
 SWITCH_INTERVAL_S = 0.0005
-COLLECTED_OBJECTS = 10_000
 
 # How long a start waits for a remote store: long enough for a stack that comes up together.
 PATIENCE_S = 60.0
@@ -198,10 +197,6 @@ async def _run(
     # Imported objects stay until the end; a look at them in every collection would cost a small
     # round a tenth of its time.
     gc.freeze()
-    # A collection finds the calls under way alive. Objects found several times are collected with
-    # all others, which holds up a thousand participants for a tenth of a second. With Python's
-    # default of 700 objects there would be a collection every few calls.
-    gc.set_threshold(COLLECTED_OBJECTS)
     # Threads that store updates must not keep the event loop from the interpreter for 5 ms a time,
     # Python's default: a whole small round takes but four times that.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
