@@ -6,9 +6,11 @@ A scheduler and 1 or 2 servers are processes as `xain-parameter-server` starts t
 replicas and log. The client is one worker in this process. With 1 and with 2 servers:
 
 Dense: an array of 4 and of 100 MB is pushed, added up at the servers, and pulled. Beside it, in the
-same run and in turns with it, the same bytes with the same addition over TCP sockets, pyzmq (REQ
-and REP) and grpcio (streams of 2 MiB chunks), for two servers with a thread each. A turn is three
-exchanges one after the other. Median of all exchanges.
+same run and in turns with it, the same work over TCP sockets, pyzmq (REQ and REP) and grpcio
+(streams of 2 MiB chunks): as many server processes, each with its part of the array, the same
+addition, and a pull that begins when all servers have added the push. One thread asks all servers,
+which is faster than a thread for each. A turn is three exchanges one after the other. Median of all
+exchanges.
 
 Sparse: batches of sorted keys, pushed and pulled, of tables with a bound and with open keys. New:
 the first pushes, which make the rows.
@@ -39,7 +41,7 @@ import socket
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection as Pipe
@@ -70,9 +72,19 @@ Array = NDArray[Any]
 
 
 class Line(Protocol):
-    """Pushes to an array at the servers, which add, and pulls of it."""
+    """A bare connection to one server, which adds what is pushed to an array."""
 
-    def exchange(self, pushed: Array, out: Array) -> None: ...
+    def push(self, values: Array) -> None:
+        """Send values; does not wait until they are added."""
+
+    def end_push(self) -> None:
+        """Wait until they are added."""
+
+    def ask(self) -> None:
+        """Ask for the array."""
+
+    def pull(self, out: Array) -> None:
+        """Receive the array that was asked for."""
 
 
 @contextmanager
@@ -112,26 +124,23 @@ class Ours:
 # --- bare transports ------------------------------------------------------------------------------
 
 
-class Halves:
-    """Several lines, each with its part of the array, side by side."""
+class Bare:
+    """Lines to several servers, each with its part of the array."""
 
-    def __init__(self, lines: Sequence[Line]) -> None:
-        self._lines = lines
-        self._threads = ThreadPoolExecutor(len(lines))
+    def __init__(self, lines: Sequence[Line], size: int) -> None:
+        edges = [size * i // len(lines) for i in range(len(lines) + 1)]
+        parts = [slice(*pair) for pair in itertools.pairwise(edges)]
+        self._lines = list(zip(lines, parts, strict=True))
 
     def exchange(self, pushed: Array, out: Array) -> None:
-        if len(self._lines) == 1:
-            self._lines[0].exchange(pushed, out)
-            return
-        num = len(self._lines)
-        edges = [len(pushed) * i // num for i in range(num + 1)]
-        parts = [slice(*pair) for pair in itertools.pairwise(edges)]
-        work = [
-            self._threads.submit(line.exchange, pushed[part], out[part])
-            for line, part in zip(self._lines, parts, strict=True)
-        ]
-        for each in work:
-            each.result()
+        for line, part in self._lines:
+            line.push(pushed[part])
+        for line, _ in self._lines:
+            line.end_push()
+        for line, _ in self._lines:
+            line.ask()
+        for line, part in self._lines:
+            line.pull(out[part])
 
 
 def _receive(connection: socket.socket, array: Array) -> bool:
@@ -165,11 +174,17 @@ class Tcp:
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def exchange(self, pushed: Array, out: Array) -> None:
+    def push(self, values: Array) -> None:
         self._socket.sendall(ADD)
-        self._socket.sendall(pushed)
+        self._socket.sendall(values)
+
+    def end_push(self) -> None:
         self._socket.recv(1)
+
+    def ask(self) -> None:
         self._socket.sendall(GIVE)
+
+    def pull(self, out: Array) -> None:
         _receive(self._socket, out)
 
 
@@ -191,10 +206,16 @@ class Zmq:
         self._socket = zmq.Context().socket(zmq.REQ)
         self._socket.connect(f"tcp://127.0.0.1:{port}")
 
-    def exchange(self, pushed: Array, out: Array) -> None:
-        self._socket.send(pushed, copy=False)
+    def push(self, values: Array) -> None:
+        self._socket.send(values, copy=False)
+
+    def end_push(self) -> None:
         self._socket.recv()
+
+    def ask(self) -> None:
         self._socket.send(GIVE)
+
+    def pull(self, out: Array) -> None:
         out[:] = np.frombuffer(self._socket.recv(copy=False), np.float32)
 
 
@@ -210,13 +231,15 @@ def serve_grpc(pipe: Pipe, index: int, size: int) -> None:
     def exchange(chunks: Iterator[bytes], context: object) -> Iterator[bytes]:
         place = 0
         for chunk in chunks:
+            if chunk == GIVE:
+                yield from _chunks(total)
+                continue
             values = np.frombuffer(chunk, np.float32)
             total[place : place + len(values)] += values
             place += len(values)
             if place == size:
                 place = 0
                 yield ADD
-                yield from _chunks(total)
 
     handler: Any = grpc.stream_stream_rpc_method_handler(exchange)
     service, _, method = METHOD[1:].partition("/")
@@ -231,22 +254,27 @@ def serve_grpc(pipe: Pipe, index: int, size: int) -> None:
 
 
 class Grpc:
-    """The pull follows the push by itself: fewer trips than the others."""
-
     def __init__(self, port: int) -> None:
         options = [("grpc.max_receive_message_length", 2 * CHUNK_BYTES)]
         self._channel = grpc.insecure_channel(f"127.0.0.1:{port}", options)
-        self._out: queue.SimpleQueue[Array] = queue.SimpleQueue()
+        self._out: queue.SimpleQueue[Iterable[bytes]] = queue.SimpleQueue()
         call: Any = self._channel.stream_stream(METHOD)
         self._in = call(self._requests())
 
     def _requests(self) -> Iterator[bytes]:
         while True:
-            yield from _chunks(self._out.get())
+            yield from self._out.get()
 
-    def exchange(self, pushed: Array, out: Array) -> None:
-        self._out.put(pushed)
+    def push(self, values: Array) -> None:
+        self._out.put(_chunks(values))
+
+    def end_push(self) -> None:
         assert next(self._in) == ADD
+
+    def ask(self) -> None:
+        self._out.put([GIVE])
+
+    def pull(self, out: Array) -> None:
         place = 0
         while place < len(out):
             values = np.frombuffer(next(self._in), np.float32)
@@ -269,10 +297,10 @@ def dense(server: Server, size: int, turns: int) -> dict[str, Any]:
     pushed, out = np.ones(size, np.float32), np.empty(size, np.float32)
     num_servers = len(server.servers)
     with ExitStack() as stack:
-        lines: dict[str, Line] = {"parameter_server": Ours(server, size)}
+        lines: dict[str, Ours | Bare] = {"parameter_server": Ours(server, size)}
         for name, (serve, connect) in BARE.items():
             ports = stack.enter_context(served(serve, num_servers, size // num_servers))
-            lines[name] = Halves([connect(port) for port in ports])
+            lines[name] = Bare([connect(port) for port in ports], size)
         taken: dict[str, list[float]] = {name: [] for name in lines}
         for turn in range(turns + 1):
             for name, line in lines.items():
