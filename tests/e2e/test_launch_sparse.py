@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from e2e.test_launch import launched, name_of, pid_with
+from support.certificates import certified, needs_openssl
 from xain_coordinator.cli.demo.interrupts import Interrupts
 from xain_coordinator.cli.launch import processes, sparse
 from xain_coordinator.cli.launch.log_view import LogView
@@ -81,6 +82,16 @@ async def test_killed_server_and_worker_leave_the_same_model(folder: Path, name:
     assert disturbed.keys() >= {"keys", "values"}
     for what, array in undisturbed.items():
         np.testing.assert_array_equal(disturbed[what], array)
+
+
+@needs_openssl
+async def test_launch_with_certificates(folder: Path, name: str, tmp_path: Path) -> None:
+    """All programs show them, the one that scores the model included."""
+    tls = f"--set=tls.folder={certified(tmp_path / 'ours')}"
+    epochs = ("--worker-set=epochs=1", "--worker-set=batch=500", "--test=test.svm", "--quiet")
+    async with launched(folder, *SPARSE, *epochs, tls, f"--name={name}") as shown:
+        assert await shown.end() == 0, shown.output
+    assert re.search(r"On [0-9,]+ rows of test.svm: log loss", shown.output), shown.output
 
 
 async def test_worker_that_had_ended_repeats_what_a_rollback_took(folder: Path, name: str) -> None:

@@ -10,6 +10,7 @@ connect_sync has the same names without `await`; KVWorker those of ps-lite. loca
 parameter server of this process alone.
 """
 
+from xain_parameters.certificates import Certificates
 from xain_parameters.client.connecting import connect, connect_sync
 from xain_parameters.client.kv import KVWorker
 from xain_parameters.client.local import LocalGroup, local, local_sync
@@ -42,6 +43,7 @@ __all__ = [
     "Adam",
     "Add",
     "Assign",
+    "Certificates",
     "Closed",
     "Constant",
     "Damaged",

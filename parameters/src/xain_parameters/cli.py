@@ -24,6 +24,7 @@ from xain_foundation.commands import (
 )
 
 if TYPE_CHECKING:
+    from xain_parameters.certificates import Certificates
     from xain_parameters.scheduler.client import SchedulerCalls
 
 PROGRAM = "xain-parameter-server"
@@ -123,6 +124,15 @@ _EXPORT_EXAMPLES = """**Examples**
 - `xain-parameter-server export checkpoints/cut-1795390830-4 --table user --to user.npz`
 """
 
+TLS_ENV = "XAIN_PARAMETERS_TLS__FOLDER"
+TlsFolder = Annotated[
+    str | None,
+    typer.Option("--tls", metavar="DIR", help="With ca.crt, tls.crt and tls.key. [tls.folder]"),
+]
+AskedTlsFolder = Annotated[
+    str | None,
+    typer.Option("--tls", metavar="DIR", help="With ca.crt, tls.crt and tls.key.", envvar=TLS_ENV),
+]
 Scheduler = Annotated[
     str,
     typer.Option(
@@ -164,6 +174,7 @@ def _scheduler(
             help="Folder that all servers see, or fsspec URL. [scheduler.checkpoints]",
         ),
     ] = None,
+    tls: TlsFolder = None,
     assignments: Annotated[list[str] | None, set_option("scheduler.num_ranges=12")] = None,
 ) -> None:
     values: dict[str, Any] = {
@@ -173,6 +184,7 @@ def _scheduler(
         "scheduler.log": True if log else None,
         "scheduler.checkpoint_interval": checkpoint_interval,
         "scheduler.checkpoints": checkpoints,
+        "tls.folder": tls,
         **parse_assignments(PROGRAM, assignments, "scheduler.num_ranges=12"),
     }
     from xain_foundation.logs import configure
@@ -187,12 +199,13 @@ def _scheduler(
         fail(PROGRAM, str(error), EXIT_BAD_CONFIG)
     ours = settings.scheduler
     address = _address(ours.listen)
+    certificates = _certificates(settings.tls.folder)
     configure(settings.logging.level, settings.logging.use_console, settings.logging.third_party)
     stopped = _stopped_by_signal()
     try:
         journal = Journal(ours.data / "scheduler.db")
         server = SchedulerServer(
-            journal, ours.settings(), address, worker_lease_s=ours.worker_lease_s
+            journal, ours.settings(), address, certificates, worker_lease_s=ours.worker_lease_s
         )
         with server:
             typer.echo(f"{PROGRAM}: serving on {server.target}", err=True)
@@ -213,6 +226,7 @@ def _serve(
         typer.Option(metavar="DIR", help="The log is in DIR/NAME. [server.data]"),
     ] = None,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="[server.name]")] = None,
+    tls: TlsFolder = None,
     assignments: Annotated[list[str] | None, set_option("server.leave_s=60")] = None,
 ) -> None:
     values: dict[str, Any] = {
@@ -220,6 +234,7 @@ def _serve(
         "server.listen": listen,
         "server.data": data,
         "server.name": name,
+        "tls.folder": tls,
         **parse_assignments(PROGRAM, assignments, "server.leave_s=60"),
     }
     import socket
@@ -238,6 +253,7 @@ def _serve(
     if not ours.advertised and address.rpartition(":")[0] in ("0.0.0.0", "[::]", "::"):
         text = f"others cannot connect to {address}: set server.advertised to this machine's name"
         fail(PROGRAM, text, EXIT_BAD_CONFIG)
+    certificates = _certificates(settings.tls.folder)
     configure(settings.logging.level, settings.logging.use_console, settings.logging.third_party)
     sys.setswitchinterval(SWITCH_S)
     called = ours.name or socket.gethostname().split(".")[0]
@@ -251,7 +267,12 @@ def _serve(
     waits.start()
     try:
         server = ParameterServer(
-            at, called, address, advertised=ours.advertised or None, folder=ours.data / called
+            at,
+            called,
+            address,
+            advertised=ours.advertised or None,
+            folder=ours.data / called,
+            tls=certificates,
         )
         waits.cancel()
         with server:
@@ -276,22 +297,27 @@ def _serve(
 def _status(
     scheduler: Scheduler = "127.0.0.1",
     timeout: Timeout = 5.0,
+    tls: AskedTlsFolder = None,
     as_json: Annotated[bool, typer.Option("--json", help="All, as one JSON object.")] = False,
 ) -> None:
     from xain_parameters.scheduler import reports
 
-    status = _asked(scheduler, lambda calls: calls.status(timeout))
+    status = _asked(scheduler, tls, lambda calls: calls.status(timeout))
     typer.echo(reports.as_json(status) if as_json else "\n".join(reports.lines_of(status)))
 
 
 @app.command("checkpoint", help=_CHECKPOINT_HELP)
-def _checkpoint(scheduler: Scheduler = "127.0.0.1", timeout: Timeout = 600.0) -> None:
-    typer.echo(_asked(scheduler, lambda calls: f"checkpoint {calls.checkpoint(timeout)}"))
+def _checkpoint(
+    scheduler: Scheduler = "127.0.0.1", timeout: Timeout = 600.0, tls: AskedTlsFolder = None
+) -> None:
+    typer.echo(_asked(scheduler, tls, lambda calls: f"checkpoint {calls.checkpoint(timeout)}"))
 
 
 @app.command("roll-back", help=_ROLL_BACK_HELP)
-def _roll_back(scheduler: Scheduler = "127.0.0.1", timeout: Timeout = 5.0) -> None:
-    _asked(scheduler, lambda calls: calls.roll_back(timeout))
+def _roll_back(
+    scheduler: Scheduler = "127.0.0.1", timeout: Timeout = 5.0, tls: AskedTlsFolder = None
+) -> None:
+    _asked(scheduler, tls, lambda calls: calls.roll_back(timeout))
 
 
 @app.command("export", help=_EXPORT_HELP, epilog=_EXPORT_EXAMPLES)
@@ -323,11 +349,22 @@ def _stopped_by_signal() -> threading.Event:
     return stopped
 
 
-def _asked(scheduler: str, ask: "Callable[[SchedulerCalls], Any]") -> Any:
+def _certificates(folder: Path | None) -> "Certificates | None":
+    from xain_parameters.certificates import Certificates
+    from xain_parameters.errors import Invalid
+
+    try:
+        return None if folder is None else Certificates(folder)
+    except Invalid as error:
+        fail(PROGRAM, f"tls.folder: {error}", EXIT_BAD_CONFIG)
+
+
+def _asked(scheduler: str, tls: str | None, ask: "Callable[[SchedulerCalls], Any]") -> Any:
     from xain_parameters.errors import ParameterError
     from xain_parameters.scheduler.client import SchedulerCalls
 
-    with SchedulerCalls(_address(scheduler)) as calls:
+    certificates = _certificates(Path(tls) if tls else None)
+    with SchedulerCalls(_address(scheduler), certificates) as calls:
         try:
             return ask(calls)
         except ParameterError as error:

@@ -56,10 +56,21 @@ def _absolute(folder: str) -> str:
     return folder if not folder or "://" in folder else str(Path(folder).absolute())
 
 
+class TlsSettings(Section):
+    """[tls].
+
+    folder: with ca.crt, tls.crt and tls.key, see certificates.Certificates; None: nothing is
+    encrypted.
+    """
+
+    folder: FilePath | None = None
+
+
 class SchedulerConfig(Section):
     """The configuration of `xain-parameter-server scheduler`."""
 
     scheduler: SchedulerSettings = SchedulerSettings()
+    tls: TlsSettings = TlsSettings()
     logging: LoggingSettings = LoggingSettings()
 
 
@@ -85,4 +96,5 @@ class ServerConfig(Section):
     """The configuration of `xain-parameter-server serve`."""
 
     server: ServerSettings = ServerSettings()
+    tls: TlsSettings = TlsSettings()
     logging: LoggingSettings = LoggingSettings()

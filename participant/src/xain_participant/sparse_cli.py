@@ -90,6 +90,14 @@ def sparse(
             "--server", metavar="HOST[:PORT]", help=f"The scheduler, by default at {DEFAULT_PORT}."
         ),
     ] = "localhost",
+    tls: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="With ca.crt, tls.crt and tls.key, for the connections to scheduler and servers.",
+            envvar="XAIN_PARAMETERS_TLS__FOLDER",
+        ),
+    ] = None,
     data: Annotated[
         str | None,
         typer.Option(
@@ -206,7 +214,7 @@ def sparse(
         with _stopped_by_signals():
             # A scorer may come while worker-0 trains.
             name = worker or (f"worker-{index}" if epochs else f"scorer-{os.getpid()}")
-            score = _work(target, name, job, data, test)
+            score = _work(target, tls, name, job, data, test)
     except _Stopped as stopped:
         raise typer.Exit(128 + stopped.number) from None
     if score is not None:
@@ -216,10 +224,12 @@ def sparse(
         )
 
 
-def _work(target: str, name: str, job: "Job", data: str | None, test: str | None) -> "Score | None":
+def _work(
+    target: str, tls: Path | None, name: str, job: "Job", data: str | None, test: str | None
+) -> "Score | None":
     """Train and score. Ends the process with one line if that is impossible."""
     from xain_foundation.logger import get_logger
-    from xain_parameters import ParameterError, connect_sync
+    from xain_parameters import Certificates, ParameterError, connect_sync
     from xain_participant.sparse_worker import score, train
     from xain_workloads.errors import DataError
     from xain_workloads.sparse.libsvm import LibsvmFiles
@@ -241,7 +251,8 @@ def _work(target: str, name: str, job: "Job", data: str | None, test: str | None
         # Wrong paths are found before the others wait for this worker.
         rows: LibsvmFiles | None = LibsvmFiles(data) if data and job.num_epochs else None
         held_out = LibsvmFiles(test) if test and job.index == 0 else None
-        with connect_sync(target, worker=name, timeout_s=CONNECT_S) as server:
+        certificates = None if tls is None else Certificates(tls)
+        with connect_sync(target, worker=name, timeout_s=CONNECT_S, tls=certificates) as server:
             log.info("connected", worker=name, server=target)
             if rows is not None:
                 train(server, job, rows, show)

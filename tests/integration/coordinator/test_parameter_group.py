@@ -16,6 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 import xain_parameters as parameters
+from support.certificates import certified, needs_openssl
 from support.process import CoordinatorProcess, ParticipantProcess
 from support.s3_servers import free_ports
 from xain_coordinator.assembly.parameter_group import ParameterGroup
@@ -202,6 +203,27 @@ def test_port_or_folder_that_is_taken_is_an_error_of_one_line(tmp_path: Path) ->
     finally:
         group.close()
     ParameterGroup(ParametersSettings(port=port, path=tmp_path / "a")).close()
+
+
+@needs_openssl
+def test_group_with_certificates_takes_workers_that_have_them(tmp_path: Path) -> None:
+    folder = certified(tmp_path / "ours")
+    group = ParameterGroup(ParametersSettings(port=0, path=tmp_path / "a", tls=folder))
+    try:
+        with parameters.connect_sync(
+            group.target, worker="w", tls=parameters.Certificates(folder)
+        ) as server:
+            w = server.dense("w", (5,))
+            w.push(np.ones(5, np.float32))
+            np.testing.assert_array_equal(w.pull(), np.ones(5))
+        with pytest.raises(parameters.Unavailable):
+            parameters.connect_sync(group.target, worker="stranger", timeout_s=1.0)
+    finally:
+        group.close()
+    with pytest.raises(
+        OSError, match=r"\[parameters\] cannot be served: no certificates: .*ca.crt"
+    ):
+        ParameterGroup(ParametersSettings(port=0, path=tmp_path / "b", tls=tmp_path))
 
 
 def test_coordinator_without_a_parameter_server_does_not_import_one() -> None:

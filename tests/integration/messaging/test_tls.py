@@ -1,8 +1,5 @@
 """The gRPC driver and the Membership service with certificates."""
 
-import os
-import shutil
-import subprocess
 import threading
 from functools import partial
 from pathlib import Path
@@ -11,6 +8,7 @@ import grpc
 import numpy as np
 import pytest
 
+from support.certificates import certified, needs_openssl
 from support.drivers import Arrived, Receiving, next_event
 from support.messaging import PATIENCE_S, until
 from xain_messaging.discovery.coordinator import CoordinatorDiscovery
@@ -22,32 +20,13 @@ from xain_messaging.messages import Message, SessionMessage
 from xain_messaging.ports import Membership
 from xain_messaging.proxy import Proxy
 
-OPENSSL = shutil.which("openssl")
-# In CI it is a failure instead, which openssl() says.
-pytestmark = pytest.mark.skipif(
-    OPENSSL is None and not os.environ.get("CI"), reason="needs openssl, which is not there"
-)
-
-
-def openssl(*arguments: str) -> None:
-    assert OPENSSL is not None, "openssl is not installed, and CI is set"
-    subprocess.run([OPENSSL, *arguments], check=True, capture_output=True)
+pytestmark = needs_openssl
 
 
 def authority(folder: Path) -> TlsFiles:
     """A certificate for 127.0.0.1, and who has signed it."""
-    folder.mkdir()
-    key, ca = str(folder / "ca.key"), str(folder / "ca.pem")
-    new = ["req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-    openssl(*new, "-x509", "-days", "2", "-subj", "/CN=ca", "-keyout", key, "-out", ca)
-    own_key, request = str(folder / "own.key"), str(folder / "own.csr")
-    openssl(*new, "-subj", "/CN=peer", "-keyout", own_key, "-out", request)
-    names = folder / "names"
-    names.write_text("subjectAltName=IP:127.0.0.1")
-    own = str(folder / "own.pem")
-    sign = ["x509", "-req", "-days", "2", "-in", request, "-CA", ca, "-CAkey", key]
-    openssl(*sign, "-CAcreateserial", "-extfile", str(names), "-out", own)
-    return TlsFiles(*(Path(path).read_bytes() for path in (ca, own, own_key)))
+    certified(folder)
+    return TlsFiles(*((folder / name).read_bytes() for name in ("ca.crt", "tls.crt", "tls.key")))
 
 
 def note_failure(failed: threading.Event, state: grpc.ChannelConnectivity) -> None:

@@ -2,12 +2,9 @@
 
 import contextlib
 import gc
-import os
-import shutil
 import socket
 import ssl
 import struct
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +15,9 @@ from random import Random
 import numpy as np
 import pytest
 
+from support.certificates import certified, needs_openssl
 from support.fault_proxy import FaultProxy
+from xain_parameters.certificates import Certificates
 from xain_parameters.errors import Invalid, Unavailable
 from xain_parameters.messages import (
     Command,
@@ -43,7 +42,6 @@ from xain_parameters.transport.poller import Answer, Poller
 from xain_parameters.transport.sections import Sections
 
 PATIENCE_S = 30.0
-OPENSSL = shutil.which("openssl")
 N = 300_000
 
 
@@ -397,28 +395,13 @@ def test_small_answers_to_requests_that_came_together_go_together(store, monkeyp
     assert len(num_sent) <= 4
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 that signs itself, and its key."""
-    assert OPENSSL is not None, "openssl is not installed, and CI is set"
-    folder = tmp_path_factory.mktemp("tls")
-    own, key = folder / "own.pem", folder / "own.key"
-    command = [OPENSSL, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    command += ["-nodes", "-days", "2", "-subj", "/CN=server", "-out", str(own)]
-    command += ["-keyout", str(key), "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run(command, check=True, capture_output=True)
-    return own, key
-
-
-@pytest.mark.skipif(
-    OPENSSL is None and not os.environ.get("CI"), reason="needs openssl, which is not there"
-)
-def test_connections_with_tls_carry_the_same_in_both_directions(certificate):
-    """A client that does not trust the certificate, or speaks without TLS, is not connected."""
-    there = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    there.load_cert_chain(*certificate)
-    here = ssl.create_default_context(cafile=str(certificate[0]))
-    store = Store(there)
+@needs_openssl
+def test_connections_with_tls_carry_the_same_in_both_directions(tmp_path):
+    """A client with a certificate of another authority, without one, or without TLS is not
+    connected."""
+    ours, theirs = (Certificates(certified(tmp_path / name)) for name in ("ours", "theirs"))
+    here = ours.connects
+    store = Store(ours.accepts)
     values = np.arange(N, dtype=np.float32)
     keys = np.arange(0, N, 7, dtype=np.uint64)
     with connected(store.address, tls=here) as server:
@@ -433,7 +416,8 @@ def test_connections_with_tls_carry_the_same_in_both_directions(certificate):
         np.testing.assert_array_equal(out, np.stack([5 * values] * 3))
         rows = few.result(PATIENCE_S).values
         np.testing.assert_array_equal(rows.view(np.float32), 5 * values[keys])
-    for other in (ssl.create_default_context(), None):
+    nameless = ssl.create_default_context(cafile=str(tmp_path / "ours" / "ca.crt"))
+    for other in (theirs.connects, nameless, None):
         with pytest.raises(Unavailable):
             Connection(store.address, hello("w", "worker", 1), tls=other)
     store.listener.close()

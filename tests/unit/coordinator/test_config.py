@@ -832,6 +832,7 @@ def test_defaults_that_the_example_tells_are_true() -> None:
         "http.port",
         "parameters.port",
         "parameters.advertised",
+        "parameters.tls",
         "launch.workers",
         "logging.console",
     ):
@@ -939,6 +940,7 @@ def test_parameter_server_beyond_this_machine_needs_consent(host: str) -> None:
     given = {"parameters__port": 50052, "parameters__host": host, "parameters__advertised": "n7"}
     assert "parameters.insecure = true" in error_of(**given)
     assert config(**given, parameters__insecure=True).parameters.is_on
+    assert config(**given, parameters__tls="certificates").parameters.is_on
 
 
 def test_parameter_server_on_all_addresses_needs_a_name_for_workers() -> None:

@@ -11,6 +11,8 @@ import structlog
 from xain_coordinator.config.parameters import ParametersSettings
 from xain_foundation.backoff import Backoff
 from xain_foundation.fields import join_host_port
+from xain_parameters.certificates import Certificates
+from xain_parameters.errors import Invalid
 from xain_parameters.node.server import ParameterServer
 from xain_parameters.scheduler import reports
 from xain_parameters.scheduler.journal import Journal, JournalError
@@ -32,7 +34,7 @@ class ParameterGroup:
     LAST_RETRY_S: it ends when its log fails, or when the scheduler has taken it for dead, as after
     a suspension of the machine. Rounds go on meanwhile.
 
-    Raises OSError, with one line for the operator, if port or journal cannot be used.
+    Raises OSError, with one line for the operator, if port, journal or certificates cannot be used.
     """
 
     def __init__(self, settings: ParametersSettings) -> None:
@@ -45,12 +47,13 @@ class ParameterGroup:
             checkpoints=settings.checkpoints_url,
         )
         try:
+            self._tls = None if settings.tls is None else Certificates(settings.tls)
             journal = Journal(settings.path / "scheduler.db")
             self._scheduler = SchedulerServer(
-                journal, chosen, settings.address, worker_lease_s=settings.worker_lease_s
+                journal, chosen, settings.address, self._tls, worker_lease_s=settings.worker_lease_s
             )
             self._scheduler.start()
-        except (JournalError, OSError) as error:
+        except (Invalid, JournalError, OSError) as error:
             raise OSError(f"[parameters] cannot be served: {error}") from None
         log.info("serving_parameters", address=self.target, path=str(settings.path))
         self._is_closing = threading.Event()
@@ -104,6 +107,7 @@ class ParameterGroup:
                     join_host_port(settings.host, settings.server_port),
                     advertised=advertised,
                     folder=settings.path / NAME,
+                    tls=self._tls,
                 )
                 with server:
                     log.info("parameter_server_ready", address=server.address)

@@ -16,6 +16,7 @@ class ParametersSettings(Section):
     port: int | None = Field(default=None, ge=0, le=65535)
     host: Host = "127.0.0.1"
     insecure: bool = False
+    tls: FilePath | None = None
     server: bool = True
     server_port: int = Field(default=0, ge=0, le=65535)
     advertised: Host | None = None
@@ -52,11 +53,12 @@ class ParametersSettings(Section):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        if not self.insecure and not is_loopback(self.host):
+        if not self.insecure and self.tls is None and not is_loopback(self.host):
             raise WrongSetting(
                 "host",
-                "whoever reaches it could read and change all tables, and there is no encryption "
-                "yet; use 127.0.0.1, or set parameters.insecure = true in a network that you trust",
+                "whoever reaches it could read and change all tables; use 127.0.0.1, set "
+                "parameters.tls to a folder with certificates, or parameters.insecure = true in a "
+                "network that you trust",
             )
         if self.is_on and self.server and self.advertised is None and _is_any(self.host):
             raise WrongSetting(

@@ -2,6 +2,7 @@
 order."""
 
 import functools
+import ssl
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -61,11 +62,16 @@ class Ticket:
 
 
 class Core:
-    """One worker. Its methods may be called from any thread, those of clocks by one at a time."""
+    """One worker. Its methods may be called from any thread, those of clocks by one at a time.
 
-    def __init__(self, scheduler: Scheduler, timeout_s: float) -> None:
+    tls: of the connections to servers; None: nothing is encrypted.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, timeout_s: float, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.scheduler = scheduler
-        self._requests = Requests(scheduler, timeout_s)
+        self._requests = Requests(scheduler, timeout_s, tls)
         self._timeout_s = timeout_s
         # Reentrant: a loop that is collected as garbage ends in whatever thread is running.
         self._changed = threading.Condition(threading.RLock())

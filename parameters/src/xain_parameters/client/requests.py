@@ -3,6 +3,7 @@ moves."""
 
 import functools
 import math
+import ssl
 import threading
 import time
 from collections import Counter
@@ -133,9 +134,12 @@ class Requests:
     `generation` was asked for; Evicted; Closed.
     """
 
-    def __init__(self, scheduler: Scheduler, timeout_s: float) -> None:
+    def __init__(
+        self, scheduler: Scheduler, timeout_s: float, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.scheduler = scheduler
         self.timeout_s = timeout_s
+        self._tls = tls
         self._lock = threading.Lock()
         self._connecting: dict[str, threading.Lock] = {}
         self._connections: dict[str, Connection] = {}
@@ -379,7 +383,9 @@ class Requests:
             timeout_s = max(0.01, min(CONNECT_TIMEOUT_S, deadline - time.monotonic()))
             greeting = hello(scheduler.worker, "worker", scheduler.incarnation)
             try:
-                made = Connection(address, greeting, timeout_s=timeout_s, poller=self._poller)
+                made = Connection(
+                    address, greeting, timeout_s=timeout_s, poller=self._poller, tls=self._tls
+                )
             except Unavailable as error:
                 self._failed_at[server] = time.monotonic()
                 log.debug("server_unreachable", server=server, error=str(error))

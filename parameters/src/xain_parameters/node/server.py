@@ -10,9 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeAlias
 
-import grpc
-
 from xain_foundation.logger import get_logger
+from xain_parameters.certificates import Certificates
 from xain_parameters.errors import Evicted, ParameterError, Unavailable
 from xain_parameters.messages import Message, Pull, Push
 from xain_parameters.node.cuts import load, part_name, write_part
@@ -80,6 +79,7 @@ class ParameterServer:
     advertised: host that others reach this one by; None: that of `address`.
     folder: for the log, which a group with `log = true` needs; a later process of the name finds
         its ranges there.
+    tls: for the connections to scheduler, workers and other servers; None: nothing is encrypted.
     on_command: answers users' own requests, see messages.Command; what it raises is told to them as
         Invalid. `xain-parameter-server serve` echoes them: a server with an answer of its own is a
         program that makes a ParameterServer and waits for it.
@@ -96,7 +96,7 @@ class ParameterServer:
         *,
         advertised: str | None = None,
         folder: Path | None = None,
-        credentials: grpc.ChannelCredentials | None = None,
+        tls: Certificates | None = None,
         on_command: OnCommand = echo,
         timeout_s: float = JOIN_S,
     ) -> None:
@@ -116,7 +116,10 @@ class ParameterServer:
         self._served_at = -math.inf  # time of the last request of a worker
         self._num_saving = 0  # threads that write parts of a checkpoint
         self._pool = ThreadPoolExecutor(4, f"server {name}")
-        self._listener = Listener(address, self._hear, self._accepted_closed)
+        self._tls = tls
+        self._listener = Listener(
+            address, self._hear, self._accepted_closed, tls=None if tls is None else tls.accepts
+        )
         host = advertised or address.rpartition(":")[0]
         self.address = f"{host}:{self._listener.port}"
         self._scheduler = ServerScheduler(
@@ -126,7 +129,7 @@ class ParameterServer:
             self._take_view,
             load=self._load_now,
             on_alive=self._renew,
-            credentials=credentials,
+            tls=tls,
         )
         try:
             self._begin(folder, timeout_s)
@@ -291,6 +294,7 @@ class ParameterServer:
                     lambda made, message: self._hear_from(server, made, message),
                     lambda made, why: self._closed(server, made),
                     timeout_s=CONNECT_S,
+                    tls=None if self._tls is None else self._tls.connects,
                 )
         with self._lock:
             self._connecting.discard(server)

@@ -22,6 +22,7 @@ from xain_messaging.errors import (
     NameTaken,
 )
 from xain_messaging.ports import Roster
+from xain_parameters.certificates import Certificates
 from xain_parameters.errors import Closed, Evicted, Invalid, TableConflict, Unavailable
 from xain_parameters.ports import Progress
 from xain_parameters.scheduler.reports import (
@@ -74,17 +75,17 @@ _ERRORS = {
 class SchedulerCalls:
     """Calls to a scheduler. The caller need not be a member of the group.
 
-    target: "HOST:PORT".
+    target: "HOST:PORT". tls: None: nothing is encrypted.
     """
 
-    def __init__(self, target: str, credentials: grpc.ChannelCredentials | None = None) -> None:
+    def __init__(self, target: str, tls: Certificates | None = None) -> None:
         self.target = target
         self._ended = threading.Event()
         self._lost: Exception | None = None
-        if credentials is None:
+        if tls is None:
             self._channel = grpc.insecure_channel(target, _OPTIONS)
         else:
-            self._channel = grpc.secure_channel(target, credentials, _OPTIONS)
+            self._channel = grpc.secure_channel(target, tls.of_channel(), _OPTIONS)
         self._stub: Any = SchedulerStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -178,14 +179,14 @@ class SchedulerMember(SchedulerCalls):
         name: str,
         address: str = "-",
         on_view: Callable[[View], None] | None = None,
-        credentials: grpc.ChannelCredentials | None = None,
+        tls: Certificates | None = None,
     ) -> None:
-        super().__init__(target, credentials)
+        super().__init__(target, tls)
         self.name = name
         self._role = role
         self._address = address
         self._on_view = on_view
-        self._discovery = CoordinatorDiscovery(target, credentials)
+        self._discovery = CoordinatorDiscovery(target, None if tls is None else tls.of_channel())
         self._membership: Any = None
         self._view: View | None = None
         self._changed = threading.Condition()
@@ -320,10 +321,8 @@ class SchedulerMember(SchedulerCalls):
 class WorkerScheduler(SchedulerMember):
     """The scheduler as a worker sees it."""
 
-    def __init__(
-        self, target: str, name: str, credentials: grpc.ChannelCredentials | None = None
-    ) -> None:
-        super().__init__(target, WORKER, name, credentials=credentials)
+    def __init__(self, target: str, name: str, tls: Certificates | None = None) -> None:
+        super().__init__(target, WORKER, name, tls=tls)
         self._opened = (0, 0)
 
     def join(self, timeout_s: float, is_over: Callable[[], bool] = lambda: False) -> None:
@@ -458,9 +457,9 @@ class ServerScheduler(SchedulerMember):
         *,
         load: Callable[[], Load] | None = None,
         on_alive: Callable[[float], None] = lambda until: None,
-        credentials: grpc.ChannelCredentials | None = None,
+        tls: Certificates | None = None,
     ) -> None:
-        super().__init__(target, SERVER, name, address, on_view, credentials)
+        super().__init__(target, SERVER, name, address, on_view, tls)
         self.alive_until = 0.0  # monotonic; the scheduler takes us for alive until then
         self._load = load
         self._on_alive = on_alive

@@ -19,6 +19,7 @@ import msgspec
 
 from xain_foundation.logger import get_logger
 from xain_messaging.discovery.service import KEEPALIVE, MembershipService
+from xain_parameters.certificates import Certificates
 from xain_parameters.errors import (
     Evicted,
     Invalid,
@@ -442,7 +443,7 @@ class SchedulerService(SchedulerServicer):
 class SchedulerServer:
     """The service on a port of its own, in a thread, from start() to stop().
 
-    listen: "HOST:PORT", port 0 for one that is free; see target.
+    listen: "HOST:PORT", port 0 for one that is free; see target. tls: None: nothing is encrypted.
     times: lease_s, grace_s and worker_lease_s of SchedulerService.
     start() raises OSError if nobody can listen there, JournalError, and Invalid for settings that
     contradict each other.
@@ -453,14 +454,14 @@ class SchedulerServer:
         journal: Journal,
         settings: Settings,
         listen: str = "127.0.0.1:0",
-        credentials: grpc.ServerCredentials | None = None,
+        tls: Certificates | None = None,
         **times: float,
     ) -> None:
         self._host, _, port = listen.rpartition(":")
         self._port = int(port)
         self._journal = journal
         self._settings = settings
-        self._credentials = credentials
+        self._tls = tls
         self._times = times
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._work, name="scheduler", daemon=True)
@@ -514,10 +515,10 @@ class SchedulerServer:
         # Before the port, which gRPC frees for a server only that was started.
         self._service = SchedulerService(self._journal, self._settings, **self._times)
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *KEEPALIVE.items()])
-        if self._credentials is None:
+        if self._tls is None:
             self._port = self._server.add_insecure_port(self.target)
         else:
-            self._port = self._server.add_secure_port(self.target, self._credentials)
+            self._port = self._server.add_secure_port(self.target, self._tls.of_server())
         self._service.add_to(self._server)
         await self._server.start()
 

@@ -33,7 +33,8 @@ from xain_foundation.commands import CommandFailed
 from xain_foundation.fields import Section, join_host_port
 from xain_foundation.logs import LoggingSettings
 from xain_foundation.settings import Resolved, resolve
-from xain_parameters.config import ENV_PREFIX, SchedulerSettings, ServerSettings
+from xain_parameters.certificates import Certificates
+from xain_parameters.config import ENV_PREFIX, SchedulerSettings, ServerSettings, TlsSettings
 from xain_parameters.errors import ParameterError
 from xain_parameters.scheduler.client import SchedulerCalls
 from xain_parameters.scheduler.reports import Status
@@ -70,6 +71,7 @@ class SparseConfig(Section):
     launch: LaunchSettings = LaunchSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     server: ServerSettings = ServerSettings()
+    tls: TlsSettings = TlsSettings()
     logging: LoggingSettings = LoggingSettings()
 
 
@@ -81,6 +83,7 @@ class Request:
     test_name: as the user gave it.
     values: settings of scheduler and servers by dotted key.
     worker_values: flags of all workers.
+    tls: folder with the certificate that all programs show; "": nothing is encrypted.
     """
 
     workers: Sequence[Worker]
@@ -91,6 +94,7 @@ class Request:
     test_name: str
     values: Mapping[str, object]
     worker_values: Mapping[str, str]
+    tls: str = ""
 
     @property
     def names(self) -> list[str]:
@@ -149,6 +153,7 @@ def plan(
         test,
         {key: value for key, value in given.items() if not key.startswith("launch.")},
         worker_values,
+        str(folder.absolute()) if (folder := resolved.config.tls.folder) else "",
     )
 
 
@@ -234,7 +239,7 @@ class SparseLaunch(Launch):
         """Start the scheduler and the servers. Returns when they serve. Raises CommandFailed."""
         self._prepare()
         self._start_scheduler()
-        self._calls = SchedulerCalls(self.address)
+        self._calls = SchedulerCalls(self.address, self._certificates())
         self._until(lambda: [] if self._status() else [SCHEDULER])
         for name in self._request.servers:
             self._start_server(name)
@@ -265,6 +270,18 @@ class SparseLaunch(Launch):
         given = self._request.values.get("scheduler.checkpoints")
         return str(given) if given else f"{self._folder}/{CHECKPOINTS}"
 
+    def _certificates(self) -> Certificates | None:
+        """Raises CommandFailed."""
+        try:
+            return Certificates(self._request.tls) if self._request.tls else None
+        except ParameterError as error:
+            raise CommandFailed(f"tls.folder: {error}") from None
+
+    def _tls(self) -> dict[str, object]:
+        """The setting of scheduler and servers."""
+        tls = self._request.tls
+        return {"tls.folder": self._backend.source(tls)} if tls else {}
+
     def _start_scheduler(self) -> None:
         values = {
             "scheduler.worker_lease_s": WORKER_LEASE_S,
@@ -273,11 +290,13 @@ class SparseLaunch(Launch):
             "scheduler.data": f"{self._folder}/{GROUP}/scheduler",
             "scheduler.checkpoints": self._checkpoints,
             "logging.console": "false",
+            **self._tls(),
         }
         program = Program(
             SCHEDULER,
             ["scheduler", *assignments(values)],
             command=PARAMETERS,
+            data=[self._request.tls] if self._request.tls else [],
             has_work=True,
             is_published=True,
         )
@@ -294,8 +313,15 @@ class SparseLaunch(Launch):
             "server.name": name,
             "server.data": f"{self._folder}/{GROUP}",
             "logging.console": "false",
+            **self._tls(),
         }
-        program = Program(name, ["serve", *assignments(values)], command=PARAMETERS, has_work=True)
+        program = Program(
+            name,
+            ["serve", *assignments(values)],
+            command=PARAMETERS,
+            data=[self._request.tls] if self._request.tls else [],
+            has_work=True,
+        )
         self._start(self._servers, program)
 
     def _start_worker(self, worker: Worker) -> None:
@@ -320,11 +346,13 @@ class SparseLaunch(Launch):
     def _participant(
         self, name: str, arguments: Sequence[str], source: str, cpu_shares: int | None = None
     ) -> Program:
+        tls = self._request.tls
+        own = [f"--tls={self._backend.source(tls, 1)}"] if tls else []
         return Program(
             name,
-            ["sparse", f"--server={self._scheduler_address}", f"--worker={name}", *arguments],
+            ["sparse", f"--server={self._scheduler_address}", f"--worker={name}", *own, *arguments],
             command=PARTICIPATE,
-            data=(source,),
+            data=[source, tls] if tls else [source],
             cpu_shares=cpu_shares,
         )
 

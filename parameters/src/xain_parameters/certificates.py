@@ -1,0 +1,53 @@
+"""Certificates of the nodes of a group, for gRPC and for the transport."""
+
+import ssl
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from xain_parameters.errors import Invalid
+
+# The names in a Kubernetes secret of type kubernetes.io/tls, as cert-manager makes it.
+AUTHORITY: Final = "ca.crt"
+CERTIFICATE: Final = "tls.crt"
+KEY: Final = "tls.key"
+
+
+class Certificates:
+    """The certificate of a node with its key, and the authority that has to have signed the other
+    side's. Both sides of a connection show their certificates; that of a scheduler or server must
+    be for the host in its address.
+
+    folder: has AUTHORITY, CERTIFICATE and KEY, in PEM.
+    Raises Invalid, naming the files, if they cannot be used.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        paths = [Path(folder) / name for name in (AUTHORITY, CERTIFICATE, KEY)]
+        try:
+            authority, certificate, key = (path.read_bytes() for path in paths)
+            text = authority.decode("ascii")
+            accepts = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cadata=text)
+            connects = ssl.create_default_context(cadata=text)
+            for context in (accepts, connects):
+                context.verify_mode = ssl.CERT_REQUIRED
+                # An empty password: OpenSSL would ask a terminal for that of an encrypted key.
+                context.load_cert_chain(paths[1], paths[2], password="")
+        except (ssl.SSLError, UnicodeError) as error:
+            raise Invalid(
+                f"{AUTHORITY}, {CERTIFICATE} or {KEY} in {folder} is no PEM, is encrypted, or they "
+                f"do not belong together: {error}"
+            ) from None
+        except OSError as error:
+            raise Invalid(f"no certificates: {error}") from None
+        self.accepts = accepts
+        self.connects = connects
+        self._authority = authority
+        self._own = (key, certificate)
+
+    def of_server(self) -> grpc.ServerCredentials:
+        return grpc.ssl_server_credentials([self._own], self._authority, require_client_auth=True)
+
+    def of_channel(self) -> grpc.ChannelCredentials:
+        return grpc.ssl_channel_credentials(self._authority, *self._own)
