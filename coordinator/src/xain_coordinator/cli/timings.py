@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from xain_foundation.commands import CommandFailed
 TRAINING = "training"  # the endpoint of updates
 
 _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+Row = dict[str, Any]  # cells by heading
 _NUMBERS = ("count", "failed", "median", "p90", "p99", "max")
 
 
@@ -34,7 +36,7 @@ class Times:
         self.seconds.extend(other.seconds)
         self.num_failed += other.num_failed
 
-    def numbers(self) -> dict[str, float]:
+    def numbers(self) -> Row:
         """Numbers by the names of _NUMBERS; percentiles are interpolated linearly, as by numpy."""
         quantiles = np.quantile(np.frombuffer(self.seconds), (0.5, 0.9, 0.99, 1.0))
         values = (len(self.seconds), self.num_failed, *quantiles.tolist())
@@ -55,36 +57,19 @@ class Timings:
             endpoints.setdefault(endpoint, Times()).add(times)
         return endpoints
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "endpoints": [
-                {"endpoint": endpoint, **times.numbers()}
-                for endpoint, times in self.by_endpoint().items()
-            ],
-            "participants": [
-                {"participant": participant, "endpoint": endpoint, **times.numbers()}
-                for participant, endpoint, times in self._participants()
-            ],
-            "unreadable_lines": self.num_unreadable,
-        }
-
-    def tables(self) -> tuple[list[list[str]], list[list[str]]]:
-        """Rows of the two tables, the headings first."""
-        endpoints = [["endpoint", *_NUMBERS]]
-        for endpoint, times in self.by_endpoint().items():
-            endpoints.append([clean(endpoint), *_cells(times)])
-        participants = [["participant", "endpoint", *_NUMBERS]]
-        for participant, endpoint, times in self._participants():
-            participants.append([clean(participant), clean(endpoint), *_cells(times)])
-        return endpoints, participants
-
-    def _participants(self) -> list[tuple[str, str, Times]]:
-        found = [
-            (participant, endpoint, times)
+    def tables(self) -> tuple[list[Row], list[Row]]:
+        """Rows of the two tables."""
+        endpoints: list[Row] = [
+            {"endpoint": endpoint, **times.numbers()}
+            for endpoint, times in self.by_endpoint().items()
+        ]
+        participants: list[Row] = [
+            {"participant": participant, "endpoint": endpoint, **times.numbers()}
             for (endpoint, participant), times in self.by_caller.items()
             if participant
         ]
-        return sorted(found, key=lambda one: one[:2])
+        participants.sort(key=lambda row: (row["participant"], row["endpoint"]))
+        return endpoints, participants
 
 
 def read(lines: Iterable[bytes]) -> Timings:
@@ -113,20 +98,20 @@ def show(path: Path, *, as_json: bool = False) -> None:
         raise CommandFailed(
             f"{path} has no latency{unreadable}; name a file that [logging] latency_file named"
         )
+    endpoints, participants = timings.tables()
     if as_json:
-        typer.echo(json.dumps(timings.as_json()))
+        unreadable_lines = {"unreadable_lines": timings.num_unreadable}
+        told = {"endpoints": endpoints, "participants": participants, **unreadable_lines}
+        typer.echo(json.dumps(told))
         return
-    console = Console()
-    for number, rows in enumerate(timings.tables()):
-        if number:
-            console.print()
-        if console.is_terminal:
-            console.print(_table(rows))
-        else:  # lines as long as they are, for grep and sort
-            typer.echo("\n".join(_aligned(rows)))
+    # Wide enough for any table in a pipe, for grep and sort.
+    console = Console(width=None if sys.stdout.isatty() else 10_000)
+    console.print(_table(endpoints))
+    if participants:
+        console.print(Text(), _table(participants))
     if timings.num_unreadable:
-        told = f"xain-coordinator timings: {timings.num_unreadable} lines could not be read"
-        typer.echo(told, err=True)
+        lines = f"{timings.num_unreadable} lines could not be read"
+        typer.echo(f"xain-coordinator timings: {lines}", err=True)
 
 
 def _parsed(line: bytes) -> tuple[str, str, float, bool]:
@@ -142,42 +127,23 @@ def _parsed(line: bytes) -> tuple[str, str, float, bool]:
     return TRAINING, str(participant), seconds, True
 
 
-def _cells(times: Times) -> list[str]:
-    numbers = times.numbers()
-    return [
-        f"{number:d}" if name in ("count", "failed") else f"{number:.5f}"
-        for name, number in numbers.items()
-    ]
-
-
-def _num_texts(rows: Sequence[Sequence[str]]) -> int:
-    """Number of text columns before the columns of numbers."""
-    return len(rows[0]) - len(_NUMBERS)
-
-
-def _table(rows: Sequence[Sequence[str]]) -> Table:
+def _table(rows: Sequence[Row]) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0))
-    for number, heading in enumerate(rows[0]):
-        is_text = number < _num_texts(rows)
+    for heading in rows[0]:
+        is_number = heading in _NUMBERS
         table.add_column(
             heading,
             header_style="dim",
-            overflow="fold" if is_text else "ellipsis",
-            justify="left" if is_text else "right",
-            no_wrap=not is_text,
+            overflow="ellipsis" if is_number else "fold",
+            justify="right" if is_number else "left",
+            no_wrap=is_number,
         )
-    for row in rows[1:]:
-        table.add_row(*map(Text, row))
+    for row in rows:
+        table.add_row(*(Text(_cell(value)) for value in row.values()))
     return table
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    num_texts = _num_texts(rows)
-    return [
-        "  ".join(
-            f"{cell:<{width}}" if number < num_texts else f"{cell:>{width}}"
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
+def _cell(value: str | float) -> str:
+    if isinstance(value, str):
+        return clean(value)
+    return f"{value:.5f}" if isinstance(value, float) else str(value)

@@ -24,6 +24,7 @@ from xain_coordinator.config.launch import LaunchSettings
 from xain_coordinator.config.named import naming
 from xain_coordinator.config.parameters import ParametersSettings
 from xain_coordinator.config.rounds import RoundsSettings
+from xain_coordinator.config.rule_fits import require_rule_fits
 from xain_coordinator.config.schema import SchemaSettings
 from xain_coordinator.core.values import Option, Rules
 from xain_coordinator.extensions.options import options_of
@@ -415,186 +416,17 @@ class CoordinatorConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _trees_fit(self) -> Self:
-        """The rule "trees" and the workload that makes trees need each other."""
-        has_trees = self.aggregation.rule == "trees"
-        if self.workload.name == "xgboost" and not has_trees:
-            raise WrongSetting(
-                "aggregation.rule",
-                'the workload "xgboost" trains trees, which cannot be averaged; set it to "trees"',
-            )
-        if self.model.personal and self.aggregation.rule in ("ensemble", "sum", "trees"):
-            raise WrongSetting(
-                "model.personal", f'no tensor can be left out with rule "{self.aggregation.rule}"'
-            )
-        if not has_trees:
-            return self
-        if self.workload.name != "xgboost":
-            raise WrongSetting(
-                "aggregation.rule",
-                'it joins trees, which only a workload makes; set workload.name = "xgboost"',
-            )
-        self._require_bytes_alone()
-        if self.rounds.epochs == 0:
-            raise WrongSetting(
-                "rounds.epochs", "it counts the boosting iterations of a round, at least 1"
-            )
-        if "mode" in self.workload.options:
-            raise WrongSetting("workload.options.mode", "set aggregation.options.mode")
-        mode = self.aggregation.whole_options["mode"]
-        if mode == "histogram" and self.rounds.epochs != 1:
-            raise WrongSetting(
-                "rounds.epochs",
-                "a round grows trees by one level, so it must be 1; it may be more with "
-                'aggregation.options.mode = "bagging"',
-            )
-        if mode == "cyclic" and self.rounds.max_selected != 1:
-            raise WrongSetting(
-                "rounds.fraction_participants",
-                f"{self.rounds.max_selected} participants would train a round, and aggregation."
-                'options.mode = "cyclic" is for one after the other: set controller = '
-                '"round_robin" and a fraction_participants of 1 / max_participants',
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _ensembles_fit(self) -> Self:
-        """The rule "ensemble" and the workload that fits estimators need each other."""
-        has_rule, has_workload = (
-            self.aggregation.rule == "ensemble",
-            self.workload.name == "bagging",
-        )
-        if has_workload and not has_rule:
-            raise WrongSetting(
-                "aggregation.rule",
-                'the workload "bagging" fits estimators, which cannot be averaged; set it to '
-                '"ensemble"',
-            )
-        if not has_rule:
-            return self
-        if not has_workload:
-            raise WrongSetting(
-                "aggregation.rule",
-                'it joins estimators, which only a workload fits; set workload.name = "bagging"',
-            )
-        self._require_bytes_alone()
-        scaling = self.workload.preprocessing.scaling
-        if self.workload.options.get("vote") == "open" and scaling not in ("", "standard"):
-            raise WrongSetting(
-                "workload.preprocessing.scaling",
-                'workload.options.vote = "open" needs columns with mean 0 and deviation 1; '
-                'set it to "standard"',
-            )
-        if self._keeps_estimators:
-            for name in ("data", "metric"):
-                if getattr(self.evaluate, name):
-                    raise WrongSetting(
-                        f"evaluate.{name}",
-                        "with workload.options.publish = false nobody has the whole model, which "
-                        "could be measured; participants report oob_score",
-                    )
-        if self.rounds.epochs != 1:
-            raise WrongSetting(
-                "rounds.epochs",
-                "it must be 1: workload.options.estimators says how many estimators a participant "
-                "fits in a round",
-            )
+    def _all_fit_the_rule(self) -> Self:
+        require_rule_fits(self)
         return self
 
     @property
-    def _keeps_estimators(self) -> bool:
+    def keeps_estimators(self) -> bool:
         """Whether fitted estimators stay at the participants."""
         return self.workload.name == "bagging" and not self.workload.options.get("publish")
 
-    def _require_bytes_alone(self) -> None:
-        """Refuse settings that only models of numbers have. Raises WrongSetting."""
-        for name, value, default in (
-            ("aggregation.optimizer", self.aggregation.optimizer, ""),
-            ("server.max_update_norm", self.server.max_update_norm, None),
-            ("storage.format", self.storage.format, "npy"),
-        ):
-            if value != default:
-                raise WrongSetting(
-                    name, f'leave it out with aggregation.rule = "{self.aggregation.rule}"'
-                )
-
-    @model_validator(mode="after")
-    def _gradients_fit(self) -> Self:
-        """The rule "gradient" and participants that send gradients need each other."""
-        has_rule = self.aggregation.rule == "gradient"
-        sends_gradients = self.workload.options.get("mode") == "gradient"
-        if sends_gradients and not has_rule:
-            raise WrongSetting(
-                "aggregation.rule",
-                'participants send gradients with workload.options.mode = "gradient"; set it to '
-                '"gradient"',
-            )
-        if not has_rule:
-            return self
-        if self.workload.name and not sends_gradients:
-            raise WrongSetting(
-                "aggregation.rule", 'it takes gradients: set workload.options.mode = "gradient"'
-            )
-        if self.model.personal:
-            raise WrongSetting("model.personal", 'leave it out with aggregation.rule = "gradient"')
-        if self.server.update_encoding != "plain":
-            raise WrongSetting(
-                "server.update_encoding", 'gradients travel as they are; set it to "plain"'
-            )
-        if self.rounds.epochs != 1:
-            raise WrongSetting(
-                "rounds.epochs", 'a round of aggregation.rule = "gradient" is one step; set it to 1'
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _slices_fit(self) -> Self:
-        """The rule "assemble" and participants that train stages of one model need each other."""
-        has_rule = self.aggregation.rule == "assemble"
-        has_stages = self.workload.options.get("mode") == "pipeline"
-        if has_stages and not has_rule:
-            raise WrongSetting(
-                "aggregation.rule",
-                'participants train stages with workload.options.mode = "pipeline"; set it to '
-                '"assemble"',
-            )
-        if not has_rule:
-            return self
-        if self.workload.name and not has_stages:
-            raise WrongSetting(
-                "aggregation.rule", 'it takes slices: set workload.options.mode = "pipeline"'
-            )
-        for name, value, default in (
-            ("aggregation.optimizer", self.aggregation.optimizer, ""),
-            ("model.personal", self.model.personal, ()),
-            ("rounds.over_selection", self.rounds.over_selection, 0),
-            ("rounds.quorum", self.rounds.quorum, ""),
-            ("server.max_update_norm", self.server.max_update_norm, None),
-            ("server.update_encoding", self.server.update_encoding, "plain"),
-            ("storage.format", self.storage.format, "npy"),
-        ):
-            if value != default:
-                raise WrongSetting(name, 'leave it out with aggregation.rule = "assemble"')
-        if self.rounds.initial_weights == "average":
-            raise WrongSetting(
-                "rounds.initial_weights", 'aggregation.rule = "assemble" averages nothing'
-            )
-        if self.rounds.epochs == 0:
-            raise WrongSetting(
-                "rounds.epochs", 'it must be at least 1 with aggregation.rule = "assemble"'
-            )
-        if self.workload.name and "stages" in self.aggregation.options:
-            raise WrongSetting("aggregation.options.stages", "set workload.options.stages")
-        if 0 < self._num_stages < self.rounds.min_participants:
-            raise WrongSetting(
-                "rounds.min_participants",
-                f"it must not be more than the number of stages, {self._num_stages}: one "
-                "participant trains each",
-            )
-        return self
-
     @property
-    def _num_stages(self) -> int:
+    def num_stages(self) -> int:
         """Stages that the rule "assemble" puts together; 0: one for each participant."""
         options = self.workload.options
         if not self.workload.name:
@@ -606,7 +438,7 @@ class CoordinatorConfig(Section):
         options = self.aggregation.whole_options
         if self.aggregation.rule != "assemble":
             return options
-        return {**options, "stages": self._num_stages}
+        return {**options, "stages": self.num_stages}
 
     @model_validator(mode="after")
     def _can_be_requested(self) -> Self:
@@ -655,7 +487,7 @@ class CoordinatorConfig(Section):
             refused_limit=rounds.refused_limit,
             refused_rounds=rounds.refused_rounds,
             max_lost_share=rounds.max_lost_share,
-            evaluate_every=0 if self._keeps_estimators else self.evaluate.every,
+            evaluate_every=0 if self.keeps_estimators else self.evaluate.every,
             evaluate_metric=self.evaluate.metric,
             evaluate_minimised=self.evaluate.is_minimised,
             evaluate_patience=self.evaluate.patience,
