@@ -20,7 +20,6 @@ from xain_coordinator.core.keys import is_attempt
 from xain_coordinator.ports import KeyExists, KeyNotFound, StoreUnavailable
 from xain_coordinator.stores.closing import ClosedAtEnd
 from xain_coordinator.stores.paths import folder_to_path, key_to_path, path_to_key
-from xain_coordinator.stores.shared_sync import SharedSync
 from xain_coordinator.stores.spares import MARK_BYTES, SpareFiles, read_mark, write_mark
 from xain_coordinator.stores.spares import SUFFIX as SPARE_SUFFIX
 from xain_foundation.durable import OPEN_FLAGS, make_directory, sync_directory
@@ -72,11 +71,9 @@ class FileStore:
         self._incoming = self._root / _INCOMING
         # Folders whose own name is known to be on the disk.
         self._settled = {self._root}
-        self._sync = SharedSync()
         self.spares = SpareFiles(self._incoming)
         with _unavailable("use", self._root):
             make_directory(self._incoming)
-            self._has_links = self._probe_links()
             self._sweep()
 
     def close(self) -> None:
@@ -182,7 +179,7 @@ class FileStore:
     def sync(self, folder: Path) -> None:
         """Make the names in a folder durable. Raises StoreUnavailable."""
         with _unavailable("sync", folder):
-            self._sync(folder)
+            sync_directory(folder)
 
     def rename(self, temp: Path, path: Path, *, overwrite: bool) -> None:
         """Rename a file. The name is durable only after a sync of the folder.
@@ -190,26 +187,27 @@ class FileStore:
         Raises OSError: FileExistsError if the name is taken and `overwrite` is False.
         """
         self._settle(path.parent)
-        if self._has_links:
-            if overwrite:
-                temp.replace(path)
-            else:
-                os.link(temp, path)
-                temp.unlink()
-        elif sys.platform == "win32":
-            if overwrite:
-                temp.replace(path)
-            else:
-                temp.rename(path)  # refuses a taken name there
-        else:
-            # FAT and some network file systems know no hard links, and on POSIX nothing else in
-            # the standard library gives a file a name only if it is free. A lock on the root makes
-            # looking and renaming one step; the kernel frees it when its holder dies.
+        if overwrite:
+            temp.replace(path)
+            return
+        if sys.platform == "win32":
+            temp.rename(path)  # refuses a taken name there
+            return
+        try:
+            os.link(temp, path)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            # FAT and some network file systems know no hard links, and nothing else in the standard
+            # library gives a file a name only if it is free. A lock on the root makes looking and
+            # renaming one step; the kernel frees it when its holder dies.
             with (self._incoming / _LOCK).open("ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                if not overwrite and path.exists():
-                    raise FileExistsError(path)
+                if path.exists():
+                    raise FileExistsError(path) from None
                 temp.replace(path)
+        else:
+            temp.unlink()
 
     def _path(self, key: str) -> Path:
         return self._root / key_to_path(key)
@@ -257,28 +255,11 @@ class FileStore:
                 fcntl.flock(fd, fcntl.LOCK_EX)
         return fd
 
-    def _probe_links(self) -> bool:
-        temp = self._temp()
-        fd = self._open_temp(temp)
-        link = temp.with_suffix(".link")
-        try:
-            os.link(temp, link)
-            link.unlink()
-        except OSError as error:
-            # Anything else may be gone the next time, and all stores of a root must do the same.
-            if error.errno not in _NO_LINKS:
-                raise
-            return False
-        finally:
-            os.close(fd)
-            temp.unlink()
-        return True
-
     def _sweep(self) -> None:
         """Remove the uploads of processes that have died, except the latest resumable ones."""
         resumable = self._resumable_uploads()
         for entry in list(os.scandir(self._incoming)):
-            is_ours = entry.name.endswith((_UPLOAD_SUFFIX, SPARE_SUFFIX, ".link"))
+            is_ours = entry.name.endswith((_UPLOAD_SUFFIX, SPARE_SUFFIX))
             if is_ours and Path(entry.path) not in resumable:
                 # Another store may sweep, or finish its upload, at the same time.
                 with contextlib.suppress(OSError):
