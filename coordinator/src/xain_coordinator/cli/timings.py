@@ -100,9 +100,8 @@ def show(path: Path, *, as_json: bool = False) -> None:
         )
     endpoints, participants = timings.tables()
     if as_json:
-        unreadable_lines = {"unreadable_lines": timings.num_unreadable}
-        told = {"endpoints": endpoints, "participants": participants, **unreadable_lines}
-        typer.echo(json.dumps(told))
+        rows = {"endpoints": endpoints, "participants": participants}
+        typer.echo(json.dumps({**rows, "unreadable_lines": timings.num_unreadable}))
         return
     # Wide enough for any table in a pipe, for grep and sort.
     console = Console(width=None if sys.stdout.isatty() else 10_000)
@@ -110,8 +109,8 @@ def show(path: Path, *, as_json: bool = False) -> None:
     if participants:
         console.print(Text(), _table(participants))
     if timings.num_unreadable:
-        lines = f"{timings.num_unreadable} lines could not be read"
-        typer.echo(f"xain-coordinator timings: {lines}", err=True)
+        told = f"xain-coordinator timings: {timings.num_unreadable} lines could not be read"
+        typer.echo(told, err=True)
 
 
 def _parsed(line: bytes) -> tuple[str, str, float, bool]:
