@@ -226,7 +226,6 @@ class Coordinator:
         Raises PortTaken, JournalError and StoreError, TakenOver among them; then nothing has begun,
         and the journal's sessions are as they were.
         """
-        server = self._config.server
         self._weights_port = self._open_weights_port()
         # This takes the port. Only then may the driver write the beginning of a new session, which
         # hides the one before for good.
@@ -235,22 +234,12 @@ class Coordinator:
             self.store,
             self._metrics,
             self._parse_points,
-            address=server.address,
-            max_message_bytes=server.max_message_bytes,
-            max_update_bytes=server.max_update_bytes,
-            max_update_norm=server.max_update_norm,
-            update_encoding=server.update_encoding,
-            options=server.grpc_options,
-            counters=self.counters,
-            outage=self._worker.outage,
+            self._config,
+            self._worker,
+            self.counters,
             latencies=self._latencies,
             access=self._access,
             bucket=self._bucket,
-            trouble=lambda: self._worker.trouble,
-            verify_model=self._worker.verify,
-            predict_timeout_s=self._config.predict.timeout_s,
-            predict_max_retries=self._config.predict.max_retries,
-            made_model=self._worker.made_model,
             parameters=self._parameters,
             weights_port=self._weights_port,
         )

@@ -3,16 +3,17 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.values import Point
 from xain_coordinator.driver.driver import Driver
+from xain_coordinator.driver.effects import StoreWorker
 from xain_coordinator.driver.log_files import LatencyFile
-from xain_coordinator.driver.outage import Outage
 from xain_coordinator.ports import DirectAccess, MetricsStore, WeightsStore
 from xain_coordinator.server.admission_control import UNREGISTERED_CALLS, AdmissionControl
 from xain_coordinator.server.coordinator_service import is_known
@@ -59,13 +60,10 @@ HANDSHAKE_MS = 20_000
 class GrpcServer:
     """The gRPC face of one driver.
 
-    address: "host:port"; port 0 picks a free one, see `port`.
-    options: further gRPC channel arguments; they win over ours.
+    config: [server] and [predict] of it; a port of 0 picks a free one, see `port`.
+    worker: makes and verifies the models. latencies: told how long each call took.
     access, bucket, weights_port: other ways of weights, see Inbox and Downloads.
-    outage: told when calls find the store away. latencies: told how long each call took.
-    trouble: what holds up the work under way, for the operator; empty if nothing does.
-    verify_model, made_model: see Downloads. predict_timeout_s, predict_max_retries: see
-    RemotePredictor. parameters: see InspectionService.
+    parameters: see InspectionService.
     """
 
     def __init__(
@@ -74,36 +72,26 @@ class GrpcServer:
         store: WeightsStore,
         metrics: MetricsStore,
         parse_points: Callable[[str, int, str], tuple[Point, ...]],
+        config: CoordinatorConfig,
+        worker: StoreWorker,
+        counters: Counter[str],
         *,
-        address: str,
-        max_message_bytes: int,
-        max_update_bytes: int,
-        max_update_norm: float | None = None,
-        update_encoding: str = "plain",
-        options: Mapping[str, int | str] | None = None,
-        counters: Counter[str] | None = None,
-        outage: Outage | None = None,
-        latencies: LatencyFile | None = None,
-        access: DirectAccess | None = None,
-        bucket: Bucket | None = None,
-        trouble: Callable[[], str] = lambda: "",
-        verify_model: Callable[[], bool] = lambda: False,
-        predict_timeout_s: float = 100.0,
-        predict_max_retries: int = 0,
-        made_model: Callable[[str], bytes] = lambda key: b"",
-        parameters: Callable[[], str] = str,
-        weights_port: WeightsPort | None = None,
+        latencies: LatencyFile | None,
+        access: DirectAccess | None,
+        bucket: Bucket | None,
+        parameters: Callable[[], str],
+        weights_port: WeightsPort | None,
     ) -> None:
         logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_lost_answer)
         self._driver = driver
-        counters = counters if counters is not None else Counter()
+        server, predict = config.server, config.predict
         max_connected = driver.session.rules.max_connected
         max_pending = max(6 * max_connected, MIN_PENDING)
         settings: dict[str, int | str] = {
             # Two coordinators must never share a port without noticing.
             "grpc.so_reuseport": 0,
-            "grpc.max_receive_message_length": max_message_bytes,
-            "grpc.max_send_message_length": max_message_bytes,
+            "grpc.max_receive_message_length": server.max_message_bytes,
+            "grpc.max_send_message_length": server.max_message_bytes,
             # Participants ping every five minutes, others more often, and are not hung up on; who
             # has vanished without a word is noticed although it streams nothing.
             **KEEPALIVE,
@@ -126,7 +114,7 @@ class GrpcServer:
             ),
             "grpc.max_connection_idle_ms": IDLE_MS,
             "grpc.server_handshake_timeout_ms": HANDSHAKE_MS,
-            **(options or {}),
+            **server.grpc_options,
         }
         # For programs that use messaging; it knows nothing of the session.
         self._membership = MembershipService()
@@ -141,26 +129,32 @@ class GrpcServer:
             UNREGISTERED_CALLS + max_connected,
         )
         self._server = grpc.aio.server(
-            interceptors=[RefusalInterceptor(counters, self.admission, outage, latencies)],
+            interceptors=[RefusalInterceptor(counters, self.admission, worker.outage, latencies)],
             options=list(settings.items()),
         )
         self.inbox = Inbox(
             driver,
             store,
-            max_update_bytes,
+            server.max_update_bytes,
             access,
             bucket,
-            max_update_norm,
-            coordinator_pb2.Encoding.Value(update_encoding.upper()),
+            server.max_update_norm,
+            coordinator_pb2.Encoding.Value(server.update_encoding.upper()),
         )
         self.predictions = RemotePredictor(
-            driver, store, timeout_s=predict_timeout_s, max_retries=predict_max_retries
+            driver, store, timeout_s=predict.timeout_s, max_retries=predict.max_retries
         )
         service = RateLimitedService(
             driver,
             self.inbox,
             Downloads(
-                driver, store, access, verify_model, made_model, weights_port, max_update_bytes
+                driver,
+                store,
+                access,
+                worker.verify,
+                worker.made_model,
+                weights_port,
+                server.max_update_bytes,
             ),
             parse_points,
             counters,
@@ -171,7 +165,7 @@ class GrpcServer:
             driver,
             metrics,
             counters,
-            trouble,
+            lambda: worker.trouble,
             service.refused.warnings,
             service.waiting.num,
             self.predictions,
@@ -187,10 +181,10 @@ class GrpcServer:
         self._weights_port = weights_port
         self._is_started = False
         try:
-            self.port = self._server.add_insecure_port(address)
+            self.port = self._server.add_insecure_port(server.address)
         except RuntimeError:
             raise PortTaken(
-                f"cannot listen on {address}: another program uses the port, "
+                f"cannot listen on {server.address}: another program uses the port, "
                 "or the address is not this machine's"
             ) from None
 
