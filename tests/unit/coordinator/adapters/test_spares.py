@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from xain_coordinator.ports import StoreUnavailable
-from xain_coordinator.stores import spares
+from xain_coordinator.stores import files, spares
 from xain_coordinator.stores.files import FileStore
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no file is kept there")
@@ -170,7 +170,7 @@ def test_spare_files_of_a_failed_sync_are_removed(
     put(store, KEY, OLD)
     put(store, SECOND, OLD)
     with monkeypatch.context() as failing:
-        failing.setattr(store, "_sync", fail)
+        failing.setattr(files, "sync_directory", fail)
         with pytest.raises(StoreUnavailable):
             store.delete(KEY)
     assert spare_files(tmp_path) == []
