@@ -212,7 +212,7 @@ async def test_upload_of_another_participant_is_refused(start, join):
     a, b = await in_round(start, join)
     ref = await a.upload([1.0])
     code, why, _ = await refused(b.end(ref, name="a"))
-    assert (code, why) == (Code.INVALID_ARGUMENT, "UPLOAD_NAME_TAKEN")
+    assert (code, why) == (Code.FAILED_PRECONDITION, "UPLOAD_MISSING")
 
 
 async def test_too_large_is_resource_exhausted(start, join):

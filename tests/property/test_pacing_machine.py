@@ -349,7 +349,7 @@ class PacingMachine(RuleBasedStateMachine):
             # Known before it is sent: what follows at once from it may be that it is aggregated.
             self.book[key] = (held.digest, before.open_round.number)
         weights = stored(update_key(held.round, name), held.digest)
-        outcome = self.attempt(c.EndTrainingRound(name, name, held.round, 1, weights))
+        outcome = self.attempt(c.EndTrainingRound(name, held.round, 1, weights))
         if isinstance(outcome, Decision):
             accepted = [one for one in outcome.events if isinstance(one, e.UpdateAccepted)]
             if word is not None:

@@ -40,7 +40,6 @@ from xain_coordinator.core.decider import Decision, decide, next_deadline, resum
 from xain_coordinator.core.effects import Aggregate, InitialiseModel
 from xain_coordinator.core.evolve import evolve, fold, open_session
 from xain_coordinator.core.keys import update_key
-from xain_coordinator.core.membership import check_name
 from xain_coordinator.core.questions import AssignmentFor, MayUpload, Question, advertise, ask
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import DataProfile, ParticipantState, Phase, Rules
@@ -104,7 +103,7 @@ DIGESTS = st.sampled_from(["x", "y", "z"])
 PROFILES = st.sampled_from(
     [None, DataProfile(10, 4), DataProfile(3, 4), DataProfile(0, 99), DataProfile(5, 7)]
 )
-UPLOAD_NAMES = st.sampled_from(["own", "uuid", "uuid", "somebody", "bound", "bad"])
+UPLOAD_NAMES = st.sampled_from(["own", "uuid", "uuid", "somebody", "counted"])
 
 # Shape, dtype, index of the first element that is not finite; None where nothing is wrong.
 Wrong = tuple[tuple[int, ...] | None, str | None, int | None]
@@ -395,25 +394,10 @@ class SessionMachine(RuleBasedStateMachine):
             return errors.NotSelected
         return None
 
-    def _key_is_free(self, number: int, under: str) -> bool:
-        """No accepted object of the round lies where this upload would."""
-        key = update_key(number, under)
-        return key not in {word.key for (n, _), word in self.book.items() if n == number}
-
-    def _bad_name(self, name: str, under: str) -> type[errors.Refusal] | None:
-        """Why an update may not be handed in under this name."""
-        try:
-            check_name(under)
-        except errors.InvalidName:
-            return errors.InvalidName
-        bound = self.session.members.upload_names
-        if not self._key_is_free(self.session.round, under):
-            return errors.UploadNameTaken
-        if under == name or bound.get(under) == name:
-            return None
-        if under in bound or under in self.session.members or name in bound.values():
-            return errors.UploadNameTaken
-        return None
+    def _counts_already(self, name: str, key: str) -> bool:
+        """Whether the upload is that of an acknowledged update."""
+        is_own = key == update_key(self.session.round, name)
+        return not is_own and key in {word.key for word in self.book.values()}
 
     def _good_weights(self) -> tuple[tuple[int, ...], str]:
         """Shape and dtype that an update of the open round must have now, if they are fixed."""
@@ -454,8 +438,8 @@ class SessionMachine(RuleBasedStateMachine):
         expected = self._barred(name, sent)
         if expected is None and word is not None:
             expected = errors.DuplicateUpdate
-        if expected is None:
-            expected = self._bad_name(name, under)
+        if expected is None and self._counts_already(name, key):
+            expected = errors.UploadTaken
         if expected is None and (
             num_samples < 0 or first_bad is not None or not self._fits(shape, dtype)
         ):
@@ -467,7 +451,7 @@ class SessionMachine(RuleBasedStateMachine):
             self.out_until.pop(name, None)
         before = self.session
         weights = stored(key, digest, shape=shape, dtype=dtype, first_bad=first_bad)
-        outcome = self.attempt(c.EndTrainingRound(name, under, number, num_samples, weights))
+        outcome = self.attempt(c.EndTrainingRound(name, number, num_samples, weights))
         if isinstance(outcome, errors.Refusal):
             assert not again, f"a resend was refused: {outcome!r}"
             assert type(outcome) is expected, f"{outcome!r}, expected {expected}"
@@ -522,32 +506,15 @@ class SessionMachine(RuleBasedStateMachine):
     def end_under_a_name(self, i: int, j: int, how: str, digest: str) -> None:
         """As a XAIN client does, or as a thief."""
         name = self._outstanding()[i % len(self._outstanding())]
-        bound = sorted(self.session.members.upload_names)
+        counted = [word.key for word in self.book.values()] or ["0/nothing"]
         under = {
             "own": name,
             "uuid": f"uuid of {name}",
             # Mostly somebody who is not here yet, but may come.
             "somebody": (*SPARE[:4], *NAMES[:4])[j],
-            "bound": bound[j % len(bound)] if bound else "unbound",
-            "bad": ("", "global", "a/b", "..", "../0/global")[j % 5],
+            "counted": counted[-1 - j % len(counted)].partition("/")[2],
         }[how]
         self.end(name, digest, 1, under=under)
-
-    def _nameless(self) -> list[str]:
-        """Those who owe an update and have not chosen a name for it yet."""
-        owners = set(self.session.members.upload_names.values())
-        return [name for name in self._outstanding() if name not in owners]
-
-    @precondition(lambda self: len(self._nameless()) > 1)
-    @rule(i=st.integers(0, 3))
-    def end_as_somebody_who_then_comes(self, i: int) -> None:
-        """The thief is first: it hands in under a name whose owner joins only afterwards."""
-        thief, *_, other = self._nameless()
-        if SPARE[i] in self.session.members:
-            return
-        self.end(thief, "stolen", 1, under=SPARE[i])
-        self.maybe(c.Heartbeat(other, ParticipantState.FINISHED))
-        self.maybe(self._rendezvous(SPARE[i], self._profile()))
 
     @precondition(lambda self: self._outstanding())
     @rule(i=INDEX, wrong=st.sampled_from(WRONG), num_samples=st.sampled_from([1, 1, 1, -1]))
@@ -580,9 +547,7 @@ class SessionMachine(RuleBasedStateMachine):
         outcome = self.ask(MayUpload(name, number, digest))
         if isinstance(outcome, errors.Refusal):
             assert word is None or word.digest != digest
-            expected = self._barred(name, number) or (
-                errors.UploadNameTaken if word is None else errors.DuplicateUpdate
-            )
+            expected = self._barred(name, number) or errors.DuplicateUpdate
             assert type(outcome) is expected, f"{outcome!r}, expected {expected}"
             return
         if word is not None:
@@ -590,7 +555,6 @@ class SessionMachine(RuleBasedStateMachine):
         else:
             assert outcome == r.UploadTo(update_key(number, name))
             assert self._barred(name, number) is None
-            assert self._key_is_free(number, name)
 
     # --- effects ---
 
@@ -738,15 +702,13 @@ class SessionMachine(RuleBasedStateMachine):
             assert all(self._is_eligible(name) for name in round_.selected)
 
     @invariant()
-    def uploads_go_where_nothing_accepted_lies(self) -> None:
+    def those_who_owe_an_update_may_upload(self) -> None:
         if self.session.phase is Phase.COLLECTING:
             number = self.session.round
             for name in self._outstanding():
-                outcome = self.ask(MayUpload(name, number, "new"))
-                if self._key_is_free(number, name):
-                    assert outcome == r.UploadTo(update_key(number, name))
-                else:
-                    assert type(outcome) is errors.UploadNameTaken
+                assert self.ask(MayUpload(name, number, "new")) == r.UploadTo(
+                    update_key(number, name)
+                )
 
     @invariant()
     def models_follow_rounds(self) -> None:
@@ -758,13 +720,6 @@ class SessionMachine(RuleBasedStateMachine):
         trained = len(published) - (1 if self.rules.initial == "empty" and published else 0)
         assert session.epoch_base == trained * self.rules.epochs
         assert (session.cause == "completed") == (len(published) == self.rules.rounds)
-
-    @invariant()
-    def names_have_one_owner_who_is_here(self) -> None:
-        owners = list(self.session.members.upload_names.values())
-        assert len(set(owners)) == len(owners)
-        assert set(owners) <= set(self.session.members)
-        assert not set(self.session.members.upload_names) & set(self.session.members)
 
     @invariant()
     def data_has_one_width(self) -> None:
@@ -853,19 +808,12 @@ class SessionMachine(RuleBasedStateMachine):
 
     def _bring_one(self, trouble: Wrong | None) -> None:
         name = self._outstanding()[0]
-        bound = [n for n, who in self.session.members.upload_names.items() if who == name]
-        chosen = f"uuid of {name}"
         # Half of them choose their upload's name, as XAIN's clients do.
-        for under in (*bound, *((chosen, name) if name in NAMES[::2] else (name, chosen))):
-            if self._bad_name(name, under) is None:
-                if trouble is not None:
-                    shape, dtype, first_bad = trouble
-                    self.end(
-                        name, "bad", 1, under=under, shape=shape, dtype=dtype, first_bad=first_bad
-                    )
-                self.end(name, f"{name}@{self.session.round}", 2, under=under)
-                return
-        self.send(c.Heartbeat(name, ParticipantState.FINISHED))
+        under = f"uuid of {name}" if name in NAMES[::2] else name
+        if trouble is not None:
+            shape, dtype, first_bad = trouble
+            self.end(name, "bad", 1, under=under, shape=shape, dtype=dtype, first_bad=first_bad)
+        self.end(name, f"{name}@{self.session.round}", 2, under=under)
 
 
 # A run takes seconds; a failing one is first made small, which takes minutes and is worth them.

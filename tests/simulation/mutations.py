@@ -16,7 +16,7 @@ import numpy as np
 from simulation import oracle as oracle_module
 from simulation.scenario import Kind
 from xain_coordinator.aggregation import distances, engine
-from xain_coordinator.core import answers, decider, pacing, questions, steps
+from xain_coordinator.core import answers, decider, pacing, steps
 from xain_coordinator.core import events as e
 from xain_coordinator.core import evolve as evolve_module
 from xain_coordinator.core.commands import Command
@@ -84,7 +84,7 @@ def _take_again() -> Iterator[None]:
     """Nothing is known of the first one."""
     with (
         mock.patch.object(Session, "accepted", return_value=None),
-        mock.patch.object(questions, "require_free_key"),
+        mock.patch.object(answers, "require_uncounted"),
     ):
         yield
 

@@ -148,7 +148,7 @@ def model(round_: int) -> GlobalModel:
 def update(participant_id: str, round_: int, number: int = 0) -> c.EndTrainingRound:
     ref = WeightsRef(f"{round_}/{participant_id}", 140, f"digest {number}")
     weights = StoredWeights(ref, "float32", (3,))
-    return c.EndTrainingRound(participant_id, participant_id, round_, 5, weights)
+    return c.EndTrainingRound(participant_id, round_, 5, weights)
 
 
 async def begin(driver: Driver) -> None:

@@ -282,7 +282,7 @@ async def test_a_refused_command_changes_nothing(bench):
     await bench.driver.submit(c.InitialisationDone(MODEL))
     before, groups = bench.driver.session, list(bench.journal.groups)
     with pytest.raises(UploadMissing):
-        await bench.driver.submit(c.EndTrainingRound("a", "a", 0, 1, None))
+        await bench.driver.submit(c.EndTrainingRound("a", 0, 1, None))
     assert (bench.driver.session, bench.journal.groups) == (before, groups)
 
 

@@ -68,7 +68,7 @@ async def test_updates_that_are_not_late(bench):
     await play(bench.driver, range(1))
     await bench.driver.submit(update("a", 0))
     with pytest.raises(UploadMissing):
-        await bench.driver.submit(c.EndTrainingRound("a", "a", 1, 1, None))
+        await bench.driver.submit(c.EndTrainingRound("a", 1, 1, None))
     await bench.driver.submit(c.EffectFailed("over"))
     await late(bench, AssignmentFor("a"))
     await late(bench, update("unregistered", 0))

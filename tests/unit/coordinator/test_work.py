@@ -139,7 +139,7 @@ class Fleet:
         key = f"0/{name}"
         put(self.store, key, vector)
         weights = measure(self.store, key)
-        await self.driver.submit(c.EndTrainingRound(name, name, 0, 1, weights))
+        await self.driver.submit(c.EndTrainingRound(name, 0, 1, weights))
 
     async def send(self, name: str, vector: ArrayLike = VECTOR) -> None:
         """Hand in a small update, which travels inside its call."""
@@ -147,7 +147,7 @@ class Fleet:
         key = journalled_key(f"0/{name}", uuid.uuid4().hex)
         weights = measure_bytes(data, key, None, xxhash.xxh3_128(data).hexdigest())
         assert weights is not None
-        await self.driver.submit(c.EndTrainingRound(name, name, 0, 1, weights), data)
+        await self.driver.submit(c.EndTrainingRound(name, 0, 1, weights), data)
 
     async def failure(self) -> BaseException:
         await self.driver.failed.wait()

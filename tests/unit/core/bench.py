@@ -285,7 +285,7 @@ class Bench:
         key = update_key(number, under)
         weights = stored(key, digest, shape=shape, dtype=dtype, first_bad=first_bad)
         return self.send(
-            c.EndTrainingRound(name, under, number, num_samples, weights, metrics, layout=layout)
+            c.EndTrainingRound(name, number, num_samples, weights, metrics, layout=layout)
         )
 
     def end_all(self) -> None:

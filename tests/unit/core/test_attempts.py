@@ -81,7 +81,6 @@ class Group(Bench):
         self.send(
             c.EndTrainingRound(
                 name,
-                name,
                 number,
                 1,
                 weights,

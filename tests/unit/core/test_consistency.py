@@ -208,7 +208,7 @@ def test_while_a_model_is_made_the_slow_keep_their_results() -> None:
     assert bench.phase is Phase.AGGREGATING
     assert bench.heartbeat("b") == r.Advertisement(Phase.AGGREGATING, 0, False)
     for round_ in (0, None):
-        refused = bench.refuses(c.EndTrainingRound("b", "b", round_, 1, None), errors.NotInRound)
+        refused = bench.refuses(c.EndTrainingRound("b", round_, 1, None), errors.NotInRound)
         assert "keep the result of round 0" in str(refused)
     assert bench.begin_upload("b", round_=0) == r.UploadTo("0/b"), "it need not wait with that"
     bench.refuses(MayUpload("b", 1, "x"), errors.StaleRound)
@@ -548,33 +548,19 @@ def test_xains_clients_mean_the_round_that_they_train() -> None:
     assert staleness(bench) == {"a": 0, "b": 1}
 
 
-def test_an_upload_name_is_taken_in_the_round_that_was_trained() -> None:
-    """What was accepted lies there until it is aggregated. In another round the same name is
-    another place."""
-    bench = buffered_round("a", "b", "c", "d", buffer_size=3)
-    for name in ("a", "b", "c"):
-        bench.end(name)
-    bench.leave("a", "b")
-    bench.join("e")
-    assert trains(bench) == {"d": 0, "c": 1, "e": 1}
-    bench.end("d", upload_name="uuid", round_=0)
-    bench.leave("d")
-    assert bench.session.earlier_rounds == {0}, "its update is still needed"
-    bench.end("c", upload_name="uuid", round_=1)
-    keys = [event.update.weights.ref.key for event in bench.happened(e.UpdateAccepted)]
-    assert keys[-2:] == ["0/uuid", "1/uuid"]
-
-
-def test_an_upload_cannot_take_the_place_of_another() -> None:
-    """Of those who train the same round, also an earlier one."""
+def test_an_upload_counts_once_also_when_it_is_stale() -> None:
+    """In the open round, and in the one before; under the same name in a later round lies another
+    upload."""
     bench = buffered_round("a", "b", "c", "d", buffer_size=2)
-    bench.end("a")
+    bench.end("a", upload_name="uuid-a")
     bench.end("b")
     assert trains(bench) == {"c": 0, "d": 0, "a": 1, "b": 1}
-    bench.end("c", upload_name="uuid", round_=0)
+    bench.leave("a")
+    bench.refuses_end(errors.UploadTaken, "c", upload_name="uuid-a", round_=0)
+    bench.end("c", upload_name="uuid-c", round_=0)
     bench.leave("c")
-    bench.refuses_end(errors.UploadNameTaken, "d", upload_name="uuid", round_=0)
-    bench.end("d", round_=0)
+    bench.refuses_end(errors.UploadTaken, "d", upload_name="uuid-c", round_=0)
+    bench.end("b", upload_name="uuid-c", round_=1)
 
 
 # --- restarts -------------------------------------------------------------------------------------

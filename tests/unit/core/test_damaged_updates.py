@@ -172,8 +172,8 @@ def test_damaged_update_of_a_round_that_still_collects_is_dropped_too() -> None:
     assert bench.outstanding == ("a", "b")
 
 
-def test_name_of_an_upload_is_free_again() -> None:
-    """Else nobody could bring the update anew under its name."""
+def test_damaged_upload_no_longer_counts() -> None:
+    """Else its sender could not bring it anew under its name."""
     bench = opened_round("a", "b", answers=False)
     bench.end("a", upload_name="site-a")
     damage(bench, "a")

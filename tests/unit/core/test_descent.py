@@ -87,7 +87,7 @@ def descending(*names: str, **given: Any) -> Bench:
 def hand_in(bench: Bench, name: str, loss: float, digest: str = "good") -> None:
     number = bench.session.round
     weights = stored(update_key(number, name), digest)
-    bench.send(c.EndTrainingRound(name, name, number, 1, weights, training={"loss": loss}))
+    bench.send(c.EndTrainingRound(name, number, 1, weights, training={"loss": loss}))
 
 
 def test_loss_of_a_damaged_update_is_forgotten() -> None:

@@ -47,14 +47,14 @@ def hand_in(
     number = bench.session.trained_by(name) if round_ is None else round_
     weights = stored(update_key(number, name), f"{name}@{number}")
     evaluation = None if metrics is None else Evaluation(num_samples, metrics)
-    bench.send(c.EndTrainingRound(name, name, number, 10, weights, evaluation=evaluation))
+    bench.send(c.EndTrainingRound(name, number, 10, weights, evaluation=evaluation))
 
 
 def evaluate(bench: Bench, name: str, accuracy: float | None, num_samples: int = 1) -> None:
     """An answer in the round that evaluates the last model."""
     number = bench.session.trained_by(name)
     evaluation = None if accuracy is None else Evaluation(num_samples, {"accuracy": accuracy})
-    bench.send(c.EndTrainingRound(name, name, number, 0, None, evaluation=evaluation))
+    bench.send(c.EndTrainingRound(name, number, 0, None, evaluation=evaluation))
 
 
 def train(bench: Bench, *accuracies: float) -> None:
@@ -162,7 +162,7 @@ def test_metrics_and_evaluation_are_journalled_with_the_update() -> None:
     key = update_key(0, "a")
     evaluation = Evaluation(3, SCORES)
     command = c.EndTrainingRound(
-        "a", "a", 0, 10, stored(key), training={"loss": 0.1}, evaluation=evaluation
+        "a", 0, 10, stored(key), training={"loss": 0.1}, evaluation=evaluation
     )
     bench.send(command)
     (accepted,) = bench.happened(e.UpdateAccepted)
@@ -254,7 +254,7 @@ def test_session_ends_at_once_if_nobody_can_evaluate() -> None:
 def test_evaluation_that_is_sent_again_is_answered_again() -> None:
     bench = bench_of("a", "b")
     train(bench, 0.1, 0.2)
-    again = c.EndTrainingRound("a", "a", 2, 0, None, evaluation=Evaluation(1, {"accuracy": 0.5}))
+    again = c.EndTrainingRound("a", 2, 0, None, evaluation=Evaluation(1, {"accuracy": 0.5}))
     bench.send(again)
     bench.send(again)
     assert len(bench.happened(e.EvaluationAccepted)) == 1
@@ -268,22 +268,22 @@ def test_second_other_evaluation_of_a_participant_is_refused() -> None:
     bench = bench_of("a", "b")
     train(bench, 0.1, 0.2)
     evaluate(bench, "a", 0.5)
-    other = c.EndTrainingRound("a", "a", 2, 0, None, evaluation=Evaluation(1, {"accuracy": 0.9}))
-    none = c.EndTrainingRound("a", "a", 2, 0, None)
+    other = c.EndTrainingRound("a", 2, 0, None, evaluation=Evaluation(1, {"accuracy": 0.9}))
+    none = c.EndTrainingRound("a", 2, 0, None)
     for second in (other, none):
         bench.refuses(second, errors.DuplicateUpdate)
     evaluate(bench, "b", None)
     assert bench.phase is Phase.FINISHED
     for second in (other, none):
         bench.refuses(second, errors.DuplicateUpdate)
-    bench.send(c.EndTrainingRound("b", "b", 2, 0, None))
+    bench.send(c.EndTrainingRound("b", 2, 0, None))
 
 
 def test_updates_of_the_last_round_are_still_recognised_while_it_is_evaluated() -> None:
     bench = bench_of("a")
     train(bench, 0.1, 0.2)
     weights = stored(update_key(1, "a"), "a@1")
-    bench.send(c.EndTrainingRound("a", "a", 1, 10, weights))
+    bench.send(c.EndTrainingRound("a", 1, 10, weights))
     assert len(bench.happened(e.UpdateAccepted)) == 2
 
 
@@ -351,7 +351,7 @@ def test_participants_behind_are_asked_to_evaluate_and_not_to_train() -> None:
     assert bench.session.opened.task is Task.EVALUATE
     assert bench.start("b").task is Task.EVALUATE
     weights = stored(update_key(0, "b"), "b@0")
-    bench.refuses(c.EndTrainingRound("b", "b", 0, 10, weights), errors.StaleRound)
+    bench.refuses(c.EndTrainingRound("b", 0, 10, weights), errors.StaleRound)
 
 
 # --- early stopping ---

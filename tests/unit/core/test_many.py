@@ -128,7 +128,7 @@ class Fleet:
 
 def end(session: Session, name: str) -> c.EndTrainingRound:
     key = update_key(session.round, name)
-    return c.EndTrainingRound(name, name, session.round, 1, stored(key, name))
+    return c.EndTrainingRound(name, session.round, 1, stored(key, name))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
-from xain_coordinator.core.questions import MayUpload
 from xain_foundation.names import MAX_BYTES
 
 BAD_NAMES = [
@@ -38,15 +37,6 @@ def test_a_participant_cannot_have_a_name_that_is_no_part_of_a_key(name: str) ->
     assert bench.connected == ()
 
 
-@pytest.mark.parametrize("name", BAD_NAMES)
-def test_an_upload_cannot_have_such_a_name_either(name: str) -> None:
-    """The sender is refused, nothing is bound, and a good name is taken afterwards."""
-    bench = opened_round("a", "b")
-    bench.refuses_end(errors.InvalidName, "a", upload_name=name)
-    bench.end("a", upload_name="uuid-1")
-    assert bench.session.members.upload_names == {"uuid-1": "a"}
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -67,121 +57,50 @@ def test_ordinary_names_are_taken(name: str) -> None:
     assert bench.connected == (name,)
 
 
-def test_the_first_use_binds_an_upload_name() -> None:
-    """What a XAIN client calls its upload is its own from then on, durably."""
-    bench = opened_round("a", "b")
+@pytest.mark.parametrize("gone", ["stays", "leaves", "expires"])
+def test_an_upload_counts_once(gone: str) -> None:
+    """Clients of XAIN's SDK choose names for their uploads in a bucket that all can reach. What was
+    accepted under a name is no other participant's update too, not even after a restart."""
+    bench = opened_round("a", "b", rules=make_rules(min_participants=2))
+    bench.join("c", "d")
     bench.end("a", upload_name="uuid-1")
-    assert bench.happened(e.UploadNameBound) == [e.UploadNameBound("a", "uuid-1")]
+    if gone != "stays":
+        bench.leave("a") if gone == "leaves" else bench.expire("a")
     bench.restart()
-    assert bench.session.members.upload_names == {"uuid-1": "a"}
+    bench.refuses_end(errors.UploadTaken, "b", upload_name="uuid-1")
+    bench.end("b")
+    assert accepted_keys(bench) == ["0/uuid-1", "0/b"]
 
 
-def test_a_bound_name_is_used_again_without_being_bound_again() -> None:
+def test_upload_name_is_used_again_in_the_next_round() -> None:
+    """By its participant, and by another one whose connection took the place of the first."""
     bench = opened_round("a", "b")
     bench.end("a", upload_name="uuid-1")
     bench.end("b", upload_name="uuid-2")
     bench.end("a", "next", upload_name="uuid-1")
-    assert len(bench.happened(e.UploadNameBound)) == 2
+    bench.leave("b")
+    bench.join("b2")
+    bench.end("b2", "next", upload_name="uuid-2")
+    assert accepted_keys(bench)[2:] == ["1/uuid-1", "1/uuid-2"]
 
 
-def test_ones_own_name_needs_no_binding() -> None:
-    bench = opened_round("a", "b")
-    bench.end("a")
-    assert bench.session.members.upload_names == {}
-
-
-def test_nobody_hands_in_under_a_name_bound_to_another() -> None:
-    """Neither in the round of the binding nor later."""
-    bench = opened_round("a", "b")
-    bench.end("a", upload_name="uuid-1")
-    bench.refuses_end(errors.UploadNameTaken, "b", upload_name="uuid-1")
-    bench.end("b")
-    bench.refuses_end(errors.UploadNameTaken, "b", "next", upload_name="uuid-1")
-    bench.end("b", "next")
-
-
-def test_nobody_hands_in_under_the_name_of_another_participant() -> None:
-    """Whoever is here owns its own name, used or not."""
-    bench = opened_round("a", "b")
-    bench.refuses_end(errors.UploadNameTaken, "a", upload_name="b")
-    bench.end("a")
-
-
-def test_a_participant_does_not_change_its_upload_name() -> None:
-    bench = opened_round("a", "b")
-    bench.end("a", upload_name="uuid-1")
-    bench.end("b")
-    bench.refuses_end(errors.UploadNameTaken, "a", "next", upload_name="uuid-2")
-    bench.end("a", "next", upload_name="uuid-1")
-
-
-def test_a_refused_update_binds_no_name() -> None:
-    """Otherwise a typing error would bind its sender for ever."""
+def test_refused_upload_counts_for_a_later_sender() -> None:
+    """Only an accepted update takes its upload."""
     bench = opened_round("a", "b")
     bench.refuses_end(errors.InvalidUpdate, "a", upload_name="uuid-1", num_samples=-1)
-    bench.end("a", upload_name="uuid-2")
     bench.end("b", upload_name="uuid-1")
 
 
-def test_a_name_is_free_again_when_its_owner_has_left() -> None:
-    """A XAIN client that reconnects is a new participant with the upload name it had before."""
-    bench = opened_round("a", "b", "c")
-    bench.end("a", upload_name="uuid-1")
-    bench.end("b")
-    bench.end("c")
-    bench.leave("a")
-    assert bench.session.members.upload_names == {}
-    bench.join("a2")
-    bench.end("a2", upload_name="uuid-1")
-    assert bench.session.members.upload_names == {"uuid-1": "a2"}
-
-
-@pytest.mark.parametrize("name", ["uuid-1", "a"])
-@pytest.mark.parametrize("gone", ["leaves", "expires"])
-def test_an_accepted_update_is_not_overwritten_after_its_owner_has_left(
-    gone: str, name: str
-) -> None:
-    """The name is free, but not in the round in which an accepted object lies under it: another
-    participant could count with that object as well."""
-    bench = opened_round("a", "b", rules=make_rules(min_participants=2))
-    bench.join("c", "d")
-    bench.end("a", upload_name=name)
-    bench.leave("a") if gone == "leaves" else bench.expire("a")
-    bench.refuses_end(errors.UploadNameTaken, "b", upload_name=name)
-    bench.end("b")
-    keys = [update.weights.ref.key for update in bench.aggregates[0].updates]
-    assert keys == [f"0/{name}", "0/b"]
-
-
-def test_a_name_chosen_before_its_namesake_came_does_not_let_it_be_overwritten() -> None:
-    """a uploads as "z"; then z itself joins and is selected. Its upload would go over a's."""
-    bench = opened_round("a", "b", rules=make_rules(min_participants=2))
+def test_participant_hands_in_under_its_id_whatever_another_has_named_its_upload() -> None:
+    """The upload of z itself is another object, with an attempt of its own."""
+    bench = opened_round("a", "z")
     bench.end("a", upload_name="z")
-    bench.leave("b")
-    bench.join("z")
-    bench.join("y")
-    assert bench.selected == ("a", "z")
-    bench.refuses(MayUpload("z", 0, "other"), errors.UploadNameTaken)
-    bench.refuses_end(errors.UploadNameTaken, "z", "other")
-    bench.end("z", "other", upload_name="uuid-9")
-    keys = [update.weights.ref.key for update in bench.aggregates[0].updates]
-    assert keys == ["0/z", "0/uuid-9"]
+    bench.end("z", "other")
+    assert accepted_keys(bench) == ["0/z", "0/z"]
 
 
-def test_a_participants_own_name_goes_before_one_that_another_chose() -> None:
-    """From the next round on z hands in as z, and a, who had taken the name, must take another."""
-    bench = opened_round("a", "b", rules=make_rules(min_participants=2, start_participants=2))
-    bench.end("a", upload_name="z")
-    bench.join("z")
-    assert bench.session.members.upload_names == {}
-    bench.end("b")
-    assert bench.session.round == 1
-    bench.leave("b")
-    assert set(bench.selected) == {"a", "z"}
-    assert bench.begin_upload("z") == r.UploadTo("1/z")
-    bench.end("z", "of z")
-    bench.refuses_end(errors.UploadNameTaken, "a", "of a", upload_name="z")
-    bench.end("a", "of a", upload_name="uuid-1")
+def accepted_keys(bench: Bench) -> list[str]:
+    return [one.update.weights.ref.key for one in bench.happened(e.UpdateAccepted)]
 
 
 def test_uploads_go_under_the_round_and_the_participants_name() -> None:

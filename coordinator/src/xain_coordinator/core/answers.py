@@ -7,7 +7,6 @@ from xain_coordinator.core import attempts, errors
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
-from xain_coordinator.core.keys import update_key
 from xain_coordinator.core.membership import (
     MIN_CONTENDER_PAUSE_S,
     Member,
@@ -16,13 +15,9 @@ from xain_coordinator.core.membership import (
 )
 from xain_coordinator.core.points import departure_point, participant_point
 from xain_coordinator.core.profiles import check_profile
-from xain_coordinator.core.questions import (
-    bind_upload_name,
-    require_member,
-    require_selected,
-)
+from xain_coordinator.core.questions import require_member, require_selected
 from xain_coordinator.core.session import Session
-from xain_coordinator.core.updates import check_update
+from xain_coordinator.core.updates import check_update, require_uncounted
 from xain_coordinator.core.values import (
     DataProfile,
     Evaluation,
@@ -312,10 +307,9 @@ def _end_training_round(session: Session, command: c.EndTrainingRound, now: floa
         raise errors.StaleAttempt(number, command.attempt, round_.attempt)
     if known is not None:
         raise errors.DuplicateUpdate(participant_id, number)
-    bound = bind_upload_name(session, round_, participant_id, command.upload_name)
     if command.weights is None:
-        key = update_key(number, command.upload_name)
-        raise errors.UploadMissing(f"there is no such upload under {key!r}; upload it first")
+        raise errors.UploadMissing(f"there is no such upload for round {number}; upload it first")
+    require_uncounted(session, participant_id, command.weights.ref.key)
     is_initial = _model(session).is_empty
     # A trained model keeps its layout, whatever an update says. A slice needs one of its own.
     layout = command.layout if is_initial or round_.attempt else ()
@@ -330,7 +324,7 @@ def _end_training_round(session: Session, command: c.EndTrainingRound, now: floa
         evaluation=command.evaluation if is_evaluated else None,
         at=now,
     )
-    return (*bound, accepted), r.Done(), command.metrics
+    return (accepted,), r.Done(), command.metrics
 
 
 def _note_refused(session: Session, command: c.NoteRefusedUpdate) -> tuple[e.Event, ...]:

@@ -65,7 +65,6 @@ class EndTrainingRound:
     """
 
     participant_id: str
-    upload_name: str
     round: int
     num_samples: int
     weights: StoredWeights | None

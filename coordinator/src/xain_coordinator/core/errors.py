@@ -38,14 +38,14 @@ class InvalidUpdate(UnusableUpdate, reason=RefusalReason.INVALID_UPDATE):
 
 
 class InvalidName(Refusal, reason=RefusalReason.INVALID_NAME):
-    """A participant or upload name that cannot be part of a key."""
+    """A name that cannot be part of a key."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(f"name {shortened(name)!r} cannot be used: {why}")
 
 
-class UploadNameTaken(Refusal, reason=RefusalReason.UPLOAD_NAME_TAKEN):
-    """The upload's name belongs to another participant, or the sender already uses another one."""
+class UploadTaken(Refusal, reason=RefusalReason.UPLOAD_NAME_TAKEN):
+    """The upload counts already as the update of another participant."""
 
 
 class InvalidTags(Refusal, reason=RefusalReason.INVALID_TAGS):

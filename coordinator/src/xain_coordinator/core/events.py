@@ -156,14 +156,6 @@ class RoundResumed:
 
 
 @dataclass(frozen=True, slots=True)
-class UploadNameBound:
-    """A participant uploads under a name other than its own id, and nobody else may."""
-
-    participant_id: str
-    upload_name: str
-
-
-@dataclass(frozen=True, slots=True)
 class UpdateAccepted:
     """round: in which the update counts. staleness: how many rounds earlier it was trained for.
 
@@ -380,7 +372,6 @@ DurableEvent = (
     | ParticipantsSelected
     | RoundPaused
     | RoundResumed
-    | UploadNameBound
     | UpdateAccepted
     | EvaluationAccepted
     | UpdateRefused

@@ -126,8 +126,6 @@ def evolve(session: Session, event: e.Event) -> Session:
             overdue = replace(session.opened, overdue_at=at, failed={})
             selection = selection.with_missed(missed, session.round)
             return replace(session, open_round=overdue, selection=selection)
-        case e.UploadNameBound(participant_id, name):
-            return replace(session, members=members.with_upload_name(participant_id, name))
         case e.UpdateRefused(participant_id):
             session = _with_broken(session, participant_id, "its update was refused")
             selection = selection.with_fault(participant_id, session.round, num_refused=1)

@@ -53,9 +53,9 @@ def state_key(round_: int, name: str) -> str:
     return f"{OPTIMIZER}{round_}/{name}"
 
 
-def update_key(round_: int, upload_name: str) -> str:
+def update_key(round_: int, name: str) -> str:
     """Base key of a local update of `round_`, without an attempt."""
-    return f"{round_}/{upload_name}"
+    return f"{round_}/{name}"
 
 
 def attempt_key(base_key: str, attempt: str) -> str:

@@ -103,14 +103,12 @@ class Members(Mapping[str, Member]):
     """The connected participants by name, in the order in which they joined.
 
     num_eligible: those that may be selected.
-    upload_names: names other than their own under which members upload, with the member.
     heard: last signs of life; soft state.
     lease_floor: session time before which no lease began, that of the last restart; soft state.
     """
 
     by_name: Mapping[str, Member] = field(default_factory=dict)
     num_eligible: int = 0
-    upload_names: Mapping[str, str] = field(default_factory=dict)
     heard: Mapping[str, Heard] = field(default_factory=dict, compare=False)
     lease_floor: float = field(default=0.0, compare=False)
 
@@ -193,8 +191,6 @@ class Members(Mapping[str, Member]):
             self,
             by_name=including(self.by_name, name, member),
             num_eligible=self.num_eligible + member.is_eligible,
-            # Its own name goes before one that somebody else has chosen.
-            upload_names=excluding(self.upload_names, name),
         )
 
     def with_address(self, participant_id: str, address: str) -> "Members":
@@ -203,21 +199,14 @@ class Members(Mapping[str, Member]):
         return replace(self, by_name=including(self.by_name, participant_id, member))
 
     def without_member(self, participant_id: str) -> "Members":
-        """Remove a participant, with its upload name and its last sign of life."""
-        member, names = self.by_name.get(participant_id), self.upload_names
-        for name in [name for name, owner in names.items() if owner == participant_id]:
-            names = excluding(names, name)
+        """Remove a participant and its last sign of life."""
+        member = self.by_name.get(participant_id)
         return replace(
             self,
             by_name=excluding(self.by_name, participant_id),
             num_eligible=self.num_eligible - (member is not None and member.is_eligible),
-            upload_names=names,
             heard=excluding(self.heard, participant_id),
         )
-
-    def with_upload_name(self, participant_id: str, name: str) -> "Members":
-        """Bind an upload name to a member."""
-        return replace(self, upload_names=including(self.upload_names, name, participant_id))
 
     def with_heard(
         self,

@@ -8,27 +8,20 @@ An answer changes nothing, so a question leaves no event and no effect.
 from dataclasses import dataclass
 
 from xain_coordinator.core import errors
-from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.keys import update_key
-from xain_coordinator.core.membership import check_name
 from xain_coordinator.core.round import Round
 from xain_coordinator.core.session import Session
-from xain_coordinator.core.updates import require_free_key
 from xain_coordinator.core.values import Phase, ProcessGroup, Task
 
 
 @dataclass(frozen=True, slots=True)
 class MayUpload:
-    """Question of a participant whether it may upload an update of this digest for this round.
-
-    upload_name: the name under which it uploads; "" is the participant's own id.
-    """
+    """Question of a participant whether it may upload an update of this digest for this round."""
 
     participant_id: str
     round: int
     digest: str
-    upload_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +119,7 @@ def _may_upload(session: Session, question: MayUpload) -> r.Reply:
     if known is not None:
         # The accepted object must not be overwritten: it is what will be aggregated.
         raise errors.DuplicateUpdate(question.participant_id, question.round)
-    name = question.upload_name or question.participant_id
-    bind_upload_name(session, round_, question.participant_id, name)
-    return r.UploadTo(update_key(question.round, name))
+    return r.UploadTo(update_key(question.round, question.participant_id))
 
 
 def is_late(session: Session, participant_id: str, round_: int) -> bool:
@@ -136,29 +127,6 @@ def is_late(session: Session, participant_id: str, round_: int) -> bool:
     get this refusal, but none of an unregistered client was awaited, and an update for a future
     round is wrong, not late."""
     return participant_id in session.members and round_ <= session.trained_by(participant_id)
-
-
-def bind_upload_name(
-    session: Session, round_: Round, sender: str, name: str
-) -> tuple[e.UploadNameBound, ...]:
-    """Bind the name under which a participant uploads to it, if that is not its own id. The first
-    use decides, so that nobody hands in what another has uploaded.
-
-    Raises InvalidName or UploadNameTaken.
-    """
-    check_name(name)
-    require_free_key(round_, sender, name)
-    if name == sender:
-        return ()
-    owner = session.members.upload_names.get(name)
-    if owner == sender:
-        return ()
-    if owner is not None or name in session.members:
-        raise errors.UploadNameTaken(f"the upload name {name!r} belongs to another participant")
-    own = next((n for n, p in session.members.upload_names.items() if p == sender), None)
-    if own is not None:
-        raise errors.UploadNameTaken(f"{sender} uploads under the name {own!r}; it cannot change")
-    return (e.UploadNameBound(sender, name),)
 
 
 def require_member(session: Session, participant_id: str) -> None:

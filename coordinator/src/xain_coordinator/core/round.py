@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from xain_coordinator.core import descent
-from xain_coordinator.core.keys import base_key_of, update_key
 from xain_coordinator.core.replacing import replace
 from xain_coordinator.core.values import Evaluation, Names, Task, Update
 from xain_coordinator.core.versioned import excluding, including
@@ -28,8 +27,6 @@ class Round:
     overdue_at: when the deadline passed with too few updates; from then on the least number will
         do, and everybody is selected.
     updates: accepted ones by participant, each of them in `selected`.
-    places: in the store, of the accepted updates that have another name than their sender, whose
-        they are.
     closed_at: None while updates are taken in.
     damaged: the key of each participant's latest accepted update that was found damaged in the
         store, and no longer counts.
@@ -58,7 +55,6 @@ class Round:
     carried: Mapping[str, int] = field(default_factory=dict)
     overdue_at: float | None = None
     updates: Mapping[str, Update] = field(default_factory=dict)
-    places: Mapping[str, str] = field(default_factory=dict)
     closed_at: float | None = None
     damaged: Mapping[str, str] = field(default_factory=dict)
     reopened_at: float | None = None
@@ -131,13 +127,10 @@ class Round:
         assert participant_id in self.selected, "an update from outside the selection"
         assert participant_id not in self.updates, "an update counted twice"
         first_update_at = at if self.first_update_at is None else self.first_update_at
-        places, base_key = self.places, base_key_of(update.weights.ref.key)
-        if base_key != update_key(self.trained_by(participant_id), participant_id):
-            places = including(places, base_key, participant_id)
         updates = including(
             self.updates, participant_id, dataclasses.replace(update, accepted_at=at)
         )
-        return replace(self, updates=updates, places=places, first_update_at=first_update_at)
+        return replace(self, updates=updates, first_update_at=first_update_at)
 
     def with_loss(self, participant_id: str, metrics: Mapping[str, float]) -> "Round":
         """Note the loss that a participant has measured, if its metrics have one."""
@@ -173,7 +166,6 @@ class Round:
             updates=excluding(self.updates, participant_id),
             evaluations=excluding(self.evaluations, participant_id),
             losses=excluding(self.losses, participant_id),
-            places=excluding(self.places, base_key_of(key)),
             damaged=including(self.damaged, participant_id, key),
             closed_at=None,
             reopened_at=at if is_first else self.reopened_at,
@@ -189,7 +181,6 @@ class Round:
             target=len(selected),
             num_wanted=len(selected),
             updates={},
-            places={},
             evaluations={},
             failed={p: None for p in self.failed if p not in selected},
             attempt=attempt,

@@ -6,28 +6,28 @@ one.
 
 from xain_coordinator.core import errors
 from xain_coordinator.core.attempts import check_fit, check_slice
-from xain_coordinator.core.keys import base_key_of, update_key
+from xain_coordinator.core.keys import base_key_of
 from xain_coordinator.core.round import Round
+from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import BYTES, GlobalModel, Layout, Update
 from xain_workloads.model import size_of
 
 _DTYPES = ("float16", "float32", "float64")
 
 
-def require_free_key(round_: Round, sender: str, name: str) -> None:
-    """Check that no accepted update of another participant has this key, since it will be
-    aggregated: its sender may have left, or may have chosen the name of a participant that joined
-    later.
+def require_uncounted(session: Session, participant_id: str, key: str) -> None:
+    """Refuse an upload that counts already as the update of another participant, which a key that
+    does not name its sender may be.
 
-    Raises UploadNameTaken.
+    Raises UploadTaken.
     """
-    key = update_key(round_.trained_by(sender), name)
-    known = round_.updates.get(name)
-    is_own = known is not None and base_key_of(known.weights.ref.key) == key
-    if is_own or key in round_.places:
-        raise errors.UploadNameTaken(
-            f"an accepted update of another participant lies under {key!r}; wait for the next round"
-        )
+    base_key = base_key_of(key)
+    if base_key.partition("/")[2] == participant_id:
+        return
+    for known in (session.open_round, session.last_round):
+        for update in () if known is None else known.updates.values():
+            if base_key_of(update.weights.ref.key) == base_key:
+                raise errors.UploadTaken(f"the upload {base_key!r} counts already")
 
 
 def check_update(model: GlobalModel, round_: Round, update: Update) -> None:

@@ -11,11 +11,15 @@ from typing import Any, get_args
 import xxhash
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from xain_coordinator.core.events import DurableEvent
+from xain_coordinator.core.events import DurableEvent, TimePassed
 from xain_coordinator.ports import JournalError, Record
 
 # 1 had no snapshots, and fewer events and fields; 2 had no checksums; 3 had no updates.
 FORMAT = 4
+
+# Events of earlier versions that change nothing any more. Each is read as a record of its time, so
+# that the numbers of the others stay.
+_FORMER = ("UploadNameBound",)
 
 Row = tuple[float, str, str]  # session time, type, body
 
@@ -41,7 +45,7 @@ def encode_record(record: Record) -> Row:
 def decode_record(row: Row) -> Record:
     """Decode a row of the journal. Raises JournalError."""
     at, name, body = row
-    return Record(at, decode(name, body))
+    return Record(at, TimePassed(at) if name in _FORMER else decode(name, body))
 
 
 def digest_of(*fields: object) -> bytes:

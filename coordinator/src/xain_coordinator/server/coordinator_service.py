@@ -302,7 +302,6 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 await self._driver.submit(
                     c.EndTrainingRound(
                         participant_id=participant_id,
-                        upload_name=request.participant_id,
                         round=number,
                         num_samples=request.number_samples,
                         weights=weights,

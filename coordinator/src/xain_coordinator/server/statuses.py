@@ -19,7 +19,7 @@ STATUSES: Mapping[type[errors.Refusal], grpc.StatusCode] = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     errors.InvalidUpdate: grpc.StatusCode.INVALID_ARGUMENT,
     errors.InvalidName: grpc.StatusCode.INVALID_ARGUMENT,
-    errors.UploadNameTaken: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.UploadTaken: grpc.StatusCode.INVALID_ARGUMENT,
     errors.InvalidTags: grpc.StatusCode.INVALID_ARGUMENT,
     errors.ProfileMismatch: grpc.StatusCode.INVALID_ARGUMENT,
     # Rendezvous first.

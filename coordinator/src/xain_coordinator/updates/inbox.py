@@ -223,7 +223,7 @@ class Inbox:
         bring = self._bringer(participant_id, reference, announced)
         if bring is None and not reference.data:
             return None
-        base_key = await self._ask_for_key(participant_id, announced, reference.name)
+        base_key = await self._ask_for_key(participant_id, announced)
         if isinstance(base_key, WeightsRef):  # accepted while the question waited for the journal
             return await self.obtain(participant_id, round_, reference)
         if bring is None:
@@ -629,9 +629,7 @@ class Inbox:
             slot.stored = {r: one for r, one in slot.stored.items() if needed.has_updates_of(r)}
             self._remove_if_empty(participant_id, slot)
 
-    async def _ask_for_key(
-        self, participant_id: str, announced: Announced, name: str = ""
-    ) -> str | WeightsRef:
+    async def _ask_for_key(self, participant_id: str, announced: Announced) -> str | WeightsRef:
         """Ask the core for the base key of an update. Returns the reference instead if this very
         update has been accepted. Raises TooLarge, InvalidUpdate, and MayUpload's refusals."""
         size_bytes, round_ = announced.size_bytes, announced.round
@@ -639,7 +637,7 @@ class Inbox:
             raise TooLarge(
                 f"an upload of {size_bytes} bytes; at most {self._max_update_bytes} are taken"
             )
-        question = MayUpload(participant_id, round_, announced.digest or "", name)
+        question = MayUpload(participant_id, round_, announced.digest or "")
         begun = await self._driver.ask(question)
         if isinstance(begun, AlreadyUploaded):
             return begun.ref

@@ -37,7 +37,7 @@ class _RefusalReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Refusal
     PROFILE_MISMATCH: _RefusalReason.ValueType  # 5
     """the sender's data does not fit the session's"""
     UPLOAD_NAME_TAKEN: _RefusalReason.ValueType  # 6
-    """another participant uses the upload's name, or the sender another one"""
+    """the upload counts already, as the update of another participant"""
     NOT_SELECTED: _RefusalReason.ValueType  # 7
     """the sender is not selected for the open round"""
     NOT_IN_ROUND: _RefusalReason.ValueType  # 8
@@ -107,7 +107,7 @@ INVALID_TAGS: RefusalReason.ValueType  # 4
 PROFILE_MISMATCH: RefusalReason.ValueType  # 5
 """the sender's data does not fit the session's"""
 UPLOAD_NAME_TAKEN: RefusalReason.ValueType  # 6
-"""another participant uses the upload's name, or the sender another one"""
+"""the upload counts already, as the update of another participant"""
 NOT_SELECTED: RefusalReason.ValueType  # 7
 """the sender is not selected for the open round"""
 NOT_IN_ROUND: RefusalReason.ValueType  # 8
