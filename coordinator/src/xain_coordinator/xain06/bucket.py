@@ -17,7 +17,7 @@ from xain_coordinator.core.keys import model_key, update_key
 from xain_coordinator.core.values import GlobalModel
 from xain_coordinator.ports import StoreError, WeightsStore
 from xain_coordinator.stores.reading import chunks
-from xain_coordinator.xain06.codec import NotAnArray, PickledArray, find_array, pickle_around
+from xain_coordinator.xain06.codec import NotAnArray, find_array, pickle_around
 from xain_proto.np import npy_header
 
 PICKLE_BYTES = 1024  # what a pickle has beside the elements, and some more
@@ -85,24 +85,9 @@ class XainBucket:
                 )
             try:
                 array = find_array(reader)
-                size_bytes = self._check(array)
                 header = npy_header(array.dtype, array.shape)
-                yield len(header) + size_bytes, chain((header,), array.pieces())
+                yield len(header) + array.num_bytes, chain((header,), array.pieces())
             except NotAnArray as error:
                 raise InvalidUpdate(
-                    f"the upload {key!r} is not the pickle of a plain array: {error}"
+                    f"the upload {key!r} is not the pickle of a flat vector of floats: {error}"
                 ) from None
-
-    def _check(self, array: PickledArray) -> int:
-        """Number of bytes of the elements. Refuses, before reading them, arrays that would be
-        refused later."""
-        if array.dtype.kind != "f":
-            raise InvalidUpdate(f"the weights must be floats, they are {array.dtype.name}")
-        if len(array.shape) != 1:
-            raise InvalidUpdate(
-                f"the weights must be one flat vector, they have shape {array.shape}"
-            )
-        size = array.shape[0] * array.dtype.itemsize
-        if size > self._max_update_bytes:
-            raise TooLarge(f"an upload of {size} bytes; at most {self._max_update_bytes} are taken")
-        return size

@@ -1,7 +1,6 @@
 """Arrays as pickles: written for every numpy, and found in what every numpy writes."""
 
 import pickle
-import struct
 import warnings
 from math import prod
 
@@ -13,10 +12,9 @@ from unit.coordinator.xain06.strict import StrictReader
 from xain_coordinator.stores.closing import ClosedAtEnd
 from xain_coordinator.xain06.codec import NotAnArray, find_array, pickle_around
 
-PROTOCOLS = [2, 3, 4, 5]
-DTYPES = ["<f2", "<f4", "<f8", ">f4", ">f8", "<i8", ">i2", "u1", "b1", "<c8"]
-# From none to more than one piece of elements; values are short, or stay where they are.
-SHAPES = [(), (0,), (3,), (2, 3), (1000,), (300_001,), (2, 0, 3), (1,) * 32]
+PROTOCOLS = [3, 4, 5]
+DTYPES = ["<f2", "<f4", "<f8"]
+SIZES = [0, 1, 3, 1000, 300_001]  # from none to more than one piece of elements
 
 
 def load(data: bytes) -> np.ndarray:
@@ -29,23 +27,22 @@ def dump(array: np.ndarray) -> bytes:
     return head + array.tobytes() + tail
 
 
-def array_of(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    # Of several bytes each, whose values as text have one byte or two.
-    return (np.arange(prod(shape)) % 101 - 2).astype(dtype).reshape(shape)
+def vector_of(dtype: str, size: int) -> np.ndarray:
+    return (np.arange(size) % 101 - 2).astype(dtype)
 
 
 def assert_same(array: np.ndarray, expected: np.ndarray) -> None:
-    assert array.dtype == expected.dtype.newbyteorder("<")
+    assert array.dtype == expected.dtype
     assert array.shape == expected.shape
     np.testing.assert_array_equal(array, expected)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_arrays_are_found(protocol, dtype, shape):
-    """In every protocol, bit for bit, and little-endian whatever they were."""
-    array = array_of(dtype, shape)
+def test_vectors_are_found(protocol, dtype, size):
+    """In every protocol, bit for bit."""
+    array = vector_of(dtype, size)
     assert_same(load(pickle.dumps(array, protocol)), array)
 
 
@@ -60,11 +57,11 @@ def test_empty_vectors_of_other_versions_are_found(data):
     assert_same(load(data), np.empty((0,)))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype[0] != ">"])
-def test_written_pickles_are_read_by_python(dtype, shape):
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_written_pickles_are_read_by_python(dtype, size):
     """To an array that can be written to, without a warning; and found by ourselves too."""
-    array = array_of(dtype, shape)
+    array = vector_of(dtype, size)
     with warnings.catch_warnings(action="error"):
         back = pickle.loads(dump(array))
     assert_same(back, array)
@@ -88,11 +85,17 @@ def test_written_pickles_name_only_what_old_versions_know():
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (np.zeros((2, 3), order="F"), "Fortran order; hand in one flat vector"),
-        (np.zeros(2, "f4,i4"), "'V8'; only numbers are taken"),
-        (np.array([{}]), "'O8'; only numbers are taken"),
-        (np.array(["text"]), "'U4'; only numbers are taken"),
-        (np.zeros(2, "M8[s]"), "'M8'; only numbers are taken"),
+        (np.zeros((2, 3)), "2 dimensions; hand in one flat vector"),
+        (np.zeros((2, 3), order="F"), "2 dimensions; hand in one flat vector"),
+        (np.float32([1]).reshape(()), "0 dimensions; hand in one flat vector"),
+        (np.zeros(2, ">f4"), "the byte order '>' instead of '<'"),
+        (np.arange(3), "'i8'; only floats are taken"),
+        (np.ones(3, bool), "'b1'; only floats are taken"),
+        (np.ones(3, complex), "'c16'; only floats are taken"),
+        (np.zeros(2, "f4,i4"), "'V8'; only floats are taken"),
+        (np.array([{}]), "'O8'; only floats are taken"),
+        (np.array(["text"]), "'U4'; only floats are taken"),
+        (np.zeros(2, "M8[s]"), "'M8'; only floats are taken"),
         (np.float32(1), "'numpy._core.multiarray.scalar', which is no part of a plain array"),
         (np.ma.zeros(2), r"'numpy\.ma\..*', which is no part"),
         ([np.zeros(2)], "no use for the opcode EMPTY_LIST"),
@@ -108,10 +111,10 @@ def test_other_objects_are_refused(protocol, array, message):
         load(pickle.dumps(array, protocol))
 
 
-@pytest.mark.parametrize("protocol", [0, 1])
+@pytest.mark.parametrize("protocol", [0, 1, 2])
 def test_the_oldest_protocols_are_refused(protocol):
     """No Python 3 writes them unless it is told to."""
-    with pytest.raises(NotAnArray, match="does not begin with a protocol from 2 to 5"):
+    with pytest.raises(NotAnArray, match="does not begin with a protocol from 3 to 5"):
         load(pickle.dumps(np.float32([1]), protocol))
 
 
@@ -161,43 +164,13 @@ def test_an_object_that_becomes_shorter_is_refused():
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (b"B\x90\x01\x00\x00", b"B\x91\x01\x00\x00a"),  # protocol 3: one byte too many
+        (b"B\x90\x01\x00\x00", b"B\x91\x01\x00\x00a"),  # one byte too many
         (b"B\x90\x01\x00\x00a", b"B\x8f\x01\x00\x00"),
-        (b"X\x90\x01\x00\x00", b"X\x92\x03\x00\x00" + b"a" * 514),  # protocol 2: too many
-        (b"X\x90\x01\x00\x00a", b"X\x8f\x01\x00\x00"),
     ],
 )
 def test_a_length_that_cannot_be_is_refused_before_the_elements_are_read(old, new):
     """So that nothing is copied for nothing."""
-    data = pickle.dumps(np.frombuffer(b"a" * 400, "<f4"), 2 if old[:1] == b"X" else 3)
+    data = pickle.dumps(np.frombuffer(b"a" * 400, "<f4"), 3)
     assert old in data
     with pytest.raises(NotAnArray, match="more or fewer elements"):
         find_array(StrictReader(data.replace(old, new)))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("é" * 200, "more or fewer elements"),
-        ("a" * 200, "more or fewer elements"),
-        ("a" * 398 + "é", "more or fewer elements"),
-        ("a" * 399 + "€", "characters above 255"),
-    ],
-)
-def test_text_that_is_not_the_bytes_is_refused(text, message):
-    """Protocol 2 writes bytes as text: how many there are is seen when they are read."""
-    data = pickle.dumps(np.zeros(100, "<f4"), 2)
-    zeros = b"X" + struct.pack("<I", 400) + bytes(400)
-    assert zeros in data
-    encoded = text.encode()
-    changed = data.replace(zeros, b"X" + struct.pack("<I", len(encoded)) + encoded)
-    with pytest.raises(NotAnArray, match=message):
-        load(changed)
-
-
-def test_a_text_that_is_cut_inside_a_character_is_refused():
-    data = pickle.dumps(np.zeros(100, "<f4"), 2)
-    zeros = struct.pack("<I", 400) + bytes(400)
-    changed = data.replace(zeros, zeros[:-1] + b"\xc3")
-    with pytest.raises(NotAnArray, match="not UTF-8"):
-        load(changed)

@@ -49,7 +49,7 @@ def call(function: bytes, *arguments: bytes) -> bytes:
     return function + b"(" + b"".join(arguments) + b"tR"
 
 
-START = b"\x80\x02"
+START = b"\x80\x03"
 SYSTEM = name(os.system.__module__, "system")
 
 # Each makes a file when it is unpickled.
@@ -78,7 +78,7 @@ EXPLOITS = {
     + call(name("numpy.testing._private.utils", "runstring"), text(PYTHON), b"}")
     + b".",
     # A whole array, and the harm behind it or beside it.
-    "array, then more": pickle.dumps(np.float32([1]), 2)[:-1] + call(SYSTEM, text(COMMAND)) + b"0.",
+    "array, then more": pickle.dumps(np.float32([1]), 3)[:-1] + call(SYSTEM, text(COMMAND)) + b"0.",
     "array inside": pickle.dumps(Call(exec, PYTHON, {"array": np.float32([1])})),
     "array of objects": pickle.dumps(np.array([Call(os.system, COMMAND)])),
     "dtype with metadata": pickle.dumps(
@@ -162,8 +162,7 @@ def test_exploits_take_no_memory(exploit):
     refuse(data)
 
 
-VECTOR = pickle.dumps(np.float32([1, 2]), 2)
-LONG = pickle.dumps(np.arange(100, dtype="<f4"), 2)
+VECTOR = pickle.dumps(np.float32([1, 2]), 3)
 DOUBLE = b"h\x00h\x00\x86q\x00"  # a pair of what is remembered under 0, remembered in its place
 
 
@@ -189,7 +188,7 @@ def dtype(code: str = "f4", order: str = "<", state: bytes = b"") -> bytes:
     [
         (b"", "ends too early"),
         (b"anything", "does not begin with a protocol"),
-        (b"\x80\x06N.", "does not begin with a protocol from 2 to 5"),
+        (b"\x80\x06N.", "does not begin with a protocol from 3 to 5"),
         (START + b".", "empty stack"),
         (START + b"\xff.", "'ÿ' is no opcode"),
         (START + b"\x82\x01.", "opcode EXT1"),
@@ -210,7 +209,7 @@ def dtype(code: str = "f4", order: str = "<", state: bytes = b"") -> bytes:
         # 2 ** 60 times the same: harmless as long as nobody looks at all of them.
         (START + b")q\x00" + DOUBLE * 60 + b"0.", "opcode POP"),
         (START + b")q\x00" + DOUBLE * 60 + b".", "something else than one array"),
-        (START + b")q\x00" + DOUBLE * 60 + name("_codecs", "encode") + b"h\x00R.", "_codecs.enc"),
+        (START + b")q\x00" + DOUBLE * 60 + name("numpy", "dtype") + b"h\x00R.", "numpy.dtype with"),
         (START + name("_codecs", "encode") + text("a") + text("rot13") + b"\x86R.", "_codecs.enc"),
         (START + name("_codecs", "lookup") + text("idna") + b"\x85R.", "'_codecs.lookup'"),
         (START + name("numpy", "load") + text("a.npy") + b"\x85R.", "it names 'numpy.load'"),
@@ -221,21 +220,19 @@ def dtype(code: str = "f4", order: str = "<", state: bytes = b"") -> bytes:
         (START + b"c" + b"a" * 200 + b"\nb\n.", "more than 100 characters"),
         (START + b"ca\x80\nb\n.", "not UTF-8"),
         (b"\x80\x04NN\x93.", "by what is no text"),
-        (b"\x80\x04" + text("numpy" * 100) + text("b") + b"\x93.", "by what is no text"),
+        (b"\x80\x04" + text("numpy" * 100) + text("b") + b"\x93.", "a text of 500 bytes"),
         (VECTOR + b"\x00", "1 bytes follow after its end"),
         (VECTOR[:-1] + b"N.", "something else than one array"),
         (START + b"N" + VECTOR[2:], "something else than one array"),
         (b"\x80\x04\x95" + struct.pack("<Q", 300) + VECTOR[2:], "ends too early"),
-        (VECTOR.replace(b"latin1", b"utf-16"), "_codecs.encode with arguments"),
-        (LONG.replace(b"h\x05\x86", text("utf-16") + b"\x86"), "_codecs.encode with arguments"),
         (VECTOR.replace(b"K\x00\x85", b"K\x09\x85"), "_reconstruct with arguments"),
-        (VECTOR.replace(b"\x89h", b"Nh"), "fills something"),
-        (filled(dtype("O")), "type 'O'; only numbers"),
-        (filled(dtype("__import__('os')")), "only numbers are taken"),
-        (filled(dtype("f4,f4")), "only numbers are taken"),
-        (filled(dtype("f4", "=")), "fills something"),
-        (filled(dtype("f4", "|")), "which has no order '|'"),
-        (filled(dtype("u1", "<")), "which has no order '<'"),
+        (VECTOR.replace(b"\x89C", b"NC"), "fills something"),
+        (filled(dtype("O")), "type 'O'; only floats"),
+        (filled(dtype("__import__('os')")), "only floats are taken"),
+        (filled(dtype("f4,f4")), "only floats are taken"),
+        (filled(dtype("f4", "=")), "the byte order '='"),
+        (filled(dtype("f4", "|")), "the byte order '|'"),
+        (filled(dtype("u1", "<")), "type 'u1'; only floats"),
         (filled(dtype("f4", state=b"}NNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00")), "EMPTY_DICT"),
         (filled(dtype("f4", state=b"NNNK\x04K\x04K\x3f")), "fills something"),
         (filled(name("numpy", "dtype") + text("f4") + b"\x89\x88\x87R"), "fills something"),
@@ -243,13 +240,12 @@ def dtype(code: str = "f4", order: str = "<", state: bytes = b"") -> bytes:
         (filled(dtype(), shape=b"K\x02"), "fills something"),
         (filled(dtype(), shape=b"K\x03\x85"), "more or fewer elements than its shape says"),
         (filled(dtype(), shape=b"J\xff\xff\xff\xff\x85"), "its shape is none"),
-        (filled(dtype(), shape=b"\x88K\x02\x86"), "its shape is none"),
-        (filled(dtype(), shape=b"(" + b"K\x01" * 40 + b"t"), "its shape is none"),
+        (filled(dtype(), shape=b"\x88\x85"), "its shape is none"),
+        (filled(dtype(), shape=b"(" + b"K\x01" * 40 + b"t"), "it has 40 dimensions"),
         (filled(dtype(), shape=b"\x8a\x08" + b"\xff" * 7 + b"\x7f\x85"), "more or fewer elements"),
-        (filled(dtype(), shape=b"(" + (b"\x8a\x08" + b"\xff" * 7 + b"\x7f") * 32 + b"t"), "more"),
         (filled(dtype(), data=b"N"), "its elements are not bytes"),
         (filled(dtype(), data=text("a" * 8)), "its elements are not bytes"),
-        (filled(dtype(), data=text("a" * 200)), "its elements are not bytes"),
+        (filled(dtype(), data=text("a" * 200)), "a text of 200 bytes"),
         (filled(dtype(), data=b"B" + struct.pack("<I", 1 << 31)), "ends too early"),
     ],
 )  # fmt: skip
@@ -267,7 +263,7 @@ def test_the_pickle_that_the_others_are_made_of_is_an_array():
 
 
 VALID = [*VECTORS.values(), *EMPTY.values()] + [
-    pickle.dumps(np.arange(100, dtype="<f4"), protocol) for protocol in range(2, 6)
+    pickle.dumps(np.arange(100, dtype="<f4"), protocol) for protocol in range(3, 6)
 ]
 
 
@@ -309,7 +305,7 @@ PARTS = sorted(
 )
 
 
-@given(st.sampled_from([2, 3, 4, 5]), st.lists(st.sampled_from(PARTS), max_size=80))
+@given(st.sampled_from([3, 4, 5]), st.lists(st.sampled_from(PARTS), max_size=80))
 def test_any_opcodes_are_arrays_or_refused(protocol, parts):
     """Whole opcodes in an order that no pickler writes."""
     array_or_refusal(bytes([0x80, protocol]) + b"".join(parts) + b".")
