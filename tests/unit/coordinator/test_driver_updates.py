@@ -8,6 +8,7 @@ from structlog.testing import capture_logs
 from support.driver import MODEL, Bench, begin, fails, model, play, settled, update
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core import commands as c
+from xain_coordinator.core import questions
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.effects import RecordMetrics
 from xain_coordinator.core.errors import (
@@ -170,7 +171,7 @@ async def test_a_stop_ends_the_wait():
 
 async def test_a_slow_journal_does_not_end_the_wait(monkeypatch):
     """What was decided counts, and its sender hears so, however long the writing takes."""
-    monkeypatch.setattr(module, "NEXT_ROUND_S", 0.0)
+    monkeypatch.setattr(questions, "NEXT_ROUND_S", 1e-9)
     bench = Bench()
     await begin(bench.driver)
     bench.journal.hold()
@@ -184,7 +185,7 @@ async def test_a_slow_journal_does_not_end_the_wait(monkeypatch):
 
 async def test_the_wait_ends(monkeypatch):
     """A store that is away for longer is not waited for."""
-    monkeypatch.setattr(module, "NEXT_ROUND_S", 0.01)
+    monkeypatch.setattr(questions, "NEXT_ROUND_S", 0.01)
     bench = await asynchronous_bench()
     with pytest.raises(NotInRound):
         await bench.driver.submit(update("b", 1))

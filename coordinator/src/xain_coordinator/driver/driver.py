@@ -35,7 +35,6 @@ from xain_coordinator.core.effects import Aggregate, Effect, Notify, RecordMetri
 from xain_coordinator.core.errors import (
     LateUpdate,
     NotAMember,
-    NotInRound,
     Refusal,
     Unavailable,
 )
@@ -72,9 +71,6 @@ LOOK_AGAIN_S = 0.5
 # How long an update that leaves its round open waits for others to be committed with, at most. A
 # commit costs a small round a tenth of its time, and the last update would have to wait for it.
 GATHER_S = 0.005
-
-# How long an update waits for a model to be made.
-NEXT_ROUND_S = 30.0
 
 
 _STOPPING = "the coordinator is shutting down; try again in a moment"
@@ -257,26 +253,26 @@ class Driver:
     async def submit(self, command: Command, update: bytes = b"") -> Reply:
         """Decide a command; the answer comes when all that led to it is durable.
 
-        An update that the core keeps for the next round waits for that round, for NEXT_ROUND_S at
-        most: its sender would wait for longer, and a participant that cannot come again would give
-        up.
-
         update: of an EndTrainingRound whose update is to lie in the journal.
         Raises the core's Refusals, and Unavailable while closing or after a failure, such as of the
         controller.
         """
-        gives_up_at = asyncio.get_running_loop().time() + NEXT_ROUND_S
+        began = asyncio.get_running_loop().time()
         while True:
             decided = self._decided
             try:
                 # However slow the journal is: what was decided counts, and its sender hears so.
                 return _returned(await self._outcome(command, update))
-            except NotInRound as refusal:
-                if not refusal.is_for_next:
+            except Refusal as refusal:
+                if not refusal.waits_s:
                     raise
                 # While the refusal waited for the disk, the next round may have been decided.
-                if self._decided is decided and not await self._changed_until(gives_up_at):
-                    raise
+                if self._decided is decided:
+                    try:
+                        async with asyncio.timeout_at(began + refusal.waits_s):
+                            await self.changed()
+                    except TimeoutError:
+                        raise refusal from None
 
     async def ask(self, question: Question) -> Reply:
         """Answer a question by all that was decided. The answer comes at once where the session on
@@ -605,15 +601,6 @@ class Driver:
             await self._changes.wait()
         if not self._watchable or self.failure is not None:
             raise Unavailable(_STOPPING)
-
-    async def _changed_until(self, gives_up_at: float) -> bool:
-        """Whether there was a change before this time of the event loop. Raises Unavailable."""
-        try:
-            async with asyncio.timeout_at(gives_up_at):
-                await self.changed()
-        except TimeoutError:
-            return False
-        return True
 
     def _wake_watchers(self) -> None:
         self._changes.wake()

@@ -23,7 +23,7 @@ import socket
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import structlog
 
@@ -192,11 +192,12 @@ class FencedStore:
         return self._store.open(key, start, length)
 
     def upload(self, key: str, label: str = "", size_bytes: int = 0) -> Upload:
-        return _FencedUpload(self._store.upload(key, label, size_bytes), self._check)
+        upload = self._store.upload(key, label, size_bytes)
+        return cast(Upload, _FencedUpload(upload, self._check))
 
     def find_unfinished(self, key: str, label: str) -> Unfinished | None:
         found = self._store.find_unfinished(key, label)
-        return None if found is None else _FencedUnfinished(found, self._check)
+        return None if found is None else cast(Unfinished, _FencedUpload(found, self._check))
 
     def sweep(self) -> None:
         self._store.sweep()
@@ -216,36 +217,19 @@ class FencedStore:
 
 
 class _FencedUpload:
-    def __init__(self, upload: Upload, check: Callable[[], None]) -> None:
-        self._upload = upload
+    """An upload, or an unfinished one, that calls `check` before it publishes its object."""
+
+    def __init__(self, upload: Upload | Unfinished, check: Callable[[], None]) -> None:
+        self._upload = cast(Any, upload)
         self._check = check
 
-    def write(self, chunk: bytes | memoryview) -> None:
-        self._upload.write(chunk)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._upload, name)  # other methods are those of the upload
 
     def commit(self, *, overwrite: bool) -> None:
         if not overwrite:
             self._check()
         self._upload.commit(overwrite=overwrite)
 
-    def abort(self) -> None:
-        self._upload.abort()
-
-    def suspend(self) -> None:
-        self._upload.suspend()
-
-
-class _FencedUnfinished:
-    def __init__(self, unfinished: Unfinished, check: Callable[[], None]) -> None:
-        self._unfinished = unfinished
-        self._check = check
-        self.size = unfinished.size
-
-    def read(self, offset: int, length: int) -> bytes:
-        return self._unfinished.read(offset, length)
-
-    def resume(self, size: int) -> Upload:
-        return _FencedUpload(self._unfinished.resume(size), self._check)
-
-    def abort(self) -> None:
-        self._unfinished.abort()
+    def resume(self, size: int) -> "_FencedUpload":
+        return _FencedUpload(self._upload.resume(size), self._check)

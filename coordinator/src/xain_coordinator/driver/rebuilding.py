@@ -113,7 +113,8 @@ class _RebuildStore:
 
     def upload(self, key: str, label: str = "", size_bytes: int = 0) -> Upload:
         is_damaged = key in self._damaged
-        return _RebuildUpload(self._store, key, self._digests.get(key, ""), is_damaged=is_damaged)
+        upload = _RebuildUpload(self._store, key, self._digests.get(key, ""), is_damaged=is_damaged)
+        return cast(Upload, upload)
 
 
 class _RebuildUpload:
@@ -124,6 +125,9 @@ class _RebuildUpload:
         self._is_damaged = is_damaged
         self._digest = xxhash.xxh3_128()
         self._upload = store.upload(key)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._upload, name)  # other methods are those of the upload
 
     def write(self, chunk: bytes | memoryview) -> None:
         self._digest.update(chunk)
@@ -160,9 +164,3 @@ class _RebuildUpload:
         finally:
             copy.abort()
         return True
-
-    def abort(self) -> None:
-        self._upload.abort()
-
-    def suspend(self) -> None:
-        self._upload.suspend()
