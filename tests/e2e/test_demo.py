@@ -132,7 +132,7 @@ async def test_demo_trains_anew_in_a_kept_folder(tmp_path):
         async with demo(tmp_path, *short, environment=environment) as shown:
             assert await shown.end() == 0, shown.output
         assert shown.rounds() == 2
-        assert (tmp_path / "coordinator.log").read_text().count('"serving"') == 1
+        assert (tmp_path / "logs/coordinator.log").read_text().count('"serving"') == 1
 
 
 async def test_demo_continues_with_sites_started_by_hand(tmp_path):

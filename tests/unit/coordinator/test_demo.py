@@ -140,8 +140,8 @@ def test_without_a_participant_to_run_it_says_what_to_install(monkeypatch):
 class Gone:
     """A participant's process that was killed."""
 
-    has_failed = True
-    status_text = "was killed (SIGKILL)"
+    def status(self) -> int:
+        return 128 + signal.SIGKILL
 
 
 class OneGone(Alive):

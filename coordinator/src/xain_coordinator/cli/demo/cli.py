@@ -16,7 +16,7 @@ from rich.text import Text
 
 from xain_coordinator.cli.demo import view
 from xain_coordinator.cli.demo.fleet import Fleet, FleetError
-from xain_coordinator.cli.demo.interrupts import Interrupts
+from xain_coordinator.cli.demo.interrupts import EXIT_BASE, Interrupts
 from xain_coordinator.cli.demo.training import (
     Observer,
     centralised_accuracy,
@@ -226,7 +226,7 @@ def _watch(
     with _display(console, progress) as refresh:
         while True:
             # Before looking: those that leave after the end must not be taken for lost.
-            gone = all(process.status is not None for process in fleet.participants.values())
+            gone = all(process.status() is not None for process in fleet.participants.values())
             status = _ask(fleet, observer.look, progress.coordinator_restarted)
             progress.update(status, observer.rounds, observer.accuracies, fleet)
             refresh()
@@ -259,9 +259,10 @@ class Abandoned:
 
 def _why_abandoned(fleet: Fleet) -> str:
     text = "All participants are gone, and the training is not done."
-    for process in fleet.participants.values():
-        if process.has_failed and (process.status or 0) > 0:
-            return f"{text} The log of {process.name} ends with:{process.end_of_log()}"
+    for name, process in fleet.participants.items():
+        status = process.status()
+        if status and status < EXIT_BASE:
+            return f"{text} The log of {name} ends with:{fleet.end_of_log(name)}"
     return text
 
 

@@ -13,7 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from xain_coordinator.cli.demo.fleet import Fleet
+from xain_coordinator.cli.demo.fleet import Fleet, status_text
 from xain_coordinator.cli.demo.training import Split
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import inspection_pb2 as inspection
@@ -99,14 +99,15 @@ class Progress:
             then = "the session was over" if self.finished else goes_on
             self._note("coordinator", f"The coordinator was killed and is back; {then}.")
         for site, process in fleet.participants.items():
-            if not process.has_failed:
+            if not (ended := process.status()):
                 continue
+            how = status_text(ended)
             if site not in self._lost_in:
                 self._lost_in[site] = status.round
-                self._note(site, f"{site} {process.status_text}; the others go on.")
+                self._note(site, f"{site} {how}; the others go on.")
             elif site in self._notes and (back_in := self._back_in(site)) is not None:
                 again = f"takes part again since round {back_in + 1}"
-                self._note(site, f"{site} {process.status_text}, was started again and {again}.")
+                self._note(site, f"{site} {how}, was started again and {again}.")
 
     def coordinator_restarted(self) -> None:
         """Note with the next update that the coordinator was killed and started again."""
