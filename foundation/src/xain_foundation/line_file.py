@@ -18,21 +18,82 @@ MAX_WAITING = 100_000  # lines; about 20 MB
 CLOSE_S = 2.0  # a disk that hangs must not hold the end of the process for longer
 
 
+class AppendedFile:
+    """A file that whole lines are appended to. An operator may rename or delete the file at any
+    time; the next lines go to a new one. Missing folders are made.
+
+    max_bytes: a file that would grow beyond is renamed to `path` with ".1" behind it, in place of
+        the one that was renamed before; None: it may grow.
+    """
+
+    def __init__(self, path: Path, max_bytes: int | None = None) -> None:
+        self.path = path.absolute()
+        self._max_bytes = max_bytes
+        self._fd: int | None = None
+
+    def open(self) -> int:
+        """Open the file, unless it is open. A line that the last writer has left unfinished ends
+        here. Raises OSError."""
+        if self._fd is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+            is_torn = _ends_within_a_line(self.path)
+            self._fd = os.open(self.path, flags, 0o666)
+            if is_torn:
+                os.write(self._fd, b"\n")
+        return self._fd
+
+    def append(self, lines: bytes) -> None:
+        """Raises OSError; a part of the lines may be in the file then."""
+        try:
+            if self._fd is not None and self._is_moved(self._fd):
+                self.close()
+            size = os.fstat(self.open()).st_size
+            if self._max_bytes is not None and 0 < size > self._max_bytes - len(lines):
+                self.close()
+                self.path.replace(self.path.with_name(f"{self.path.name}.1"))
+            fd = self.open()
+            view = memoryview(lines)
+            while view:
+                view = view[os.write(fd, view) :]
+        except OSError:
+            self.close()
+            raise
+
+    def _is_moved(self, fd: int) -> bool:
+        """Whether the path names another file by now, or none."""
+        try:
+            return not os.path.samestat(os.fstat(fd), self.path.stat())
+        except FileNotFoundError:
+            return True
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+def _ends_within_a_line(path: Path) -> bool:
+    if not path.is_file() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
+
+
 class LineFile:
-    """A file that lines are appended to. An operator may rename or delete the file at any time; the
-    next lines go to a new one. Lines that the disk does not take, and the oldest of more than
+    """An AppendedFile with a thread. Lines that the disk does not take, and the oldest of more than
     MAX_WAITING, are lost, and the log says how many.
 
     render: makes the line of an item, without its end, in the thread.
-    Raises OSError if the file cannot be opened. Missing folders are made.
+    Raises OSError if the file cannot be opened.
     """
 
     def __init__(self, path: Path, render: Callable[[Any], str]) -> None:
-        self._path = path.absolute()
+        self._file = AppendedFile(path)
+        self._file.open()
         self._render = render
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd: int | None = self._open()
-        self._torn = False  # the last write ended within a line
         self._num_told = 0  # of the lines that were lost
         self._tell = RateLimitedLog(log.warning, "log_lines_lost")
         self._items: GroupCommit[Any] = GroupCommit(
@@ -46,49 +107,20 @@ class LineFile:
     def close(self) -> None:
         """Write what waits. Harmless when repeated."""
         if self._items.close(CLOSE_S):
-            self._close()
+            self._file.close()
 
     def _write(self, items: list[Any]) -> int:
         num_lost = self._items.num_lost - self._num_told
         reason = f"more than {MAX_WAITING} lines wait for the disk"
         num_failed = 0
         try:
-            self._append("".join(f"{self._render(item)}\n" for item in items).encode())
+            self._file.append("".join(f"{self._render(item)}\n" for item in items).encode())
         except OSError as error:
-            self._close()
             num_failed, reason = len(items), str(error)
         if num_lost + num_failed:
-            self._tell(path=str(self._path), lines=num_lost + num_failed, error=reason)
+            self._tell(path=str(self._file.path), lines=num_lost + num_failed, error=reason)
         self._num_told += num_lost + num_failed
         return num_failed
-
-    def _append(self, data: bytes) -> None:
-        if self._fd is not None and self._is_moved(self._fd):
-            self._close()
-        if self._fd is None:
-            self._fd = self._open()
-        view = memoryview(b"\n" + data if self._torn else data)
-        while view:
-            num_written = os.write(self._fd, view)
-            view = view[num_written:]
-            self._torn = bool(view)
-
-    def _is_moved(self, fd: int) -> bool:
-        """Whether the path names another file by now, or none."""
-        try:
-            return not os.path.samestat(os.fstat(fd), self._path.stat())
-        except FileNotFoundError:
-            return True
-
-    def _open(self) -> int:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
-        return os.open(self._path, flags, 0o666)
-
-    def _close(self) -> None:
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            with contextlib.suppress(OSError):
-                os.close(fd)
 
 
 def why_unwritable(path: Path) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from support.logs import capture_logs
 from xain_foundation import line_file
-from xain_foundation.line_file import LineFile, why_unwritable
+from xain_foundation.line_file import AppendedFile, LineFile, why_unwritable
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="files in use cannot be renamed")
 
@@ -56,12 +56,19 @@ def test_full_disk_loses_lines_and_says_how_many(tmp_path: Path) -> None:
 
 def test_rest_of_a_torn_line_does_not_join_the_next_one(tmp_path: Path) -> None:
     """A disk that was full within a line has room again."""
-    file = LineFile(tmp_path / "lines", str)
-    file._torn = True
-    (tmp_path / "lines").write_text("tor")
-    file.append("whole")
+    resource = pytest.importorskip("resource")
+    file = AppendedFile(tmp_path / "lines")
+    file.append(b"1\n")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            file.append(b"22222\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    file.append(b"3\n")
     file.close()
-    assert (tmp_path / "lines").read_text() == "tor\nwhole\n"
+    assert (tmp_path / "lines").read_text() == "1\n222\n3\n"
 
 
 def test_lines_beyond_the_bound_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
