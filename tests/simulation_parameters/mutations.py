@@ -15,6 +15,7 @@ from xain_parameters.messages import Begin, Entry, Message, Push
 from xain_parameters.node import protocol as protocol_module
 from xain_parameters.node.backup import Backup
 from xain_parameters.node.copy import Copy, Tail
+from xain_parameters.node.fill import Fill
 from xain_parameters.node.ports import Source
 from xain_parameters.node.primary import Primary
 from xain_parameters.node.protocol import ServerNode
@@ -28,6 +29,7 @@ open_clock = Replica.open
 apply_open = Replica._open
 prepare = Replica.prepare
 begin_stream = Primary._begin
+rest = Fill.rest
 take = Backup.take
 leave = ServerNode._leave
 report_returned = ServerNode._report_returned
@@ -46,7 +48,7 @@ def _not_learners(self: Primary, peer: Any) -> None:
         peer.whole_at = self.copy.replica.sequence
 
 
-def _tail_by_number(self: Tail, sequence: int, made_in: int) -> list[Message] | None:
+def _tail_by_number(self: Tail, sequence: int, made_in: int | None) -> list[Message] | None:
     """Entries of two primaries with the same number are taken for the same."""
     for index, message in enumerate(self._entries):
         assert isinstance(message.head, Entry)
@@ -63,10 +65,15 @@ def _never_fill(self: Primary, peer: Any, have: Any) -> None:
     self._last_probe += 1
     peer.probe, peer.is_streaming, peer.received = self._last_probe, True, have.received
     range_ = self._range
-    begin = Begin(range_.number, range_.epoch, peer.probe, False)
+    begin = Begin(range_.number, range_.epoch, peer.probe, 0)
     self._send(peer, begin)
     peer.have = have.sequence
     self._count(peer)
+
+
+def _without_lost_tiles(self: Fill, received: int) -> list[Message] | None:
+    """A fill goes on after the tiles that were sent, not after those that have arrived."""
+    return None if rest(self, received) is None else self._copy.tail.after(received, None)
 
 
 def _take_from_all(self: Backup, source: Source, message: Message) -> None:
@@ -174,6 +181,7 @@ MUTATIONS: dict[str, Mutation] = {
     "whole learner is not waited for": _patch(Primary, "_count", _not_learners),
     "entries are told apart by number only": _patch(Tail, "after", _tail_by_number),
     "backup is never filled": _patch(Primary, "_begin", _never_fill),
+    "lost tiles are not sent again": _patch(Fill, "rest", _without_lost_tiles),
     "deposed primary is heard": _patch(Backup, "take", _take_from_all),
     "broken connection is not probed": _without_reprobe,
     "known push is applied again": _patch(Replica, "prepare", _push_again),
@@ -246,6 +254,7 @@ FOUND_BY: dict[str, int | Scenario] = {
     "whole learner is not waited for": 22,
     "entries are told apart by number only": 22,
     "backup is never filled": 1,
+    "lost tiles are not sent again": 22,
     "deposed primary is heard": 221,
     "broken connection is not probed": 8,
     "known push is applied again": 1,

@@ -19,21 +19,23 @@ def test_faults_lose_nothing_that_was_acknowledged(seed: int) -> None:
 
 @pytest.mark.parametrize("num_servers", [1, 2, 3, 4])
 @pytest.mark.parametrize("num_workers", [1, 2, 4, 8])
-def test_tenth_of_all_messages_is_lost(num_servers: int, num_workers: int) -> None:
+@pytest.mark.parametrize("num_replicas", [0, 1])
+def test_tenth_of_all_messages_is_lost(
+    num_servers: int, num_workers: int, num_replicas: int
+) -> None:
     """Each message breaks its connection with a chance of 10 %, from the first clock to the last,
-    and the same is promised. Without replicas, as ps-lite: a backup is filled over one connection,
-    which would not last."""
+    and the same is promised. A backup is filled over many connections."""
     scenario = replace(
         from_seed(num_servers),
         staleness=0,
         num_servers=num_servers,
         num_workers=num_workers,
-        num_replicas=0,
+        num_replicas=num_replicas,
         num_clocks=5,
         compute_s=0.05,
         loss=0.1,
         events=(),
-        quiet_at=100.0,
+        quiet_at=1000.0,
     )
     assert simulate(scenario).trained_s < scenario.quiet_at
 

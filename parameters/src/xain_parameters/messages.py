@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from xain_parameters.keys import Keys
 
-VERSION = 2
+VERSION = 3
 MAX_HEAD_BYTES = 64 << 10
 MAX_BODY_BYTES = 4 << 30
 MAX_TEXT_BYTES = 60 << 10  # the text of a Command or of its answer, in UTF-8
@@ -229,7 +229,8 @@ class Have(Head, frozen=True, array_like=True, tag=35):
     made_in: the epoch in which the entry `sequence` was made. One primary makes the entries of an
         epoch, so equal (made_in, sequence) mean equal states.
     is_whole: False: a learner that still lacks tiles.
-    received: the last entry that has come, durable or not; tiles: how many have come.
+    received: the last entry that has come, durable or not.
+    fill: the number of the unfinished fill, see Begin; 0: none. tiles: how many of it have come.
     """
 
     range: int
@@ -239,18 +240,23 @@ class Have(Head, frozen=True, array_like=True, tag=35):
     made_in: int
     is_whole: bool
     received: int
+    fill: int
     tiles: int
 
 
 class Begin(Head, frozen=True, array_like=True, tag=36):
-    """The primary begins a stream of entries for a backup or learner. is_fill: tiles come too, and
-    what the receiver has is of no use. probe: of each Have from here on. A Declare for each table
-    follows."""
+    """The primary begins a stream of entries for a backup or learner, or goes on with one after the
+    connection broke. A Declare for each table follows.
+
+    probe: of each Have from here on.
+    fill: 0: entries alone. Otherwise tiles come too, and what the receiver has is of no use, except
+        for what has come of the fill of this number.
+    """
 
     range: int
     epoch: int
     probe: int
-    is_fill: bool
+    fill: int
 
 
 class Declare(Head, frozen=True, array_like=True, tag=37):

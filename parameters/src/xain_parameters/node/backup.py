@@ -33,6 +33,7 @@ class Backup:
         self._probe = 0
         self._is_begun = False
         self._filling: Replica | None = None
+        self._fill = 0  # its number
         self._segment = 0  # the segment of the log that tiles and entries go to
         self._num_tiles = 0
 
@@ -41,8 +42,7 @@ class Backup:
             return
         self._source, self._probe = source, probe.probe
         self._is_begun = False
-        self._filling = None
-        if self.copy is not None:
+        if self.copy is not None and self._filling is None:
             self.copy.abandon_segment()
         self._answer()
 
@@ -72,11 +72,12 @@ class Backup:
     def _begin(self, begin: Begin) -> None:
         self._is_begun = True
         self._probe = begin.probe
-        if not begin.is_fill:
+        if begin.fill == (0 if self._filling is None else self._fill):
             return
+        assert begin.fill, "a server that lacks tiles is filled"
         if self.copy is not None:
             self.copy.abandon_segment()
-        self._num_tiles = 0
+        self._fill, self._num_tiles = begin.fill, 0
         self._filling = self._host.make(self._range, (), self._generation, is_whole=False)
         if self._log is not None:
             self._segment = self._log.begin(self._range, self._generation)
@@ -86,8 +87,7 @@ class Backup:
             assert self.copy is not None
             self.copy.declare(table)
         else:
-            self._filling.declare(table)
-            if self._log is not None:
+            if self._filling.declare(table) and self._log is not None:
                 message = declaration(self._range.number, encoded(table))
                 self._log.append_next(message)
 
@@ -143,6 +143,7 @@ class Backup:
             made_in,
             is_whole=copy is not None and filling is None,
             received=received,
+            fill=0 if filling is None else self._fill,
             tiles=self._num_tiles,
         )
         self._host.emit(self._source, Message(have))

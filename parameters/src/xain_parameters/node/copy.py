@@ -51,15 +51,19 @@ class Tail:
         self._entries.clear()
         self._num_bytes = 0
 
-    def after(self, sequence: int, made_in: int) -> list[Message] | None:
+    def after(self, sequence: int, made_in: int | None) -> list[Message] | None:
         """The entries that a server lacks whose last one is (sequence, made_in); None if they are
-        not here, or the server has others."""
-        if self._before == (sequence, made_in):
+        not here, or the server has others.
+
+        made_in: None for a server that has had all of its entries from here.
+        """
+        number, epoch = self._before
+        if number == sequence and made_in in (None, epoch):
             return list(self._entries)
         for index, message in enumerate(self._entries):
             assert isinstance(message.head, Entry)
             if message.head.sequence == sequence:
-                is_same = message.head.epoch == made_in
+                is_same = made_in in (None, message.head.epoch)
                 return list(self._entries)[index + 1 :] if is_same else None
         return None
 

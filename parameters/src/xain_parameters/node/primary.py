@@ -2,7 +2,6 @@
 all have them."""
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -17,9 +16,9 @@ from xain_parameters.messages import (
     Message,
     Probe,
     Refused,
-    Whole,
 )
-from xain_parameters.node.copy import Copy, num_bytes, tiles_of
+from xain_parameters.node.copy import Copy, num_bytes
+from xain_parameters.node.fill import Fill
 from xain_parameters.node.ports import Host, Source
 from xain_parameters.specs import RangeView, TableSpec
 
@@ -27,7 +26,6 @@ from xain_parameters.specs import RangeView, TableSpec
 # memory of the queues between is bounded by the slowest server.
 MAX_IN_FLIGHT = 256
 MAX_IN_FLIGHT_BYTES = 64 << 20
-MAX_TILES_IN_FLIGHT = 4  # to a learner
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +40,7 @@ class _Peer:
     have: what counts for acknowledgements. received: what has come, durable or not.
     whole_at: of a learner, the last of the entries that make it whole; None: not yet, or the
         scheduler knows it.
+    fill: what makes it whole; None: it is.
     """
 
     name: str
@@ -52,9 +51,7 @@ class _Peer:
     have: int = -1
     received: int = -1
     whole_at: int | None = None
-    tiles: Iterator[Message] | None = None
-    num_tiles: int = 0
-    tiles_had: int = 0
+    fill: Fill | None = None
 
 
 class Primary:
@@ -160,7 +157,7 @@ class Primary:
         if peer is not None:
             peer.probe = 0
             peer.is_streaming = False
-            peer.tiles = peer.whole_at = None
+            peer.whole_at = None
 
     def had(self, server: str, have: Have) -> None:
         peer = self._peers.get(server)
@@ -171,8 +168,10 @@ class Primary:
             return
         if have.is_whole:
             peer.have = have.sequence
+            peer.fill = None
+        elif peer.fill is not None:
+            peer.fill.confirm(have.tiles)
         peer.received = have.received
-        peer.tiles_had = have.tiles
         if peer.whole_at is not None and peer.have >= peer.whole_at:
             peer.whole_at = None
             self._host.report_whole(self._range.number, self._range.epoch, peer.name)
@@ -188,39 +187,41 @@ class Primary:
                     self._send(peer, declared)
 
     def _begin(self, peer: _Peer, have: Have) -> None:
-        """Bring a server up to date: by the entries that it lacks, or by tiles."""
-        copy, range_ = self.copy, self._range
-        lacking = copy.tail.after(have.received, have.made_in) if have.is_whole else None
+        """Bring a server up to date: by the entries that it lacks, or by tiles, from where an
+        earlier connection broke."""
+        copy, range_, fill = self.copy, self._range, peer.fill
+        lacking = None
+        if have.is_whole:
+            fill = None
+            lacking = copy.tail.after(have.received, have.made_in)
+        elif fill is not None and have.fill == fill.number:
+            fill.confirm(have.tiles)
+            lacking = fill.rest(have.received)
         self._last_probe += 1
         peer.probe = self._last_probe
         peer.is_streaming = True
         peer.received = have.received
-        self._send(peer, Begin(range_.number, range_.epoch, peer.probe, lacking is None))
+        if lacking is None:
+            fill = Fill(peer.probe, copy, range_)
+            peer.have = peer.received = -1
+        peer.fill = fill
+        number = 0 if fill is None else fill.number
+        self._send(peer, Begin(range_.number, range_.epoch, peer.probe, number))
         for spec in copy.tables:
             self._send(peer, Declare(range_.number, range_.epoch, spec))
-        if lacking is None:
-            peer.have = peer.received = -1
-            peer.tiles = tiles_of(copy.replica)
-            peer.num_tiles = peer.tiles_had = 0
-            self._fill(peer)  # the first tile before any entry
-            return
-        peer.have = have.sequence
-        for message in lacking:
+        for message in lacking or ():
             self._host.emit(peer.name, message)
-        self._count(peer)
+        if fill is None:
+            peer.have = have.sequence
+        if fill is None or fill.is_sent:
+            self._count(peer)
+        self._fill(peer)  # the first tile before any entry
 
     def _fill(self, peer: _Peer) -> None:
-        while peer.tiles is not None and peer.num_tiles - peer.tiles_had < MAX_TILES_IN_FLIGHT:
-            tile = next(peer.tiles, None)
-            if tile is None:
-                peer.tiles = None
+        while peer.fill is not None and (message := peer.fill.next()) is not None:
+            if peer.fill.is_sent:
                 self._count(peer)
-                sequence, made_in = self.copy.replica.sequence, self.copy.made_in
-                range_ = self._range
-                self._send(peer, Whole(range_.number, range_.epoch, sequence, made_in))
-            else:
-                peer.num_tiles += 1
-                self._host.emit(peer.name, tile)
+            self._host.emit(peer.name, message)
 
     def _count(self, peer: _Peer) -> None:
         """Acknowledge nothing from now on that a server does not have, which is being told the last
