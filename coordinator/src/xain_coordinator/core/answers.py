@@ -1,6 +1,7 @@
 """Answers to commands: the events and the reply that a command alone leads to, the first step of
 `decide`."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 
 from xain_coordinator.core import attempts, errors
@@ -122,8 +123,13 @@ def _rendezvous(session: Session, command: c.Rendezvous, now: float) -> Answer:
             # A process of another script now uses this participant id. Only initial weights can be
             # lost.
             left = e.ParticipantLeft(participant_id, "left")
-            address = _group_address(session, command)
-            return (left, _joined_again(member, command, address, now)), accepted, ()
+            again = dataclasses.replace(
+                _joined(session, command, now),
+                profile=member.profile,
+                tags=member.tags,
+                instance_id=member.instance_id,
+            )
+            return (left, again), accepted, ()
         if opened is not None and participant_id in opened.failed:
             known.insert(0, e.ParticipantReturned(participant_id))
         address = _group_address(session, command)
@@ -142,8 +148,12 @@ def _rendezvous(session: Session, command: c.Rendezvous, now: float) -> Answer:
         _check_group_address(session, command.group_address)
     except errors.ProfileMismatch as refusal:
         raise errors.ProfileMismatch(f"participant {participant_id!r}: {refusal}") from None
-    joined = e.ParticipantJoined(
-        participant_id,
+    return (_joined(session, command, now),), accepted, ()
+
+
+def _joined(session: Session, command: c.Rendezvous, now: float) -> e.ParticipantJoined:
+    return e.ParticipantJoined(
+        command.participant_id,
         command.profile,
         now,
         command.tags,
@@ -151,23 +161,6 @@ def _rendezvous(session: Session, command: c.Rendezvous, now: float) -> Answer:
         command.instance_id,
         command.can_initialise,
         _group_address(session, command),
-    )
-    return (joined,), accepted, ()
-
-
-def _joined_again(
-    member: Member, command: c.Rendezvous, group_address: str, now: float
-) -> e.ParticipantJoined:
-    """A connected participant joins with what its new process can do, and keeps its profile."""
-    return e.ParticipantJoined(
-        member.participant_id,
-        member.profile,
-        now,
-        member.tags,
-        command.can_evaluate,
-        member.instance_id,
-        command.can_initialise,
-        group_address,
     )
 
 

@@ -148,7 +148,7 @@ class Pacing(Protocol):
     def closes_at(self, round_: Round) -> float | None:
         """Session time in seconds at which the round closes with the updates that it has by then;
         None if time makes no difference."""
-        ...
+        return None
 
     def describe(self) -> str:
         """The updates that a model is made of, as the end of "A model is made of"."""
@@ -160,7 +160,7 @@ class Pacing(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class WantedUpdates:
+class WantedUpdates(Pacing):
     """A round is complete with as many updates as it wants: all, or with over-selection the first.
 
     first: number of updates when the least number of participants is connected; 0: all.
@@ -170,9 +170,6 @@ class WantedUpdates:
 
     def is_complete(self, round_: Round) -> bool:
         return len(round_.updates) >= round_.num_wanted
-
-    def closes_at(self, round_: Round) -> float | None:
-        return None
 
     def describe(self) -> str:
         if self.first:
@@ -184,16 +181,13 @@ class WantedUpdates:
 
 
 @dataclass(frozen=True, slots=True)
-class Quorum:
+class Quorum(Pacing):
     """A round is complete when its updates satisfy a conditional event."""
 
     expression: Expression
 
     def is_complete(self, round_: Round) -> bool:
         return has_quorum(round_, self.expression)
-
-    def closes_at(self, round_: Round) -> float | None:
-        return None
 
     def describe(self) -> str:
         return f"the updates {_parsed(self.expression)}"
@@ -207,7 +201,7 @@ class Quorum:
 
 
 @dataclass(frozen=True, slots=True)
-class Buffer:
+class Buffer(Pacing):
     """SSP and ASP: a model is made of every `size` updates, and late participants go on.
 
     staleness: rounds that an update may be behind; None: any number.
@@ -223,9 +217,6 @@ class Buffer:
         clocks = {} if self.staleness is None else _clocks(round_)
         return ClockTable(clocks, self.staleness).admits(round_.number + 1)
 
-    def closes_at(self, round_: Round) -> float | None:
-        return None
-
     def describe(self) -> str:
         behind = f", with nobody more than {self.staleness} rounds behind"
         return f"{self.size} updates or those of everybody" + (behind if self.staleness else "")
@@ -239,7 +230,7 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True)
-class AfterFirst:
+class AfterFirst(Pacing):
     """A round closes a while after its first update, or with all that it wants.
 
     seconds: from the first update on; a site that is slower counts in a later round.

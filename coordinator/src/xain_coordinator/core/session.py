@@ -5,40 +5,9 @@ A session is made of its members (membership.py), the open round (round.py), the
 (evaluation.py). Session answers what is asked of them together. Events change a session
 (evolve.py), and what becomes of it is decided in decider.py.
 
-A session waits in STANDBY until enough participants have gathered, asks for the initial model, and
-opens round 0. An open round is COLLECTING: the selected train and hand in. When all that it wants
-has come in (pacing.py), the round closes and is AGGREGATING: nothing more is taken in. The model
-that comes back is published; the next round opens at once if enough are connected, else the session
-waits in STANDBY. After the last round it is FINISHED, for ever.
-
-If the last model is to be evaluated, one more round opens before that, with the number of that
-model. Those who can evaluate are selected, and it closes when all of them have answered or left and
-the coordinator's own evaluation is there, or at its deadline; nothing is aggregated.
-
-While a round is open, participants may go. One whose update was accepted has done its part: the
-update counts, whatever becomes of its sender. One that still owed an update leaves the selection,
-and somebody from the pool takes its place. If too few are connected the round is paused: STANDBY,
-with number, selection and accepted updates kept, until enough are back.
-
-Whoever is not eligible, for its tags, is connected and nothing else: it is never selected, and
-where participants are counted it is not. Whoever has had too many updates refused in a row is left
-out for some rounds: others are selected instead, as long as there are enough.
-
-With the rule "assemble" the selected train as one process group. When it breaks the round starts
-again with those who are there: see attempts.py.
-
-An accepted update that is found damaged in the store no longer counts: its round collects updates
-again, and asks the sender for the same update. A sender that has left is replaced.
-
-Nothing waits for ever. At its deadline a round closes with what it has. If that is too little it is
-overdue: everybody else is selected too, and the update that makes enough closes it. A wait for
-participants, for the updates of an overdue round, or for a model that is longer than the idle
-timeout ends the session, with its cause.
-
-In SSP and ASP the next round opens while some still train an earlier one. They are carried over:
-what they are told, and what they hand in, is of the round that they train.
-
-Participants see COLLECTING and AGGREGATING as ROUND, and only if they are selected.
+What the phases mean, when a round is paused, overdue or restarted, and who is left out, is told in
+docs/state-machine.md. Participants see COLLECTING and AGGREGATING as ROUND, and only if they are
+selected.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

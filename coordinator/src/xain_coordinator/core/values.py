@@ -7,36 +7,11 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Literal
 
-from xain_messaging.conditional_events import Expression
-from xain_workloads.model import Layout
-from xain_workloads.profile import DataProfile
-from xain_workloads.schema import OPEN_SCHEMA, Schema
-
-__all__ = [
-    "BYTES",
-    "Base",
-    "Consistency",
-    "DataProfile",
-    "Evaluation",
-    "Expression",
-    "GlobalModel",
-    "Layout",
-    "Lineage",
-    "Names",
-    "Option",
-    "ParticipantState",
-    "Phase",
-    "Point",
-    "ProcessGroup",
-    "Rules",
-    "Schema",
-    "StoredWeights",
-    "Task",
-    "Transfer",
-    "Update",
-    "WeightsRef",
-]
-
+from xain_messaging.conditional_events import Expression as Expression
+from xain_workloads.model import Layout as Layout
+from xain_workloads.profile import DataProfile as DataProfile
+from xain_workloads.schema import OPEN_SCHEMA
+from xain_workloads.schema import Schema as Schema
 
 Consistency = Literal["bsp", "ssp", "asp"]
 BYTES = "uint8"  # dtype of a model that is no vector of numbers; updates have any length

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -199,10 +199,16 @@ class StoreWorker:
         task.add_done_callback(self._tasks.discard)
 
     async def _run(self, name: str, work: Callable[[], Command]) -> None:
-        round_ = self._driver.session.round
-        try:
+        async with self._guarded(name) as round_:
             command = await self._work(name, round_, work)
             await self._driver.submit(command)
+
+    @contextlib.asynccontextmanager
+    async def _guarded(self, name: str) -> AsyncIterator[int]:
+        """Log or report whatever ends work of this name before it is done. Gives the round."""
+        round_ = self._driver.session.round
+        try:
+            yield round_
         except Stopped:
             log.info("work_stopped", work=name, round=round_)
         except (Unavailable, StaleModel) as refusal:
@@ -289,22 +295,15 @@ class StoreWorker:
         return data if key == made_key else b""
 
     async def _verify(self) -> None:
-        round_ = self._driver.session.round
-        try:
-            await asyncio.to_thread(self.rebuild_damaged)
-            self.outage.worked("verify")
-        except Stopped:
-            log.info("work_stopped", work="verify", round=round_)
-        except StoreUnavailable as error:
-            self.outage.failed("verify", error, work="verify", round=round_)
-        except StoreError as error:
-            self._driver.fail(error)
-        except Exception as error:  # a defect of ours, as in _run
-            log.exception("work_crashed", work="verify", round=round_)
-            self._driver.fail(error)
-        finally:
-            self._is_verifying = False
-            self._verified_at = asyncio.get_running_loop().time()
+        async with self._guarded("verify") as round_:
+            try:
+                await asyncio.to_thread(self.rebuild_damaged)
+                self.outage.worked("verify")
+            except StoreUnavailable as error:
+                self.outage.failed("verify", error, work="verify", round=round_)
+            finally:
+                self._is_verifying = False
+                self._verified_at = asyncio.get_running_loop().time()
 
     def _make(self, store: WeightsStore, effect: Effect) -> None:
         """Raises ValueError where no initial model can be made."""
