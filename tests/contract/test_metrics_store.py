@@ -10,9 +10,10 @@ from typing import Any, cast
 import pytest
 
 from support.influx_servers import StrictInflux, VictoriaMetrics
+from xain_coordinator.config.coordinator import MetricsSettings
 from xain_coordinator.core.values import Point
 from xain_coordinator.metrics import queue
-from xain_coordinator.metrics.influx import InfluxMetrics
+from xain_coordinator.metrics.influx import open_influx
 from xain_coordinator.metrics.local_file import LocalMetricsFile
 from xain_coordinator.metrics.null import NullMetricsStore
 from xain_coordinator.ports import MetricsStore
@@ -63,7 +64,8 @@ def strict_influx(_: Path) -> Iterator[Kept]:
                 if not isinstance(value, str)
             ]
 
-        yield Kept(InfluxMetrics(server.url, server.org, server.bucket, server.token), read)
+        settings = MetricsSettings.model_validate(server.settings())
+        yield Kept(open_influx(settings, time.time_ns), read)
 
 
 def victoria_metrics(_: Path) -> Iterator[Kept]:
@@ -79,7 +81,8 @@ def victoria_metrics(_: Path) -> Iterator[Kept]:
                 found += [(measurement, participant_id, field, ms * MS, v) for ms, v in points]
             return found
 
-        yield Kept(InfluxMetrics(server.url, "org", "bucket", ""), read)
+        settings = MetricsSettings(kind="influxdb", url=server.url, org="org", bucket="bucket")
+        yield Kept(open_influx(settings, time.time_ns), read)
 
 
 ADAPTERS = {f.__name__: f for f in (null, file, strict_influx, victoria_metrics)}

@@ -8,7 +8,6 @@ processes except what a store holds.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Protocol, Self
 
 from xain_coordinator.core.events import DurableEvent
@@ -78,9 +77,7 @@ class WrongSize(StoreError):
 class Reader(Protocol):
     """An open object, never a mixture of two. Reads from several threads at once are allowed."""
 
-    @property
-    def size(self) -> int:
-        """Bytes of the object."""
+    size: int  # bytes of the object
 
     def read(self, offset: int, length: int) -> bytes:
         """Up to `length` bytes from `offset`; fewer only at the end of the object.
@@ -98,14 +95,11 @@ class Reader(Protocol):
 
     def close(self) -> None: ...
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 class Upload(Protocol):

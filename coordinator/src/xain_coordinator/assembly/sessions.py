@@ -25,8 +25,8 @@ from xain_coordinator.driver.driver import Driver
 from xain_coordinator.journal.restore import restore_session
 from xain_coordinator.ports import JournalError, Reader, WeightsStore
 from xain_coordinator.stores.bundles import open_weights
+from xain_coordinator.stores.integrity import read_weights
 from xain_coordinator.stores.prefixed import PrefixedStore
-from xain_coordinator.stores.reading import chunks
 from xain_proto.metadata import COMPLETED
 
 if TYPE_CHECKING:  # the program's tables come with it, which a start need not wait for
@@ -286,7 +286,7 @@ class Sessions:
             tuple(history.models.values()),
             tuple(history.rounds),
             None if best is None else best.round,
-            lambda ref: self._read(session_id, ref),
+            lambda ref: read_weights(self.store_of(session_id), ref.key),
         )
 
     def open(self, session_id: str, ref: WeightsRef) -> Reader:
@@ -299,10 +299,6 @@ class Sessions:
         if session_id == current.driver.session.session_id:
             return current.store
         return PrefixedStore(current.weights, session_id)
-
-    def _read(self, session_id: str, ref: WeightsRef) -> bytes:
-        with self.open(session_id, ref) as reader:
-            return b"".join(chunks(reader))
 
     def _completed_before(self) -> "Trained | None":
         journal = self.current.journal

@@ -4,7 +4,6 @@ A running coordinator does not read the section.
 """
 
 import json
-import re
 from ipaddress import ip_network
 from typing import Annotated, Self
 
@@ -17,19 +16,10 @@ from xain_foundation.names import shortened, why_not
 MAX_WORKERS = 1000
 MIN_CPU_SHARES = 2  # Docker's least
 COORDINATOR = "coordinator"  # name of the one program that is no worker
-_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,39}")
-_NETWORK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
-
-
-def _check_name(name: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise ValueError("no name of a launch")
-    return name
-
 
 LaunchName = Annotated[
     str,
-    AfterValidator(_check_name),
+    Field(pattern=r"\A[a-z0-9][a-z0-9_.-]{0,39}\z"),
     Allowed(
         'a name of at most 40 characters, of a to z, 0 to 9, "_", "." and "-", that begins with a '
         "letter or a digit"
@@ -37,15 +27,9 @@ LaunchName = Annotated[
 ]
 
 
-def _check_network_name(name: str) -> str:
-    if name and not _NETWORK_NAME.fullmatch(name):
-        raise ValueError("no name of a network")
-    return name
-
-
 NetworkName = Annotated[
     str,
-    AfterValidator(_check_network_name),
+    Field(pattern=r"\A([A-Za-z0-9][A-Za-z0-9_.-]{0,62})?\z"),
     Allowed('the name of a Docker network: letters, digits, "_", "." and "-"'),
 ]
 

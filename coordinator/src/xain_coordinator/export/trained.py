@@ -14,14 +14,12 @@ from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.history import RoundRecord
 from xain_coordinator.core.values import Evaluation, GlobalModel, Task, WeightsRef
 from xain_coordinator.journal.restore import open_stopped
-from xain_coordinator.ports import StoreError, WeightsStore
+from xain_coordinator.ports import StoreError
 from xain_coordinator.server.inspection_client import fetch
 from xain_coordinator.server.translate import layout_of
-from xain_coordinator.stores.bundles import open_weights
-from xain_coordinator.stores.integrity import parse_vector
+from xain_coordinator.stores.integrity import parse_vector, read_weights
 from xain_coordinator.stores.journalled import store_of_session
 from xain_coordinator.stores.opening import open_store
-from xain_coordinator.stores.reading import chunks
 from xain_foundation.commands import CommandFailed
 from xain_foundation.fields import proxy_options
 from xain_proto.fl import coordinator_pb2 as pb
@@ -135,13 +133,8 @@ def open_files(config: CoordinatorConfig) -> Iterator[Trained]:
                 history.models.values(),
                 history.rounds,
                 None if best is None else best.round,
-                lambda ref: _stored(store, ref),
+                lambda ref: read_weights(store, ref.key),
             )
-
-
-def _stored(store: WeightsStore, ref: WeightsRef) -> bytes:
-    with open_weights(store, ref.key) as reader:
-        return b"".join(chunks(reader))
 
 
 @contextmanager

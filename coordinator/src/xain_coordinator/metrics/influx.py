@@ -12,7 +12,6 @@ sent alone, so that only those of their sender are lost.
 import logging
 import re
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -49,34 +48,6 @@ _POINTS_REFUSED = frozenset({400, 413, 422})
 _PARTIAL = re.compile(r"partial write: .*dropped=(\d{1,18})", re.DOTALL)
 
 
-class InfluxMetrics(QueuedMetrics):
-    """Metrics store that writes to one InfluxDB bucket from a thread of its own.
-
-    token: "" where the server asks for none.
-    wall_ns: the time for points that have none.
-    max_waiting_bytes: of points that may wait for the server.
-    Raises StoreError if the token cannot be one.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        org: str,
-        bucket: str,
-        token: str,
-        wall_ns: Callable[[], int] = time.time_ns,
-        *,
-        timeout_s: float = 10.0,
-        max_waiting_bytes: int = MAX_WAITING_BYTES,
-    ) -> None:
-        super().__init__(
-            InfluxWriter(url, org, bucket, token, timeout_s),
-            wall_ns,
-            linger_s=LINGER_S,
-            max_waiting_bytes=max_waiting_bytes,
-        )
-
-
 class InfluxSettings(Protocol):
     """Settings of the bucket, as in [metrics]; read_secret() reads the token."""
 
@@ -90,12 +61,19 @@ class InfluxSettings(Protocol):
     def timeout_s(self) -> float: ...
 
 
-def open_influx(settings: InfluxSettings, wall_ns: Callable[[], int]) -> InfluxMetrics:
-    """Open the bucket of [metrics]. Raises StoreError."""
+def open_influx(
+    settings: InfluxSettings,
+    wall_ns: Callable[[], int],
+    max_waiting_bytes: int = MAX_WAITING_BYTES,
+) -> QueuedMetrics:
+    """Metrics store that writes to the bucket of [metrics] from a thread of its own.
+
+    wall_ns: the time for points that have none. max_waiting_bytes: of points that may wait for the
+    server. Raises StoreError.
+    """
     token = read_secret("metrics", settings, "token")
-    return InfluxMetrics(
-        settings.url, settings.org, settings.bucket, token, wall_ns, timeout_s=settings.timeout_s
-    )
+    writer = InfluxWriter(settings.url, settings.org, settings.bucket, token, settings.timeout_s)
+    return QueuedMetrics(writer, wall_ns, linger_s=LINGER_S, max_waiting_bytes=max_waiting_bytes)
 
 
 @dataclass(frozen=True, slots=True)

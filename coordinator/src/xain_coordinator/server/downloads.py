@@ -67,10 +67,9 @@ class Downloads:
     made: Callable[[str], bytes] = lambda key: b""
     port: WeightsPort | None = None
     max_update_bytes: int = 0
-    # The latest small model, or its reading: everybody asks for it at once.
-    _small_model: tuple[str, asyncio.Future[bytes]] | None = field(default=None)
     # Parts of models, by key and offset, the least recently used first. Participants that have been
-    # told of a round at the same time read its model at about the same speed.
+    # told of a round at the same time read its model at about the same speed; a small model is one
+    # part, which everybody asks for at once.
     _blocks: dict[tuple[str, int], asyncio.Future[bytes]] = field(default_factory=dict)
     _num_unregistered: int = 0
     _is_suspect: bool = False  # what is in memory of the model
@@ -139,7 +138,6 @@ class Downloads:
             raise Unavailable(f"{model.ref.key} is being compared with its digest; come again soon")
         is_suspect, self._is_suspect = self._is_suspect, False
         if is_suspect:
-            self._small_model = None
             self._blocks.clear()
         return is_suspect
 
@@ -176,25 +174,11 @@ class Downloads:
         return Offer(access.download_url(model), upload, access.upload_url(upload))
 
     async def inline(self, ref: WeightsRef) -> bytes:
-        """The model's bytes if it is to travel inside its reference, else nothing."""
+        """The model's bytes if it is to travel inside its reference, else nothing. A cancelled
+        caller does not wait for the store."""
         if ref.size_bytes > MAX_INLINE_BYTES:
             return b""
-        return self.made(ref.key) or await self._small(ref)
-
-    async def _small(self, ref: WeightsRef) -> bytes:
-        """Read a small model once for all participants that ask. A cancelled caller does not wait
-        for the store."""
-        if self._small_model is None or self._small_model[0] != ref.key:
-            work = asyncio.to_thread(_read, self.store, ref.key, 0, ref.size_bytes)
-            reading = asyncio.ensure_future(work)
-            self._small_model = (ref.key, reading)
-            reading.add_done_callback(self._forget_failure)
-        return await asyncio.shield(self._small_model[1])
-
-    def _forget_failure(self, reading: asyncio.Future[bytes]) -> None:
-        failed = reading.cancelled() or reading.exception() is not None
-        if failed and self._small_model is not None and self._small_model[1] is reading:
-            self._small_model = None
+        return self.made(ref.key) or await asyncio.shield(self._block(ref, 0))
 
 
 async def _write_in_time(write: Write, ref: WeightsRef, data: bytes) -> None:

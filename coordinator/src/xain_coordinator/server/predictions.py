@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -61,7 +61,7 @@ _SHUTTING_DOWN = "the coordinator is shutting down"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Predictions:
-    """Predictions of the participants that have answered.
+    """Predictions of a model, or of the participants that have answered.
 
     values: (n,) class names, or float64 for regression.
     classes: in the order of the columns of probabilities; empty for regression.
@@ -72,10 +72,10 @@ class Predictions:
     """
 
     values: NDArray[Any]
-    classes: tuple[str, ...]
-    probabilities: NDArray[np.float64] | None
-    answered: tuple[str, ...]
-    missing: Mapping[str, str]
+    classes: tuple[str, ...] = ()
+    probabilities: NDArray[np.float64] | None = None
+    answered: tuple[str, ...] = ()
+    missing: Mapping[str, str] = field(default_factory=dict)
 
 
 class _NoAnswer(Exception):

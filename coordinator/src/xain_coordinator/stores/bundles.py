@@ -3,7 +3,6 @@ together. A session that such a version has opened may still have some."""
 
 from xain_coordinator.core.keys import piece_of
 from xain_coordinator.ports import Reader, WeightsStore
-from xain_coordinator.stores.closing import ClosedAtEnd
 
 
 def open_weights(
@@ -16,7 +15,7 @@ def open_weights(
     return _PieceReader(store.open(piece.key, piece.start + start, length), piece.start, piece.size)
 
 
-class _PieceReader(ClosedAtEnd):
+class _PieceReader(Reader):
     """`size` bytes of an object, from `start`; fewer if it ends before."""
 
     def __init__(self, whole: Reader, start: int, size: int) -> None:
@@ -25,16 +24,12 @@ class _PieceReader(ClosedAtEnd):
         self.size = max(0, min(size, whole.size - start))
 
     def read(self, offset: int, length: int) -> bytes:
-        if length < 0:
-            raise ValueError(f"length {length} must not be negative")
         return self._whole.read(self._start + offset, min(length, self._num_from(offset)))
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
         return self._whole.read_into(self._start + offset, buffer[: self._num_from(offset)])
 
     def _num_from(self, offset: int) -> int:
-        if offset < 0:
-            raise ValueError(f"offset {offset} must not be negative")
         return max(0, self.size - offset)
 
     def close(self) -> None:

@@ -17,8 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from xain_coordinator.core.keys import is_attempt
-from xain_coordinator.ports import KeyExists, KeyNotFound, StoreUnavailable
-from xain_coordinator.stores.closing import ClosedAtEnd
+from xain_coordinator.ports import KeyExists, KeyNotFound, Reader, StoreUnavailable
 from xain_coordinator.stores.paths import folder_to_path, key_to_path, path_to_key
 from xain_coordinator.stores.spares import MARK_BYTES, SpareFiles, read_mark, write_mark
 from xain_coordinator.stores.spares import SUFFIX as SPARE_SUFFIX
@@ -291,7 +290,7 @@ class FileStore:
                 os.close(fd)
 
 
-class FileReader(ClosedAtEnd):
+class FileReader(Reader):
     """An open file. It goes on showing the same object if the key is overwritten or deleted."""
 
     def __init__(self, path: Path) -> None:
@@ -307,8 +306,6 @@ class FileReader(ClosedAtEnd):
 
     def read(self, offset: int, length: int) -> bytes:
         """Raises StoreUnavailable."""
-        if offset < 0 or length < 0:
-            raise ValueError(f"offset {offset} and length {length} must not be negative")
         with _unavailable("read", self._path):
             chunks = []
             while length > 0:
@@ -333,8 +330,6 @@ class FileReader(ClosedAtEnd):
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
         """Raises StoreUnavailable."""
-        if offset < 0:
-            raise ValueError(f"offset {offset} must not be negative")
         num_read = 0
         with _unavailable("read", self._path):
             while num_read < len(buffer):

@@ -39,10 +39,15 @@ def why_damaged(
     return ""
 
 
+def read_weights(store: WeightsStore, key: str) -> bytes:
+    """Read a whole object. Blocks. Raises the store's errors."""
+    with open_weights(store, key) as reader:
+        return b"".join(chunks(reader))
+
+
 def read_vector(store: WeightsStore, ref: WeightsRef) -> NDArray[Any]:
     """Read a whole vector. Blocks. Raises StoreError, also if the object is damaged."""
-    with open_weights(store, ref.key) as reader:
-        return parse_vector(b"".join(chunks(reader)), ref)
+    return parse_vector(read_weights(store, ref.key), ref)
 
 
 def parse_vector(data: bytes, ref: WeightsRef) -> NDArray[Any]:

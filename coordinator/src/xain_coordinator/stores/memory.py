@@ -4,8 +4,7 @@ import threading
 from collections.abc import Iterator, Mapping
 
 from xain_coordinator.core.keys import check_key
-from xain_coordinator.ports import KeyExists, KeyNotFound
-from xain_coordinator.stores.closing import ClosedAtEnd
+from xain_coordinator.ports import KeyExists, KeyNotFound, Reader
 
 
 class MemoryStore:
@@ -64,7 +63,7 @@ class MemoryStore:
             self._objects[key] = data
 
 
-class MemoryReader(ClosedAtEnd):
+class MemoryReader(Reader):
     """An object as it was when it was opened."""
 
     def __init__(self, data: bytes) -> None:
@@ -74,15 +73,11 @@ class MemoryReader(ClosedAtEnd):
     def read(self, offset: int, length: int) -> bytes:
         if self._data is None:
             raise ValueError("the reader is closed")
-        if offset < 0 or length < 0:
-            raise ValueError(f"offset {offset} and length {length} must not be negative")
         return self._data[offset : offset + length]
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
         if self._data is None:
             raise ValueError("the reader is closed")
-        if offset < 0:
-            raise ValueError(f"offset {offset} must not be negative")
         piece = memoryview(self._data)[offset : offset + len(buffer)]
         buffer[: len(piece)] = piece
         return len(piece)

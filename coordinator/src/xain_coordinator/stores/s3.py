@@ -18,11 +18,11 @@ from xain_coordinator.ports import (
     KeyExists,
     KeyNotFound,
     ObjectChanged,
+    Reader,
     StoreError,
     StoreUnavailable,
     WrongSize,
 )
-from xain_coordinator.stores.closing import ClosedAtEnd
 from xain_coordinator.stores.s3_bucket import (
     Bucket,
     BucketMissing,
@@ -199,7 +199,7 @@ class S3Store:
         return name
 
 
-class S3Reader(ClosedAtEnd):
+class S3Reader(Reader):
     """Reader of one object. If another object replaces it, reading raises ObjectChanged."""
 
     def __init__(
@@ -219,8 +219,6 @@ class S3Reader(ClosedAtEnd):
 
     def read(self, offset: int, length: int) -> bytes:
         """Raises ObjectChanged and StoreUnavailable."""
-        if length < 0:
-            raise ValueError(f"length {length} must not be negative")
         buffer = bytearray(min(length, max(self.size - offset, 0)))
         self.read_into(offset, memoryview(buffer))
         return bytes(buffer)
@@ -229,8 +227,6 @@ class S3Reader(ClosedAtEnd):
         """Raises ObjectChanged and StoreUnavailable."""
         if self._closed:
             raise ValueError("the reader is closed")
-        if offset < 0:
-            raise ValueError(f"offset {offset} must not be negative")
         end = min(offset + len(buffer), self.size)
         if offset >= end:
             return 0

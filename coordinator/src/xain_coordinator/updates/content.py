@@ -8,8 +8,7 @@ import xxhash
 from xain_coordinator.core.errors import InvalidUpdate, TooLarge
 from xain_coordinator.core.values import BYTES, GlobalModel, StoredWeights
 from xain_coordinator.ports import StoreError, WeightsStore
-from xain_coordinator.stores.bundles import open_weights
-from xain_coordinator.stores.reading import chunks
+from xain_coordinator.stores.integrity import read_weights
 from xain_proto.np import parse_npy_header
 from xain_proto.np.codec import MAX_HEADER_BYTES
 from xain_workloads import bagging_options, ensembles, held, histograms, trees
@@ -64,8 +63,7 @@ class TreesCheck:
         """
         check_announced_size(model, weights.ref.size_bytes)  # before it is in memory
         if not array:
-            with open_weights(self._store, weights.ref.key) as reader:
-                array = b"".join(chunks(reader))
+            array = read_weights(self._store, weights.ref.key)
         data = _elements(array)
         try:
             if ensembles.KEY in model.metadata:
@@ -85,8 +83,7 @@ class TreesCheck:
 
     def _state_of(self, model: GlobalModel) -> histograms.Growing:
         if self._growing is None or self._growing[0] != model.ref.digest:
-            with self._store.open(model.ref.key) as reader:
-                data = b"".join(chunks(reader))
+            data = read_weights(self._store, model.ref.key)
             # A damaged model must not make good updates look bad.
             if xxhash.xxh3_128_hexdigest(data) != model.ref.digest:
                 raise StoreError(f"{model.ref.key} is damaged: its bytes have another digest")

@@ -1,12 +1,20 @@
 """Points on their way to a strict InfluxDB, and which of them it has."""
 
+import time
+
 from support.influx_servers import StrictInflux
+from xain_coordinator.config.coordinator import MetricsSettings
 from xain_coordinator.core.values import Point
-from xain_coordinator.metrics.influx import InfluxMetrics
+from xain_coordinator.metrics.influx import open_influx
+from xain_coordinator.metrics.queue import MAX_WAITING_BYTES, QueuedMetrics
 
 
-def connect(server: StrictInflux, **kwargs: float) -> InfluxMetrics:
-    return InfluxMetrics(server.url, server.org, server.bucket, server.token, **kwargs)  # type: ignore[arg-type]  # numbers
+def connect(
+    server: StrictInflux, max_waiting_bytes: int = MAX_WAITING_BYTES, **settings: object
+) -> QueuedMetrics:
+    """settings: of [metrics], other than those of the server."""
+    chosen = MetricsSettings.model_validate({**server.settings(), **settings})
+    return open_influx(chosen, time.time_ns, max_waiting_bytes)
 
 
 def numbered(*numbers: int) -> list[Point]:

@@ -1,4 +1,4 @@
-"""InfluxMetrics against a server that is strict, and misbehaves when told to."""
+"""Metrics in InfluxDB against a server that is strict, and misbehaves when told to."""
 
 import logging
 import socket
@@ -16,7 +16,7 @@ from support.influx_servers import Answer, StrictInflux
 from xain_coordinator.config.coordinator import MetricsSettings
 from xain_coordinator.core.values import Point
 from xain_coordinator.metrics import influx, queue
-from xain_coordinator.metrics.influx import InfluxMetrics, open_influx
+from xain_coordinator.metrics.influx import InfluxWriter, open_influx
 from xain_coordinator.ports import StoreError
 
 
@@ -107,10 +107,10 @@ def test_an_answer_that_does_not_come_is_not_waited_for(server: StrictInflux) ->
     assert metrics.num_lost == 0
 
 
-def test_nobody_listens() -> None:
+def test_nobody_listens(server: StrictInflux) -> None:
     with socket.socket() as taken:  # bound, and not listening: nobody else can
         taken.bind(("127.0.0.1", 0))
-        metrics = InfluxMetrics(f"http://127.0.0.1:{taken.getsockname()[1]}", "o", "b", "t")
+        metrics = connect(server, url=f"http://127.0.0.1:{taken.getsockname()[1]}")
         metrics.write(numbered(1, 2))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(queue, "CLOSE_TIMEOUT_S", 0.1)
@@ -176,9 +176,8 @@ def test_a_wrong_setting_is_told_once(
     server: StrictInflux, wrong: dict[str, str], status: int, why: str
 ) -> None:
     """And the points wait until somebody has put it right."""
-    settings = {"org": server.org, "bucket": server.bucket, "token": server.token, **wrong}
     with capture_logs() as logs:
-        metrics = InfluxMetrics(server.url, **settings)
+        metrics = connect(server, **wrong)
         metrics.write(numbered(1, 2))
         server.wait_for(lambda: server.num_requests == 5)
         server.always = Answer()
@@ -319,7 +318,7 @@ def test_the_token_is_shown_to_nobody_but_the_server(
 def test_a_token_that_cannot_be_one(token: str) -> None:
     """It is refused at the start: the error of the one who could not send it would show it."""
     with pytest.raises(StoreError, match="printable ASCII") as caught:
-        InfluxMetrics("http://127.0.0.1:1", "o", "b", token)
+        InfluxWriter("http://127.0.0.1:1", "o", "b", token, 1.0)
     assert token.strip() not in str(caught.value)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from unit.coordinator.xain06.recorded import EMPTY, VECTORS
 from unit.coordinator.xain06.strict import StrictReader
-from xain_coordinator.stores.closing import ClosedAtEnd
+from xain_coordinator.ports import Reader
 from xain_coordinator.xain06.codec import NotAnArray, find_array, pickle_around
 
 PROTOCOLS = [3, 4, 5]
@@ -118,7 +118,7 @@ def test_the_oldest_protocols_are_refused(protocol):
         load(pickle.dumps(np.float32([1]), protocol))
 
 
-class Sparse(ClosedAtEnd):
+class Sparse(Reader):
     """The pickle of an array of zeros that nobody could hold in memory."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:

@@ -12,7 +12,8 @@ from fastapi import APIRouter
 from xain_coordinator.server.http import bodies
 from xain_coordinator.server.http.errors import HttpError
 from xain_coordinator.server.http.fits import Fits
-from xain_coordinator.server.http.predicting import Predicted, Predictor
+from xain_coordinator.server.http.predicting import Predictor
+from xain_coordinator.server.predictions import Predictions
 
 PREFIX = "/v1/chimera"
 
@@ -93,7 +94,7 @@ def _require(kind: Kind, workload: str) -> None:
         )
 
 
-def _rows(predictor: Predictor, predicted: Predicted) -> list[str | float]:
+def _rows(predictor: Predictor, predicted: Predictions) -> list[str | float]:
     if predicted.probabilities is not None:
         return [float(value) for value in predicted.probabilities[:, 1]]
     values = np.asarray(predicted.values)

@@ -21,9 +21,10 @@ from xain_coordinator.driver.driver import Driver
 from xain_coordinator.export.trained import Entry, NoModel, Trained
 from xain_coordinator.server.http import bodies
 from xain_coordinator.server.http.errors import KNOWN, HttpError, refuse
-from xain_coordinator.server.http.predicting import Predicted, Predictor, Rows
+from xain_coordinator.server.http.predicting import Predictor, Rows
 from xain_coordinator.server.inspection_client import Snapshot, ask_service
 from xain_coordinator.server.inspection_service import waiting_for
+from xain_coordinator.server.predictions import Predictions
 from xain_foundation.fields import WrongSetting
 from xain_proto.metadata import COMPLETED
 
@@ -110,28 +111,22 @@ class Fits:
         rows: Rows,
         *,
         probabilities: Literal["if_any"] | bool = False,
-    ) -> Predicted:
+    ) -> Predictions:
         """Predict rows with a model of this process, or with estimators of the participants.
 
         probabilities: those of the classes, too; with "if_any" a model without them is no error.
         Raises HttpError.
         """
         if predictor.is_held:
-            asked = self._ask(predictor, predictor.names(columns), rows)
+            store = self.sessions.store_of(predictor.session_id)
+            # The participants keep the estimators of earlier sessions.
+            asked = self.sessions.current.predictions.ask(
+                predictor.names(columns), rows, earlier=(predictor.source, store)
+            )
             predicted = await self.on_loop(asked)
             return predicted if probabilities else replace(predicted, probabilities=None)
         return await self.in_thread(
             lambda: predictor.predict(columns, rows, probabilities=probabilities)
-        )
-
-    async def _ask(self, predictor: Predictor, columns: Sequence[str], rows: Rows) -> Predicted:
-        """Ask the participants, which keep the estimators of earlier sessions."""
-        store = self.sessions.store_of(predictor.session_id)
-        answer = await self.sessions.current.predictions.ask(
-            columns, rows, earlier=(predictor.source, store)
-        )
-        return Predicted(
-            answer.values, answer.classes, answer.probabilities, answer.answered, answer.missing
         )
 
     async def predictor(self, which: str = "last") -> Predictor:

@@ -1,8 +1,7 @@
 """Predictions for rows that came as JSON, with a model of this process."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from xain_coordinator.core.values import GlobalModel
 from xain_coordinator.export.formats import columns_of
 from xain_coordinator.server.http.errors import HttpError
+from xain_coordinator.server.predictions import Predictions
 from xain_workloads import workload
 from xain_workloads.bagging_options import options_of_model
 from xain_workloads.model import Model
@@ -21,17 +21,6 @@ from xain_workloads.schema import shown
 
 Cell = str | bool | int | float | None
 Rows = Sequence[Sequence[Cell]]
-
-
-@dataclass(frozen=True, slots=True)
-class Predicted:
-    """values: (n,), class names or float64. probabilities: (n, c), if they were asked for."""
-
-    values: NDArray[Any]
-    classes: tuple[str, ...] = ()
-    probabilities: NDArray[Any] | None = None
-    answered: tuple[str, ...] = ()
-    missing: Mapping[str, str] = field(default_factory=dict)
 
 
 def fold(name: str) -> str:
@@ -68,7 +57,7 @@ class Predictor:
         rows: Rows,
         *,
         probabilities: Literal["if_any"] | bool = False,
-    ) -> Predicted:
+    ) -> Predictions:
         """Predict rows; see Fits.predict(). Raises HttpError and DataError."""
         table = table_of_rows(self._metadata, self.names(columns), rows)
         features = prepare(self._metadata, table).features
@@ -78,8 +67,8 @@ class Predictor:
         else:
             values = made.predict(self._model, features)
         if not probabilities or (probabilities == "if_any" and not self._has_probabilities):
-            return Predicted(values, self.classes)
-        return Predicted(values, self.classes, self._probabilities(features))
+            return Predictions(values, self.classes)
+        return Predictions(values, self.classes, self._probabilities(features))
 
     @property
     def round(self) -> int:
