@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import Any
 
 from xain_coordinator.core import events as e
 from xain_coordinator.core.accounts import NOT_WAITED_FOR, Account, Accounts, failed
@@ -264,7 +265,8 @@ class History:
     def __repr__(self) -> str:
         return f"History{self._content()!r}"
 
-    def _content(self) -> tuple[object, ...]:
+    def _content(self) -> tuple[Any, ...]:
+        """The arguments of another history like this one."""
         return (
             self.rounds,
             self.models,
@@ -338,15 +340,7 @@ class History:
 
     def copy(self) -> "History":
         """A copy of the history for a reader in another thread."""
-        return History(
-            self.rounds,
-            self.models,
-            self.contributions,
-            self.departed,
-            self.evaluated,
-            self.accounts.by_name,
-            self._rules,
-        )
+        return History(*self._content(), self._rules)  # type: ignore[call-arg]  # 6 parts
 
     def lost_share(self, *, before_last: bool = False) -> float:
         """Share of the samples that the latest SHARE_ROUNDS rounds that are over have lost.

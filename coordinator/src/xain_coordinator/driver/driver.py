@@ -452,7 +452,7 @@ class Driver:
         self.session = session
         for effect in effects:
             if isinstance(effect, Notify):
-                self._wake_watchers()
+                self._changes.wake()
             else:
                 self._worker.perform(effect)
 
@@ -479,7 +479,7 @@ class Driver:
             self.failure = error
             log.error("coordinator_failed", error=str(error), kind=type(error).__name__)
         self.failed.set()
-        self._wake_watchers()
+        self._changes.wake()
 
     # --- snapshots ---
 
@@ -534,16 +534,14 @@ class Driver:
             due = [max(at, again_at) if at == self._expiry else at for at in due]
         if due and not self._closing:
             self._due = max(now, min(due))
-            self._timer = asyncio.get_running_loop().call_later(self._due - now, self._on_timer)
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._due - now, lambda: self._spawn(self._tick()))
 
     def _note_stall(self, now: float) -> None:
         """Note that the process stood still past its timer. The first work after the stall must do
         it, before it looks like activity or sets another timer."""
         if self._timer is not None:
             self.lateness.woke(now, self._due, self._active_at)
-
-    def _on_timer(self) -> None:
-        self._spawn(self._tick())
 
     async def _tick(self) -> None:
         now = self._looked_at = self.clock.now()
@@ -602,15 +600,12 @@ class Driver:
         if not self._watchable or self.failure is not None:
             raise Unavailable(_STOPPING)
 
-    def _wake_watchers(self) -> None:
-        self._changes.wake()
-
     # --- the end ---
 
     def end_watches(self) -> None:
         """End every watch with Unavailable, so that a server waiting for its calls can stop."""
         self._watchable = False
-        self._wake_watchers()
+        self._changes.wake()
 
     async def end(self) -> None:
         """Refuse new commands, and wait until the decided events are on disk."""

@@ -165,9 +165,12 @@ class StoreWorker:
             return None
         if self._store.num_models >= MAX_UNCOPIED:
             return None
-        found = {ref.key: objects.get(ref.key) or self._at_hand(ref.key) for ref in refs}
-        at_hand = {key: data for key, data in found.items() if data}
-        if len(at_hand) < len(found):
+        recent = self._store.journal.recent_object
+        at_hand = {
+            ref.key: objects.get(ref.key) or self.made_model(ref.key) or recent(ref.key) or b""
+            for ref in refs
+        }
+        if not all(at_hand.values()):
             return None
         memory = MemoryStore()
         try:
@@ -184,9 +187,6 @@ class StoreWorker:
         self._made_model = model.ref.key, data
         self._store.add_model(model.ref.key)
         return Made(AggregationDone(model), {model.ref.key: data})
-
-    def _at_hand(self, key: str) -> bytes | None:
-        return self.made_model(key) or self._store.journal.recent_object(key)
 
     def _begin(self, name: str, work: Callable[[], Command]) -> None:
         if self._closing.is_set():

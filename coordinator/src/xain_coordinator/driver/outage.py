@@ -17,7 +17,7 @@ class Outage:
 
     def __init__(self, now: Callable[[], float] | None = None) -> None:
         """now: seconds; by default the time of the event loop."""
-        self._now = now or _loop_time
+        self._now = now or (lambda: asyncio.get_running_loop().time())
         self._failing: set[str] = set()
         self._num_refused = 0
         self._began_at = 0.0
@@ -51,7 +51,3 @@ class Outage:
                 duration_s=round(self._now() - self._began_at, 1),
                 num_refused=self._num_refused,
             )
-
-
-def _loop_time() -> float:
-    return asyncio.get_running_loop().time()

@@ -66,28 +66,22 @@ class Retention:
     async def _drop_at_last(self, driver: Driver, session: Session) -> None:
         """Tried again until it is done, or there is more to drop. Raises Unavailable."""
         backoff = Backoff(FIRST_WAIT_S, MAX_WAIT_S)
-        while not await self._drop(needed_by(session), session.round, is_logged=backoff.has_failed):
+        while True:
+            try:
+                return await run_to_end(self.drop, needed_by(session))
+            except Exception as error:
+                # Also a defect of ours costs room in the store, and no round.
+                if not backoff.has_failed:
+                    trace = None if isinstance(error, StoreError) else error
+                    reason = str(error)
+                    log.warning(
+                        "updates_not_dropped", round=session.round, error=reason, exc_info=trace
+                    )
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(backoff.next_s()):
                     while _when(driver.session) == _when(session):
                         await driver.changed()
-                    return
-
-    async def _drop(self, needed: Needed, round_: int, *, is_logged: bool) -> bool:
-        """Drop objects once; returns whether it has worked. is_logged: the log has the failure
-        already."""
-        try:
-            await run_to_end(self.drop, needed)
-        except StoreError as error:
-            if not is_logged:
-                log.warning("updates_not_dropped", round=round_, error=str(error))
-        except Exception as error:
-            # A defect of ours costs room in the store, and no round.
-            if not is_logged:
-                log.exception("dropping_crashed", round=round_, error=str(error))
-        else:
-            return True
-        return False
+                    return None
 
     def stop(self) -> None:
         """Stop dropping. The next start drops the rest."""
