@@ -1,5 +1,6 @@
 """Arrays on the wire, and what is not one."""
 
+import ast
 import io
 import pickle
 
@@ -84,6 +85,23 @@ def test_headers_come_back(dtype, shape):
     assert whole == header + array.tobytes()
     assert parse_npy_header(whole) == NpyHeader(array.dtype, shape, len(header))
     assert parse_npy_header(whole).size_bytes == len(whole)
+
+
+def test_a_header_is_read_again_when_another_thread_parses(monkeypatch):
+    """See python/cpython#106905."""
+    answers: list[Exception | None] = [
+        SystemError("AST constructor recursion depth mismatch"),
+        None,
+    ]
+
+    def parse(text: str, parse=ast.literal_eval) -> object:
+        if error := answers.pop(0):
+            raise error
+        return parse(text)
+
+    monkeypatch.setattr(ast, "literal_eval", parse)
+    assert parse_npy_header(saved(np.save, np.zeros((7, 11)))).shape == (7, 11)
+    assert not answers
 
 
 def test_a_header_may_come_in_pieces():

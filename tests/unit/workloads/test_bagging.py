@@ -1,5 +1,6 @@
 """Bagging: bootstraps, votes against numpy, out-of-bag scores against scikit-learn, frames."""
 
+import ast
 import io
 import json
 import subprocess
@@ -96,6 +97,22 @@ def test_sites_with_equal_rows_fit_different_estimators() -> None:
     files = {frame.file for frame in (*east, *west, *again)}
     assert len(files) == 9
     assert len({frame.file for frame in unpack(update(data, seed=1)[1])} | files) == 12
+
+
+def test_an_array_is_read_again_when_another_thread_parses(monkeypatch) -> None:
+    """See python/cpython#106905."""
+    file = io.BytesIO()
+    np.save(file, np.arange(3.0))
+    errors = [SystemError("AST constructor recursion depth mismatch")]
+
+    def parse(text: str, parse: Any = ast.literal_eval) -> object:
+        if errors:
+            raise errors.pop()
+        return parse(text)
+
+    monkeypatch.setattr(ast, "literal_eval", parse)
+    assert (ensembles._array("0.npy", file.getvalue()) == np.arange(3.0)).all()
+    assert not errors
 
 
 def test_same_inputs_give_the_same_bytes_in_another_process() -> None:

@@ -9,8 +9,8 @@ length of the file as uint64, and the file. Numbers are little-endian. A file is
 """
 
 import json
-import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
 from struct import Struct
@@ -259,22 +259,32 @@ def _nodes(schema: object) -> Iterator[dict[str, Any]]:
             waiting.extend(reversed(at))
 
 
-# Python up to 3.12 may fail with SystemError when two threads parse a literal, as numpy does with
-# the header of an array (python/cpython#106905).
-_PARSING = threading.Lock()
+# Python up to 3.12 may fail with SystemError when two threads parse literals, as numpy does with
+# the header of an array (python/cpython#106905): it is then read again.
+_ATTEMPTS = 10
+
+
+def _header(file: BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether the order is Fortran's, and dtype. Raises ValueError, KeyError, TypeError or
+    SyntaxError."""
+    version = np.lib.format.read_magic(file)
+    read = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }[version]
+    start = file.tell()
+    for _ in range(_ATTEMPTS - 1):
+        with suppress(SystemError):
+            return read(file)
+        file.seek(start)
+    return read(file)
 
 
 def _array(name: str, content: bytes) -> NDArray[Any]:
     """An array in numpy's format, whose header agrees with its size. Raises InvalidEnsemble."""
     file = BytesIO(content)
     try:
-        version = np.lib.format.read_magic(file)
-        read = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }[version]
-        with _PARSING:
-            shape, is_fortran, dtype = read(file)
+        shape, is_fortran, dtype = _header(file)
         size = dtype.itemsize
         for length in shape:
             size *= length

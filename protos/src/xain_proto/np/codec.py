@@ -4,6 +4,7 @@ Nothing here reads or writes a pickle.
 """
 
 import io
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -19,6 +20,7 @@ from xain_proto.np.ndarray_pb2 import NDArray
 MAX_HEADER_BYTES = 4096
 MAX_DIMENSIONS = 32  # numpy 1 has no more
 MAX_ELEMENTS = 2**63 - 1  # of one dimension
+MAX_ATTEMPTS = 10
 
 
 def ndarray_to_proto(array: Array[Any]) -> NDArray:
@@ -86,13 +88,24 @@ def parse_npy_header(start: bytes) -> NpyHeader | None:
     return _parse_whole(bytes(start[:data_offset]))
 
 
-# numpy reads a header as Python source. All updates of a session have the same one.
+def _read_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    return npy.read_array_header_1_0(io.BytesIO(header[8:]), max_header_size=MAX_HEADER_BYTES)
+
+
+def _read_header_safely(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """numpy reads a header as Python source, and Python up to 3.12 may fail with SystemError when
+    two threads do that (python/cpython#106905): the header is then read again."""
+    for _ in range(MAX_ATTEMPTS - 1):
+        with suppress(SystemError):
+            return _read_header(header)
+    return _read_header(header)
+
+
+# All updates of a session have the same header.
 @lru_cache(maxsize=64)
 def _parse_whole(header: bytes) -> NpyHeader:
     try:
-        shape, fortran_order, dtype = npy.read_array_header_1_0(
-            io.BytesIO(header[8:]), max_header_size=MAX_HEADER_BYTES
-        )
+        shape, fortran_order, dtype = _read_header_safely(header)
     except Exception as error:  # numpy raises whatever the literal it parses leads to
         raise ValueError(f"a broken .npy header: {error}") from None
     # Python writes no number of more than 4,300 digits, and a header can have one in hexadecimal.
