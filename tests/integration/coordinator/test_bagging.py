@@ -59,7 +59,7 @@ async def run_agents(coordinator: Coordinator, data: list[Dataset]) -> None:
     pool = ThreadPoolExecutor(len(agents))
     loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):  # a bound against hanging, far beyond what it takes
             runs = [loop.run_in_executor(pool, agent.run) for agent in agents]
             assert set(await asyncio.gather(*runs)) == {0}
     finally:

@@ -408,7 +408,7 @@ async def test_new_session_does_not_publish_small_models_of_an_overtaken_one(
         await member.end(ref, 1, 0)
 
     with monkeypatch.context() as killed:
-        killed.setattr(ModelCopies, "copy", lambda self: None)
+        killed.setattr(ModelCopies, "_copy", lambda self, keys: None)
         async with running(config("older")) as older:
             a, b = Member(older.port, "a"), Member(older.port, "b")
             await a.rendezvous()
