@@ -8,6 +8,7 @@ work at a time; a watch thread listens. Both only ever post events. Where fitted
 the participant, one more thread answers questions for predictions.
 """
 
+import logging
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -606,6 +607,8 @@ class Agent:
         )
 
     def _info(self, event: str, *, round_: int | None = None, **fields: object) -> None:
+        if not self._log.isEnabledFor(logging.INFO):
+            return  # structlog alone would take as long as the protocol does
         number = self._protocol.round if round_ is None else round_
         self._log.info(event, round=number, **fields)
 

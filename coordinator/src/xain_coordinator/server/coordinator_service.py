@@ -339,9 +339,12 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             self._next_rounds[participant_id] = told
         message = None
         try:
-            async with asyncio.timeout(NEXT_ROUND_S):
-                while (seen := advertise(self._driver.session, participant_id)).round == round_:
-                    await self._driver.changed()
+            seen = advertise(self._driver.session, participant_id)
+            if seen.round == round_:  # few wait: most updates are committed with the last one
+                async with asyncio.timeout(NEXT_ROUND_S):
+                    while seen.round == round_:
+                        await self._driver.changed()
+                        seen = advertise(self._driver.session, participant_id)
             if seen.phase is Phase.COLLECTING:
                 message = self._news_of(seen)
                 return await self._with_work(message, participant_id, known_metadata)

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import cast
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -160,7 +161,8 @@ class GrpcServer:
             counters,
             self.predictions,
         )
-        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, self._server)
+        services = cast(grpc.aio.Server, _ByGenericHandlers(self._server))
+        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, services)
         self.inspection = InspectionService(
             driver,
             metrics,
@@ -171,10 +173,11 @@ class GrpcServer:
             self.predictions,
             parameters,
         )
-        inspection_pb2_grpc.add_InspectionServicer_to_server(self.inspection, self._server)
-        membership_pb2_grpc.add_MembershipServicer_to_server(self._membership, self._server)
+        inspection_pb2_grpc.add_InspectionServicer_to_server(self.inspection, services)
+        membership_pb2_grpc.add_MembershipServicer_to_server(self._membership, services)
         self._health = Health()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, services)
+        # By its type it tells the server of an event loop from others.
         reflection.enable_server_reflection(
             (*SERVICES, HEALTH, reflection.SERVICE_NAME), self._server
         )
@@ -224,6 +227,21 @@ class GrpcServer:
         services = ("", *SERVICES, *([WEIGHTS_PORT] if self._weights_port is not None else []))
         for service in services:
             self._health.set(service, response.SERVING if serving else response.NOT_SERVING)
+
+
+class _ByGenericHandlers:
+    """A server that takes services by their generic handlers only.
+
+    Generated code registers each method as well. gRPC then waits for the calls of a registered
+    method in a task of its own, and each call of any method adds a callback to the tasks of all
+    methods and removes it again: 17 us of the 236 us that a bare call takes a server of 24 methods.
+    """
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, object]) -> None:
+        """Leave the methods to their generic handlers."""
 
 
 def _is_no_lost_answer(record: logging.LogRecord) -> bool:
