@@ -7,6 +7,13 @@ from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
+from xain_coordinator.core.keys import (
+    attempt_key,
+    base_key_of,
+    is_journalled,
+    journalled_key,
+    update_key,
+)
 from xain_foundation.names import MAX_BYTES
 
 BAD_NAMES = [
@@ -106,3 +113,13 @@ def accepted_keys(bench: Bench) -> list[str]:
 def test_uploads_go_under_the_round_and_the_participants_name() -> None:
     bench = opened_round("a", "b")
     assert bench.begin_upload("a") == r.UploadTo("0/a")
+
+
+@pytest.mark.parametrize("name", ["a", f"a.{'f' * 32}", f"a.{'f' * 32}-1"])
+def test_no_name_makes_a_key_of_the_journal(name: str) -> None:
+    """Participants choose names; they have no slash."""
+    for key in (update_key(3, name), attempt_key(f"3/{name}", "0" * 32)):
+        assert not is_journalled(key)
+    for key in (attempt_key(f"3/{name}", "0" * 32), journalled_key(f"3/{name}", "0" * 32)):
+        assert base_key_of(key) == f"3/{name}"
+    assert is_journalled(journalled_key(f"3/{name}", "0" * 32))

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from xain_coordinator.core.values import WeightsRef
 from xain_coordinator.ports import Reader, StoreError, WeightsStore
-from xain_coordinator.stores.bundles import open_weights
 
 
 class UpdateChanged(StoreError):
@@ -80,7 +79,7 @@ class Source:
     def _open(self, start: int, length: int) -> Reader:
         """Open the stored vector and check its size. start, length: the bytes that will be read
         first. Raises UpdateChanged and the store's errors."""
-        reader = open_weights(self._store, self._ref.key, start, length)
+        reader = self._store.open(self._ref.key, start, length)
         if reader.size != self._ref.size_bytes:
             reader.close()
             raise UpdateChanged(

@@ -21,7 +21,7 @@ from xain_coordinator.config.coordinator import (
     PreprocessingSettings,
     WorkloadSettings,
 )
-from xain_coordinator.core.keys import base_key_of, model_key, object_of
+from xain_coordinator.core.keys import base_key_of, model_key
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Phase, Point, Rules
 from xain_coordinator.driver.clock import SessionClock
@@ -369,7 +369,7 @@ def _require_weights(session: Session, store: WeightsStore, config: CoordinatorC
     if session.open_round is not None:
         refs += [update.weights.ref for update in session.open_round.updates.values()]
     # Listed by round: a request for each of a thousand updates would take a store a while.
-    keys = [object_of(ref.key) for ref in refs]
+    keys = [ref.key for ref in refs]
     folders = {base_key_of(key).rpartition("/")[0] for key in keys}
     present = {key for folder in folders for key in store.keys(f"{folder}/")}
     for key in keys:

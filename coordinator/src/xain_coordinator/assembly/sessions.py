@@ -24,7 +24,6 @@ from xain_coordinator.core.values import ParticipantState, Phase, WeightsRef
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.journal.restore import restore_session
 from xain_coordinator.ports import JournalError, Reader, WeightsStore
-from xain_coordinator.stores.bundles import open_weights
 from xain_coordinator.stores.integrity import read_weights
 from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_proto.metadata import COMPLETED
@@ -291,7 +290,7 @@ class Sessions:
 
     def open(self, session_id: str, ref: WeightsRef) -> Reader:
         """Open a stored object. Blocks; for any thread. Raises StoreError."""
-        return open_weights(self.store_of(session_id), ref.key)
+        return self.store_of(session_id).open(ref.key)
 
     def store_of(self, session_id: str) -> WeightsStore:
         """The models of a session, the present one or an earlier one."""

@@ -1,7 +1,6 @@
 """Keys of weights in a store."""
 
 import re
-from dataclasses import dataclass
 
 from xain_foundation.names import GLOBAL
 
@@ -13,8 +12,7 @@ MAX_KEY_BYTES = 1024  # that of S3, so that a key that fits one store fits all
 # A byte becomes three where a store escapes it. The rest of the longest key takes 445 bytes then.
 MAX_PREFIX_BYTES = 140
 
-# Keys come from participants, too: int() refuses thousands of digits.
-_ATTEMPT = re.compile(r"\.([0-9a-f]{32})(?:/journal|/([0-9]{1,19})-([0-9]{1,19}))?\Z")
+_ATTEMPT = re.compile(r"\.[0-9a-f]{32}(?:/journal)?\Z")
 _JOURNALLED = re.compile(r"\.[0-9a-f]{32}/journal\Z")
 
 
@@ -74,15 +72,6 @@ def base_key_of(key: str) -> str:
     return _ATTEMPT.sub("", key)
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Bytes of an object: `size` of them from `start`."""
-
-    key: str
-    start: int
-    size: int
-
-
 def journalled_key(base_key: str, attempt: str) -> str:
     """Key of a small update in the journal. No object of a store has such a key, since no name has
     a slash. attempt: as in attempt_key."""
@@ -92,22 +81,6 @@ def journalled_key(base_key: str, attempt: str) -> str:
 def is_journalled(key: str) -> bool:
     """Whether this is the key of an object in the journal."""
     return _JOURNALLED.search(key) is not None
-
-
-def piece_of(key: str) -> Piece | None:
-    """Piece of a bundle that an update is: earlier versions of the program put the small updates of
-    a round into one object, the bundle. None for any other key."""
-    found = _ATTEMPT.search(key)
-    if found is None or found[2] is None:
-        return None
-    bundle = attempt_key(update_key(round_of(key), "bundle"), found[1])
-    return Piece(bundle, int(found[2]), int(found[3]))
-
-
-def object_of(key: str) -> str:
-    """Key of the object that contains the weights of this key."""
-    piece = piece_of(key)
-    return key if piece is None else piece.key
 
 
 def round_of(base_key: str) -> int:

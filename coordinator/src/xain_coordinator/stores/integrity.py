@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from xain_coordinator.core.values import Update, WeightsRef
 from xain_coordinator.ports import KeyNotFound, StoreError, WeightsStore
-from xain_coordinator.stores.bundles import open_weights
 from xain_coordinator.stores.reading import chunks
 from xain_proto.np.codec import parse_npy_header
 
@@ -25,7 +24,7 @@ def why_damaged(
     """
     digest = xxhash.xxh3_128()
     try:
-        with open_weights(store, ref.key) as reader:
+        with store.open(ref.key) as reader:
             if reader.size != ref.size_bytes:
                 return f"{ref.key} has {reader.size} bytes in the store, not {ref.size_bytes}"
             for chunk in chunks(reader):
@@ -41,7 +40,7 @@ def why_damaged(
 
 def read_weights(store: WeightsStore, key: str) -> bytes:
     """Read a whole object. Blocks. Raises the store's errors."""
-    with open_weights(store, key) as reader:
+    with store.open(key) as reader:
         return b"".join(chunks(reader))
 
 

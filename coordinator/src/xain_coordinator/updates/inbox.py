@@ -38,7 +38,6 @@ from xain_coordinator.core.keys import (
     is_attempt,
     is_journalled,
     journalled_key,
-    piece_of,
     update_key,
 )
 from xain_coordinator.core.needed import needed_by
@@ -278,9 +277,7 @@ class Inbox:
         if self._access is not None and key == incoming_key(round_, participant_id):
             return partial(copied, self._access, store, key, _new_attempt_at(base_key), announced)
         # An update that was uploaded to an earlier process; a small one comes with every call.
-        is_object = (
-            base_key_of(key) == base_key and piece_of(key) is None and not is_journalled(key)
-        )
+        is_object = base_key_of(key) == base_key and not is_journalled(key)
         is_known = round_ in self._slots[participant_id].stored
         if not is_object or is_known or self._is_damaged(key):
             return None
