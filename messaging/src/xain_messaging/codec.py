@@ -20,7 +20,7 @@ and nobody else's.
 import math
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Any, Final, TypeAlias, TypedDict
+from typing import Any, Final, TypeAlias
 
 import msgpack
 import numpy as np
@@ -33,6 +33,7 @@ from xain_messaging.spare import spare
 VERSION: Final = 1
 MAX_DEPTH = 500  # of lists and maps in each other; msgpack goes no deeper than 511
 MAX_NDIM = 32
+BUFFER_BYTES = 2048  # of msgpack for an envelope, which grows; by default it takes 256 KiB for each
 SMALL_ARRAY_BYTES = 1024  # what is smaller costs more as a frame of its own
 MAX_FRAMES = 4096  # with the envelope, which takes care of further arrays
 MAX_MESSAGE_BYTES = 8 << 30
@@ -53,11 +54,7 @@ _ARRAYS: Final = (np.ndarray, np.memmap)  # but no other subclass: what it adds 
 _FOREIGN: Final = frozenset({msgpack.ExtType, msgpack.Timestamp})
 _EXTENSIONS: Final = bytes([0xC7, 0xC8, 0xC9, *range(0xD4, 0xD9)])  # bytes that one begins with
 _SCALAR_KINDS: Final = "biuf"  # msgpack has no complex numbers
-
-
-class _Ids(TypedDict):
-    session_id: str
-    message_id: str
+_PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes})
 
 
 # --- to bytes -------------------------------------------------------------------------------------
@@ -76,7 +73,9 @@ def encode(message: Message) -> list[Frame]:
     head = [VERSION, message.tag, message.session_id, message.message_id, stage, message.body]
     packing = _Packing()
     try:
-        packing.frames[0] = msgpack.packb(head, default=packing.pack_other, strict_types=True)
+        packing.frames[0] = msgpack.packb(
+            head, default=packing.pack_other, strict_types=True, buf_size=BUFFER_BYTES
+        )
     except (TypeError, ValueError, OverflowError, RecursionError, BufferError) as error:
         for path, why in _faults(message.body, "body", 0):
             raise BodyError(f"{path} cannot be sent: {why}") from None
@@ -90,7 +89,7 @@ def encode(message: Message) -> list[Frame]:
         raise BodyError(
             f"a body of {size} bytes beside its arrays; at most {MAX_ENVELOPE_BYTES} travel at once"
         )
-    if (size := num_bytes(frames)) > MAX_MESSAGE_BYTES:
+    if len(frames) > 1 and (size := num_bytes(frames)) > MAX_MESSAGE_BYTES:
         raise BodyError(f"a body of {size} bytes; at most {MAX_MESSAGE_BYTES} travel at once")
     return frames
 
@@ -132,6 +131,8 @@ class _Packing:
 def snapshot(frames: Frames) -> list[Frame]:
     """Copy frames, so that they no longer change when the sender goes on with its arrays. A
     read-only array is taken at its word and not copied."""
+    if len(frames) == 1:
+        return [*frames]
     return [
         spare.copy(np.frombuffer(frame, np.uint8)).data
         if isinstance(frame, memoryview) and not frame.readonly
@@ -186,6 +187,8 @@ def _can_be_key(value: object) -> bool:
 
 def _has_foreign(body: object, envelope: Frame) -> bool:
     """Whether a body that has been packed holds values of msgpack's own types."""
+    if type(body) in _PLAIN:
+        return False
     is_short = len(envelope) <= SMALL_ARRAY_BYTES
     if is_short and len(bytes(envelope).translate(None, _EXTENSIONS)) == len(envelope):
         return False
@@ -266,12 +269,15 @@ def decode(frames: Frames, source: str, destination: str) -> Message:
         version, tag, session_id, message_id, stage, body = head
         if version != VERSION:
             raise MalformedMessage(f"version {version} of the format; this peer reads {VERSION}")
-        ids = _Ids(session_id=_text(session_id), message_id=_text(message_id))
+        _text(session_id), _text(message_id)
         if stage is None:
-            return Message(tag, source, destination, body, **ids)
-        kind, position = stage
-        type_and_stage = _STAGES[kind, position]
-        return SessionMessage(tag, source, destination, body, *type_and_stage, **ids)
+            return Message(
+                tag, source, destination, body, session_id=session_id, message_id=message_id
+            )
+        more = (body, *_STAGES[tuple(stage)])
+        return SessionMessage(
+            tag, source, destination, *more, session_id=session_id, message_id=message_id
+        )
     except MalformedMessage:
         raise
     except Exception as error:  # whatever bytes lead msgpack, numpy and us to

@@ -2,9 +2,10 @@
 
 One I/O thread runs the driver and does what is due: it handles packets, sends acks and batches, and
 looks for messages that a connection has lost. The program's threads talk to it through queues: the
-inbox, and the messages that the links keep. A message to a link on which nothing is under way goes
-out on the program's thread, which saves a change of threads; a message behind others waits for the
-I/O thread, which sends all that wait in one packet.
+inbox, and the messages that the links keep. A message to a peer that has taken all others goes out
+on the program's thread, which saves a change of threads. A message behind others waits for more of
+them, which all go out in one packet: as soon as they fill one, or the program waits for something;
+at the latest the I/O thread sends them, DELAY_S after the first.
 
 An interrupt comes in the program's main thread only. That thread changes links in post() and take()
 alone, in an order that leaves a gap for the receiver to ask for.
@@ -39,8 +40,9 @@ log = get_logger(__name__)
 
 T = TypeVar("T")
 
-# An ack that no message carries waits for so long.
-ACK_DELAY_S = 0.01
+# An ack that no message carries waits for so long, and so does a message behind others that are not
+# taken, unless the program waits for something meanwhile.
+DELAY_S = 0.01
 # After so long without a word of sent messages their receiver is asked what has come; each time
 # after twice as long.
 PROBE_S = 0.5
@@ -102,6 +104,8 @@ class Endpoint:
         self._received: list[Delivery] = []  # messages that the program may be working at
         self._owed: dict[str, Link] = {}  # acks
         self._owed_since = 0.0
+        self._send_at = 0.0  # those of _unsent
+        self._due_at = 0.0  # what the I/O thread does next, when it is polling
         self._probes: dict[str, _Probe] = {}
         self._probe_at = 0.0
         self._away_since: dict[str, float] = {}  # on time.monotonic(), the oldest first
@@ -236,9 +240,7 @@ class Endpoint:
     def post(self, message: Message, kind: Kind, frames: Frames, deadline: float) -> None:
         """Send as try_to_post() does, but wait for room. Raises OutboxFull if there is none by the
         deadline."""
-        why_not = self.try_to_post(message, kind, frames)
-        if why_not is None:
-            return
+        why_not: str | None = None
 
         def attempt() -> bool | None:
             nonlocal why_not
@@ -251,43 +253,43 @@ class Endpoint:
     def try_to_post(self, message: Message, kind: Kind, frames: Frames) -> str | None:
         """Send a message, or keep it for a peer that is away. The frames, which are those of the
         message, must not change any more. Returns why there is no room; None if the message is on
-        its way.
+        its way. Call it under `lock`.
 
         Raises BodyError for more than the driver carries, SessionError, UnknownPeer, Closed and
         MembershipLost.
         """
         peer, size = message.destination, num_bytes(frames)
-        with self.lock:
-            if self._failure is not None:
-                raise self._failure
-            link = self._links.get(peer)
-            if link is None:
-                raise UnknownPeer(
-                    f"{peer!r} is this peer itself"
-                    if peer == self.name
-                    else f"nobody called {peer!r} has been in the group"
-                )
-            self._driver.check(frames)
-            if why_not := link.why_no_room(size):
-                return why_not
-            if isinstance(message, SessionMessage):
-                self.sessions.send(message)  # before anything can answer it
-            if self._received:
-                self._take_received(peer)  # an answer says that its task is done
-            is_behind = link.is_sending
-            link.keep(kind, frames, size)
-            if is_behind:
-                self._unsent[peer] = link
-                self._wake_io()
-            else:
-                self._send_batches(link)
-            if link.owes_ack:  # the peer is away, or other messages go first
-                self._owe(link)
-            return None
+        if self._failure is not None:
+            raise self._failure
+        link = self._links.get(peer)
+        if link is None:
+            raise UnknownPeer(
+                f"{peer!r} is this peer itself"
+                if peer == self.name
+                else f"nobody called {peer!r} has been in the group"
+            )
+        self._driver.check(frames)
+        if why_not := link.why_no_room(size):
+            return why_not
+        if isinstance(message, SessionMessage):
+            self.sessions.send(message)  # before anything can answer it
+        if self._received:
+            self._take_received(peer)  # an answer says that its task is done
+        if not self._unsent:
+            self._send_at = time.monotonic() + DELAY_S
+        self._unsent[peer] = link  # before the message: an interrupt may come
+        if link.keep(kind, frames, size):
+            self._send_batches(link)
+        elif self._due_at > self._send_at:
+            self._wake_io()
+        if link.owes_ack:  # the peer is away, or other messages go first
+            self._owe(link)
+        return None
 
     def _send_batches(self, link: Link) -> None:
         while (packet := link.next_packet()) is not None:
             self._send(link, packet)
+        self._unsent.pop(link.name, None)
         if not link.owes_ack:  # it went with the messages
             self._owed.pop(link.name, None)
 
@@ -373,6 +375,8 @@ class Endpoint:
                     raise self._failure
                 if self._received and not is_working:
                     self._take_received()
+                if self._unsent:
+                    self._send_unsent()
                 result = attempt()
                 if result is not None:
                     return result
@@ -483,10 +487,9 @@ class Endpoint:
     def _do_what_is_due(self, now: float) -> float:
         """Returns for how long nothing will be."""
         self._is_polling = False
-        while self._unsent:
-            _, link = self._unsent.popitem()
-            self._send_batches(link)
-        if self._owed and now - self._owed_since >= ACK_DELAY_S:
+        if now >= self._send_at:
+            self._send_unsent()
+        if self._owed and now - self._owed_since >= DELAY_S:
             self._send_acks()
         if now >= self._probe_at:
             self._probe_at = now + PROBE_S
@@ -497,8 +500,15 @@ class Endpoint:
             self._forget_those_long_gone(now)
         wait_s = self._probe_at - now
         if self._owed:
-            wait_s = min(wait_s, self._owed_since + ACK_DELAY_S - now)
+            wait_s = min(wait_s, self._owed_since + DELAY_S - now)
+        if self._unsent:
+            wait_s = min(wait_s, self._send_at - now)
+        self._due_at = now + wait_s
         return max(0.0, wait_s)
+
+    def _send_unsent(self) -> None:
+        for link in list(self._unsent.values()):
+            self._send_batches(link)
 
     def _probe(self, now: float) -> None:
         """Ask peers what has come that have not heard what was sent, and say nothing new; and now
@@ -547,6 +557,7 @@ class Endpoint:
             return [link for link in self._links.values() if link.is_here and link.has_unheard]
 
         with self.lock:
+            self._send_unsent()
             for link in unheard() if self._failure is None else ():
                 self._send(link, link.where())
         self.wait_for(lambda: None if unheard() else True, deadline)

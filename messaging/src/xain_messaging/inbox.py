@@ -3,13 +3,14 @@
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+
+import msgspec
 
 from xain_messaging.links import Delivery
 from xain_messaging.messages import Message, SessionMessage
 
 
-class Entry(NamedTuple):
+class Entry(msgspec.Struct, eq=False, frozen=True, gc=False):
     """A message in the queue. number: its position in the order of arrival, from 1 on."""
 
     number: int

@@ -46,7 +46,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -71,7 +71,9 @@ Packet: TypeAlias = list[Frame]
 
 # A packet takes further messages as long as their bytes are fewer than that.
 BATCH_BYTES = 64 << 10
-BATCH_MESSAGES = 256
+BATCH_MESSAGES = 60
+# A message of that size waits for no others.
+LARGE_BYTES = 8 << 10
 
 # Untaken messages that one ack names.
 MAX_UNTAKEN = 128
@@ -141,8 +143,7 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(Head)
 
 
-@dataclass(slots=True, eq=False)
-class Delivery:
+class Delivery(msgspec.Struct, eq=False, gc=False):
     """A message that has come: to be handed to the program, and then to Link.take()."""
 
     peer: str
@@ -154,7 +155,7 @@ class Delivery:
     is_taken: bool = False
 
 
-class _Kept(NamedTuple):
+class _Kept(msgspec.Struct, eq=False, frozen=True, gc=False):
     """A message on its way."""
 
     kind: Kind
@@ -210,11 +211,6 @@ class Link:
         """The last numbers that have been sent, and that the peer has told of."""
         return self._last_sent, self._told_heard
 
-    @property
-    def is_sending(self) -> bool:
-        """Messages wait for next_packet(), or have gone out and are not heard yet."""
-        return bool(self._unsent) or self._told_heard < self._last_sent
-
     def why_no_room(self, size_bytes: int) -> str | None:
         """Say why one more message has to wait; None if it has not.
 
@@ -241,8 +237,9 @@ class Link:
 
     # --- out ---
 
-    def keep(self, kind: Kind, frames: Frames, size_bytes: int) -> None:
-        """Keep a message until it is taken; next_packet() sends it."""
+    def keep(self, kind: Kind, frames: Frames, size_bytes: int) -> bool:
+        """Keep a message until it is taken; next_packet() sends it. Returns whether to do that now:
+        the message is alone or large, or a packet is full."""
         totals = self.totals
         number = totals.last_number = totals.last_number + 1
         self._kept[number] = _Kept(kind, frames, size_bytes)
@@ -251,6 +248,8 @@ class Link:
         totals.kept_bytes += size_bytes
         if self.is_here:
             self._unsent.append(number)
+        is_full = len(self._unsent) >= BATCH_MESSAGES
+        return is_full or size_bytes >= LARGE_BYTES or len(self._kept) == 1
 
     def next_packet(self) -> Packet | None:
         """Return the next messages that have not gone out over this connection; None if there are

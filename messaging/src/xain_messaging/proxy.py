@@ -569,21 +569,26 @@ class Proxy:
         copied: list[Frame] = []
         encoded: str | None = None
         why_not: str | None = None
+        own_name = self.name
         for message in messages:
-            if message.source != self.name:
-                raise ValueError(f"{self.name!r} cannot send as {message.source!r}")
+            if message.source != own_name:
+                raise ValueError(f"{own_name!r} cannot send as {message.source!r}")
             if message.message_id != encoded:  # those of one broadcast are one message
                 encoded = message.message_id
                 frames = encode(message)
                 copied = snapshot(frames)
             sessions.append(message.session_id)
-            is_behind = any(other.destination == message.destination for other, _ in waiting)
+            is_behind = bool(waiting) and any(
+                other.destination == message.destination for other, _ in waiting
+            )
             reason = None if is_behind else self._post_now(message, copied, asks, awaited)
             if is_behind or reason is not None:
                 why_not = reason or why_not
                 waiting.append((message, frames))  # not the copy: there may be many
             else:
                 sent.append((message.destination, message.session_id))
+        if not waiting:
+            return sessions
         del frames, copied
 
         def next_with_room() -> int | None:

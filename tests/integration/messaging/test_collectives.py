@@ -589,7 +589,8 @@ def test_names_in_the_word_of_a_waiting_member_are_bounded(members: list[Proxy])
         "numbers": {f"{i}{long}": i for i in range(2000)},
     }
     message = Message("collective", a.name, b.name, {**to, **said})
-    a.endpoint.try_to_post(message, COLLECTIVE, encode(message))
+    with a.endpoint.lock:
+        a.endpoint.try_to_post(message, COLLECTIVE, encode(message))
     kept = b._collectives.registry._waits
     until(lambda: a.name in kept and kept[a.name].step[0] == to["group"], "it to come")
     waits = kept[a.name]

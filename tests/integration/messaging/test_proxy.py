@@ -27,7 +27,7 @@ from xain_messaging.errors import (
     UnknownPeer,
 )
 from xain_messaging.inbox import Awaited
-from xain_messaging.links import MESSAGE, Bounds, read_head
+from xain_messaging.links import BATCH_MESSAGES, MESSAGE, Bounds, read_head
 from xain_messaging.messages import Message, SessionMessage, SessionType, TaskSessionStage
 from xain_messaging.proxy import Proxy
 
@@ -499,7 +499,7 @@ def test_what_is_awaited_no_longer_is_for_the_others(group: Group) -> None:
 
 def test_the_word_of_what_is_taken_travels_with_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long that took."""
-    monkeypatch.setattr("xain_messaging.endpoint.ACK_DELAY_S", 0.0)
+    monkeypatch.setattr("xain_messaging.endpoint.DELAY_S", 0.0)
     kinds: list[str] = []
 
     class Noting(InProcessDriver):
@@ -521,6 +521,37 @@ def test_the_word_of_what_is_taken_travels_with_the_answer(monkeypatch: pytest.M
         b.reply(task, "done")
         assert kinds == [MESSAGE]
         assert a.receive_once() is not None
+
+
+def test_messages_that_wait_for_others_go_when_the_program_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stream travels in few packets, and an answer is not late for that."""
+    monkeypatch.setattr("xain_messaging.endpoint.DELAY_S", PATIENCE_S)
+    packets: list[int] = []
+
+    class Noting(InProcessDriver):
+        def send(self, peer: str, frames: Frames) -> None:
+            head = read_head(frames[0])
+            if peer == "a" and head.kind == MESSAGE:
+                packets.append(len(head.messages))
+            super().send(peer, frames)
+
+    discovery, switchboard = InProcessDiscovery(), Switchboard()
+    a, b = (
+        Proxy("g", "peer", name=name, discovery=discovery, driver=driver, timeout_s=PATIENCE_S)
+        for name, driver in (("a", InProcessDriver(switchboard)), ("b", Noting(switchboard)))
+    )
+    with a, b:
+        for i in range(BATCH_MESSAGES):
+            b.isend(Message("x", "b", "a", i))
+        assert packets == [1]
+        b.isend(Message("x", "b", "a", BATCH_MESSAGES))
+        assert packets == [1, BATCH_MESSAGES]
+        b.isend(Message("x", "b", "a"))
+        assert packets == [1, BATCH_MESSAGES]
+        assert b.receive_once(0.0) is None
+        assert packets == [1, BATCH_MESSAGES, 1]
 
 
 def test_who_is_missing_was_asked_and_has_not_answered(group: Group) -> None:
