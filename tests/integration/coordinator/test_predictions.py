@@ -89,11 +89,11 @@ async def test_participants_predict_as_the_published_ensemble_would(start, join,
         for part, store in zip(parts, stores, strict=True)
     ]
     async with serving(coordinator, sites):
-        found = await coordinator.predictions.ask(*rows_of(data))
+        found = await coordinator.server.predictions.ask(*rows_of(data))
         assert (found.answered, found.missing) == (("p0", "p1", "p2"), {})
         assert found.classes == names
         np.testing.assert_allclose(found.probabilities.sum(axis=1), 1)
-        again = await coordinator.predictions.ask(*rows_of(data))
+        again = await coordinator.server.predictions.ask(*rows_of(data))
         assert np.array_equal(again.probabilities, found.probabilities)
         model = model_of(coordinator, array(await join(coordinator, "reader").download("2/global")))
         held = unpack_holdings(model.vector.tobytes())
@@ -123,7 +123,7 @@ async def test_participants_answer_while_a_session_fits(start):
     try:
         await until(lambda: coordinator.driver.session.round == 1)
         await opened(coordinator, 2)
-        found = await coordinator.predictions.ask(*ROWS)
+        found = await coordinator.server.predictions.ask(*ROWS)
         assert (found.answered, found.missing) == (("p0", "p1"), {})
         assert coordinator.driver.session.round == 1
     finally:
@@ -206,14 +206,14 @@ ROWS = rows_of(load("wine").subset([0, 100]))
 
 async def opened(coordinator: Coordinator, num: int) -> None:
     """Wait until so many streams are open."""
-    await until(lambda: len(coordinator.predictions._streams) == num)
+    await until(lambda: len(coordinator.server.predictions._streams) == num)
 
 
 async def test_votes_are_weighted_by_rows_of_participants_that_answered(three):
     coordinator, (a, b, c) = three
     async with a.stream() as of_a, b.stream() as of_b, c.stream() as of_c:
         await opened(coordinator, 3)
-        asking = asyncio.create_task(coordinator.predictions.ask(*ROWS))
+        asking = asyncio.create_task(coordinator.server.predictions.ask(*ROWS))
         question = await a.answer(of_a, votes=shares(1, 0, 0))
         assert [(e.digest.hex(), e.weight) for e in question.estimators] == [(a.digest, 10)]
         assert len(question.features) == 8 * 2 * 13
@@ -236,7 +236,7 @@ async def test_estimators_may_abstain_with_open_votes(start, join):
     nothing = np.zeros(3)
     async with sites[0].stream() as of_a, sites[1].stream() as of_b:
         await opened(coordinator, 2)
-        asking = asyncio.create_task(coordinator.predictions.ask(*ROWS))
+        asking = asyncio.create_task(coordinator.server.predictions.ask(*ROWS))
         await sites[0].answer(of_a, votes=np.array([[0.1, 0, 0], nothing], "<f8").tobytes())
         await sites[1].answer(of_b, votes=np.array([[0, 0.3, 0], nothing], "<f8").tobytes())
         answer = await asking
@@ -260,7 +260,7 @@ async def test_useless_answers_harm_only_their_sender(three, fields, why):
     coordinator, (a, b, c) = three
     async with a.stream() as of_a, b.stream() as of_b, c.stream() as of_c:
         await opened(coordinator, 3)
-        asking = asyncio.create_task(coordinator.predictions.ask(*ROWS))
+        asking = asyncio.create_task(coordinator.server.predictions.ask(*ROWS))
         question = await of_c.read()
         await of_c.write(pb.PredictionAnswer(**{"number": question.number, **fields}))
         await a.answer(of_a, votes=shares(0, 0, 1))
@@ -277,7 +277,7 @@ async def test_answers_with_another_number_are_dropped(three):
     coordinator, (a, _, _) = three
     async with a.stream() as call:
         await opened(coordinator, 1)
-        asking = asyncio.create_task(coordinator.predictions.ask(*ROWS))
+        asking = asyncio.create_task(coordinator.server.predictions.ask(*ROWS))
         question = await call.read()
         other = question.number + 1
         await call.write(pb.PredictionAnswer(number=other, votes=shares(1, 0, 0)))
@@ -291,7 +291,7 @@ async def test_participant_without_an_answer_is_named_with_the_timeout(three):
     async with a.stream():
         await opened(coordinator, 1)
         with pytest.raises(NobodyAnswered) as caught:
-            await coordinator.predictions.ask(*ROWS, timeout_s=0.1, max_retries=1)
+            await coordinator.server.predictions.ask(*ROWS, timeout_s=0.1, max_retries=1)
     assert caught.value.missing["p0"] == "no answer within 0.1 s, asked 2 times"
 
 
@@ -307,7 +307,9 @@ async def test_large_finite_numbers_of_one_participant_do_not_overflow(start, jo
     await sites[0].member.until(pb.FINISHED, 0)
     async with sites[0].stream() as of_a, sites[1].stream() as of_b:
         await opened(coordinator, 2)
-        asking = asyncio.create_task(coordinator.predictions.ask(*rows_of(train.subset([0]))))
+        asking = asyncio.create_task(
+            coordinator.server.predictions.ask(*rows_of(train.subset([0])))
+        )
         await sites[0].answer(of_a, votes=np.array([1e308], "<f8").tobytes())
         await sites[1].answer(of_b, votes=np.array([1.0], "<f8").tobytes())
         found = await asking
@@ -319,7 +321,7 @@ async def test_silent_participant_is_asked_again_on_its_newest_stream(three):
     async with a.stream() as old:
         await opened(coordinator, 1)
         asking = asyncio.create_task(
-            coordinator.predictions.ask(*ROWS, timeout_s=PATIENCE_S, max_retries=3)
+            coordinator.server.predictions.ask(*ROWS, timeout_s=PATIENCE_S, max_retries=3)
         )
         await old.read()
         async with a.stream() as new:
@@ -342,7 +344,7 @@ async def test_question_without_answers_is_an_error_that_says_why(three):
     )
     assert "p0: it is not connected; p1: it is not connected" in caught.value.details()
     with pytest.raises(NobodyAnswered) as nobody:
-        await coordinator.predictions.ask(*ROWS, timeout_s=0.1)
+        await coordinator.server.predictions.ask(*ROWS, timeout_s=0.1)
     assert set(nobody.value.missing) == {"p0", "p1", "p2"}
 
 
@@ -358,7 +360,7 @@ async def test_participant_that_has_lost_a_part_counts_with_the_rest(start, join
     await member.until(pb.FINISHED, 1)
     async with site.stream() as call:
         await opened(coordinator, 1)
-        asking = asyncio.create_task(coordinator.predictions.ask(*ROWS))
+        asking = asyncio.create_task(coordinator.server.predictions.ask(*ROWS))
         await site.answer(call, votes=shares(0, 1, 0), lost=[bytes(16)])
         answer = await asking
     assert answer.answered == ("p0",)
@@ -369,7 +371,7 @@ async def test_participant_that_has_lost_a_part_counts_with_the_rest(start, join
 
 async def test_questions_are_bounded(three, monkeypatch):
     coordinator, (a, _, _) = three
-    predictor = coordinator.predictions
+    predictor = coordinator.server.predictions
     monkeypatch.setattr(module, "MAX_ROWS", 2)
     monkeypatch.setattr(module, "MAX_ASKED", 1)
     monkeypatch.setattr(module, "MAX_BATCH_BYTES", 8 * 13)
@@ -410,7 +412,7 @@ async def test_unregistered_clients_cannot_answer_and_a_stop_ends_the_streams(th
     assert reason(caught.value) == "NOT_A_MEMBER"
     async with a.stream() as call:
         await opened(coordinator, 1)
-        asking = asyncio.create_task(coordinator.predictions.ask(*ROWS))
+        asking = asyncio.create_task(coordinator.server.predictions.ask(*ROWS))
         await call.read()
         await coordinator.stop()
         with pytest.raises(NobodyAnswered, match="the coordinator is shutting down"):
@@ -420,17 +422,17 @@ async def test_unregistered_clients_cannot_answer_and_a_stop_ends_the_streams(th
 async def test_there_are_no_predictions_before_a_model_or_of_a_published_one(start, join):
     coordinator = await start(**settings(2, publish=False))
     with pytest.raises(NotFitted, match="there is no model yet"):
-        await coordinator.predictions.ask(*ROWS)
+        await coordinator.server.predictions.ask(*ROWS)
     await gather(coordinator, join, halves(load("wine")))
     with pytest.raises(NotFitted, match="no participant has fitted an estimator yet"):
-        await coordinator.predictions.ask(*ROWS)
+        await coordinator.server.predictions.ask(*ROWS)
 
 
 async def test_published_models_need_no_participants(start, join):
     coordinator = await start(**settings(2))
     await gather(coordinator, join, halves(load("wine")))
     with pytest.raises(NotFitted, match="the model is published"):
-        await coordinator.predictions.ask(*ROWS)
+        await coordinator.server.predictions.ask(*ROWS)
 
 
 async def test_extended_session_asks_for_the_estimators_of_both_sessions(start, join, tmp_path):
@@ -449,7 +451,7 @@ async def test_extended_session_asks_for_the_estimators_of_both_sessions(start, 
     await member.until(pb.FINISHED, 0)
     async with site.stream() as call:
         await opened(coordinator, 1)
-        asking = asyncio.create_task(coordinator.predictions.ask(*ROWS))
+        asking = asyncio.create_task(coordinator.server.predictions.ask(*ROWS))
         question = await site.answer(call, votes=shares(0, 1, 0))
         assert (await asking).answered == ("p0",)
     assert [int(one.digest.hex(), 16) for one in question.estimators] == [1, 2]

@@ -6,14 +6,14 @@ Memory: one piece of a slice.
 """
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
 from xain_coordinator.aggregation.aggregator import Joining, RuleFailed, Stopped
-from xain_coordinator.aggregation.publishing import publication
+from xain_coordinator.aggregation.publishing import Publication
 from xain_coordinator.aggregation.sources import Source
 from xain_coordinator.core.attempts import slice_of
 from xain_coordinator.core.effects import Aggregate
@@ -64,13 +64,11 @@ def assemble_slices(
     dtype = np.dtype(base.dtype).newbyteorder("<")
     piece = np.empty(_PIECE_BYTES // dtype.itemsize, dtype)
     size_bytes = base.shape[0] * dtype.itemsize
-    with publication(store, model_key(work.round + 1), size_bytes) as begun:
+    with Publication(store, model_key(work.round + 1), size_bytes) as begun:
         begun.write(npy_header(dtype, base.shape))
         for start, end, weights in slices:
-            source = Source(
-                store, weights.ref, "accepted update", dtype, end - start, keep_open=True
-            )
-            try:
+            length = end - start
+            with Source(store, weights.ref, "accepted update", dtype, length) as source:
                 for at in range(start, end, len(piece)):
                     if stop is not None and stop.is_set():
                         raise Stopped
@@ -79,14 +77,5 @@ def assemble_slices(
                     source.add_to_digest(values)
                     begun.write(values.view(np.uint8).data)
                 source.check()
-            finally:
-                source.close()
         ref = begun.commit()
-    return GlobalModel(
-        round=work.round + 1,
-        ref=ref,
-        dtype=base.dtype,
-        shape=base.shape,
-        layout=base.layout,
-        metadata=base.metadata,
-    )
+    return replace(base, round=work.round + 1, ref=ref, state={})

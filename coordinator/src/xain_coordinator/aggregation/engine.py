@@ -41,7 +41,7 @@ from xain_coordinator.aggregation.aggregator import (
 from xain_coordinator.aggregation.assembling import assemble_slices
 from xain_coordinator.aggregation.averages import WeightedAverage
 from xain_coordinator.aggregation.optimizers import MAX_DIFFERENCE, Optimizer
-from xain_coordinator.aggregation.publishing import publication
+from xain_coordinator.aggregation.publishing import Publication
 from xain_coordinator.aggregation.rules import RULES, optimizer_of_session, rule_of_session
 from xain_coordinator.aggregation.staleness import mixing_weights
 from xain_coordinator.aggregation.tiles import (
@@ -311,7 +311,7 @@ class _Making:
         keys = [model_key(work.round + 1), *(state_key(work.round + 1, name) for name in names)]
         with ExitStack() as stack:
             begun = [
-                stack.enter_context(publication(tiles.store, key, tiles.length * dtype.itemsize))
+                stack.enter_context(Publication(tiles.store, key, tiles.length * dtype.itemsize))
                 for key, dtype in zip(keys, made, strict=True)
             ]
             for one, dtype in zip(begun, made, strict=True):
@@ -362,13 +362,12 @@ class _Making:
                 max_difference=MAX_DIFFERENCE,
             )
         first = work.updates[0].weights
-        return GlobalModel(
+        return replace(
+            work.base,
             round=work.round + 1,
             ref=ref,
             dtype=first.dtype,
             shape=first.shape,
-            layout=work.base.layout,
-            metadata=work.base.metadata,
             state=dict(zip(names, state_refs, strict=True)),
         )
 

@@ -1,7 +1,7 @@
 """Publication of objects that never change, repeatable after a crash."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from typing import Self
 
 import xxhash
 
@@ -15,7 +15,8 @@ class AnotherModel(Fenced):
 
 
 class Publication:
-    """An object that is being written. No reader sees it before commit.
+    """An object that is being written. No reader sees it before commit, and nothing stays of one
+    that is not committed. Raises the store's errors.
 
     size_bytes: about what the object will have; 0 if that is not known.
     """
@@ -51,25 +52,16 @@ class Publication:
                 ) from None
         return ref
 
-    def abort(self) -> None:
-        """Leave nothing behind. Harmless after commit."""
-        self._upload.abort()
+    def __enter__(self) -> Self:
+        return self
 
-
-@contextmanager
-def publication(store: WeightsStore, key: str, size_bytes: int = 0) -> Iterator[Publication]:
-    """A Publication that is aborted at the end, unless it was committed. Raises the store's
-    errors."""
-    begun = Publication(store, key, size_bytes)
-    try:
-        yield begun
-    finally:
-        begun.abort()
+    def __exit__(self, *error: object) -> None:
+        self._upload.abort()  # unless it was committed
 
 
 def publish(store: WeightsStore, key: str, pieces: Iterable[bytes]) -> WeightsRef:
     """Write an object that never changes, as a Publication. After an error nothing was written."""
-    with publication(store, key) as begun:
+    with Publication(store, key) as begun:
         for piece in pieces:
             begun.write(piece)
         return begun.commit()

@@ -1,7 +1,7 @@
 """The vectors that an aggregation reads: piece by piece into given memory, with their digests."""
 
 import threading
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import xxhash
@@ -32,7 +32,7 @@ class Source:
         dtype: np.dtype[Any],
         length: int,
         *,
-        keep_open: bool,
+        keep_open: bool = True,
     ) -> None:
         self._store = store
         self._ref = ref
@@ -71,7 +71,10 @@ class Source:
         if self._digest.hexdigest() != self._ref.digest:
             raise UpdateChanged(f"{self._name} has changed in the store")
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         if self._reader is not None:
             self._reader.close()
             self._reader = None

@@ -114,19 +114,13 @@ class Tiles:
             results.cancel()
 
         with ExitStack() as stack:
+            is_kept = self._keep_open
             sources = [
-                Source(
-                    self.store,
-                    one.ref,
-                    one.kind,
-                    one.dtype,
-                    self.length,
-                    keep_open=self._keep_open,
-                )
+                Source(self.store, one.ref, one.kind, one.dtype, self.length, keep_open=is_kept)
                 for one in vectors
             ]
             for source in sources:
-                stack.callback(source.close)
+                stack.enter_context(source)
             num_readers = min(self.store.num_parallel, self.max_readers, len(vectors))
             readers = None
             if num_readers > 1:

@@ -10,7 +10,7 @@ the ensemble twice, and the updates of the round.
 
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -20,7 +20,7 @@ from xain_coordinator.aggregation.publishing import publish
 from xain_coordinator.aggregation.sources import Source
 from xain_coordinator.core.effects import Aggregate
 from xain_coordinator.core.keys import model_key
-from xain_coordinator.core.values import BYTES, GlobalModel, Option, Rules, WeightsRef
+from xain_coordinator.core.values import GlobalModel, Option, Rules, WeightsRef
 from xain_coordinator.ports import WeightsStore
 from xain_proto.np import npy_header
 from xain_workloads import ensembles, held
@@ -98,14 +98,7 @@ def join_updates(
         raise RuleFailed(f"the global model of round {work.round}: {error}") from error
     shape = (len(model),)
     ref = publish(store, model_key(work.round + 1), [npy_header(_DTYPE, shape), model])
-    return GlobalModel(
-        round=work.round + 1,
-        ref=ref,
-        dtype=BYTES,
-        shape=shape,
-        layout=base.layout,
-        metadata=base.metadata,
-    )
+    return replace(base, round=work.round + 1, ref=ref, shape=shape, state={})
 
 
 def _updates(
@@ -124,12 +117,9 @@ def _updates(
 
 def _read(store: WeightsStore, ref: WeightsRef, kind: str, length: int) -> bytes:
     """The bytes of a stored vector. Raises UpdateChanged if its digest is not that of ref."""
-    source = Source(store, ref, kind, _DTYPE, length, keep_open=True)
-    try:
+    with Source(store, ref, kind, _DTYPE, length) as source:
         data = np.empty(length, _DTYPE)
         source.read_into(0, data)
         source.add_to_digest(data)
         source.check()
         return data.tobytes()
-    finally:
-        source.close()

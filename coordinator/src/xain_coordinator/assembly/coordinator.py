@@ -49,8 +49,6 @@ from xain_coordinator.ports import (
     WeightsStore,
 )
 from xain_coordinator.server.capabilities import Capabilities, PortFile
-from xain_coordinator.server.inspection_service import InspectionService
-from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.server.serve import GrpcServer
 from xain_coordinator.server.weights_port import PortTaken, WeightsPort
 from xain_coordinator.stores.files import FileStore
@@ -102,18 +100,18 @@ class Coordinator:
         self._config = config
         self._parameters = parameters
         own_data = _own_data(config)
-        self._journal = _journal(config)
+        self.journal = _journal(config)
         self._opened: OpenStore | None = None
         self._first_model: FirstModel | None = None
         try:
-            if from_model and (new_session or not self._journal.has_session()):
+            if from_model and (new_session or not self.journal.has_session()):
                 self._opened = open_store(config.storage)
                 self._first_model = first_model(
-                    from_model, config, self._journal, self._opened.store
+                    from_model, config, self.journal, self._opened.store
                 )
             first = self._first_model
             self.driver = Driver.open(
-                self._journal,
+                self.journal,
                 SessionClock,
                 config.rules() if first is None else first.rules(config.rules()),
                 lambda: uuid.uuid4().hex[:12],
@@ -128,18 +126,18 @@ class Coordinator:
             _require_rule(session)
             opened = self._opened = self._opened or open_store(config.storage)
             whole: WeightsStore = opened.store
-            if isinstance(whole, FileStore) and isinstance(self._journal, SqliteJournal):
-                self._journal.make_room = whole.spares.clear
+            if isinstance(whole, FileStore) and isinstance(self.journal, SqliteJournal):
+                self.journal.make_room = whole.spares.clear
             self._fence: Fence | None = None
-            if isinstance(self._journal, SqliteJournal):  # one in memory has no second copy
+            if isinstance(self.journal, SqliteJournal):  # one in memory has no second copy
                 owners = PrefixedStore(whole, session.session_id)
                 self._fence = Fence(
-                    owners, self._journal, session.session_id, config.storage.location
+                    owners, self.journal, session.session_id, config.storage.location
                 )
                 whole = FencedStore(whole, self._fence.check)
             # Keys are per session, so that a new one never meets the models of the last.
             part = PrefixedStore(whole, session.session_id)
-            self.store = JournalledStore(part, self._journal, is_new=self.driver.is_new)
+            self.store = JournalledStore(part, self.journal, is_new=self.driver.is_new)
             self._access: DirectAccess | None = None
             if opened.access is not None and config.storage.presigned:
                 self._access = PrefixedAccess(opened.access, session.session_id)
@@ -150,7 +148,7 @@ class Coordinator:
             _require_weights(session, self.store, config)
             self._metrics = _metrics(config, self.driver.clock)
         except BaseException:  # its lock on the file must not outlive a failed start
-            self._journal.close()
+            self.journal.close()
             if self._opened is not None:
                 self._opened.close()
             raise
@@ -189,8 +187,7 @@ class Coordinator:
     @property
     def port(self) -> int:
         """Port of the gRPC server, once started."""
-        assert self._server is not None, "start() comes first"
-        return self._server.port
+        return self.server.port
 
     @property
     def weights_port(self) -> int | None:
@@ -198,27 +195,16 @@ class Coordinator:
         return None if self._weights_port is None else self._weights_port.port
 
     @property
-    def inspection(self) -> InspectionService:
-        """The Inspection service, once started."""
+    def server(self) -> GrpcServer:
+        """The gRPC server, once started."""
         assert self._server is not None, "start() comes first"
-        return self._server.inspection
-
-    @property
-    def journal(self) -> Journal:
-        """Journal of all sessions."""
-        return self._journal
+        return self._server
 
     @property
     def weights(self) -> WeightsStore:
         """The store with the weights of all sessions."""
         assert self._opened is not None, "it is opened with the coordinator"
         return self._opened.store
-
-    @property
-    def predictions(self) -> RemotePredictor:
-        """Predictions by participants that keep their estimators, once started."""
-        assert self._server is not None, "start() comes first"
-        return self._server.predictions
 
     async def start(self) -> None:
         """Start the servers, and resume the session or open a new one.
@@ -250,9 +236,9 @@ class Coordinator:
             self._watches.append(
                 asyncio.create_task(self._fence.watch(self.driver, self._worker.outage))
             )
-        if self.driver.is_new and isinstance(self._journal, SqliteJournal):
+        if self.driver.is_new and isinstance(self.journal, SqliteJournal):
             # The new session hides the objects in the journal of the one before it.
-            await run_to_end(copy_latest, self.weights, self._journal)
+            await run_to_end(copy_latest, self.weights, self.journal)
         if self._first_model is not None:
             at = self.driver.clock.now()
             events = await run_to_end(self._first_model.events, self.store, at)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from xain_coordinator.aggregation.publishing import publication
+from xain_coordinator.aggregation.publishing import Publication
 from xain_coordinator.aggregation.trees import mode_option
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.events import DurableEvent, ModelInitialised, ModelRequested
@@ -162,7 +162,7 @@ def _copied(source: WeightsStore, ref: WeightsRef, target: WeightsStore, key: st
     """Copy a stored object to another store. Raises StoreError if the object is missing or
     damaged."""
     try:
-        with source.open(ref.key) as reader, publication(target, key) as begun:
+        with source.open(ref.key) as reader, Publication(target, key) as begun:
             for chunk in chunks(reader):
                 begun.write(chunk)
             copied = begun.commit()

@@ -377,7 +377,7 @@ def _view(
     show: LiveView | None, sessions: "Sessions"
 ) -> contextlib.AbstractAsyncContextManager[None]:
     def ask(num_rounds: int) -> Awaitable[Snapshot]:
-        return ask_service(sessions.current.inspection, num_rounds=num_rounds)
+        return ask_service(sessions.current.server.inspection, num_rounds=num_rounds)
 
     return contextlib.nullcontext() if show is None else show(ask)
 

@@ -120,7 +120,7 @@ class Fits:
         if predictor.is_held:
             store = self.sessions.store_of(predictor.session_id)
             # The participants keep the estimators of earlier sessions.
-            asked = self.sessions.current.predictions.ask(
+            asked = self.sessions.current.server.predictions.ask(
                 predictor.names(columns), rows, earlier=(predictor.source, store)
             )
             predicted = await self.on_loop(asked)
@@ -203,7 +203,7 @@ class Fits:
         """Snapshot of the Inspection service's answers."""
 
         async def ask() -> Snapshot:
-            return await ask_service(self.sessions.current.inspection, everything=True)
+            return await ask_service(self.sessions.current.server.inspection, everything=True)
 
         return await self.on_loop(ask())
 
