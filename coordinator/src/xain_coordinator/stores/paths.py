@@ -11,6 +11,7 @@ be keys. Only PREPROCESSING, a text for people, is called what it is.
 """
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
 from xain_coordinator.core.keys import check_key
@@ -20,7 +21,7 @@ PREPROCESSING = "preprocessing.json"  # a key, or the last part of one
 # File systems take 255 bytes. A longer name continues in a folder: every part of it but the last
 # ends with a bare '%', which cannot stand at the end of a name that is not cut.
 _MAX_PART = 200
-_CUT = "%"
+CUT = "%"
 
 # Paths that are remembered: each small round lists the folder of its owners.
 _NUM_KEPT = 64
@@ -28,7 +29,7 @@ _NUM_KEPT = 64
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789._-")
 # Windows opens the device whatever follows the first dot.
 _DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?")
-_WRITTEN = re.compile(r"%([0-9a-f]{2})")
+_WRITTEN = re.compile(rb"%([0-9a-f]{2})")
 
 
 def key_to_path(key: str) -> str:
@@ -57,26 +58,38 @@ def path_to_key(path: str) -> str | None:
     """The key whose object lies at this relative path; None if the file is none of ours."""
     if not path.endswith((SUFFIX, PREPROCESSING)):
         return None
-    whole = path.removesuffix(SUFFIX).replace(f"{_CUT}/", "")
     try:
-        raw = _WRITTEN.sub(lambda match: chr(int(match[1], 16)), whole).encode("latin-1")
-        key = raw.decode()
+        key = decoded(path.removesuffix(SUFFIX))
         # Only what we would write ourselves: else two files could stand for one key.
         return key if key_to_path(key) == path else None
     except ValueError:
         return None
 
 
+def decoded(name: str) -> str:
+    """The text that was cut and written with %xx. Raises ValueError if there is none."""
+    whole = name.replace(f"{CUT}/", "").encode()
+    return _WRITTEN.sub(lambda match: bytes([int(match[1], 16)]), whole).decode()
+
+
+def cut(cells: Iterable[str]) -> list[str]:
+    """Pieces of a name made of these cells, none of which is cut in two."""
+    pieces = [""]
+    size = 0
+    for cell in cells:
+        size += len(cell.encode())
+        if size > _MAX_PART:
+            pieces.append("")
+            size = len(cell.encode())
+        pieces[-1] += cell
+    return pieces
+
+
 def _encode(name: str, suffix: str = "") -> str:
     """Encode a part of a key as one or more parts of a path."""
-    cells = [chr(b) if b in _PLAIN else f"%{b:02x}" for b in name.encode()]
-    parts = [""]
-    for cell in cells:
-        if len(parts[-1]) + len(cell) > _MAX_PART:
-            parts.append("")
-        parts[-1] += cell
-    encoded = [f"{_harmless(part)}{_CUT}" for part in parts[:-1]]
-    last = _harmless(parts[-1])
+    *parts, end = cut(chr(b) if b in _PLAIN else f"%{b:02x}" for b in name.encode())
+    encoded = [f"{_harmless(part)}{CUT}" for part in parts]
+    last = _harmless(end)
     if not suffix and last.endswith(SUFFIX):
         last = last.removesuffix(SUFFIX) + SUFFIX.replace(".", "%2e")
     return "/".join([*encoded, last + suffix])
