@@ -34,7 +34,7 @@ from xain_coordinator.driver.effects import StoreWorker
 from xain_coordinator.driver.fence import Fence
 from xain_coordinator.driver.retention import Retention
 from xain_coordinator.journal import restore as restore_module
-from xain_coordinator.ports import Journal, Record, Snapshot
+from xain_coordinator.ports import Journal, Record, Snapshot, Unfinished
 from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.updates.measured_upload import MeasuredUpload
 from xain_coordinator.updates.measuring import Inspector
@@ -302,8 +302,8 @@ def _joined_late(self: Protocol, event: events.Joined) -> None:
     self._heartbeat_interval_s *= 1.19
 
 
-def _pick_up_as_sent(self: MeasuredUpload) -> bool:
-    is_good = pick_up(self)
+def _pick_up_as_sent(self: MeasuredUpload, unfinished: Unfinished) -> bool:
+    is_good = pick_up(self, unfinished)
     self._is_picked_up = False
     return is_good
 

@@ -501,25 +501,22 @@ class Inbox:
         """Measure what an earlier process has received of an upload, and keep it as broken. Raises
         Unavailable and the store's errors."""
         upload = self._begin(participant_id, base_key, announced)
-        is_untouched, is_kept = True, False
-        try:
-            # Mostly there is nothing, and the answer waits for no slot.
-            if not await run_to_end(upload.look):
-                return
-            async with self._readings:
+        # Mostly there is nothing, and the answer waits for no slot.
+        unfinished = await run_to_end(self._store.find_unfinished, upload.key, upload.label)
+        if unfinished is None:
+            return
+        async with self._readings:
+            try:
                 is_needed = self._is_to_be_read(announced.round)
-                is_untouched = False
-                is_there = is_needed and await run_to_end(upload.pick_up)
-            if is_there:
-                is_kept = True  # from here on others may have let go of it already
-                await self._keep_broken(slot, participant_id, upload)
-        except InvalidUpdate:
-            pass  # no fault of the sender: a disk may have lost it
-        finally:
-            if is_untouched:
-                await run_to_end(upload.suspend)
-            elif not is_kept:
-                await run_to_end(upload.abort)
+            except Unavailable:
+                await run_to_end(unfinished.resume(unfinished.size).suspend)
+                raise
+            if not is_needed:
+                await run_to_end(unfinished.abort)
+                return
+            is_good = await run_to_end(upload.pick_up, unfinished)
+        if is_good:
+            await self._keep_broken(slot, participant_id, upload)
 
     async def _keep_broken(self, slot: _Slot, participant_id: str, upload: MeasuredUpload) -> None:
         """Keep an upload that broke off: the latest of each participant, and MAX_BROKEN in all."""

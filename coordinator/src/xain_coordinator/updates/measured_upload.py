@@ -138,12 +138,11 @@ class MeasuredUpload:
     ) -> None:
         self.key = key
         self.announced = announced
+        self.label = label
         self.decoder: Decoder | None = None
         self._store = store
-        self._label = label
         self._inspector = inspector
         self._upload: Upload | None = None
-        self._unfinished: Unfinished | None = None  # from look() to pick_up()
         self._is_picked_up = False
 
     @property
@@ -172,7 +171,7 @@ class MeasuredUpload:
 
     def _write(self, data: bytes | memoryview) -> None:
         if self._upload is None:
-            self._upload = self._store.upload(self.key, self._label, self.announced.size_bytes)
+            self._upload = self._store.upload(self.key, self.label, self.announced.size_bytes)
         for piece in (data,) if self.decoder is None else self.decoder.feed(data):
             if self.offset + len(piece) > self.announced.size_bytes:
                 raise InvalidUpdate(
@@ -185,26 +184,21 @@ class MeasuredUpload:
         if self.decoder is not None:
             self.decoder.release_buffer()
 
-    def look(self) -> bool:
-        """Whether an earlier process has written a part of the upload; if so, this process owns the
-        part until pick_up(), abort() or suspend(). Raises the store's errors."""
-        self._unfinished = self._store.find_unfinished(self.key, self._label)
-        return self._unfinished is not None
-
-    def pick_up(self) -> bool:
-        """Measure the part that look() has found, to continue the upload after it. Returns whether
-        enough of it is good; if not, the part is removed. Raises InvalidUpdate, and the store's
+    def pick_up(self, unfinished: Unfinished) -> bool:
+        """Measure the part that an earlier process has written, to continue the upload after it.
+        Returns whether enough of it is good; if not, the part is removed. Raises the store's
         errors."""
-        unfinished, self._unfinished = self._unfinished, None
-        assert unfinished is not None
         try:
             size = self._read_again(unfinished)
             if size:
                 self._upload = unfinished.resume(size)
+        except InvalidUpdate:
+            pass  # no fault of the sender: a disk may have lost it
         finally:
             if self._upload is None:
                 unfinished.abort()
-        self._is_picked_up = size > 0
+                self._close()
+        self._is_picked_up = self._upload is not None
         return self._is_picked_up
 
     def _read_again(self, unfinished: Unfinished) -> int:
@@ -263,24 +257,13 @@ class MeasuredUpload:
 
     def abort(self) -> None:
         """Remove the written part. Harmless after a commit."""
-        unfinished, self._unfinished = self._unfinished, None
-        if unfinished is not None:
-            unfinished.abort()
         upload, self._upload = self._upload, None
         if upload is not None:
             upload.abort()
         self._close()
 
     def suspend(self) -> None:
-        """Leave the written part for another process, where the store can. Raises the store's
-        errors if the part was found and not picked up."""
-        unfinished, self._unfinished = self._unfinished, None
-        if unfinished is not None:
-            try:
-                self._upload = unfinished.resume(unfinished.size)
-            finally:
-                if self._upload is None:
-                    unfinished.abort()
+        """Leave the written part for another process, where the store can."""
         upload, self._upload = self._upload, None
         if upload is not None:
             upload.suspend()
