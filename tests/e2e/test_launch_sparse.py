@@ -16,6 +16,7 @@ from e2e.test_launch import launched, name_of, pid_with
 from support.certificates import certified, needs_openssl
 from xain_coordinator.cli.demo.interrupts import Interrupts
 from xain_coordinator.cli.launch import processes, sparse
+from xain_coordinator.cli.launch.lifecycle import Launcher
 from xain_coordinator.cli.launch.log_view import LogView
 from xain_parameters import connect_sync
 from xain_workloads.sparse.generator import SHAPES, write
@@ -124,7 +125,7 @@ def saving(folder: Path, name: str) -> Iterator[sparse.SparseLaunch]:
     backend = processes.ProcessBackend(name, "127.0.0.1")
     interrupts = Interrupts()
     view = LogView(request.names, colors=False, is_quiet=True)
-    launch = sparse.SparseLaunch(request, backend, view, print, interrupts.held)
+    launch = sparse.SparseLaunch(request, Launcher(backend, view, print, interrupts.held))
     with interrupts.installed():
         try:
             launch.start_servers()

@@ -9,6 +9,7 @@ import pytest
 
 from xain_coordinator.cli.demo.interrupts import Interrupts
 from xain_coordinator.cli.launch import cli, containers, plan, processes, programs, sparse
+from xain_coordinator.cli.launch.lifecycle import Launcher
 from xain_coordinator.cli.launch.log_view import LogView
 from xain_coordinator.cli.launch.plan import Program, Worker, find_workers
 from xain_coordinator.cli.launch.rounds import Request, RoundsLaunch
@@ -212,7 +213,7 @@ def test_interrupted_start_leaves_no_process(
     request = Request([], tmp_path, None, (0, 0), {"workload.name": "sgd"}, {}, "")
     interrupts = Interrupts()
     view = LogView(["coordinator"], colors=False, is_quiet=True)
-    launch = RoundsLaunch(request, backend, view, lambda text: None, interrupts.held)
+    launch = RoundsLaunch(request, Launcher(backend, view, print, interrupts.held))
     with interrupts.installed():
         with pytest.raises(KeyboardInterrupt):
             launch.start()

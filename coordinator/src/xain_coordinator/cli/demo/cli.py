@@ -266,27 +266,18 @@ def _why_abandoned(fleet: Fleet) -> str:
     return text
 
 
-class _Refresh:
-    """Refresh of the display after changes."""
-
-    def __init__(self, console: Console, progress: view.Progress, live: Live | None) -> None:
-        self._console, self._progress, self._live = console, progress, live
-
-    def __call__(self) -> None:
-        if self._live is not None:
-            self._live.update(self._progress.table(), refresh=True)
-        else:
-            for line in self._progress.new_lines():
-                self._console.print(line)
-
-
 @contextmanager
-def _display(console: Console, progress: view.Progress) -> Iterator[_Refresh]:
+def _display(console: Console, progress: view.Progress) -> Iterator[Callable[[], None]]:
+    """Show the progress; what it gives is to be called after changes."""
     if not console.is_terminal:
         console.print(view.STARTING)
-        yield _Refresh(console, progress, None)
-        console.print(progress.table(everything=True))
-        return
-    with Live(progress.table(), console=console, auto_refresh=False, transient=True) as live:
-        yield _Refresh(console, progress, live)
+
+        def print_lines() -> None:
+            for line in progress.new_lines():
+                console.print(line)
+
+        yield print_lines
+    else:
+        with Live(progress.table(), console=console, auto_refresh=False, transient=True) as live:
+            yield lambda: live.update(progress.table(), refresh=True)
     console.print(progress.table(everything=True))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import grpc
 import numpy as np
 
+from xain_coordinator.server.translate import layout_of
 from xain_foundation.fields import proxy_options
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import coordinator_pb2_grpc, inspection_pb2_grpc
@@ -12,7 +13,7 @@ from xain_proto.fl import inspection_pb2 as inspection
 from xain_proto.np import proto_to_ndarray
 from xain_proto.np.ndarray_pb2 import NDArray
 from xain_workloads.data import Dataset, load
-from xain_workloads.model import Model, TensorSpec
+from xain_workloads.model import Model
 from xain_workloads.partition import Partition, split_train_test
 from xain_workloads.workload import create, evaluate, fit_centralised, predict
 
@@ -137,10 +138,7 @@ class Observer:
         request = pb.GetWeightsRequest(key=status.ref.key)
         call = self._coordinator.GetWeights(request, timeout=TIMEOUT_S)
         vector = proto_to_ndarray(NDArray(ndarray=b"".join(message.data for message in call)))
-        layout = tuple(
-            TensorSpec(tensor.name, tuple(tensor.shape), tensor.dtype) for tensor in status.layout
-        )
-        model = Model(vector, layout, dict(status.metadata))
+        model = Model(vector, layout_of(status.layout), dict(status.metadata))
         return accuracy_on(model, self._test)
 
     def close(self) -> None:

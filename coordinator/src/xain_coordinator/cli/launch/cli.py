@@ -14,7 +14,7 @@ import typer
 
 from xain_coordinator.cli.demo.interrupts import Interrupts
 from xain_coordinator.cli.launch import plan, processes
-from xain_coordinator.cli.launch.lifecycle import Launch
+from xain_coordinator.cli.launch.lifecycle import Launch, Launcher
 from xain_coordinator.cli.launch.log_view import LogView
 from xain_coordinator.cli.launch.programs import Backend
 from xain_coordinator.cli.launch.rounds import Request, RoundsLaunch
@@ -291,22 +291,21 @@ def _run(
     settings: LaunchSettings,
     workload: str,
     names: Sequence[str],
-    make: Callable[..., Launch],
+    make: Callable[[Launcher], Launch],
     *,
     is_quiet: bool,
     is_serving: bool = False,
 ) -> int:
     """Run a launch to its end. Returns the exit status.
 
-    names: of its programs. make: called with backend, view, say and held.
-    is_serving: Ctrl-C is the usual end.
+    names: of its programs. is_serving: Ctrl-C is the usual end.
     """
     interrupts = Interrupts()
     colors = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     view = LogView(names, colors=colors, is_quiet=is_quiet)
     backend = _backend(kind, settings, workload)
     _stop_leftovers(kind, settings.name)
-    launch = make(backend, view, _say, interrupts.held)
+    launch = make(Launcher(backend, view, _say, interrupts.held))
     with interrupts.installed():
         try:
             return launch.follow()

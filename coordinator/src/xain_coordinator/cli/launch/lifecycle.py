@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 from xain_coordinator.cli.launch.log_view import LogView
 from xain_coordinator.cli.launch.plan import Program
@@ -15,24 +16,28 @@ POLL_S = 0.1
 MAX_RESTARTS = 5  # of each program
 
 
-class Launch(ABC):
-    """The programs of a launch, from the first start until stop().
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """The process of a launch.
 
     say: prints a line of the launcher's own.
     held: defers signals until a started program is registered, so that stop() stops it.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        view: LogView,
-        say: Callable[[str], None],
-        held: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        self._backend = backend
-        self._view = view
-        self._say = say
-        self._held = held
+    backend: Backend
+    view: LogView
+    say: Callable[[str], None]
+    held: Callable[[], AbstractContextManager[None]]
+
+
+class Launch(ABC):
+    """The programs of a launch, from the first start until stop()."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._backend = launcher.backend
+        self._view = launcher.view
+        self._say = launcher.say
+        self._held = launcher.held
         # Programs by name, in groups; the last group is stopped first.
         self._groups: list[dict[str, Running]] = []
         self._num_restarts: Counter[str] = Counter()

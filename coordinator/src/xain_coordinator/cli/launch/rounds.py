@@ -1,14 +1,12 @@
 """A launch of a coordinator and its workers."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from xain_coordinator.cli import status as status_view
-from xain_coordinator.cli.launch.lifecycle import POLL_S, Launch, have_ended
-from xain_coordinator.cli.launch.log_view import LogView
+from xain_coordinator.cli.launch.lifecycle import POLL_S, Launch, Launcher, have_ended
 from xain_coordinator.cli.launch.plan import (
     START_TIMEOUT_S,
     Program,
@@ -16,7 +14,7 @@ from xain_coordinator.cli.launch.plan import (
     coordinator_program,
     worker_program,
 )
-from xain_coordinator.cli.launch.programs import KILLED, Backend
+from xain_coordinator.cli.launch.programs import KILLED
 from xain_coordinator.config.launch import COORDINATOR
 from xain_coordinator.server import inspection_client
 from xain_coordinator.server.inspection_client import NoStatus, Snapshot
@@ -58,15 +56,8 @@ class Request:
 class RoundsLaunch(Launch):
     """See Launch. The coordinator is started first, and stopped last."""
 
-    def __init__(
-        self,
-        request: Request,
-        backend: Backend,
-        view: LogView,
-        say: Callable[[str], None],
-        held: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        super().__init__(backend, view, say, held)
+    def __init__(self, request: Request, launcher: Launcher) -> None:
+        super().__init__(launcher)
         self._request = request
         self._coordinator = self._new_group()
         self._workers = self._new_group()

@@ -10,13 +10,12 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from xain_coordinator.cli.launch.lifecycle import POLL_S, Launch
-from xain_coordinator.cli.launch.log_view import LogView
+from xain_coordinator.cli.launch.lifecycle import POLL_S, Launch, Launcher
 from xain_coordinator.cli.launch.plan import (
     DEFAULT_WORKERS,
     PARAMETERS,
@@ -27,7 +26,7 @@ from xain_coordinator.cli.launch.plan import (
     assignments,
     with_shares,
 )
-from xain_coordinator.cli.launch.programs import KILLED, Backend, Running
+from xain_coordinator.cli.launch.programs import KILLED, Running
 from xain_coordinator.config.launch import COORDINATOR, LaunchSettings
 from xain_foundation.commands import CommandFailed
 from xain_foundation.fields import Section, join_host_port
@@ -176,15 +175,8 @@ class SparseLaunch(Launch):
     A program that is killed is started again, and goes on where it was.
     """
 
-    def __init__(
-        self,
-        request: Request,
-        backend: Backend,
-        view: LogView,
-        say: Callable[[str], None],
-        held: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        super().__init__(backend, view, say, held)
+    def __init__(self, request: Request, launcher: Launcher) -> None:
+        super().__init__(launcher)
         self._request = request
         # Stopped before the servers, which it would report as dead.
         self._servers = self._new_group()
