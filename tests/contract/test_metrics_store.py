@@ -10,12 +10,12 @@ from typing import Any, cast
 import pytest
 
 from support.influx_servers import StrictInflux, VictoriaMetrics
-from xain_coordinator.config.coordinator import MetricsSettings
 from xain_coordinator.core.values import Point
 from xain_coordinator.metrics import queue
-from xain_coordinator.metrics.influx import open_influx
+from xain_coordinator.metrics.influx import LINGER_S, InfluxWriter
 from xain_coordinator.metrics.local_file import LocalMetricsFile
 from xain_coordinator.metrics.null import NullMetricsStore
+from xain_coordinator.metrics.queue import QueuedMetrics
 from xain_coordinator.ports import MetricsStore
 
 # Whole milliseconds, which is all that some stores keep, and not too long ago for any of them.
@@ -64,8 +64,8 @@ def strict_influx(_: Path) -> Iterator[Kept]:
                 if not isinstance(value, str)
             ]
 
-        settings = MetricsSettings.model_validate(server.settings())
-        yield Kept(open_influx(settings, time.time_ns), read)
+        writer = InfluxWriter(server.url, server.org, server.bucket, server.token, 10.0)
+        yield Kept(QueuedMetrics(writer, time.time_ns, linger_s=LINGER_S), read)
 
 
 def victoria_metrics(_: Path) -> Iterator[Kept]:
@@ -81,8 +81,8 @@ def victoria_metrics(_: Path) -> Iterator[Kept]:
                 found += [(measurement, participant_id, field, ms * MS, v) for ms, v in points]
             return found
 
-        settings = MetricsSettings(kind="influxdb", url=server.url, org="org", bucket="bucket")
-        yield Kept(open_influx(settings, time.time_ns), read)
+        writer = InfluxWriter(server.url, "org", "bucket", "", 10.0)
+        yield Kept(QueuedMetrics(writer, time.time_ns, linger_s=LINGER_S), read)
 
 
 ADAPTERS = {f.__name__: f for f in (null, file, strict_influx, victoria_metrics)}

@@ -119,12 +119,16 @@ def join_host_port(host: str, port: int) -> str:
 def proxy_options(address: str) -> tuple[tuple[str, int], ...]:
     """Options for a gRPC channel to "host:port": what is on this machine is spoken to without the
     proxy that the environment may name, which gRPC would ask there too."""
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        is_here = ip_address(host).is_loopback
-    except ValueError:
-        is_here = host == "localhost"
+    is_here = is_loopback(address.rpartition(":")[0])
     return (("grpc.enable_http_proxy", 0),) if is_here else ()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine, as only this machine reaches it."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def parse_json(text: str) -> object:

@@ -39,6 +39,7 @@ from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.metrics.local_file import LocalMetricsFile
 from xain_coordinator.metrics.null import NullMetricsStore
 from xain_coordinator.metrics.points import parse_points
+from xain_coordinator.metrics.queue import QueuedMetrics
 from xain_coordinator.ports import (
     Clock,
     DirectAccess,
@@ -56,6 +57,7 @@ from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.stores.opening import OpenStore, open_store
 from xain_coordinator.stores.paths import folder_to_path
 from xain_coordinator.stores.prefixed import PrefixedAccess, PrefixedStore
+from xain_coordinator.stores.secret_files import read_secret
 from xain_foundation.names import shortened
 from xain_foundation.rate_limited_log import RateLimitedLog
 from xain_foundation.threads import run_to_end
@@ -436,9 +438,12 @@ def _metrics(config: CoordinatorConfig, clock: Clock) -> MetricsStore:
     if config.metrics.kind == "none":
         return NullMetricsStore()
     if config.metrics.kind == "influxdb":
-        from xain_coordinator.metrics.influx import open_influx
+        from xain_coordinator.metrics.influx import LINGER_S, InfluxWriter
 
-        return open_influx(config.metrics, clock.wall_ns)
+        chosen = config.metrics
+        token = read_secret("metrics", chosen, "token")
+        writer = InfluxWriter(chosen.url, chosen.org, chosen.bucket, token, chosen.timeout_s)
+        return QueuedMetrics(writer, clock.wall_ns, linger_s=LINGER_S)
     return LocalMetricsFile(config.metrics.path, clock.wall_ns)
 
 

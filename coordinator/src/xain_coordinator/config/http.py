@@ -1,11 +1,10 @@
 """The section [http]: the HTTP face, which is off unless it has a port."""
 
-from ipaddress import ip_address
 from typing import Self
 
 from pydantic import Field, model_validator
 
-from xain_foundation.fields import Host, Section, WrongSetting, join_host_port
+from xain_foundation.fields import Host, Section, WrongSetting, is_loopback, join_host_port
 
 _MAX_BODY_BYTES = 256 << 20  # a body is in memory as a whole, several times
 _MAX_WAIT_S = 24 * 3600.0
@@ -38,11 +37,3 @@ class HttpSettings(Section):
                 "127.0.0.1, or set http.insecure = true in a network that you trust",
             )
         return self
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host is this machine, as only this machine reaches it."""
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"

@@ -6,8 +6,14 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from xain_coordinator.config.http import is_loopback
-from xain_foundation.fields import FilePath, Host, Section, WrongSetting, join_host_port
+from xain_foundation.fields import (
+    FilePath,
+    Host,
+    Section,
+    WrongSetting,
+    is_loopback,
+    join_host_port,
+)
 
 
 class ParametersSettings(Section):

@@ -73,13 +73,6 @@ class RoundsSettings(Section):
         return self._num_selected(self.num_required)
 
     @property
-    def num_wanted(self) -> int:
-        """Number of updates that complete a round when N participants are connected."""
-        if not self.over_selection:
-            return self.num_selected
-        return pacing.num_wanted(self.num_required, self.fraction_participants)
-
-    @property
     def max_selected(self) -> int:
         """Participants that train a round when max_participants are connected."""
         return self._num_selected(self.effective_max_participants)

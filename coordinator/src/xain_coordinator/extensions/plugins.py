@@ -22,11 +22,6 @@ class PluginFailed(ValueError):
     """A plug-in is missing, cannot be imported, or claims a name that is not its own to give."""
 
 
-def plugins(group: str) -> Mapping[str, EntryPoint]:
-    """The installed plug-ins of a group by name. Of two with one name, either."""
-    return {name: found[0] for name, found in _installed(group).items()}
-
-
 def known(group: str, builtin: Iterable[str]) -> list[str]:
     """Names that a configuration may use, sorted; for messages."""
     return sorted({*builtin, *_installed(group)})

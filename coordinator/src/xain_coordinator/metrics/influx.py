@@ -12,12 +12,12 @@ sent alone, so that only those of their sender are lost.
 import logging
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import isfinite
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 import urllib3
@@ -27,9 +27,8 @@ from influxdb_client.rest import ApiException
 from influxdb_client.service.write_service import WriteService
 
 from xain_coordinator.core.values import Point
-from xain_coordinator.metrics.queue import MAX_WAITING_BYTES, QueuedMetrics, Stamped
+from xain_coordinator.metrics.queue import Stamped
 from xain_coordinator.ports import StoreError
-from xain_coordinator.stores.secret_files import read_secret
 from xain_foundation.backoff import Backoff
 
 log = structlog.get_logger(__name__)
@@ -37,7 +36,7 @@ log = structlog.get_logger(__name__)
 FIRST_RETRY_S = 0.5
 LAST_RETRY_S = 30.0
 MAX_RETRY_AFTER_S = 300.0
-LINGER_S = 1.0
+LINGER_S = 1.0  # of the queue before it
 
 _MAX_REASON = 200  # characters of what a server says, in a log line
 
@@ -46,34 +45,6 @@ _AWAY = frozenset({0, 408, 425, 429})  # and 5xx; 0 is the client's for a failed
 _POINTS_REFUSED = frozenset({400, 413, 422})
 # How InfluxDB says that it has written all but so many points; 2.0 did so with status 500.
 _PARTIAL = re.compile(r"partial write: .*dropped=(\d{1,18})", re.DOTALL)
-
-
-class InfluxSettings(Protocol):
-    """Settings of the bucket, as in [metrics]; read_secret() reads the token."""
-
-    @property
-    def url(self) -> str: ...
-    @property
-    def org(self) -> str: ...
-    @property
-    def bucket(self) -> str: ...
-    @property
-    def timeout_s(self) -> float: ...
-
-
-def open_influx(
-    settings: InfluxSettings,
-    wall_ns: Callable[[], int],
-    max_waiting_bytes: int = MAX_WAITING_BYTES,
-) -> QueuedMetrics:
-    """Metrics store that writes to the bucket of [metrics] from a thread of its own.
-
-    wall_ns: the time for points that have none. max_waiting_bytes: of points that may wait for the
-    server. Raises StoreError.
-    """
-    token = read_secret("metrics", settings, "token")
-    writer = InfluxWriter(settings.url, settings.org, settings.bucket, token, settings.timeout_s)
-    return QueuedMetrics(writer, wall_ns, linger_s=LINGER_S, max_waiting_bytes=max_waiting_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,19 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
 
 from xain_coordinator.ports import DirectAccess, WeightsStore
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.memory import MemoryStore
-from xain_coordinator.stores.s3_settings import S3Settings
-
-
-class StoreSettings(S3Settings, Protocol):
-    """Settings as in [storage]."""
-
-    @property
-    def kind(self) -> Literal["files", "s3", "memory"]: ...
+from xain_coordinator.stores.settings import StoreSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from xain_coordinator.stores.s3_bucket import (
 from xain_coordinator.stores.s3_claims import Claims
 from xain_coordinator.stores.s3_names import MAX_NAME_BYTES, key_to_name, name_to_key
 from xain_coordinator.stores.s3_requests import Requests, results
-from xain_coordinator.stores.s3_settings import S3Settings
+from xain_coordinator.stores.settings import StoreSettings
 
 _MIB = 1 << 20
 
@@ -450,7 +450,7 @@ class S3Upload:
             self._file.close()
 
 
-def open_s3(settings: S3Settings) -> S3Store:
+def open_s3(settings: StoreSettings) -> S3Store:
     """Open the store of [storage] and try it out.
 
     Raises StoreUnavailable if the server cannot be reached, and StoreError where a person must act.
@@ -476,7 +476,7 @@ def open_s3(settings: S3Settings) -> S3Store:
     return store
 
 
-def _find(bucket: Bucket, settings: S3Settings) -> None:
+def _find(bucket: Bucket, settings: StoreSettings) -> None:
     try:
         bucket.check(settings.prefix)
     except BucketMissing as error:

@@ -20,8 +20,8 @@ from s3transfer.exceptions import S3CopyFailedError
 from urllib3.exceptions import HTTPError
 
 from xain_coordinator.ports import KeyNotFound, StoreError, StoreUnavailable
-from xain_coordinator.stores.s3_settings import S3Settings
 from xain_coordinator.stores.secret_files import read_secret
+from xain_coordinator.stores.settings import StoreSettings
 
 # Logs of botocore at debug would hold headers and tokens, whatever level the program has.
 logging.getLogger("botocore").setLevel(logging.WARNING)
@@ -409,7 +409,7 @@ def _harmless(code: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "?", code)[:64]
 
 
-def connect(settings: S3Settings) -> Bucket:
+def connect(settings: StoreSettings) -> Bucket:
     """The bucket of [storage]; no request is made yet.
 
     Raises StoreError if a file of credentials cannot be read or a value makes no sense to boto3.
@@ -441,7 +441,7 @@ def connect(settings: S3Settings) -> Bucket:
     return Bucket(client, signer, settings.bucket, settings.url_lifetime_s)
 
 
-def _config(settings: S3Settings) -> Config:
+def _config(settings: StoreSettings) -> Config:
     return Config(
         signature_version="s3v4",
         connect_timeout=min(settings.timeout_s, MAX_CONNECT_S),

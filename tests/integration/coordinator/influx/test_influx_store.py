@@ -13,10 +13,9 @@ from structlog.testing import capture_logs
 from integration.coordinator.influx.conftest import Waits
 from integration.coordinator.influx.points import connect, numbered, numbers
 from support.influx_servers import Answer, StrictInflux
-from xain_coordinator.config.coordinator import MetricsSettings
 from xain_coordinator.core.values import Point
 from xain_coordinator.metrics import influx, queue
-from xain_coordinator.metrics.influx import InfluxWriter, open_influx
+from xain_coordinator.metrics.influx import InfluxWriter
 from xain_coordinator.ports import StoreError
 
 
@@ -325,21 +324,15 @@ def test_a_token_that_cannot_be_one(token: str) -> None:
 def test_the_token_may_come_from_a_file(server: StrictInflux, tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(f"{server.token}\n")
-    settings = MetricsSettings.model_validate(
-        {**server.settings(), "token": "", "token_file": str(path)}
-    )
-    metrics = open_influx(settings, lambda: 5)
+    metrics = connect(server, token="", token_file=str(path))
     metrics.write([Point("m", {"n": 1})])
     metrics.close()
-    assert [line.at_ns for line in server.lines] == [5]
+    assert numbers(server) == [1]
 
 
 @pytest.mark.parametrize("content", ["", " \n"])
 def test_an_empty_file_is_no_token(server: StrictInflux, tmp_path: Path, content: str) -> None:
     path = tmp_path / "token"
     path.write_text(content)
-    settings = MetricsSettings.model_validate(
-        {**server.settings(), "token": "", "token_file": str(path)}
-    )
     with pytest.raises(StoreError, match=r"metrics\.token_file .* holds no text"):
-        open_influx(settings, lambda: 5)
+        connect(server, token="", token_file=str(path))

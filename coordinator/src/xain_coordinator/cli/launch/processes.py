@@ -155,25 +155,15 @@ def leftovers(name: str) -> Leftovers | None:
 
 def clean(name: str) -> tuple[str, ...]:
     """Stop all processes of the launch. Returns their names."""
-    handles = {}
-    for pid, _ in _labelled(name):
-        with contextlib.suppress(ProcessLookupError):
-            handle = os.pidfd_open(pid)
-            # The number may have become that of another process before it was opened.
-            if _labels(pid).get(NAME_VARIABLE) == name:
-                handles[pid] = handle
-            else:
-                os.close(handle)
+    found = tuple(pid for pid, _ in _labelled(name))
     for number in (signal.SIGTERM, signal.SIGKILL):
-        for handle in handles.values():
+        for pid, _ in _labelled(name):  # again: a number may be that of another process by now
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(handle, number)
+                os.kill(pid, number)
         deadline = time.monotonic() + STOP_TIMEOUT_S
-        while any(_labels(pid) for pid in handles) and time.monotonic() < deadline:
+        while any(True for _ in _labelled(name)) and time.monotonic() < deadline:
             time.sleep(POLL_S)  # no event tells of the end of a process that is no child
-    for handle in handles.values():
-        os.close(handle)
-    return tuple(f"process {pid}" for pid in handles)
+    return tuple(f"process {pid}" for pid in found)
 
 
 def _labelled(name: str) -> Iterator[tuple[int, str]]:

@@ -12,7 +12,7 @@ from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from xain_coordinator.config.http import HttpSettings, is_loopback
+from xain_coordinator.config.http import HttpSettings
 from xain_coordinator.export import formats
 from xain_coordinator.export.commands import described
 from xain_coordinator.export.trained import NoModel
@@ -23,6 +23,7 @@ from xain_coordinator.server.http.events import EventReaders
 from xain_coordinator.server.http.fits import Fits
 from xain_coordinator.server.inspection_client import as_json
 from xain_coordinator.stores.reading import chunks
+from xain_foundation.fields import is_loopback
 
 log = structlog.get_logger(__name__)
 

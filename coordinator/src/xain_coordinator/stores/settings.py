@@ -1,12 +1,14 @@
-"""Settings that the S3 store needs, so that it depends on no configuration."""
+"""Settings that the stores need, so that they depend on no configuration."""
 
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 
-class S3Settings(Protocol):
-    """Settings of the bucket, as in [storage]; read_secret() reads the credentials."""
+class StoreSettings(Protocol):
+    """Settings as in [storage]; read_secret() reads the credentials of S3."""
 
+    @property
+    def kind(self) -> Literal["files", "s3", "memory"]: ...
     @property
     def endpoint(self) -> str: ...
     @property
