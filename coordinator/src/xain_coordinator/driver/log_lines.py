@@ -37,15 +37,10 @@ def log_event(before: Session, session: Session, event: e.DurableEvent, history:
     fields: dict[str, object] = {"round": session.round}
     match event:
         case e.ParticipantJoined(participant_id, tags=tags):
+            fields |= {"connected": len(session.members), "required": session.rules.num_required}
             if tags:
                 fields |= {"tags": dict(tags), "eligible": session.rules.is_eligible(tags)}
-            log.info(
-                "participant_joined",
-                participant=participant_id,
-                connected=len(session.members),
-                required=session.rules.num_required,
-                **fields,
-            )
+            log.info("participant_joined", participant=participant_id, **fields)
         case e.ParticipantLeft(participant_id, cause):
             log.info("participant_left", participant=participant_id, cause=cause, **fields)
         case e.FitRequested():
@@ -60,46 +55,25 @@ def log_event(before: Session, session: Session, event: e.DurableEvent, history:
         case e.RoundResumed(number):
             log.info("round_resumed", round=number, connected=len(session.members))
         case e.UpdateAccepted(number, update, staleness):
-            log.info(
-                "update_accepted",
-                round=number,
-                participant=update.participant_id,
-                num_samples=update.num_samples,
-                **({"staleness": staleness} if staleness else {}),
-            )
+            fields = {"participant": update.participant_id, "num_samples": update.num_samples}
+            if staleness:
+                fields["staleness"] = staleness
+            log.info("update_accepted", round=number, **fields)
         case e.UpdateRefused(participant_id, number, reason):
-            log.warning(
-                "update_refused",
-                round=number,
-                participant=participant_id,
-                reason=reason,
-                in_a_row=before.selection.faults_of(participant_id).in_a_row + 1,
-            )
+            in_a_row = before.selection.faults_of(participant_id).in_a_row + 1
+            fields = {"participant": participant_id, "reason": reason, "in_a_row": in_a_row}
+            log.warning("update_refused", round=number, **fields)
         case e.TrainingFailed(participant_id, number, kind, message, trace):
-            log.warning(
-                "training_failed",
-                round=number,
-                participant=participant_id,
-                reason=f"{kind}: {message}" if message else kind,
-                # The line that failed first, and all on one line.
-                **({"traceback": " < ".join(reversed(trace.splitlines()))} if trace else {}),
-            )
+            fields = {"reason": f"{kind}: {message}" if message else kind}
+            if trace:  # the line that failed first, and all on one line
+                fields["traceback"] = " < ".join(reversed(trace.splitlines()))
+            log.warning("training_failed", round=number, participant=participant_id, **fields)
         case e.GroupBroken(participant_id, number, attempt, reason):
-            log.warning(
-                "group_broken",
-                round=number,
-                attempt=attempt,
-                participant=participant_id,
-                reason=reason,
-            )
+            fields = {"attempt": attempt, "participant": participant_id, "reason": reason}
+            log.warning("group_broken", round=number, **fields)
         case e.RoundRestarted(number, attempt, selected, _, reason):
-            log.warning(
-                "round_restarted",
-                round=number,
-                attempt=attempt,
-                reason=reason,
-                **_named(selected),
-            )
+            fields = {"attempt": attempt, "reason": reason, **_named(selected)}
+            log.warning("round_restarted", round=number, **fields)
         case e.UpdateDamaged(participant_id, number, reason=reason):
             log.warning("update_damaged", round=number, participant=participant_id, reason=reason)
         case e.ParticipantLeftOut(participant_id, until):
@@ -113,12 +87,8 @@ def log_event(before: Session, session: Session, event: e.DurableEvent, history:
             log.info("model_published", round=number, key=model.ref.key)
             _log_losses(history, number)
         case e.EvaluationAccepted(number, participant_id, evaluation):
-            log.info(
-                "evaluation_accepted",
-                round=number,
-                participant=participant_id,
-                num_samples=evaluation.num_samples,
-            )
+            fields = {"participant": participant_id, "num_samples": evaluation.num_samples}
+            log.info("evaluation_accepted", round=number, **fields)
         case e.ModelEvaluated(number, evaluation):
             if evaluation is not None:
                 metrics = dict(evaluation.metrics)
@@ -151,13 +121,8 @@ def _log_losses(history: History, round_: int) -> None:
     begun = history.accounts.begun
     for participant_id in begun[:MAX_WARNINGS]:
         account = history.accounts.by_name[participant_id]
-        log.warning(
-            "participant_not_counted",
-            round=round_,
-            participant=participant_id,
-            rounds=account.missed,
-            reason=account.reason,
-        )
+        fields = {"rounds": account.missed, "reason": account.reason}
+        log.warning("participant_not_counted", round=round_, participant=participant_id, **fields)
     if len(begun) > MAX_WARNINGS:
         log.warning("participants_not_counted", round=round_, **_named(begun))
     limit, share = history.max_lost_share, history.lost_share()
