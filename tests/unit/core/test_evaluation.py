@@ -360,9 +360,9 @@ def test_participants_behind_are_asked_to_evaluate_and_not_to_train() -> None:
 def test_session_stops_when_its_patience_is_over() -> None:
     bench = bench_of("a", rounds=50, evaluate_metric="accuracy", evaluate_patience=2)
     train(bench, 0.1, 0.5, 0.4)
-    assert not bench.session.stops_early
+    assert not bench.session.is_trained
     train(bench, 0.5)
-    assert bench.session.stops_early
+    assert bench.session.is_trained
     assert bench.session.opened.task is Task.EVALUATE
     assert bench.session.opened.number == 4
     evaluate(bench, "a", 0.45)
@@ -385,7 +385,7 @@ def test_improvement_by_less_than_min_delta_is_none() -> None:
         evaluate_min_delta=0.1,
     )
     train(bench, 0.5, 0.55, 0.59)
-    assert bench.session.stops_early
+    assert bench.session.is_trained
     best = bench.session.evaluation.best
     assert best is not None
     assert (best.improved_round, best.round) == (0, 2), "the best model is the best all the same"

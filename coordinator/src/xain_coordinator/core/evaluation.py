@@ -151,7 +151,8 @@ def better(
     """The best model after the evaluation of model `number`."""
     if evaluation is None:
         return best
-    metric = best.metric if best is not None else _metric_of(rules, evaluation)
+    default = next((name for name in DEFAULTS if name in evaluation.metrics), "")
+    metric = best.metric if best is not None else rules.evaluate_metric or default
     if metric not in evaluation.metrics:
         return best
     value = evaluation.metrics[metric]
@@ -170,12 +171,6 @@ def better(
         value if has_improved else best.improved_value,
         number,
     )
-
-
-def _metric_of(rules: Rules, evaluation: Evaluation) -> str:
-    if rules.evaluate_metric:
-        return rules.evaluate_metric
-    return next((name for name in DEFAULTS if name in evaluation.metrics), "")
 
 
 def is_out_of_patience(best: Best | None, rules: Rules) -> bool:

@@ -92,11 +92,6 @@ class Heard:
     contenders: Mapping[str, Contender] = field(default_factory=dict)
     transfer: Transfer | None = None
 
-    def recent_contenders(self, now: float) -> Mapping[str, Contender]:
-        """Contenders except those that have not asked for long."""
-        earliest = now - CONTENDER_KEPT_S
-        return {i: one for i, one in self.contenders.items() if one.last_at >= earliest}
-
 
 @dataclass(frozen=True)  # without slots: see replacing.py
 class Members(Mapping[str, Member]):
@@ -218,7 +213,8 @@ class Members(Mapping[str, Member]):
     ) -> "Members":
         """Note a sign of life, which renews the lease."""
         sign = self.heard.get(participant_id)
-        recent = sign.recent_contenders(at) if sign is not None and sign.contenders else {}
+        known = {} if sign is None else sign.contenders
+        recent = {i: one for i, one in known.items() if one.last_at >= at - CONTENDER_KEPT_S}
         heard = Heard(at, state, round_, recent, transfer)
         return replace(self, heard=including(self.heard, participant_id, heard))
 

@@ -203,23 +203,18 @@ class Session:
         return began + idle_s
 
     @property
-    def stops_early(self) -> bool:
-        """Whether the session stops early: no better model for evaluate_patience rounds, or a
-        training loss that falls no more."""
-        has_converged = bool(self.evaluation.descent.ended_because)
-        return has_converged or is_out_of_patience(self.evaluation.best, self.rules)
-
-    @property
     def num_trained(self) -> int:
         """Number of training rounds that are over, of `rules.rounds`."""
         return 0 if self.model is None else max(0, self.model.round - self.rules.num_initial)
 
     @property
     def is_trained(self) -> bool:
-        """Whether the last model is published."""
-        if self.model is None:
-            return False
-        return self.model.round >= self.rules.num_rounds or self.stops_early
+        """Whether the last model is published: that of the last round, or one after which the loss
+        falls no more or no model was better for evaluate_patience rounds."""
+        if self.model is None or self.model.round >= self.rules.num_rounds:
+            return self.model is not None
+        progress = self.evaluation
+        return bool(progress.descent.ended_because) or is_out_of_patience(progress.best, self.rules)
 
     @property
     def evaluators(self) -> tuple[str, ...]:
@@ -227,11 +222,6 @@ class Session:
         if self.rules.evaluate_every == 0:
             return ()
         return tuple(p for p in self.members.eligible if self.members[p].can_evaluate)
-
-    @property
-    def owing_last_evaluation(self) -> bool:
-        """Whether the coordinator still owes the evaluation of the last model."""
-        return bool(self.evaluation_due.owed)
 
     @property
     def evaluation_due(self) -> EvaluationProgress:

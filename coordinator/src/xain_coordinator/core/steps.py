@@ -52,7 +52,7 @@ def _next_step_at_the_end(session: Session, now: float) -> e.Event | None:
     if round_ is None:
         assert session.model is not None, "nothing was trained"
         evaluators = session.evaluators
-        if evaluators or session.owing_last_evaluation:
+        if evaluators or session.evaluation_due.owed:
             return e.RoundOpened(
                 session.model.round, evaluators, 0, now, len(evaluators), Task.EVALUATE
             )
@@ -225,7 +225,10 @@ def _next_step_between_rounds(
     if session.waits_for_request:
         return None
     if not session.gathered:
-        return e.ParticipantsGathered(now) if _have_gathered(session, now) else None
+        connected = session.members.num_eligible
+        enough = connected >= rules.num_required and now >= session.starts_at
+        have_gathered = enough or connected >= rules.start_participants
+        return e.ParticipantsGathered(now) if have_gathered else None
     if session.model is None:
         return _ask_for_model(session, now)
     if session.members.num_eligible < rules.num_required or session.lacks_initialisers:
@@ -289,13 +292,6 @@ def _ask_for_model(session: Session, now: float) -> e.Event | None:
             return e.SessionFinished(f"no initial model could be made: {session.trouble}", now)
         return None
     return e.ModelRequested(participants=members)
-
-
-def _have_gathered(session: Session, now: float) -> bool:
-    connected = session.members.num_eligible
-    if connected >= session.rules.start_participants:
-        return True
-    return connected >= session.rules.num_required and now >= session.starts_at
 
 
 def _draw(

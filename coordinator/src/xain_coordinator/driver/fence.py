@@ -23,12 +23,13 @@ import socket
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import structlog
 
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.driver.outage import Outage
+from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import Fenced, Reader, StoreError, Unfinished, Upload, WeightsStore
 from xain_foundation.threads import run_to_end
 
@@ -46,17 +47,6 @@ class TakenOver(Fenced):
     """The session is another coordinator's, or goes on from another copy of the journal."""
 
 
-class OwnerNotes(Protocol):
-    """The part of a journal in which a coordinator notes its names."""
-
-    def owners(self, session_id: str) -> Collection[str]:
-        """Names of coordinators that were noted last for this session. Raises JournalError."""
-
-    def note_owners(self, session_id: str, names: Collection[str]) -> None:
-        """Replace the noted names, durably. The session need not be in the journal yet. Raises
-        JournalError."""
-
-
 class Fence:
     """Fence of a session: tells whether this coordinator is still the newest one.
 
@@ -65,10 +55,10 @@ class Fence:
     """
 
     def __init__(
-        self, store: WeightsStore, notes: OwnerNotes, session_id: str, location: str
+        self, store: WeightsStore, journal: SqliteJournal, session_id: str, location: str
     ) -> None:
         self._store = store
-        self._notes = notes
+        self._journal = journal
         self._session_id = session_id
         self._location = location
         self._name = ""
@@ -80,13 +70,13 @@ class Fence:
         somebody else, JournalError, and the store's errors; after those the owner may be the one
         before, or us.
         """
-        noted = self._notes.owners(self._session_id)
+        noted = self._journal.owners(self._session_id)
         owner = self._known_owner(noted)
         number = 1 + max((_number(name) for name in (*noted, owner) if name), default=0)
         name = f"{number:08d}.{uuid.uuid4().hex}"
         # Names below the owner's are never asked for again.
         kept = [other for other in noted if other >= owner]
-        self._notes.note_owners(self._session_id, [*kept, name])
+        self._journal.note_owners(self._session_id, [*kept, name])
         since = datetime.now(UTC).isoformat(timespec="seconds")
         note = f"host {socket.gethostname()}, pid {os.getpid()}, since {since}"
         self._store.put({_key(name): note.encode()})
@@ -100,7 +90,7 @@ class Fence:
     def require_known_owner(self) -> None:
         """Raises TakenOver if the session went on without this journal, JournalError, and the
         store's errors. Blocks."""
-        self._known_owner(self._notes.owners(self._session_id))
+        self._known_owner(self._journal.owners(self._session_id))
 
     def _known_owner(self, noted: Collection[str]) -> str:
         """The owner; "" if there is none. noted: the names in the journal."""
