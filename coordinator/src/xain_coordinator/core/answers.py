@@ -284,8 +284,10 @@ def _end_training_round(session: Session, command: c.EndTrainingRound, now: floa
     known = session.accepted(participant_id, command.round)
     # Before anything else: whoever has our acknowledgement may ask for it again, even when the
     # round has closed meanwhile or its lease has run out.
-    if known is not None and _is_same(known, command):
-        return (), r.Done(), ()
+    if known is not None and command.weights is not None:
+        digest = command.weights.ref.digest
+        if (known.weights.ref.digest, known.num_samples) == (digest, command.num_samples):
+            return (), r.Done(), ()
     evaluation = command.evaluation or Evaluation(0, {})
     if (answer := session.evaluated(participant_id, command.round)) is not None:
         if answer != evaluation:
@@ -356,10 +358,9 @@ def _note_group_broken(session: Session, command: c.NoteGroupBroken) -> tuple[e.
     participant_id = command.participant_id
     require_member(session, participant_id)
     round_ = session.open_round
-    is_owed = round_ is not None and _is_owed(session, participant_id, command.round)
-    if not is_owed or round_ is None or round_.attempt != command.attempt:
+    if round_ is None or not round_.attempt or round_.attempt != command.attempt:
         return ()
-    if not round_.attempt or participant_id in round_.broken:
+    if participant_id in round_.broken or not _is_owed(session, participant_id, command.round):
         return ()
     reason = printable(command.reason)[:MAX_REASON]
     return (e.GroupBroken(participant_id, command.round, command.attempt, reason),)
@@ -397,14 +398,6 @@ def _damaged(session: Session, reasons: Mapping[str, str], now: float) -> Iterat
             yield e.UpdateDamaged(
                 participant_id, round_.number, update.num_samples, reason[:MAX_REASON], now
             )
-
-
-def _is_same(known: Update, command: c.EndTrainingRound) -> bool:
-    return (
-        command.weights is not None
-        and known.weights.ref.digest == command.weights.ref.digest
-        and known.num_samples == command.num_samples
-    )
 
 
 def _model(session: Session) -> GlobalModel:

@@ -285,8 +285,6 @@ class History:
                     self.contributions[update.participant_id] += 1
                 if staleness and evaluation is not None:
                     self._add_late(number - staleness, update.participant_id, evaluation)
-            case e.EvaluationAccepted():
-                self._note(event)
             case e.UpdateDamaged(participant_id):
                 self._note(event)
                 if self._is_training:
@@ -305,9 +303,9 @@ class History:
                 self._note(event)
                 if self._is_training:
                     self.accounts.select(number, selected)
-            case e.ParticipantLeftOut() | e.UpdateRefused() | e.GroupBroken():
+            case e.EvaluationAccepted() | e.ParticipantLeftOut() | e.UpdateRefused():
                 self._note(event)
-            case e.TrainingFailed() | e.RoundOverdue() | e.RoundClosed():
+            case e.GroupBroken() | e.TrainingFailed() | e.RoundOverdue() | e.RoundClosed():
                 self._note(event)
             case e.RoundOpened(number, selected, _, at, task=task):
                 record = RoundRecord(number, selected, at, task=task)

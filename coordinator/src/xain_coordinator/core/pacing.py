@@ -9,7 +9,7 @@ Learning with Buffered Asynchronous Aggregation) and participants that still tra
 go on with it; and rules with a name, built in or plugged in.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -118,19 +118,14 @@ _parsed = lru_cache(maxsize=8)(parse)
 def has_quorum(round_: Round, quorum: Expression) -> bool:
     """Whether the updates so far satisfy the conditional event. Its percentages are of the selected
     participants."""
+
+    def num(names: Collection[str], source: str) -> int:
+        return len(names) if source in ("*", PEER_TYPE) else int(source in names)
+
     condition: Condition = _parsed(quorum)
-
-    def count(source: str, tag: str) -> int:
-        if source in ("*", PEER_TYPE):
-            return len(round_.updates)
-        return int(source in round_.updates)
-
-    def num_peers(source: str) -> int:
-        if source in ("*", PEER_TYPE):
-            return len(round_.selected)
-        return int(source in round_.selected)
-
-    return condition.is_met(count, num_peers)
+    return condition.is_met(
+        lambda source, tag: num(round_.updates, source), lambda source: num(round_.selected, source)
+    )
 
 
 class Pacing(Protocol):

@@ -217,9 +217,8 @@ class Rules:
     start_participants: how many to wait for before the first round; `start_timeout_s` after the
         first arrival, N are enough.
     initial: where the initial weights come from. "first": one participant makes them in round 0,
-        and `rounds` rounds of training follow. "empty": all make some in round 0, which averages
-        them and is one of the `rounds`. "workload": the coordinator computes them from
-        the data profiles.
+        and `rounds` rounds of training follow. "empty": all make some in round 0, one of the
+        `rounds`. "workload": the coordinator computes them from the data profiles.
     deadline_s: after it a round makes do with min_participants updates.
     idle_timeout_s: how long the session waits for participants, for the updates of a round that is
         overdue, or for a model to be made, before it ends.

@@ -1,13 +1,10 @@
 """Mappings of thousands of entries that change one at a time.
 
 Every change gives a new mapping and leaves the one before as it was, as a copy would, but costs the
-same however large they are: a session of 2,000 participants would copy 2,000 entries with every
-heartbeat.
-
-All versions of a mapping share a table. An entry bears the number of the version that put it there,
-and of the one that took it away; a version sees what came up to its own number and had not gone by
-then. Only the latest version is changed in this way: a change of an earlier one begins a line of
-its own, with a copy.
+same however large they are. All versions of a mapping share a table. An entry bears the number of
+the version that put it there, and of the one that took it away; a version sees what came up to its
+own number and had not gone by then. Only the latest version is changed in this way: a change of an
+earlier one begins a line of its own, with a copy.
 
 Source: Driscoll, Sarnak, Sleator & Tarjan 1989, Making Data Structures Persistent, section 3.
 """

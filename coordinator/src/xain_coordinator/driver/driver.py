@@ -201,10 +201,9 @@ class Driver:
         session = evolve(last.session, e.Restarted(clock.now()))
         kept = session.rules
         opening: list[Record] = []
-        heartbeat = (rules.heartbeat_time_s, rules.heartbeat_timeout_s)
-        is_other = heartbeat != (kept.heartbeat_time_s, kept.heartbeat_timeout_s)
-        if is_other and session.phase is not Phase.FINISHED:
-            changed = e.HeartbeatChanged(*heartbeat)
+        changed = e.HeartbeatChanged(rules.heartbeat_time_s, rules.heartbeat_timeout_s)
+        before = e.HeartbeatChanged(kept.heartbeat_time_s, kept.heartbeat_timeout_s)
+        if changed != before and session.phase is not Phase.FINISHED:
             session = evolve(session, changed)
             opening.append(Record(clock.now(), changed))
         strategy = make_strategy(kept)

@@ -6,13 +6,10 @@ object "owners/NUMBER.TOKEN" beside the session's weights, and the greatest name
 others notice when they look, which they do every few seconds, and right before they publish or
 remove anything.
 
-What a coordinator that was overtaken has acknowledged does not count any more, so it must not come
-back and overtake in its turn, as whatever restarts it would have it do. A start therefore notes its
-name in its journal before the store has it, and a journal that does not know the name of the owner
-is not the one that the owner goes on with: who has it does not start.
-
-Names are unique, so they need no conditional create, and it is no matter when a request that was
-given up reaches the store after all.
+What a coordinator that was overtaken has acknowledged does not count any more, so it must not
+overtake in its turn when it is restarted. A start therefore notes its name in its journal before
+the store has it, and a journal that does not know the name of the owner is refused. Names are
+unique, so they need no conditional create, and a late request to the store does no harm.
 """
 
 import asyncio
