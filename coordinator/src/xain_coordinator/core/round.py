@@ -70,7 +70,7 @@ class Round:
 
     def __post_init__(self) -> None:
         # Everybody is looked up in it at every change.
-        object.__setattr__(self, "selected", Names.of(self.selected))
+        object.__setattr__(self, "selected", Names(self.selected))
 
     @property
     def is_evaluation(self) -> bool:
@@ -114,11 +114,12 @@ class Round:
 
     def with_selected(self, more: Sequence[str]) -> "Round":
         """Select more participants."""
-        return replace(self, selected=Names.of(self.selected).including(more))
+        return replace(self, selected=Names((*self.selected, *more)))
 
     def without_selected(self, participant_id: str) -> "Round":
         """Take a participant out of the selection."""
-        selected = Names.of(self.selected).excluding(participant_id)
+        at = self.selected.index(participant_id)
+        selected = Names((*self.selected[:at], *self.selected[at + 1 :]))
         return replace(self, selected=selected, carried=excluding(self.carried, participant_id))
 
     def with_update(self, update: Update, at: float | None) -> "Round":

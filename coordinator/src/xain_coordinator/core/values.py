@@ -1,6 +1,6 @@
 """Immutable values that commands, events and effects consist of."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
@@ -144,26 +144,6 @@ class Names(tuple[str, ...]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._known
-
-    @classmethod
-    def of(cls, names: tuple[str, ...]) -> "Names":
-        """Names of an iterable; the same object if it is one already."""
-        return names if isinstance(names, cls) else cls(names)
-
-    def including(self, more: Sequence[str]) -> "Names":
-        """Names with others appended."""
-        return self._with_known(Names((*self, *more)), self._known.union(more))
-
-    def excluding(self, name: str) -> "Names":
-        """Names without one of them."""
-        at = self.index(name)
-        return self._with_known(Names((*self[:at], *self[at + 1 :])), self._known - {name})
-
-    @staticmethod
-    def _with_known(names: "Names", known: frozenset[str]) -> "Names":
-        # The names are looked up at once, and hashing all again takes far longer than a copy.
-        names.__dict__["_known"] = known
-        return names
 
 
 @dataclass(frozen=True, slots=True)
