@@ -362,8 +362,12 @@ def _logs(world: _World) -> Iterator[None]:
     )
     of_libraries = logger.PROCESSORS[:]
     logger.PROCESSORS[:] = [take]
+    sdk = logging.getLogger("xain_participant")  # which makes no line that nobody would read
+    level = sdk.level
+    sdk.setLevel(logging.INFO)
     try:
         yield
     finally:
+        sdk.setLevel(level)
         logger.PROCESSORS[:] = of_libraries
         structlog.configure(**before)
