@@ -63,7 +63,7 @@ async def test_killed_server_and_worker_leave_the_same_model(folder: Path, name:
     arguments = (*SPARSE, *epochs, f"--name={name}", "--replicas=1")
     async with launched(folder, *arguments) as shown:
         assert await shown.end() == 0, shown.output
-    assert processes.leftovers(name) is None
+    assert processes.is_live(name) is None
     undisturbed = model_of(folder, name)
     score = re.search(r"On [0-9,]+ rows of test.svm: log loss .*, AUC (0[.]\d+)", shown.output)
     assert score, shown.output
@@ -76,7 +76,7 @@ async def test_killed_server_and_worker_leave_the_same_model(folder: Path, name:
         os.kill(pid_with(name, "--worker=worker-2"), signal.SIGKILL)
         assert await shown.end() == 0, shown.output
     assert "worker-2 was killed; it is started again" in shown.output
-    assert processes.leftovers(name) is None
+    assert processes.is_live(name) is None
     scheduler = folder / "xain-launch" / name / "logs/scheduler.log"
     assert '"rolled_back"' not in scheduler.read_text()
     disturbed = model_of(folder, name)
@@ -176,7 +176,7 @@ def test_interrupt_while_the_model_is_saved_ends_the_launch(
         saving._save()
     os.kill(pid_with(name, "--set=server.name=server-1"), signal.SIGCONT)
     saving.stop()
-    assert processes.leftovers(name) is None
+    assert processes.is_live(name) is None
     for thread in threading.enumerate():
         if thread.name.startswith("checkpoint"):
             thread.join(60)
@@ -191,4 +191,4 @@ async def test_ctrl_c_ends_the_launch_and_leaves_no_process(folder: Path, name: 
         shown.process.send_signal(signal.SIGINT)
         assert await shown.end() == 130, shown.output
     assert "launch: stopping ..." in shown.output
-    assert processes.leftovers(name) is None
+    assert processes.is_live(name) is None

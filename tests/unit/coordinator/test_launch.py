@@ -219,7 +219,7 @@ def test_interrupted_start_leaves_no_process(
             launch.start()
         interrupts.hold_to_the_end()
         launch.stop()
-    assert processes.leftovers(backend._name) is None
+    assert processes.is_live(backend._name) is None
 
 
 def test_log_of_a_restarted_program_keeps_its_earlier_lines(

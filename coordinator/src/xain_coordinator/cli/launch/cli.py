@@ -303,8 +303,15 @@ def _run(
     interrupts = Interrupts()
     colors = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     view = LogView(names, colors=colors, is_quiet=is_quiet)
-    backend = _backend(kind, settings, workload)
-    _stop_leftovers(kind, settings.name)
+    backend: Backend
+    if kind == "process":
+        backend = processes.ProcessBackend(settings.name, settings.host)
+        _stop_leftovers(processes.is_live(settings.name), processes.clean, settings.name)
+    else:
+        from xain_coordinator.cli.launch import containers
+
+        backend = containers.DockerBackend(settings, workload)
+        _stop_leftovers(containers.is_live(settings.name), containers.clean, settings.name)
     launch = make(Launcher(backend, view, _say, interrupts.held))
     with interrupts.installed():
         try:
@@ -327,30 +334,19 @@ def _say(text: str) -> None:
     typer.echo(f"launch: {text}")
 
 
-def _backend(kind: str, settings: LaunchSettings, workload: str) -> Backend:
-    if kind == "process":
-        return processes.ProcessBackend(settings.name, settings.host)
-    from xain_coordinator.cli.launch import containers
-
-    return containers.DockerBackend(settings, workload)
-
-
 # --- what an earlier launcher left behind ---------------------------------------------------------
 
 
-def _stop_leftovers(kind: str, name: str) -> None:
-    """Stop what a killed launcher left behind. Raises CommandFailed if the launch is running."""
-    if kind == "process":
-        found = processes.leftovers(name)
-        clean = processes.clean
-    else:
-        from xain_coordinator.cli.launch import containers
+def _stop_leftovers(
+    is_live: bool | None, clean: Callable[[str], tuple[str, ...]], name: str
+) -> None:
+    """Stop what a killed launcher left behind. Raises CommandFailed if the launch is running.
 
-        found = containers.leftovers(name)
-        clean = containers.clean
-    if found is None:
+    is_live: whether the launcher of what is there is alive; None if nothing is there.
+    """
+    if is_live is None:
         return
-    if found.is_live:
+    if is_live:
         raise CommandFailed(
             f"a launch called {name} is running; end it with Ctrl-C there or with {PROGRAM} "
             f"--clean {name}, or give this one another --name"

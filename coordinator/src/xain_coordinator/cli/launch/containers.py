@@ -18,7 +18,6 @@ from xain_coordinator.cli.launch.plan import COORDINATE, PARTICIPATE, SPARSE, Pr
 from xain_coordinator.cli.launch.programs import (
     KILLED,
     STOP_TIMEOUT_S,
-    Leftovers,
     is_alive,
     launcher_id,
 )
@@ -326,14 +325,13 @@ def _mount(source: Path, target: PurePosixPath, *, is_read_only: bool = False) -
 # --- what an earlier launcher left behind ---------------------------------------------------------
 
 
-def leftovers(name: str) -> Leftovers | None:
-    """Containers of the launch with this name; None if there are none. Raises CommandFailed."""
+def is_live(name: str) -> bool | None:
+    """Whether the launcher of the launch with this name is alive; None if it has no containers.
+    Raises CommandFailed."""
     with contextlib.closing(_connect()) as client:
         found = _labelled(client.containers, name, all=True)
-        if not found:
-            return None
-        launchers = (container.labels.get(LAUNCHER_LABEL, "") for container in found)
-        return Leftovers(tuple(c.name for c in found), any(map(is_alive, launchers)))
+        launchers = [container.labels.get(LAUNCHER_LABEL, "") for container in found]
+        return any(map(is_alive, launchers)) if launchers else None
 
 
 def clean(name: str) -> tuple[str, ...]:

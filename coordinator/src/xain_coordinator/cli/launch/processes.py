@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from xain_coordinator.cli.launch.plan import COORDINATE, PARAMETERS, PARTICIPATE, Program
-from xain_coordinator.cli.launch.programs import STOP_TIMEOUT_S, Leftovers, is_alive, launcher_id
+from xain_coordinator.cli.launch.programs import STOP_TIMEOUT_S, is_alive, launcher_id
 from xain_foundation.commands import CommandFailed
 from xain_foundation.fields import join_host_port
 
@@ -144,13 +144,10 @@ def _free_port() -> int:
 # --- what an earlier launcher left behind ---------------------------------------------------------
 
 
-def leftovers(name: str) -> Leftovers | None:
-    """Processes of the launch with this name; None if there are none."""
-    found = list(_labelled(name))
-    if not found:
-        return None
-    names = tuple(f"process {pid}" for pid, _ in found)
-    return Leftovers(names, any(is_alive(launcher) for _, launcher in found))
+def is_live(name: str) -> bool | None:
+    """Whether the launcher of the launch with this name is alive; None if it has no processes."""
+    launchers = [launcher for _, launcher in _labelled(name)]
+    return any(map(is_alive, launchers)) if launchers else None
 
 
 def clean(name: str) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 import os
 import platform
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -70,14 +69,6 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Remove what prepare() made."""
-
-
-@dataclass(frozen=True, slots=True)
-class Leftovers:
-    """Programs of a launch that are there, by name, and whether their launcher is alive."""
-
-    names: tuple[str, ...]
-    is_live: bool
 
 
 def launcher_id() -> str:
