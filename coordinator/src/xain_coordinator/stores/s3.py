@@ -171,10 +171,7 @@ class S3Store:
             self._bucket.put(target, to, b"")
             return
         try:
-            if head.size <= COPY_PART_BYTES:
-                self._bucket.copy(source, from_, to, head.etag)
-            else:
-                self._bucket.copy_in_parts(source, from_, to, head.etag, COPY_PART_BYTES)
+            self._bucket.copy(source, from_, to, head.etag, COPY_PART_BYTES)
         except Declined:
             raise ObjectChanged(source) from None
 

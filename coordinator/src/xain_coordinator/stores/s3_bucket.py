@@ -241,31 +241,24 @@ class Bucket:
 
     # --- copies ---
 
-    def copy(self, key: str, source: str, target: str, etag: str) -> None:
-        """key: what errors call the source. etag: which object it must still be.
+    def copy(self, key: str, source: str, target: str, etag: str, part_bytes: int) -> None:
+        """Copy by boto3's transfer manager, a large object in parts that go at the same time.
 
-        Raises KeyNotFound, and Declined with 412 (another object).
+        key: what errors call the source. etag: which object it must still be.
+        Raises KeyNotFound, and Declined with 412 (another object); no part stays in the bucket.
         """
-        parameters = {"Key": target, **self._source(source, etag)}
-        self._call("copy", "copy_object", parameters, key=key, answers={412})
-
-    def copy_in_parts(self, key: str, source: str, target: str, etag: str, part_bytes: int) -> None:
-        """The same by boto3's transfer manager, in parts that go at the same time. Raises as copy()
-        does; no part stays in the bucket then."""
-        wanted = self._source(source, etag)
         parameters = {
             "Key": target,
-            "CopySource": wanted.pop("CopySource"),
-            "ExtraArgs": wanted,
-            "Config": TransferConfig(multipart_threshold=1, multipart_chunksize=part_bytes),
+            "CopySource": {"Bucket": self.name, "Key": source},
+            "ExtraArgs": {"CopySourceIfMatch": etag},
+            "Config": TransferConfig(
+                multipart_threshold=part_bytes, multipart_chunksize=part_bytes
+            ),
         }
         try:
             self._call("copy", "copy", parameters, key=key, answers={412})
         except S3CopyFailedError:  # another object since the transfer manager has looked at it
             raise Declined(412, "PreconditionFailed") from None
-
-    def _source(self, name: str, etag: str) -> dict[str, Any]:
-        return {"CopySource": {"Bucket": self.name, "Key": name}, "CopySourceIfMatch": etag}
 
     # --- URLs ---
 
