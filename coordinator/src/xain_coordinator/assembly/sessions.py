@@ -278,14 +278,9 @@ class Sessions:
     def _models_of(self, session: Session, history: History) -> "Trained":
         from xain_coordinator.export.trained import Trained
 
-        best = session.evaluation.best
         session_id = session.session_id
-        return Trained(
-            session_id,
-            tuple(history.models.values()),
-            tuple(history.rounds),
-            None if best is None else best.round,
-            lambda ref: read_weights(self.store_of(session_id), ref.key),
+        return Trained.of(
+            session, history, lambda ref: read_weights(self.store_of(session_id), ref.key)
         )
 
     def open(self, session_id: str, ref: WeightsRef) -> Reader:

@@ -6,12 +6,13 @@ They come from the files of a stopped coordinator, or from one that runs.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import grpc
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.core.history import RoundRecord
+from xain_coordinator.core.history import History, RoundRecord
+from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Evaluation, GlobalModel, Task, WeightsRef
 from xain_coordinator.journal.restore import open_stopped
 from xain_coordinator.ports import StoreError
@@ -80,6 +81,18 @@ class Trained:
         self.best = best
         self._read = read
 
+    @classmethod
+    def of(cls, session: Session, history: History, read: Callable[[WeightsRef], bytes]) -> Self:
+        """The models of a session by its history. Raises as the constructor does."""
+        best = session.evaluation.best
+        return cls(
+            session.session_id,
+            history.models.values(),
+            history.rounds,
+            None if best is None else best.round,
+            read,
+        )
+
     def choose(self, which: str) -> Entry:
         """The model that "last", "best" or a number names. Raises NoModel."""
         if which == "best" and self.best is None:
@@ -124,17 +137,12 @@ def open_files(config: CoordinatorConfig) -> Iterator[Trained]:
 
     Raises NoModel, JournalError and StoreError.
     """
-    with open_stopped(config.journal.path) as (journal, last):
-        session, history, best = last.session, last.history, last.session.evaluation.best
-        with closing(open_store(config.storage)) as opened:
-            store = store_of_session(opened.store, journal, session.session_id)
-            yield Trained(
-                session.session_id,
-                history.models.values(),
-                history.rounds,
-                None if best is None else best.round,
-                lambda ref: read_weights(store, ref.key),
-            )
+    with (
+        open_stopped(config.journal.path) as (journal, last),
+        closing(open_store(config.storage)) as opened,
+    ):
+        store = store_of_session(opened.store, journal, last.session.session_id)
+        yield Trained.of(last.session, last.history, lambda ref: read_weights(store, ref.key))
 
 
 @contextmanager

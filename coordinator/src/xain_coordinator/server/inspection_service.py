@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from heapq import nsmallest
 from importlib.metadata import version
 from itertools import islice
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 import numpy as np
@@ -176,33 +176,30 @@ class InspectionService(inspection_grpc.InspectionServicer):
         self, request: inspection.ListParticipantsRequest, context: Context
     ) -> inspection.ListParticipantsResponse:
         if request.page_size < 0:
-            await _refuse(context, f"page_size is {request.page_size}: it must not be negative")
+            raise InvalidRequest(f"page_size is {request.page_size}: it must not be negative")
         try:
-            after = _name_of(request.page_token)
+            # The name that the page before ended with; clients treat it as opaque.
+            after = base64.b64decode(request.page_token, altchars=b"-_", validate=True).decode()
         except ValueError:
-            await _refuse(context, "page_token is not one that was given here")
+            raise InvalidRequest("page_token is not one that was given here") from None
         page_size = min(request.page_size or MAX_PAGE, MAX_PAGE)
         members = self._driver.session.members
         names = nsmallest(page_size + 1, (name for name in members if name > after))
         answer: list[inspection.ParticipantStatus] = []
         room = MAX_PARTICIPANTS_BYTES
-        leases = self._leases()
+        # The time at which each participant's lease runs out.
+        leases = dict(members.expiries(self._driver.session.rules.lease_s))
         for name in names[:page_size]:
             status = self._participant(name, leases[name])
             room -= status.ByteSize()
             if room < 0:
                 break
             answer.append(status)
-        is_last = len(answer) == len(names)
+        last = "" if len(answer) == len(names) else answer[-1].participant_id
         return inspection.ListParticipantsResponse(
             participants=answer,
-            next_page_token="" if is_last else _page_token(answer[-1].participant_id),
+            next_page_token=base64.urlsafe_b64encode(last.encode()).decode(),
         )
-
-    def _leases(self) -> dict[str, float]:
-        """Time at which each participant's lease runs out."""
-        session = self._driver.session
-        return dict(session.members.expiries(session.rules.lease_s))
 
     def _participant(self, participant_id: str, expires_at: float) -> inspection.ParticipantStatus:
         session = self._driver.session
@@ -335,22 +332,6 @@ def _sites(record: RoundRecord) -> inspection.RoundStatus:
             for participant_id, site in sorted(record.sites.items())
         ]
     )
-
-
-async def _refuse(context: Context, why: str) -> NoReturn:
-    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
-    raise AssertionError("abort always raises")  # which its type does not say
-
-
-def _page_token(last: str) -> str:
-    """Page token: the name that the page ended with, encoded so that clients treat it as opaque."""
-    return base64.urlsafe_b64encode(last.encode()).decode()
-
-
-def _name_of(page_token: str) -> str:
-    """Name in a page token, at which the page before ended; empty for the first page. Raises
-    ValueError."""
-    return base64.b64decode(page_token, altchars=b"-_", validate=True).decode()
 
 
 def _not_eligible_because(session: Session, participant_id: str) -> str:

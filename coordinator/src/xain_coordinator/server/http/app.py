@@ -135,9 +135,7 @@ def _add_paths(app: FastAPI, fits: Fits) -> None:
     @app.get("/v1/models/{round}", responses=_errors(404, 422, 503))
     async def model(round_: Which, session: SessionId = None) -> dict[str, Any]:
         """Lineage and metrics of a global model of the present session."""
-        trained = await fits.models(session)
-        if trained is None:
-            raise HttpError("NO_MODEL", "the present session has no model yet")
+        trained = await fits.trained(session)
         try:
             return described(trained, trained.choose(round_))
         except NoModel as error:
@@ -160,9 +158,7 @@ def _add_paths(app: FastAPI, fits: Fits) -> None:
         session: SessionId = None,
     ) -> Response:
         """The weights of a global model of the present session as a file."""
-        trained = await fits.models(session)
-        if trained is None:
-            raise HttpError("NO_MODEL", "the present session has no model yet")
+        trained = await fits.trained(session)
 
         def work() -> tuple[str, Iterator[bytes]]:
             entry = trained.choose(round_)

@@ -69,6 +69,14 @@ class Fits:
         except KNOWN as error:
             refuse(error)
 
+    async def ask(self, question: Callable[[], T]) -> T:
+        """Answer a question on the event loop of the sessions. Raises HttpError."""
+
+        async def answer() -> T:
+            return question()
+
+        return await self.on_loop(answer())
+
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run blocking work in the thread pool. Raises HttpError."""
         if self._num_waiting >= MAX_WAITING:
@@ -136,11 +144,7 @@ class Fits:
 
     async def fitted(self) -> Trained:
         """The models that predictions are made with. Raises HttpError."""
-
-        async def find() -> Trained | None:
-            return self.sessions.fitted()
-
-        trained = await self.on_loop(find())
+        trained = await self.ask(self.sessions.fitted)
         if trained is None:
             raise HttpError("NOT_FITTED", f"there is no fitted model: {self._why_not_fitted()}")
         return trained
@@ -166,12 +170,12 @@ class Fits:
     async def status(self) -> bodies.Status:
         """State of the present session."""
 
-        async def find() -> tuple[Session, Strategy, Trained | None, int]:
+        def find() -> tuple[Session, Strategy, Trained | None, int]:
             sessions = self.sessions
             strategy = sessions.current.driver.strategy
             return sessions.session, strategy, sessions.fitted(), sessions.num_connected()
 
-        session, strategy, trained, num_connected = await self.on_loop(find())
+        session, strategy, trained, num_connected = await self.ask(find)
         fitted = None
         if trained is not None:
             fitted = bodies.Fitted(session=trained.session_id, last=trained.last, best=trained.best)
@@ -201,17 +205,14 @@ class Fits:
 
     async def snapshot(self) -> Snapshot:
         """Snapshot of the Inspection service's answers."""
-
-        async def ask() -> Snapshot:
-            return await ask_service(self.sessions.current.server.inspection, everything=True)
-
-        return await self.on_loop(ask())
+        inspection = self.sessions.current.server.inspection
+        return await self.on_loop(ask_service(inspection, everything=True))
 
     async def models(self, session_id: str | None = None) -> Trained | None:
         """The models of the present session, or of the one to predict with if it is named; None if
         there are none yet. Raises HttpError if the session is another one."""
 
-        async def find() -> Trained | None:
+        def find() -> Trained | None:
             if session_id not in (None, self.sessions.session.session_id):
                 fitted = self.sessions.fitted()
                 if fitted is None or fitted.session_id != session_id:
@@ -222,7 +223,14 @@ class Fits:
             except NoModel:
                 return None
 
-        return await self.on_loop(find())
+        return await self.ask(find)
+
+    async def trained(self, session_id: str | None) -> Trained:
+        """The same models. Raises HttpError if there are none yet, too."""
+        trained = await self.models(session_id)
+        if trained is None:
+            raise HttpError("NO_MODEL", "the present session has no model yet")
+        return trained
 
 
 def changed(config: CoordinatorConfig, request: bodies.FitRequest) -> CoordinatorConfig:
