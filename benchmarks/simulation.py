@@ -38,7 +38,7 @@ def main() -> None:
     done = xain.simulate(
         simulate.main,
         args.participants,
-        workers=2,
+        workers=1 if args.quick else 2,  # each imports PyTorch
         rounds=args.rounds,
         fraction=0.1,
         epochs=1 if args.quick else 5,

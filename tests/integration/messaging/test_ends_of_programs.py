@@ -13,7 +13,6 @@ import pytest
 
 from support.messaging import PATIENCE_S, RedisServer, discovery_of, until
 from xain_messaging.discovery.redis import RedisDiscovery
-from xain_messaging.errors import PeersMissing
 from xain_messaging.messages import Message
 from xain_messaging.ports import Discovery, Roster
 from xain_messaging.proxy import Proxy
@@ -119,10 +118,8 @@ def test_the_last_message_of_a_program_is_delivered(
         program = start(discovery, driver, "end", "first")
         assert received(master) == ["first"]
         has_ended(program)
-        with pytest.raises(PeersMissing):
-            Proxy(
-                "g", "late", {"worker": 1}, join_timeout_s=0.2, discovery=discovery, driver=driver
-            )
+        with Proxy("g", "late", discovery=discovery, driver=driver) as late:
+            assert late.peers == {"master": ["m"]}
         until(lambda: "worker" not in master.peers, "the master to be told")
 
         membership = master.endpoint.membership
@@ -200,23 +197,18 @@ def test_a_forked_process_does_not_leave_in_the_name_of_its_parent() -> None:
         assert [sorted(roster) for roster in seen] == [["m", "w"], ["m"]]
 
 
-def test_a_redis_entry_of_a_killed_process_does_not_satisfy_expected_peers() -> None:
-    """The entry counts no longer than its lease, which a dead process does not renew."""
+def test_a_redis_entry_of_a_killed_process_ends_with_its_lease() -> None:
+    """A dead process does not renew it, and is then no peer of those who come."""
     with RedisServer() as redis:
-        discovery = RedisDiscovery(redis.url, 1.0, settle_s=0.0)
+        discovery = RedisDiscovery(redis.url, settle_s=0.0)
         with Proxy("g", "master", name="m", discovery=discovery, driver="zmq") as master:
-            program = start(discovery, "zmq", "wait", "x")
+            program = start(RedisDiscovery(redis.url, 3.0, settle_s=0.0), "zmq", "wait", "x")
             assert received(master) == ["x"]
             os.kill(program.pid, signal.SIGKILL)
             program.communicate()
 
             def is_missing() -> bool:
-                try:
-                    Proxy(
-                        "g", "late", {"worker": 1}, join_timeout_s=0.2, discovery=discovery
-                    ).close()
-                except PeersMissing:
-                    return True
-                return False
+                with Proxy("g", "late", discovery=discovery) as late:
+                    return late.peers == {"master": ["m"]}
 
             until(is_missing, "the lease to end")
