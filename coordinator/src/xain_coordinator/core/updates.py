@@ -26,7 +26,8 @@ def require_uncounted(session: Session, participant_id: str, key: str) -> None:
         return
     for known in (session.open_round, session.last_round):
         for update in () if known is None else known.updates.values():
-            if base_key_of(update.weights.ref.key) == base_key:
+            other = update.weights.ref.key
+            if other.startswith(base_key) and base_key_of(other) == base_key:
                 raise errors.UploadTaken(f"the upload {base_key!r} counts already")
 
 
