@@ -173,9 +173,6 @@ class Accounts:
             if not contributions[name] and (account.num_selected or account.missed)
         ]
 
-    def forget(self, name: str) -> None:
-        self.by_name.pop(name, None)
-
     def _of(self, name: str) -> Account:
         return self.by_name.get(name, _NEW)
 

@@ -48,11 +48,6 @@ def check_address(address: str) -> None:
         )
 
 
-def is_whole(round_: Round) -> bool:
-    """Whether the attempt has the slices of all its members."""
-    return bool(round_.selected) and not round_.broken and round_.all_in
-
-
 def slice_of(model: Layout, owned: Layout) -> tuple[int, int]:
     """Start and stop of tensors in the flat vector of a model.
 

@@ -25,11 +25,6 @@ class BufferedWork:
     bases: Mapping[int, Base] = field(default_factory=dict)
     counted: Mapping[str, tuple[int, Update]] = field(default_factory=dict)
 
-    def counted_of(self, participant_id: str, round_: int) -> Update | None:
-        """The latest update of a participant, if it was trained for this round."""
-        number, update = self.counted.get(participant_id, (-1, None))
-        return update if number == round_ else None
-
     def without(self, participant_id: str) -> "BufferedWork":
         """Stop waiting for a participant."""
         return replace(self, carried=excluding(self.carried, participant_id))

@@ -180,11 +180,6 @@ def is_out_of_patience(best: Best | None, rules: Rules) -> bool:
     return best.latest_round - best.improved_round >= rules.evaluate_patience
 
 
-def why_stopped(best: Best) -> str:
-    """The reason why a session that is out of patience has ended."""
-    return f"stopped early: {best.metric} has not improved since round {best.improved_round}"
-
-
 @dataclass(frozen=True)  # without slots: see replacing.py
 class EvaluationProgress:
     """Results of the evaluations, and those that are still owed.

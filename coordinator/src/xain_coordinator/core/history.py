@@ -425,11 +425,11 @@ class History:
         if participant_id in self.contributions or is_selected:
             self.departed[participant_id] = None
         else:
-            self.accounts.forget(participant_id)
+            self.accounts.by_name.pop(participant_id, None)
         if len(self.departed) > MAX_DEPARTED:
             forgotten = next(iter(self.departed))
             del self.departed[forgotten], self.contributions[forgotten]
-            self.accounts.forget(forgotten)
+            self.accounts.by_name.pop(forgotten, None)
 
     @property
     def _latest_model(self) -> GlobalModel | None:

@@ -168,7 +168,8 @@ class Session:
                 update = known.updates.get(participant_id)
                 if update is not None:
                     return update
-        return self.buffered.counted_of(participant_id, round_)
+        number, update = self.buffered.counted.get(participant_id, (-1, None))
+        return update if number == round_ else None
 
     @property
     def is_buffered(self) -> bool:

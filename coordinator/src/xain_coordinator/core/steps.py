@@ -1,8 +1,9 @@
 """Events that follow from the state or from time alone: the second step of `decide`."""
 
+from math import inf
+
 from xain_coordinator.core import attempts
 from xain_coordinator.core import events as e
-from xain_coordinator.core.evaluation import why_stopped
 from xain_coordinator.core.pacing import (
     closing_time,
     has_enough,
@@ -17,7 +18,7 @@ from xain_coordinator.core.round import Round
 from xain_coordinator.core.selection import Candidate, Controller, select
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.strategy import Strategy
-from xain_coordinator.core.values import Phase, Rules, Task
+from xain_coordinator.core.values import Phase, Task
 from xain_proto.metadata import COMPLETED
 
 
@@ -68,7 +69,10 @@ def _completed(session: Session, now: float) -> e.SessionFinished:
     assert model is not None, "nothing was trained"
     if model.round >= session.rules.num_rounds:
         return e.SessionFinished(COMPLETED, now)
-    because = session.evaluation.descent.ended_because or (why_stopped(best) if best else "")
+    because = session.evaluation.descent.ended_because
+    if best is not None and not because:
+        since = f"since round {best.improved_round}"
+        because = f"stopped early: {best.metric} has not improved {since}"
     return e.SessionFinished(COMPLETED, now, because)
 
 
@@ -131,7 +135,7 @@ def _next_step_of_attempt(
 ) -> e.Event | None:
     """Decide the next event of a round of the rule "assemble". A lost member is not replaced; the
     round restarts."""
-    if attempts.is_whole(round_):
+    if round_.selected and round_.all_in and not round_.broken:
         return e.RoundClosed(round_.number, now)
     enough = session.members.num_eligible >= session.rules.num_required
     if session.phase is Phase.COLLECTING and not enough:
@@ -236,7 +240,9 @@ def _next_step_between_rounds(
     if (left_out := _left_out(session)) is not None:
         return left_out
     if session.is_untrained and rules.initial == "first":
-        return _initialisation(session, now, controller)
+        # One participant makes the initial weights.
+        first = _draw(session, session.pool or session.reserve, 1, controller)[:1]
+        return e.RoundOpened(session.round, first, 0, now, 1, Task.INITIALISE)
     # An empty model has nothing to train: round 0 then only initialises.
     epochs = 0 if session.is_untrained else rules.epochs
     carried, bases = session.buffered.carried, session.buffered.bases
@@ -246,7 +252,8 @@ def _next_step_between_rounds(
     fraction = rules.fraction_participants
     k = num_selected(num_connected, fraction, rules.over_selection)
     # A participant that trains for longer than a round may take occupies no slot.
-    num_busy = sum(not _is_past(bases[n].opened_at, rules, now) for n in carried.values())
+    limit_s = inf if rules.deadline_s is None else rules.deadline_s
+    num_busy = sum(bases[n].opened_at + limit_s > now for n in carried.values())
     drawn = _draw(session, session.pool, max(0, k - num_busy), controller)
     if rules.aggregation == attempts.RULE and not session.is_untrained:
         selected = _members_of_attempt(session, session.available, k, controller)
@@ -260,12 +267,6 @@ def _next_step_between_rounds(
     return e.RoundOpened(session.round, selected, epochs, now, wanted)
 
 
-def _initialisation(session: Session, now: float, controller: Controller) -> e.RoundOpened:
-    """Open the round in which one participant makes the initial weights."""
-    first = _draw(session, session.pool or session.reserve, 1, controller)[:1]
-    return e.RoundOpened(session.round, first, 0, now, 1, Task.INITIALISE)
-
-
 def _left_out(session: Session) -> e.ParticipantLeftOut | None:
     """Leave out a participant that has missed too many deadlines in a row. Refused updates and
     failures have had this effect at once."""
@@ -275,10 +276,6 @@ def _left_out(session: Session) -> e.ParticipantLeftOut | None:
         if is_over and participant_id in session.members:
             return e.ParticipantLeftOut(participant_id, session.round + rules.refused_rounds)
     return None
-
-
-def _is_past(opened_at: float, rules: Rules, now: float) -> bool:
-    return rules.deadline_s is not None and opened_at + rules.deadline_s <= now
 
 
 def _ask_for_model(session: Session, now: float) -> e.Event | None:
