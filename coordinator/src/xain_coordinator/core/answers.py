@@ -70,7 +70,9 @@ def answer(session: Session, command: c.Command, now: float) -> Answer:
         case c.Tick(late_s):
             expired = tuple(_expired(session, now - late_s))
             points = tuple(departure_point(left.participant_id) for left in expired)
-            return (*_noted(session, now), *expired), r.Done(), points
+            is_noted = session.note_at is not None and session.note_at <= now
+            noted = (e.TimePassed(now),) if is_noted else ()
+            return (*noted, *expired), r.Done(), points
         case c.InitialisationDone(model):
             _require_waiting_for_model(session)
             return (e.ModelInitialised(model, now),), r.Done(), ()
@@ -132,8 +134,7 @@ def _rendezvous(session: Session, command: c.Rendezvous, now: float) -> Answer:
             return (left, again), accepted, ()
         if opened is not None and participant_id in opened.failed:
             known.insert(0, e.ParticipantReturned(participant_id))
-        address = _group_address(session, command)
-        if address != member.group_address:
+        if (address := _group_address(session, command)) != member.group_address:
             known.insert(0, e.GroupAddressChanged(participant_id, address))
         return tuple(known), accepted, ()
     check_name(participant_id)
@@ -411,12 +412,6 @@ def _expired(session: Session, now: float) -> Iterator[e.ParticipantLeft]:
     for participant_id, expires_at in session.members.expiries(session.rules.lease_s):
         if expires_at <= now:
             yield e.ParticipantLeft(participant_id, "expired")
-
-
-def _noted(session: Session, now: float) -> Iterator[e.TimePassed]:
-    note_at = session.note_at
-    if note_at is not None and note_at <= now:
-        yield e.TimePassed(now)
 
 
 def _aggregation_done(session: Session, model: GlobalModel, now: float) -> tuple[e.Event, ...]:

@@ -82,8 +82,10 @@ def decide(
     after = _point(session)
     for event in happened:
         if isinstance(event, e.ModelPublished):
-            after = published_point(after, _last(session), session.rules, event.at)
-            points = (*points, *evaluation_point(_last(session)))
+            last = session.last_round
+            assert last is not None, "a model was published without a round"
+            after = published_point(after, last, session.rules, event.at)
+            points = (*points, *evaluation_point(last))
         elif isinstance(event, e.ModelEvaluated):
             points = (*points, *own_evaluation_point(event.round, event.evaluation))
         elif isinstance(event, e.SessionFinished) and session.evaluation.last_round is not None:
@@ -95,11 +97,6 @@ def decide(
     if any(isinstance(event, _NOTIFYING) for event in happened):
         due.append(Notify())
     return Decision(tuple(happened), reply, tuple(due), session)
-
-
-def _last(session: Session) -> Round:
-    assert session.last_round is not None, "a model was published without a round"
-    return session.last_round
 
 
 def _point(session: Session) -> Point:

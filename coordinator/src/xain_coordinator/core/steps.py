@@ -294,7 +294,11 @@ def _ask_for_model(session: Session, now: float) -> e.Event | None:
 def _draw(
     session: Session, participants: tuple[str, ...], k: int, controller: Controller
 ) -> tuple[str, ...]:
-    candidates = [_candidate(session, participant_id) for participant_id in participants]
+    members, last = session.members, session.selection.last_selected
+    candidates = [
+        Candidate(p, members[p].profile, members[p].tags, last[p].round, last[p].at)
+        for p in participants
+    ]
     return select(
         controller,
         candidates,
@@ -303,8 +307,3 @@ def _draw(
         round_=session.round,
         draw=session.selection.num_draws,
     )
-
-
-def _candidate(session: Session, participant_id: str) -> Candidate:
-    member, last = session.members[participant_id], session.selection.last_selected[participant_id]
-    return Candidate(participant_id, member.profile, member.tags, last.round, last.at)
