@@ -1,0 +1,97 @@
+"""Output of `xain-coordinator check-config`: the settings in force, and what follows from them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from xain_coordinator.aggregation.rules import known_rules
+from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.extensions.strategies import strategy_of_session
+from xain_foundation.schema import MASK, is_secret_name
+from xain_foundation.settings import Resolved, Setting
+
+_COLUMNS = ("key", "value", "from")
+_VALUE_WIDTH = 24  # characters; a longer value moves the origin to the right
+_STYLES = {"default": "dim"}
+
+
+def show(resolved: Resolved[CoordinatorConfig]) -> None:
+    """Print the settings, where each comes from, and a text about all of them."""
+    console = Console()
+    if console.is_terminal:
+        console.print(_settings_table(resolved.settings()))
+    else:  # lines as long as they are, for grep and diff
+        typer.echo("\n".join(_setting_lines(resolved.settings())))
+    console.print()
+    console.print(_derived(resolved.config), markup=False, highlight=False, soft_wrap=True)
+
+
+def _settings_table(settings: Sequence[Setting]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in _COLUMNS:
+        table.add_column(heading, header_style="dim", overflow="fold")
+    for setting in settings:
+        style = _STYLES.get(setting.origin, "")
+        key, *rest = _cells(setting)
+        table.add_row(Text(key), *(Text(cell, style=style) for cell in rest))
+    return table
+
+
+def _setting_lines(settings: Sequence[Setting]) -> Iterator[str]:
+    """Lines of settings: key, value and origin, aligned where the values are short."""
+    width = max(len(setting.key) for setting in settings)
+    for key, value, origin in (_COLUMNS, *map(_cells, settings)):
+        yield f"{key:{width}}  {value:{_VALUE_WIDTH}}  {origin}"
+
+
+def _cells(setting: Setting) -> tuple[str, str, str]:
+    return setting.key, setting.value or "(not set)", setting.where or setting.origin
+
+
+def _derived(config: CoordinatorConfig) -> str:
+    rounds = config.rounds
+    start = rounds.effective_start_participants
+    updates = strategy_of_session(config.rules()).pacing.describe()
+    first = f"The first round waits for {_participants(start)}"
+    if start > rounds.num_required:
+        first += (
+            f", or {rounds.start_timeout_s:g} s after the first arrival for {rounds.num_required}"
+        )
+    listens = f"Listens on {config.server.address}."
+    if config.http.port is not None:
+        listens += f" Serves {config.http.url(config.http.port)}; sessions wait for POST /v1/fit."
+    if config.parameters.is_on:
+        listens += f" The scheduler of a parameter server listens on {config.parameters.address}."
+    return (
+        f"{listens}\n{first}.\n"
+        f"A round needs N = {_participants(rounds.num_required, 'connected ')}, of whom"
+        f" k = {rounds.num_selected} {'is' if rounds.num_selected == 1 else 'are'} selected; at"
+        f" most {rounds.effective_max_participants} may be connected.\n"
+        f"A model is made of {updates}; {rounds.deadline_s:g} s after the round has opened,"
+        f" {rounds.min_participants} will do. After {rounds.idle_timeout_s:g} s of waiting in vain"
+        f" the session ends.\n{_combined(config)}"
+    )
+
+
+def _combined(config: CoordinatorConfig) -> str:
+    """Aggregation of a round's updates, in words."""
+    rules = config.rules()
+    told = f"The rule {_with(rules.aggregation, rules.aggregation_options)} combines them"
+    if rules.optimizer:
+        told += f", and {_with(rules.optimizer, rules.optimizer_options)} makes the step"
+    return f"{told}. There are the rules {', '.join(known_rules())}."
+
+
+def _with(name: str, options: Mapping[str, object]) -> str:
+    given = ", ".join(
+        f"{option} = {MASK if is_secret_name(option) else value}"
+        for option, value in options.items()
+    )
+    return f"{name} ({given})" if given else name
+
+
+def _participants(count: int, which: str = "") -> str:
+    return f"{count} {which}participant{'' if count == 1 else 's'}"
