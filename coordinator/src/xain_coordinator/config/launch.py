@@ -3,14 +3,13 @@
 A running coordinator does not read the section.
 """
 
-import json
 from ipaddress import ip_network
 from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, PlainValidator, model_validator
 
 from xain_coordinator.config.fields import MAX_PREDICT_RETRIES, MAX_PREDICT_TIMEOUT_S
-from xain_foundation.fields import Allowed, Host, Section, Texts, WrongSetting
+from xain_foundation.fields import Allowed, Host, Section, Texts, WrongSetting, parse_json
 from xain_foundation.names import shortened, why_not
 
 MAX_WORKERS = 1000
@@ -51,7 +50,7 @@ def _parse_numbers(value: object) -> tuple[int, ...]:
     """A whole number, a list of them, or the text of either; as text "2,3" and "[2, 3]" are one."""
     if isinstance(value, str):
         text = value.strip()
-        value = json.loads(text if text.startswith("[") else f"[{text}]")
+        value = parse_json(text if text.startswith("[") else f"[{text}]")
     numbers = value if isinstance(value, list | tuple) else [value]
     if not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
         raise ValueError("an item is no whole number")
