@@ -178,7 +178,10 @@ class NormClipping(Weighing):
 
     def weigh(self, surveyed: Float64, num_samples: NDArray[np.int64]) -> Float64:
         norms = np.sqrt(surveyed)
-        radius = self.threshold or self._norm_at_quantile(norms)
+        radius = self.threshold
+        if not radius:
+            assert self.quantile is not None
+            radius = float(np.sort(norms)[math.ceil(self.quantile * len(norms)) - 1])
         if not math.isfinite(radius):
             raise RuleFailed(
                 f"rule 'norm_clipping' with quantile = {self.quantile} finds no threshold: more "
@@ -186,10 +189,6 @@ class NormClipping(Weighing):
             )
         weights = shares(num_samples) * _clipping(norms, radius)
         return np.append(weights, 1 - weights.sum())
-
-    def _norm_at_quantile(self, norms: Float64) -> float:
-        assert self.quantile is not None
-        return float(np.sort(norms)[math.ceil(self.quantile * len(norms)) - 1])
 
 
 @dataclass(frozen=True)

@@ -153,12 +153,17 @@ def ask(address: str) -> Iterator[Trained]:
     options = [("grpc.max_receive_message_length", -1), *proxy_options(address)]
     with grpc.insecure_channel(address, options=options) as channel:
         stub = CoordinatorStub(channel)
+
+        def read(ref: WeightsRef) -> bytes:
+            stream = stub.GetWeights(pb.GetWeightsRequest(key=ref.key), timeout=DOWNLOAD_S)
+            return b"".join(message.data for message in stream)
+
         yield Trained(
             status.session_id,
             map(_model, snapshot.models.models),
             map(_record, snapshot.rounds.rounds),
             status.best_round if status.HasField("best_round") else None,
-            lambda ref: _downloaded(stub, ref),
+            read,
         )
 
 
@@ -189,8 +194,3 @@ def _evaluation(message: Any, name: str) -> Evaluation | None:
     if not message.HasField(name):
         return None
     return Evaluation(found.num_samples, dict(found.metrics))
-
-
-def _downloaded(stub: CoordinatorStub, ref: WeightsRef) -> bytes:
-    stream = stub.GetWeights(pb.GetWeightsRequest(key=ref.key), timeout=DOWNLOAD_S)
-    return b"".join(message.data for message in stream)

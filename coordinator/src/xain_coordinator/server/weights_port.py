@@ -490,7 +490,9 @@ class WeightsPort:
     async def _move(self, transfer: Transfer) -> None:
         """Raises Stalled, OSError, and what moving raises."""
         while True:
-            moving = asyncio.ensure_future(self._in_thread(transfer.move, self._is_wanted))
+            moving = asyncio.ensure_future(
+                self._in_thread(transfer.move, lambda: self._num_moving > NUM_THREADS)
+            )
             try:
                 is_done = await asyncio.shield(moving)
             except asyncio.CancelledError:
@@ -510,10 +512,6 @@ class WeightsPort:
             return await self._loop.run_in_executor(self._pool, partial(work, *args))
         finally:
             self._num_moving -= 1
-
-    def _is_wanted(self) -> bool:
-        """Whether a transfer, or the opening of a model, waits for a thread."""
-        return self._num_moving > NUM_THREADS
 
     async def _ready(self, transfer: Transfer) -> None:
         """Wait until the socket takes or has bytes. Raises Stalled."""

@@ -67,7 +67,7 @@ class SpareFiles:
             os.close(fd)
 
     def _keep(self, fd: int, path: Path) -> Path | None:
-        if not is_locked(fd, path, exclusive=True):
+        if not _is_locked(fd, path):
             return None
         status = os.fstat(fd)
         if not _has_one_name(status) or status.st_size < MIN_BYTES:
@@ -110,7 +110,7 @@ class SpareFiles:
                 fd = os.open(spare, os.O_RDWR | os.O_NOFOLLOW | OPEN_FLAGS)
                 try:
                     status = os.fstat(fd)
-                    if is_locked(fd, spare, exclusive=True) and _has_one_name(status):
+                    if _is_locked(fd, spare) and _has_one_name(status):
                         if marked:
                             write_mark(fd, status.st_size, 0)
                         spare.rename(target)
@@ -154,13 +154,13 @@ def _has_one_name(status: os.stat_result) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_nlink == 1
 
 
-def is_locked(fd: int, path: Path, *, exclusive: bool) -> bool:
-    """Lock an open file; False if others hold a lock that excludes it, the system has no locks, or
-    the path names another file by now. Raises FileNotFoundError."""
+def _is_locked(fd: int, path: Path) -> bool:
+    """Lock an open file exclusively; False if others hold a lock, the system has no locks, or the
+    path names another file by now. Raises FileNotFoundError."""
     if sys.platform == "win32":
         return False
     try:
-        fcntl.flock(fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
     return os.path.samestat(os.fstat(fd), path.stat())

@@ -257,8 +257,8 @@ def worker_program(
 
 def assignments(values: Mapping[str, object]) -> list[str]:
     """Settings by dotted key as flags."""
-    return [f"--set={key}={_text(value)}" for key, value in values.items() if value is not None]
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return [
+        f"--set={key}={str(value).lower() if isinstance(value, bool) else value}"
+        for key, value in values.items()
+        if value is not None
+    ]
