@@ -28,7 +28,7 @@ MAX_NETWORK_ROWS = 40
 # Columns that are sorted at a time. In longer rows an operation leaves the processor's cache; in
 # shorter ones the call takes longer than the work.
 _PIECE_COLUMNS = 1 << 15
-_PIECE_BYTES = 2 << 20
+_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,10 @@ from xain_coordinator.ports import WeightsStore
 # numpy are so short that threads spend their time waiting for the interpreter's lock.
 MAX_COLUMNS = 1 << 16
 MIN_COLUMNS = 1 << 12
+# A tile where the store is on this machine. With 8 MiB for each of two threads
+# benchmarks/aggregation.py is no faster with 16 and 64 updates, and benchmarks/large_model.py takes
+# 5 MB more with 16 participants.
+NEAR_TILE_BYTES = 5 << 19
 
 DType = np.dtype[Any]
 T = TypeVar("T")
@@ -162,10 +166,12 @@ class Tiles:
     def _width(self) -> int:
         """Columns of a tile."""
         dtypes = [*(one.dtype for one in (*self.rows, *self.extras)), *self.made]
-        columns = self.tile_bytes // sum(dtype.itemsize for dtype in dtypes)
+        column_bytes = sum(dtype.itemsize for dtype in dtypes)
+        columns = self.tile_bytes // column_bytes
         if self.store.num_parallel == 1 and self._keep_open:
             # Several tiles for each thread, so that all threads end at one time.
             fair = -(-self.length // (4 * self.num_threads))
+            fair = min(fair, NEAR_TILE_BYTES // column_bytes)
             columns = min(columns, MAX_COLUMNS, max(fair, MIN_COLUMNS))
         return min(max(columns // self.block, 1) * self.block, max(self.length, 1))
 
