@@ -21,10 +21,11 @@ from support.parameter_state import (
     table,
 )
 from xain_parameters import cutfile
+from xain_parameters.cut import Abandoned
 from xain_parameters.errors import Damaged, Invalid
 from xain_parameters.keys import END, even
 from xain_parameters.messages import Mark
-from xain_parameters.replica import Abandoned, Replica
+from xain_parameters.replica import Replica
 from xain_parameters.tables import dense, part, sparse
 from xain_parameters.tables.initialisers import Normal, Uniform
 from xain_parameters.tables.rules import FTRL, Adagrad, Adam, Momentum

@@ -8,12 +8,13 @@ from simulation_parameters.network import Connection, Network
 from simulation_parameters.oracle import Oracle
 from simulation_parameters.scheduler import LEASE_S, SchedulerMachine
 from simulation_parameters.workers import Worker
+from xain_parameters.cut import Abandoned
 from xain_parameters.errors import Evicted
 from xain_parameters.messages import Done, Entry, Message, Rows, Whole
 from xain_parameters.node.log import Recovered, replayed
 from xain_parameters.node.ports import Source
 from xain_parameters.node.protocol import ServerNode
-from xain_parameters.replica import Abandoned, Replica
+from xain_parameters.replica import Replica
 from xain_parameters.scheduler import commands as c
 from xain_parameters.specs import RangeView, TableSpec, View
 from xain_parameters.tables.part import Piece

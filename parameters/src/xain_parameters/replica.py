@@ -14,8 +14,10 @@ import msgspec
 import numpy as np
 
 from xain_foundation.logger import get_logger
+from xain_parameters.cut import Cut, CutHead
 from xain_parameters.errors import Invalid
 from xain_parameters.keys import Keys, Range
+from xain_parameters.known import Known
 from xain_parameters.messages import (
     Entry,
     Mark,
@@ -24,7 +26,6 @@ from xain_parameters.messages import (
     Tile,
     Values,
     decode_head,
-    encode_head,
 )
 from xain_parameters.specs import RangeView, TableSpec
 from xain_parameters.tables.dense import BoundedPart
@@ -33,11 +34,7 @@ from xain_parameters.tables.sparse import OpenPart
 
 log = get_logger(__name__)
 
-# A worker whose last push is so many clocks before the one that is opened is forgotten.
-KNOWN_CLOCKS = 100
-
 AnyPart = BoundedPart | OpenPart
-PushKey = tuple[int, int]  # (table, part) of a push; worker and clock stand before it
 
 
 class OutOfOrder(Exception):
@@ -52,29 +49,13 @@ class UnknownTable(Exception):
         self.number = number
 
 
-class _Known(msgspec.Struct):
-    """Pushes of a worker that have been taken, so that the same again changes nothing.
-
-    clock, parts: its newest clock and the parts of it; all parts of older clocks are known.
-    loose: parts of pushes outside of clocks, from `settled` on, by the process `incarnation`.
-    cut: the last mark that it passed.
-    """
-
-    clock: int = -1
-    parts: set[PushKey] = set()
-    incarnation: int = 0
-    settled: int = 0
-    loose: set[PushKey] = set()
-    cut: int = 0
-
-
 class _State(msgspec.Struct):
     """The state of a replica without its rows and held pushes."""
 
     sequence: int
     opened: int
     last_cut: int
-    known: dict[str, _Known]
+    known: dict[str, Known]
     tables: list[int]
 
 
@@ -104,97 +85,6 @@ class _Held:
     def piece(self) -> Piece:
         body = np.ascontiguousarray(self.values).reshape(-1).view(np.uint8)
         return Piece("held", msgspec.msgpack.encode(self.meta), self.keys, body)
-
-
-class CutHead(msgspec.Struct, frozen=True):
-    """The head of a checkpoint's file: its range and its tables.
-
-    last: the last position of the range. sequence: the last entry that the state has; the pushes
-        recorded in the file came later.
-    """
-
-    cut: int
-    generation: int
-    range: int
-    start: int
-    last: int  # msgpack has no room for a stop of 2**64
-    sequence: int
-    tables: list[TableSpec]
-
-
-class Cut:
-    """A checkpoint of a range: the state at the first mark (Chandy and Lamport 1985), and the
-    pushes that came later by workers that had not passed the mark.
-
-    `pieces` is read step by step while entries are applied, and when all workers have passed the
-    mark, or have ended, `finish` gives what is left. Training goes on meanwhile: rows are saved
-    before they are first changed.
-    """
-
-    def __init__(self, number: int, replica: "Replica") -> None:
-        self.number = number
-        self.sequence = replica.sequence
-        self.is_open = True
-        self.marked: set[str] = set()
-        self._recorded: list[tuple[Entry, Keys | None, Array]] = []
-        self._parts = dict(replica._parts)
-        self._snapshots = {number: part.snapshot() for number, part in self._parts.items()}
-        head = CutHead(
-            number,
-            replica.generation,
-            replica.number,
-            replica.span.start,
-            replica.span.stop - 1,
-            self.sequence,
-            replica.tables,
-        )
-        empty = np.empty(0, np.uint8)
-        self._first = [
-            Piece("cut", msgspec.msgpack.encode(head), None, empty),
-            replica._state_piece(list(self._parts)),
-            *(held.piece() for held in replica._held),
-        ]
-        self._is_read = False
-
-    def pieces(self) -> Iterator[Piece]:
-        """The state at the first mark. Entries may be applied between two steps. Raises Abandoned
-        after close()."""
-        yield from self._first
-        self._first = []
-        for number, part in self._parts.items():
-            pieces = part.pieces(self._snapshots[number])
-            while self.is_open and (piece := next(pieces, None)) is not None:
-                yield piece
-            if not self.is_open:
-                raise Abandoned(self.number)
-            self._snapshots[number].close()
-        self._is_read = True
-
-    def finish(self) -> Iterator[Piece]:
-        """End the checkpoint: the recorded pushes. `pieces` must have been read to its end."""
-        if not self.is_open:
-            raise Abandoned(self.number)
-        assert self._is_read, "finish() before the end of pieces()"
-        self.close()
-        for entry, keys, values in self._recorded:
-            body = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-            yield Piece("recorded", encode_head(entry), keys, body)
-
-    def record(self, entry: Entry, keys: Keys | None, values: Array) -> None:
-        self._recorded.append((entry, keys, values))
-
-    def close(self) -> None:
-        """Give the checkpoint up, or end it: nothing is saved or recorded from now on."""
-        self.is_open = False
-        for snapshot in self._snapshots.values():
-            snapshot.close()
-
-
-class Abandoned(Exception):
-    """A checkpoint was given up before it was whole."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"checkpoint {number} was given up")
 
 
 _decode_state = msgspec.msgpack.Decoder(_State).decode
@@ -235,7 +125,7 @@ class Replica:
         self._last_cut = 0
         self._parts: dict[int, AnyPart] = {}
         self._refused: dict[int, Invalid] = {}  # tables that are left out
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, Known] = {}
         self._held: list[_Held] = []
         for table in tables:
             self.declare(table)
@@ -363,17 +253,11 @@ class Replica:
         known = self._known.get(worker)
         if known is None:
             return False
-        if push.clock >= 0:
-            return push.clock < known.clock or (
-                push.clock == known.clock and (push.table, push.part) in known.parts
-            )
-        if push.incarnation < known.incarnation:
+        if push.clock < 0 and push.incarnation < known.incarnation:
             raise Invalid(
                 f"range {self.number}: a push of a process of {worker} that another has replaced"
             )
-        return push.incarnation == known.incarnation and (
-            push.part < known.settled or (push.table, push.part) in known.loose
-        )
+        return known.has(push)
 
     def _entry(self, kind: str, **fields: Any) -> Entry:
         return Entry(self.number, self.epoch, self.sequence + 1, kind, **fields)
@@ -411,7 +295,7 @@ class Replica:
     def _push(self, entry: Entry, part: AnyPart, keys: Keys | None, values: Array) -> None:
         if entry.cut:
             self._pass(entry.worker, entry.cut)
-        self._remember(entry)
+        self._known.setdefault(entry.worker, Known()).add(entry)
         # A push outside of clocks that came after the first mark is not in the checkpoint: its
         # sender passes no mark, and the pushes would have no bound.
         for cut in self.cuts.values() if entry.clock >= 0 else ():
@@ -434,21 +318,6 @@ class Replica:
         else:
             part.push(keys, entry.start, entry.stop, values)
 
-    def _remember(self, entry: Entry) -> None:
-        known = self._known.setdefault(entry.worker, _Known())
-        push = (entry.table, entry.part)
-        if entry.clock >= 0:
-            if entry.clock > known.clock:
-                known.clock, known.parts = entry.clock, set()
-            known.parts.add(push)
-            return
-        if entry.incarnation > known.incarnation:
-            known.incarnation, known.settled, known.loose = entry.incarnation, 0, set()
-        if entry.settled > known.settled:
-            known.settled = entry.settled
-            known.loose = {each for each in known.loose if each[1] >= entry.settled}
-        known.loose.add(push)
-
     def _open(self, clock: int, ended: Mapping[str, int]) -> None:
         due = sorted(
             (held for held in self._held if held.meta.clock < clock), key=lambda held: held.order
@@ -458,19 +327,15 @@ class Replica:
             meta = held.meta
             if meta.clock < ended.get(meta.worker, clock):
                 self._parts[meta.table].push(held.keys, meta.start, meta.stop, held.values)
-        # A push of a closed clock changes nothing, known or not. The latest pushes are still
-        # answered.
         self._known = {
-            worker: known
-            for worker, known in self._known.items()
-            if known.clock >= clock - KNOWN_CLOCKS or known.incarnation
+            worker: known for worker, known in self._known.items() if known.is_recent(clock)
         }
         self.opened = clock
 
     def _pass(self, worker: str, cut: int) -> None:
         """Record that a worker passes the mark of a checkpoint; the first mark begins it."""
         self._begin_cut(cut)
-        known = self._known.setdefault(worker, _Known())
+        known = self._known.setdefault(worker, Known())
         known.cut = max(known.cut, cut)
         for each in self.cuts.values():
             if each.number <= cut:
@@ -480,7 +345,17 @@ class Replica:
         if cut <= self._last_cut:
             return
         if self.keeps_cuts and self.is_whole:
-            self.cuts[cut] = Cut(cut, self)
+            head = CutHead(
+                cut,
+                self.generation,
+                self.number,
+                self.span.start,
+                self.span.stop - 1,
+                self.sequence,
+                self.tables,
+            )
+            state = [self._state_piece(list(self._parts)), *(held.piece() for held in self._held)]
+            self.cuts[cut] = Cut(head, state, list(self._parts.values()))
         self._last_cut = cut
 
     def end_cut(self, number: int) -> None:
@@ -521,28 +396,16 @@ class Replica:
         self.opened = min(opened, default=0)
 
     def _merge_state(self, state: _State) -> None:
-        """Take in the state of one of several checkpoints. A push of a worker's newest clock is
-        known if one of them knows it."""
+        """Take in the state of one of several checkpoints."""
         self.sequence = max(self.sequence, state.sequence)
         self._last_cut = max(self._last_cut, state.last_cut)
         for worker, other in state.known.items():
-            known = self._known.setdefault(worker, other)
-            if other.clock > known.clock:
-                known.clock, known.parts = other.clock, other.parts
-            elif other.clock == known.clock:
-                known.parts |= other.parts
-            if other.incarnation > known.incarnation:
-                known.incarnation, known.loose = other.incarnation, other.loose
-                known.settled = other.settled
-            elif other.incarnation == known.incarnation:
-                known.loose |= other.loose
-                known.settled = max(known.settled, other.settled)
-            known.cut = max(known.cut, other.cut)
+            self._known.setdefault(worker, other).merge(other)
 
     def _load_recorded(self, piece: Piece) -> None:
         entry = decode_head(piece.meta)
         assert isinstance(entry, Entry)
-        self._remember(entry)
+        self._known.setdefault(entry.worker, Known()).add(entry)
         part = self._parts.get(entry.table)
         if part is None:
             return

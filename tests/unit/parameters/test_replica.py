@@ -7,8 +7,9 @@ import pytest
 from support.parameter_state import everything, keys_of, pull, push, range_view, send, table
 from xain_parameters.errors import Invalid
 from xain_parameters.keys import END
+from xain_parameters.known import KNOWN_CLOCKS
 from xain_parameters.messages import Mark
-from xain_parameters.replica import KNOWN_CLOCKS, OutOfOrder, Replica, UnknownTable
+from xain_parameters.replica import OutOfOrder, Replica, UnknownTable
 from xain_parameters.specs import Plugin
 from xain_parameters.tables.initialisers import Constant, Uniform
 from xain_parameters.tables.rules import Adagrad, Adam, Assign

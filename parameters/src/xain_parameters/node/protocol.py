@@ -8,6 +8,7 @@ read without it.
 import threading
 from dataclasses import dataclass, field
 
+from xain_parameters.cut import Abandoned, Cut
 from xain_parameters.errors import Invalid
 from xain_parameters.messages import (
     MAX_TEXT_BYTES,
@@ -32,7 +33,7 @@ from xain_parameters.node.backup import Backup
 from xain_parameters.node.copy import Copy, num_bytes
 from xain_parameters.node.ports import Host, Source
 from xain_parameters.node.primary import Primary
-from xain_parameters.replica import Abandoned, Cut, Replica
+from xain_parameters.replica import Replica
 from xain_parameters.specs import RangeView, View, openings
 from xain_parameters.tables.part import Piece
 

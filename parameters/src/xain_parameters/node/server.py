@@ -12,13 +12,14 @@ from typing import Final, Self, TypeAlias
 
 from xain_foundation.logger import get_logger
 from xain_parameters.certificates import Certificates
+from xain_parameters.cut import Abandoned
 from xain_parameters.errors import Evicted, ParameterError, Unavailable
 from xain_parameters.messages import Message, Pull, Push
 from xain_parameters.node.cuts import load, part_name, write_part
 from xain_parameters.node.log import DiskLog
 from xain_parameters.node.ports import RangeLog, Source
 from xain_parameters.node.protocol import ServerNode
-from xain_parameters.replica import Abandoned, Replica
+from xain_parameters.replica import Replica
 from xain_parameters.scheduler.client import ServerScheduler
 from xain_parameters.scheduler.reports import Load
 from xain_parameters.specs import RangeView, TableSpec, View
