@@ -16,7 +16,7 @@ from xain_messaging.ports import Member
 from xain_parameters import KVWorker, LocalGroup
 from xain_parameters.messages import Message
 from xain_parameters.node.server import ParameterServer
-from xain_parameters.scheduler.client import WorkerScheduler
+from xain_parameters.scheduler.worker_client import WorkerScheduler
 from xain_parameters.transport.channel import Channel
 
 

@@ -19,16 +19,13 @@ from support.logs import capture_logs
 from xain_parameters.errors import Closed, Evicted, Invalid, TableConflict, Unavailable
 from xain_parameters.scheduler import client as scheduler_client
 from xain_parameters.scheduler import commands as c
-from xain_parameters.scheduler.client import (
-    SchedulerCalls,
-    SchedulerMember,
-    ServerScheduler,
-    WorkerScheduler,
-)
+from xain_parameters.scheduler.client import SchedulerCalls, SchedulerMember
 from xain_parameters.scheduler.journal import Journal, JournalError
 from xain_parameters.scheduler.manifests import read_manifest
+from xain_parameters.scheduler.server_client import ServerScheduler
 from xain_parameters.scheduler.service import SchedulerServer, SchedulerService
 from xain_parameters.scheduler.state import Settings, State
+from xain_parameters.scheduler.worker_client import WorkerScheduler
 from xain_parameters.specs import Plugin, TableSpec, View
 from xain_proto.parameters import scheduler_pb2 as pb
 
@@ -448,7 +445,7 @@ def test_server_that_died_while_the_scheduler_was_away_is_noticed(
 
 _WORKER = """
 import sys, time
-from xain_parameters.scheduler.client import WorkerScheduler
+from xain_parameters.scheduler.worker_client import WorkerScheduler
 worker = WorkerScheduler(sys.argv[1], sys.argv[2])
 worker.join(30)
 progress = worker.begin(0)

@@ -20,10 +20,10 @@ from xain_parameters.messages import Command, Pull, Refused, Rows, Said
 from xain_parameters.node import server as server_module
 from xain_parameters.node.log import FolderInUse
 from xain_parameters.node.server import ParameterServer
-from xain_parameters.scheduler.client import WorkerScheduler
 from xain_parameters.scheduler.journal import Journal
 from xain_parameters.scheduler.service import SchedulerServer
 from xain_parameters.scheduler.state import Settings
+from xain_parameters.scheduler.worker_client import WorkerScheduler
 from xain_parameters.specs import cut_folder
 from xain_parameters.tables.initialisers import Normal
 from xain_parameters.tables.rules import Adagrad, Adam

@@ -6,7 +6,7 @@ from typing import Final
 from xain_parameters.certificates import Certificates
 from xain_parameters.client import asynchronous, sync
 from xain_parameters.client.core import Core
-from xain_parameters.scheduler.client import WorkerScheduler
+from xain_parameters.scheduler.worker_client import WorkerScheduler
 
 TIMEOUT_S: Final = 60.0
 

@@ -20,8 +20,8 @@ from xain_parameters.node.log import DiskLog
 from xain_parameters.node.ports import RangeLog, Source
 from xain_parameters.node.protocol import ServerNode
 from xain_parameters.replica import Replica
-from xain_parameters.scheduler.client import ServerScheduler
 from xain_parameters.scheduler.reports import Load
+from xain_parameters.scheduler.server_client import ServerScheduler
 from xain_parameters.specs import RangeView, TableSpec, View
 from xain_parameters.tables.part import Piece
 from xain_parameters.transport.channel import Channel, connect, hello

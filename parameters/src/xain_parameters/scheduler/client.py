@@ -1,7 +1,7 @@
-"""The scheduler as servers and workers see it: synchronous, safe for several threads.
+"""Calls to the scheduler, and members of its group: synchronous, safe for several threads.
 
-A connection keeps the membership of the group, and the newest view. Calls go on over a restart of
-the scheduler: they are asked again until their time is over, and none does anything twice.
+A member keeps its membership of the group, and the newest view. Calls go on over a restart of the
+scheduler: they are asked again until their time is over, and none does anything twice.
 """
 
 import threading
@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import grpc
-from msgspec.structs import replace
 
 from xain_foundation.logger import get_logger
 from xain_messaging.discovery.coordinator import CoordinatorDiscovery
@@ -24,18 +23,11 @@ from xain_messaging.errors import (
 from xain_messaging.ports import Roster
 from xain_parameters.certificates import Certificates
 from xain_parameters.errors import Closed, Evicted, Invalid, TableConflict, Unavailable
-from xain_parameters.ports import Progress
 from xain_parameters.scheduler.reports import (
-    Load,
-    Report,
-    Returned,
-    Saved,
-    SaveFailed,
     Status,
-    Whole,
     decode_status,
 )
-from xain_parameters.scheduler.service import GROUP, SERVER, WORKER
+from xain_parameters.scheduler.service import GROUP
 from xain_parameters.specs import TableSpec, View, decode_table, decode_view, encoded
 from xain_proto.parameters import scheduler_pb2 as pb
 from xain_proto.parameters.scheduler_pb2_grpc import SchedulerStub
@@ -46,8 +38,6 @@ RETRY_S = 0.2
 CALL_S = 5.0  # limit of a call that does not wait for others
 WAIT_S = 5.0  # limit of a call that waits for others; then it is made again
 SAY_S = 5.0  # between two log records about a scheduler that does not answer
-REPORT_S = 0.5
-GONE_S = 5.0  # longer than the lease of a member that the scheduler could not hear leaving
 
 _OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
@@ -316,252 +306,6 @@ class SchedulerMember(SchedulerCalls):
             self._changed.notify_all()
         if self._on_view is not None:
             self._on_view(view)
-
-
-class WorkerScheduler(SchedulerMember):
-    """The scheduler as a worker sees it."""
-
-    def __init__(self, target: str, name: str, tls: Certificates | None = None) -> None:
-        super().__init__(target, WORKER, name, tls=tls)
-        self._opened = (0, 0)
-
-    def join(self, timeout_s: float, is_over: Callable[[], bool] = lambda: False) -> None:
-        deadline = time.monotonic() + timeout_s
-        # Asked before the view comes, which so has all workers that ended before that clock.
-        answer = self._ask(self._stub.Wait, pb.WaitRequest(), timeout_s, is_over)
-        self._opened = (answer.generation, answer.opened)
-        super().join(deadline - time.monotonic(), is_over)
-
-    @property
-    def opened(self) -> tuple[int, int]:
-        """Generation and clock: all pushes of clocks below counted when this worker joined."""
-        return self._opened
-
-    def opened_now(self, timeout_s: float) -> tuple[int, int]:
-        return self._opened_at(pb.WaitRequest(), timeout_s)
-
-    def wait_opened(
-        self, clock: int, generation: int, is_over: Callable[[], bool]
-    ) -> tuple[int, int]:
-        return self._opened_at(pb.WaitRequest(clock=clock, generation=generation), None, is_over)
-
-    def _opened_at(
-        self,
-        request: pb.WaitRequest,
-        timeout_s: float | None,
-        is_over: Callable[[], bool] = lambda: False,
-    ) -> tuple[int, int]:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        answer = self._ask(self._stub.Wait, request, timeout_s, is_over, self._say_waiting)
-        self._see(answer, is_over, deadline)
-        return answer.generation, answer.opened
-
-    @property
-    def worker(self) -> str:
-        return self.name
-
-    def begin(
-        self,
-        staleness: int | None,
-        num_workers: int = 1,
-        is_over: Callable[[], bool] = lambda: False,
-    ) -> Progress:
-        """Begin a loop over clocks; waits until the first one may begin.
-
-        num_workers: wait for as many. is_over: asked while it waits; True: Closed is raised.
-        """
-        request = pb.TickRequest(
-            name=self.name,
-            incarnation=self.incarnation,
-            begins=True,
-            staleness=staleness,
-            num_workers=num_workers,
-        )
-        return self._tick_once(request, is_over)
-
-    def tick(
-        self, clock: int, generation: int, is_over: Callable[[], bool] = lambda: False
-    ) -> Progress:
-        """Complete a clock, and wait until the next one may begin, which is an earlier one after a
-        rollback."""
-        request = pb.TickRequest(
-            name=self.name, incarnation=self.incarnation, clock=clock, generation=generation
-        )
-        return self._tick_once(request, is_over)
-
-    def end(self) -> None:
-        """End the loop over clocks: nobody waits for this worker any more."""
-        request = pb.EndRequest(name=self.name, incarnation=self.incarnation)
-        self._ask(self._stub.End, request, CALL_S)
-
-    def _tick_once(self, request: pb.TickRequest, is_over: Callable[[], bool]) -> Progress:
-        answer = self._ask(
-            self._stub.Tick,
-            request,
-            None,
-            is_over,
-            lambda: self._say_waiting(request.num_workers if request.begins else 0),
-        )
-        self._see(answer, is_over)
-        return Progress(answer.clock, answer.opened, answer.cut, answer.generation)
-
-    def _see(
-        self,
-        answer: pb.TickResponse | pb.WaitResponse,
-        is_over: Callable[[], bool],
-        deadline: float | None = None,
-    ) -> None:
-        """Wait for a view as new as an answer: servers that hear of a clock from this worker must
-        know which workers had ended before it opened."""
-        version = (answer.generation, answer.number)
-        while self.view.version < version:
-            self._check(is_over)
-            if deadline is not None and time.monotonic() > deadline:
-                raise Unavailable(f"the scheduler at {self.target} does not tell its view")
-            self.newer_view(self.view.version, RETRY_S)
-
-    def _say_waiting(self, num_workers: int = 0) -> None:
-        """Log the workers that this one waits for. num_workers: that are to begin with it."""
-        try:
-            answer = self._stub.Status(pb.StatusRequest(), timeout=CALL_S)
-        except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
-            log.warning("scheduler_away", scheduler=self.target, error=str(error))
-            return
-        clocks = decode_status(answer.status).clocks
-        if len(clocks) < num_workers:
-            there = f"{len(clocks)} of {num_workers}"
-            log.info("waiting_for_workers", worker=self.name, there=there)
-        elif clocks:
-            slowest = min(clocks, key=clocks.__getitem__)
-            log.info(
-                "waiting_for_workers",
-                worker=self.name,
-                clock=clocks.get(self.name),
-                slowest=slowest,
-                slowest_clock=clocks[slowest],
-            )
-
-
-class ServerScheduler(SchedulerMember):
-    """The scheduler as a server sees it. What is reported is sent from a thread, until it has come.
-
-    load: asked for before each report. on_alive: called with `alive_until` after each.
-    """
-
-    def __init__(
-        self,
-        target: str,
-        name: str,
-        address: str,
-        on_view: Callable[[View], None],
-        *,
-        load: Callable[[], Load] | None = None,
-        on_alive: Callable[[float], None] = lambda until: None,
-        tls: Certificates | None = None,
-    ) -> None:
-        super().__init__(target, SERVER, name, address, on_view, tls)
-        self.alive_until = 0.0  # monotonic; the scheduler takes us for alive until then
-        self._load = load
-        self._on_alive = on_alive
-        self._lock = threading.Lock()
-        self._waiting = Report()
-        self._has_news = threading.Event()
-        self._may_go = threading.Event()
-
-    def join(self, timeout_s: float, is_over: Callable[[], bool] = lambda: False) -> None:
-        super().join(timeout_s, is_over)
-        self._start(self._report)
-
-    def report_whole(self, range_: int, epoch: int, server: str) -> None:
-        """Report that a learner has everything, and that this primary acknowledges nothing without
-        it any more."""
-        self._add(wholes=(Whole(range_, epoch, server),))
-
-    def report_saved(
-        self, generation: int, cut: int, range_: int, path: str, clocks: dict[str, int]
-    ) -> None:
-        """Report that the part of a range of a checkpoint is written; see commands.RangeSaved."""
-        self._add(saved=(Saved(generation, cut, range_, path, clocks),))
-
-    def report_save_failed(self, generation: int, cut: int, range_: int, why: str) -> None:
-        """Report that the part of a range of a checkpoint cannot be written."""
-        self._add(failed=(SaveFailed(generation, cut, range_, why),))
-
-    def report_returned(self, generation: int, has: dict[int, int], lacks: dict[int, int]) -> None:
-        """Report the ranges without a server that this server has; see commands.ServerReturned."""
-        with self._lock:
-            self._waiting = replace(self._waiting, returned=Returned(generation, has, lacks))
-        self._has_news.set()
-
-    def leave(self, timeout_s: float) -> bool:
-        """Have the ranges moved away, leave the group, and wait for GONE_S at most until the
-        scheduler lists this server no more; then close(). Returns whether the ranges were moved in
-        timeout_s. The only server does not wait for that."""
-        is_alone = not self.view.addresses.keys() - {self.name}
-        with self._lock:
-            self._waiting = replace(self._waiting, is_leaving=True)
-        self._may_go.clear()
-        self._has_news.set()
-        has_moved = self._may_go.wait(0 if is_alone else timeout_s)
-        if self._membership is not None:
-            self._membership.leave()
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: self.name not in self.view.addresses or self._ended.is_set(), GONE_S
-                )
-        self.close()
-        return has_moved
-
-    def close(self) -> None:
-        self._ended.set()
-        self._has_news.set()
-        super().close()
-
-    def _add(self, **added: tuple[Any, ...]) -> None:
-        with self._lock:
-            lists = {name: (*getattr(self._waiting, name), *more) for name, more in added.items()}
-            self._waiting = replace(self._waiting, **lists)
-        self._has_news.set()
-
-    def _report(self) -> None:
-        while not self._ended.is_set():
-            self._has_news.clear()
-            with self._lock:
-                sent = self._waiting
-                # One that leaves says so each time: the scheduler may be another one by now.
-                self._waiting = Report(is_leaving=sent.is_leaving)
-            if self._load is not None:
-                sent = replace(sent, load=self._load())
-            began = time.monotonic()
-            try:
-                answer = self._stub.Report(
-                    pb.ReportRequest(
-                        name=self.name, incarnation=self.incarnation, report=encoded(sent)
-                    ),
-                    timeout=CALL_S,
-                )
-            except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
-                log.debug("report_not_sent", scheduler=self.target, error=str(error))
-                with self._lock:
-                    self._waiting = _merged(sent, self._waiting)
-                self._ended.wait(RETRY_S)
-                continue
-            self.alive_until = began + answer.lease_ms / 1000
-            self._on_alive(self.alive_until)
-            if sent.is_leaving and answer.may_go:
-                self._may_go.set()
-            self._has_news.wait(RETRY_S if sent.is_leaving else REPORT_S)
-
-
-def _merged(sent: Report, newer: Report) -> Report:
-    """The next report: a report that was not delivered, and the news since then."""
-    return Report(
-        wholes=(*sent.wholes, *newer.wholes),
-        saved=(*sent.saved, *newer.saved),
-        failed=(*sent.failed, *newer.failed),
-        returned=sent.returned if newer.returned is None else newer.returned,
-        is_leaving=sent.is_leaving or newer.is_leaving,
-    )
 
 
 def _is_done(call: Any, timeout_s: float) -> bool:

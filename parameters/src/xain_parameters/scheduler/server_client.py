@@ -1,0 +1,144 @@
+"""The scheduler as a server sees it: reports, and the lease that each renews."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from msgspec.structs import replace
+
+from xain_foundation.logger import get_logger
+from xain_parameters.certificates import Certificates
+from xain_parameters.scheduler.client import CALL_S, RETRY_S, SchedulerMember
+from xain_parameters.scheduler.reports import Load, Report, Returned, Saved, SaveFailed, Whole
+from xain_parameters.scheduler.service import SERVER
+from xain_parameters.specs import View, encoded
+from xain_proto.parameters import scheduler_pb2 as pb
+
+REPORT_S = 0.5
+GONE_S = 5.0  # longer than the lease of a member that the scheduler could not hear leaving
+
+log = get_logger(__name__)
+
+
+class ServerScheduler(SchedulerMember):
+    """The scheduler as a server sees it. What is reported is sent from a thread, until it has come.
+
+    load: asked for before each report. on_alive: called with `alive_until` after each.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        name: str,
+        address: str,
+        on_view: Callable[[View], None],
+        *,
+        load: Callable[[], Load] | None = None,
+        on_alive: Callable[[float], None] = lambda until: None,
+        tls: Certificates | None = None,
+    ) -> None:
+        super().__init__(target, SERVER, name, address, on_view, tls)
+        self.alive_until = 0.0  # monotonic; the scheduler takes us for alive until then
+        self._load = load
+        self._on_alive = on_alive
+        self._lock = threading.Lock()
+        self._waiting = Report()
+        self._has_news = threading.Event()
+        self._may_go = threading.Event()
+
+    def join(self, timeout_s: float, is_over: Callable[[], bool] = lambda: False) -> None:
+        super().join(timeout_s, is_over)
+        self._start(self._report)
+
+    def report_whole(self, range_: int, epoch: int, server: str) -> None:
+        """Report that a learner has everything, and that this primary acknowledges nothing without
+        it any more."""
+        self._add(wholes=(Whole(range_, epoch, server),))
+
+    def report_saved(
+        self, generation: int, cut: int, range_: int, path: str, clocks: dict[str, int]
+    ) -> None:
+        """Report that the part of a range of a checkpoint is written; see commands.RangeSaved."""
+        self._add(saved=(Saved(generation, cut, range_, path, clocks),))
+
+    def report_save_failed(self, generation: int, cut: int, range_: int, why: str) -> None:
+        """Report that the part of a range of a checkpoint cannot be written."""
+        self._add(failed=(SaveFailed(generation, cut, range_, why),))
+
+    def report_returned(self, generation: int, has: dict[int, int], lacks: dict[int, int]) -> None:
+        """Report the ranges without a server that this server has; see commands.ServerReturned."""
+        with self._lock:
+            self._waiting = replace(self._waiting, returned=Returned(generation, has, lacks))
+        self._has_news.set()
+
+    def leave(self, timeout_s: float) -> bool:
+        """Have the ranges moved away, leave the group, and wait for GONE_S at most until the
+        scheduler lists this server no more; then close(). Returns whether the ranges were moved in
+        timeout_s. The only server does not wait for that."""
+        is_alone = not self.view.addresses.keys() - {self.name}
+        with self._lock:
+            self._waiting = replace(self._waiting, is_leaving=True)
+        self._may_go.clear()
+        self._has_news.set()
+        has_moved = self._may_go.wait(0 if is_alone else timeout_s)
+        if self._membership is not None:
+            self._membership.leave()
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self.name not in self.view.addresses or self._ended.is_set(), GONE_S
+                )
+        self.close()
+        return has_moved
+
+    def close(self) -> None:
+        self._ended.set()
+        self._has_news.set()
+        super().close()
+
+    def _add(self, **added: tuple[Any, ...]) -> None:
+        with self._lock:
+            lists = {name: (*getattr(self._waiting, name), *more) for name, more in added.items()}
+            self._waiting = replace(self._waiting, **lists)
+        self._has_news.set()
+
+    def _report(self) -> None:
+        while not self._ended.is_set():
+            self._has_news.clear()
+            with self._lock:
+                sent = self._waiting
+                # One that leaves says so each time: the scheduler may be another one by now.
+                self._waiting = Report(is_leaving=sent.is_leaving)
+            if self._load is not None:
+                sent = replace(sent, load=self._load())
+            began = time.monotonic()
+            try:
+                answer = self._stub.Report(
+                    pb.ReportRequest(
+                        name=self.name, incarnation=self.incarnation, report=encoded(sent)
+                    ),
+                    timeout=CALL_S,
+                )
+            except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
+                log.debug("report_not_sent", scheduler=self.target, error=str(error))
+                with self._lock:
+                    self._waiting = _merged(sent, self._waiting)
+                self._ended.wait(RETRY_S)
+                continue
+            self.alive_until = began + answer.lease_ms / 1000
+            self._on_alive(self.alive_until)
+            if sent.is_leaving and answer.may_go:
+                self._may_go.set()
+            self._has_news.wait(RETRY_S if sent.is_leaving else REPORT_S)
+
+
+def _merged(sent: Report, newer: Report) -> Report:
+    """The next report: a report that was not delivered, and the news since then."""
+    return Report(
+        wholes=(*sent.wholes, *newer.wholes),
+        saved=(*sent.saved, *newer.saved),
+        failed=(*sent.failed, *newer.failed),
+        returned=sent.returned if newer.returned is None else newer.returned,
+        is_leaving=sent.is_leaving or newer.is_leaving,
+    )
