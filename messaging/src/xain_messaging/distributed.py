@@ -126,11 +126,12 @@ class Distributed(Generic[T]):
     def _push_refused(self) -> None:
         """Push the messages that found no room, the oldest first."""
         for _ in range(len(self._refused)):
-            message = self._refused.popleft()
             try:
-                self._fired += self._table.push(message)
+                self._fired += self._table.push(self._refused[0])
             except EventTableFull:  # launch() has raised that
-                self._refused.append(message)
+                self._refused.rotate(-1)
+            else:
+                self._refused.popleft()  # at last: an interrupt may come
 
     def stop(self) -> None:
         """Let launch() end when what has come is handled. Safe in handlers and in other threads."""

@@ -255,8 +255,7 @@ class Endpoint:
         message, must not change any more. Returns why there is no room; None if the message is on
         its way. Call it under `lock`.
 
-        Raises BodyError for more than the driver carries, SessionError, UnknownPeer, Closed and
-        MembershipLost.
+        Raises SessionError, UnknownPeer, Closed and MembershipLost.
         """
         peer, size = message.destination, num_bytes(frames)
         if self._failure is not None:
@@ -268,7 +267,6 @@ class Endpoint:
                 if peer == self.name
                 else f"nobody called {peer!r} has been in the group"
             )
-        self._driver.check(frames)
         if why_not := link.why_no_room(size):
             return why_not
         if isinstance(message, SessionMessage):

@@ -14,8 +14,7 @@ class Driver(Protocol):
     """Carries packets of frames to named peers, in order for as long as a connection lives.
 
     A driver keeps every packet until it is sent or its connection is lost, and bounds nothing: its
-    user does, see links.py. Its user calls one method at a time, except for run(), wake() and
-    check().
+    user does, see links.py. Its user calls one method at a time, except for run() and wake().
     """
 
     @property
@@ -51,11 +50,6 @@ class Driver(Protocol):
 
     def disconnect(self, peer: str) -> None:
         """Forget a peer, and the packets that wait for it. An unknown peer is ignored."""
-        ...
-
-    def check(self, frames: Frames) -> None:
-        """Raises BodyError for a message that is larger than this driver carries. A head adds up to
-        links.MAX_HEAD_BYTES, which every driver carries in any case."""
         ...
 
     def send(self, peer: str, frames: Frames) -> None:

@@ -340,27 +340,35 @@ class Proxy:
         """The answers in these sessions, as isend(), iscatter() and ibroadcast() return them: one
         for each time that a session is named. An ack is not an answer to a task; it is taken, and
         the answer awaited. All else stays for the other calls."""
-        sessions = [targets] if isinstance(targets, str) else targets
-        deadline = self._deadline(timeout_s)
-        awaited = Awaited(dict(Counter(sessions)))
+        sessions = {targets: 1} if isinstance(targets, str) else dict(Counter(targets))
+        return self._await(Awaited(sessions), (), self._deadline(timeout_s))
+
+    def _await(self, awaited: Awaited, messages: Iterable[Message], deadline: float) -> Replies:
+        """Send messages, and await their answers beside those in the sessions of `awaited`."""
         try:
             self._reserve(awaited)
-            return self._answers(deadline, awaited)
-        finally:
+            unsent: list[Message] = []
+            self._post(messages, deadline, awaited=awaited, unsent=unsent)
+            found = self._answers(deadline, awaited)
+            replies = Replies(found, [*found.missing, *(message.destination for message in unsent)])
             self._release(awaited)
+            return replies
+        except BaseException:  # an interrupt too: what has come is for the other calls
+            self._release(awaited, awaited.entries)
+            raise
 
     def _reserve(self, awaited: Awaited) -> None:
         with self.endpoint.lock:
             self.endpoint.inbox.reserve(awaited)
 
-    def _release(self, awaited: Awaited) -> None:
+    def _release(self, awaited: Awaited, put_back: Sequence[Entry] = ()) -> None:
         with self.endpoint.lock:
-            self.endpoint.not_received(awaited.entries)
-            if self.endpoint.inbox.release(awaited):
+            self.endpoint.not_received(put_back)
+            if self.endpoint.inbox.release(awaited) or put_back:
                 self.endpoint.wake()  # other calls may want it
 
     def _answers(self, deadline: float, awaited: Awaited) -> Replies:
-        """See receive_by_id(). If this is interrupted, _release() puts back what has come."""
+        """See receive_by_id(). If this is interrupted, _await() puts back what has come."""
         wanted = awaited.sessions
 
         def take() -> bool | None:
@@ -385,9 +393,7 @@ class Proxy:
                 asked = self._asked.get(session_id, {})
                 names = [name for name, num_awaited in asked.items() for _ in range(num_awaited)]
                 missing += (names or [f"session {session_id}"] * number)[:number]
-        replies = Replies([entry.message for entry in awaited.entries], missing)
-        awaited.entries = []
-        return replies
+        return Replies([entry.message for entry in awaited.entries], missing)
 
     def _may_be_answered(self, session_id: str) -> bool:
         """Whether an answer may still come: not when all peers that were asked have left."""
@@ -529,15 +535,7 @@ class Proxy:
 
     def _ask(self, messages: Iterable[Message], timeout_s: float | None) -> Replies:
         deadline = self._begin(timeout_s)
-        awaited = Awaited(seen=self.endpoint.inbox.newest)
-        try:
-            self._reserve(awaited)
-            unsent: list[Message] = []
-            self._post(messages, deadline, awaited=awaited, unsent=unsent)
-            found = self._answers(deadline, awaited)
-            return Replies(found, [*found.missing, *(message.destination for message in unsent)])
-        finally:
-            self._release(awaited)
+        return self._await(Awaited(seen=self.endpoint.inbox.newest), messages, deadline)
 
     def _begin(self, timeout_s: float | None) -> float:
         """Wait for the minimal peers. Returns the deadline, on time.monotonic()."""

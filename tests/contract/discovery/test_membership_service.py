@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from support.discovery import MemberCalls, Peer, Service, is_refused
 from support.fault_proxy import FaultProxy
 from support.logs import capture_logs
 from support.messaging import LEASE_S, PATIENCE_S, until
+from xain_messaging import background
 from xain_messaging.discovery.coordinator import CoordinatorDiscovery
 from xain_messaging.discovery.server import MembershipServer
 from xain_messaging.discovery.service import KEEPALIVE, MAX_MEMBERS, MembershipService
@@ -173,6 +174,24 @@ def test_members_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         third = Peer(discovery, "cleo")
         second.leave()
         third.leave()
+
+
+def test_an_interrupted_start_leaves_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its port is free, though it had begun to serve."""
+    with MembershipServer() as server:
+        pass
+    run = background.run
+
+    def interrupt(work: Coroutine[Any, Any, None]) -> None:
+        monkeypatch.setattr(background, "run", run)  # once
+        run(work)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(background, "run", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        server.start()
+    with MembershipServer(server.target):
+        pass
 
 
 def test_a_server_whose_port_is_taken() -> None:

@@ -1,7 +1,6 @@
-"""Where drivers listen, what others are told of that, and what a driver carries."""
+"""Where drivers listen, and what others are told of that."""
 
 import re
-from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -9,8 +8,6 @@ import pytest
 from support.drivers import Receiving, closing_all, received
 from xain_messaging.drivers.grpc_streams import GrpcDriver
 from xain_messaging.drivers.zeromq import ZmqDriver
-from xain_messaging.errors import BodyError
-from xain_messaging.links import MAX_HEAD_BYTES
 from xain_messaging.ports import Driver
 
 
@@ -42,21 +39,3 @@ def test_others_are_told_what_is_advertised() -> None:
             here.connect("there", there.address)
             here.send("there", [b"x"])
             assert received(there) == [b"x"]
-
-
-@pytest.mark.parametrize("make_one", [
-    lambda: GrpcDriver(max_message_bytes=1000), lambda: ZmqDriver(max_frame_bytes=1000)
-])  # fmt: skip
-def test_what_a_driver_does_not_carry_is_refused_where_it_is_sent(
-    make_one: Callable[[], Driver],
-) -> None:
-    """What it does carry arrives, whatever a head adds to it."""
-    here, there = make_one(), Receiving(make_one())
-    with closing_all(here, there):
-        here.check([bytes(1000)])
-        with pytest.raises(BodyError, match="1001 bytes"):
-            here.check([bytes(1001)])
-        here.connect("there", there.address)
-        head = bytes(1000 + MAX_HEAD_BYTES)
-        here.send("there", [head])
-        assert received(there) == [head]

@@ -1,5 +1,6 @@
 """Connections to peers that come later, go, or send what is no packet."""
 
+import queue
 import time
 import weakref
 from collections.abc import Callable
@@ -11,7 +12,8 @@ import pytest
 from support.drivers import Arrived, Lost, Receiving, closing_all, next_event, received
 from support.fault_proxy import FaultProxy
 from support.messaging import PATIENCE_S, until
-from xain_messaging.drivers.grpc_framing import to_chunks
+from xain_messaging.drivers import grpc_streams
+from xain_messaging.drivers.grpc_framing import CHUNK_BYTES, to_chunks
 from xain_messaging.drivers.grpc_streams import METHOD, GrpcDriver
 
 
@@ -72,9 +74,10 @@ def test_a_large_message_is_let_go(make_networked: Callable[[], Receiving]) -> N
     until(lambda: came() is None, "the receiver to let it go")
 
 
-def test_a_stream_that_carries_no_packets_is_ended() -> None:
+def test_a_stream_that_carries_no_packets_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its peer hears why; packets before it are received, and the other peers are served."""
-    there, friend = Receiving(GrpcDriver(max_message_bytes=1000)), Receiving(GrpcDriver())
+    monkeypatch.setattr(grpc_streams, "MAX_MESSAGE_BYTES", 1000)
+    there, friend = Receiving(GrpcDriver()), Receiving(GrpcDriver())
     with closing_all(there, friend), grpc.insecure_channel(there.address) as channel:
         friend.connect("there", there.address)
         friend.send("there", [b"before"])
@@ -90,3 +93,27 @@ def test_a_stream_that_carries_no_packets_is_ended() -> None:
             assert received(there) == [b"good"]
         friend.send("there", [b"after"])
         assert received(there) == [b"after"]
+
+
+def test_packets_that_are_put_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream with one more is not read until there is room; small packets come meanwhile."""
+    monkeypatch.setattr(grpc_streams, "MAX_COMING_BYTES", 3 * CHUNK_BYTES)
+    first, second = ([name, bytes(2 * CHUNK_BYTES)] for name in (b"first", b"second"))
+    there = Receiving(GrpcDriver())
+    with closing_all(there), grpc.insecure_channel(there.address) as channel:
+        deliver = channel.stream_unary(METHOD)
+        chunks: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        parts = to_chunks(first)
+        chunks.put(next(parts))
+        calls = [deliver.future(iter(chunks.get, None))]
+        until(lambda: there._coming_bytes > 2 * CHUNK_BYTES, "the first")
+        calls.append(deliver.future(to_chunks(second)))
+        until(lambda: len(there._has_room._waiters) == 1, "the second to wait")
+        deliver(to_chunks([b"small"]), timeout=PATIENCE_S)
+        assert received(there) == [b"small"]
+        for part in [*parts, None]:
+            chunks.put(part)
+        assert [received(there), received(there)] == [first, second]
+        for call in calls:
+            call.result(PATIENCE_S)
+        assert there._coming_bytes == 0

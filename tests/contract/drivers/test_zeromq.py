@@ -31,21 +31,6 @@ def test_a_driver_that_is_woken_in_between_is_woken_once() -> None:
         assert time.monotonic() - begun_at >= 0.2
 
 
-def test_a_frame_that_is_too_large_for_zeromq_is_hung_up_on() -> None:
-    """If somebody sends it all the same; the others are served."""
-    there, here, friend = (
-        Receiving(ZmqDriver(max_frame_bytes=1000)),
-        Receiving(ZmqDriver()),
-        Receiving(ZmqDriver()),
-    )
-    with closing_all(there, here, friend):
-        here.connect("there", there.address)
-        here.send("there", [bytes(1 << 20)])
-        friend.connect("there", there.address)
-        friend.send("there", [b"x"])
-        assert received(there) == [b"x"]
-
-
 def test_who_sends_too_much_over_zeromq_waits() -> None:
     """Until some of it has been received; what waits does so at the sender, and in order."""
     there, here = Receiving(ZmqDriver()), Receiving(ZmqDriver())

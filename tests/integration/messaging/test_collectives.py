@@ -578,6 +578,23 @@ def test_slow_member_has_the_result_of_the_others(
         early.result(PATIENCE_S)
 
 
+def test_an_interrupted_operation_ends_at_the_others(members: list[Proxy]) -> None:
+    """They hear of it, and do not wait for its part until their time is over."""
+
+    class Interrupts:
+        def __array__(self, *_: object, **options: object) -> np.ndarray:
+            raise KeyboardInterrupt
+
+    names = [proxy.name for proxy in members[:2]]
+    one, other = (proxy.group("interrupted", names) for proxy in members[:2])
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(other.all_reduce, np.ones(3))
+        with pytest.raises(KeyboardInterrupt):
+            one.all_reduce(Interrupts())  # type: ignore[arg-type]  # on the way to an array
+        with pytest.raises(CollectiveFailed, match="KeyboardInterrupt"):
+            call.result(PATIENCE_S)
+
+
 def test_names_in_the_word_of_a_waiting_member_are_bounded(members: list[Proxy]) -> None:
     """Names and numbers that are no member's are kept up to a length."""
     a, b = members[:2]

@@ -133,6 +133,22 @@ def test_answers_of_an_interrupted_call_come_with_the_next(lossy: JoinLossy) -> 
 
 
 @pytest.mark.parametrize("is_done", [False, True])
+def test_answers_of_a_call_that_is_interrupted_at_its_end_come_with_the_next(
+    lossy: JoinLossy, monkeypatch: pytest.MonkeyPatch, is_done: bool
+) -> None:
+    """Though all had come."""
+    a, b, _ = two(lossy)
+    sessions = a.isend(SessionMessage("ask", "a", "b"))
+    asked = b.receive_once()
+    assert asked is not None
+    b.reply(asked, "answer", "b")
+    monkeypatch.setattr(Proxy, "_release", once(Proxy._release, is_done=is_done))
+    with pytest.raises(KeyboardInterrupt):
+        a.receive_by_id(sessions)
+    assert [answer.body for answer in a.receive_by_id(sessions)] == ["b"]
+
+
+@pytest.mark.parametrize("is_done", [False, True])
 def test_an_interrupted_send_leaves_the_link_whole(lossy: JoinLossy, is_done: bool) -> None:
     """Whether it has sent nobody knows; what is sent later comes, in order and once."""
     a, b, line = two(lossy)

@@ -72,6 +72,27 @@ def test_one_for_which_there_is_room_does_not_wait_for_one_of_another_kind(join:
     assert len(seen._refused) == 0
 
 
+def test_an_interrupted_launch_keeps_what_was_refused(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When there is room for it, until it has that."""
+    server, worker = join("server", "server"), join("worker", "w")
+    seen = dist(server, {"w:x:2": note})(Seen)()
+    seen._refused.append(Message("x", "w", "server", 2))
+    push = seen._table.push
+
+    def interrupt(message: Message) -> object:
+        monkeypatch.setattr(seen._table, "push", push)  # once
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(seen._table, "push", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        seen.launch(0.0)
+    send(worker, "x", 3)
+    takes(seen, num_refused=0, num_called=1)
+    assert seen.bodies == [[2, 3]]
+
+
 def test_there_may_be_room_when_somebody_has_gone(join: Join) -> None:
     """Also when nothing fires for that by itself, and between two launches."""
     server, workers = join("server", "server"), [join("worker", f"w{i}") for i in range(4)]

@@ -215,7 +215,7 @@ def begun(
     except MessagingError as error:
         operation.tell(str(error), ())
         raise operation.failure_of(error) from error
-    except Exception as error:  # wrong arguments, a part that is none: the others must not wait
+    except BaseException as error:  # wrong arguments, an interrupt: the others must not wait
         operation.tell(f"{type(error).__name__} at {endpoint.name!r}: {error}", ())
         raise
     finally:

@@ -60,11 +60,16 @@ class MembershipServer:
         """Returns when it serves."""
         try:
             background.run(self._serve())
-        except RuntimeError as error:  # of gRPC: the port is taken, or the host is not ours
-            raise OSError(f"cannot listen on {self.target}: {error}") from None
+        except BaseException as error:  # an interrupt too: no server stays behind
+            self.stop()
+            if isinstance(error, RuntimeError):  # of gRPC: the port is taken, or not ours
+                raise OSError(f"cannot listen on {self.target}: {error}") from None
+            raise
 
     async def _serve(self) -> None:
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *KEEPALIVE.items()])
+        server = self._server = grpc.aio.server(
+            options=[("grpc.so_reuseport", 0), *KEEPALIVE.items()]
+        )
         self._service = MembershipService(self._lease_s, self.settle_s)
         add_MembershipServicer_to_server(self._service, server)
         if self._credentials is None:
@@ -72,16 +77,15 @@ class MembershipServer:
         else:
             self._port = server.add_secure_port(self.target, self._credentials)
         await server.start()
-        self._server = server
 
     def stop(self) -> None:
         """Returns when no member is served any more, after STOP_S at most. May be called again."""
-        if self._server is not None:
-            server, self._server = self._server, None
-            background.finish(self._stop(server), STOPPED_S)
+        background.finish(self._stop(), STOPPED_S)
 
-    async def _stop(self, server: grpc.aio.Server) -> None:
+    async def _stop(self) -> None:
+        server, self._server = self._server, None
         # First the calls that wait: gRPC reports an error to those it ends, and they print it.
         if self._service is not None:
             self._service.end()
-        await server.stop(STOP_S)
+        if server is not None:
+            await server.stop(STOP_S)

@@ -44,11 +44,14 @@ def to_chunks(frames: Frames) -> Iterator[bytes]:
 
 
 class Reader:
-    """Puts the packets of one stream together; each frame is a buffer of its own."""
+    """Puts the packets of one stream together; each frame is a buffer of its own.
+
+    frames: of the packet that is coming.
+    """
 
     def __init__(self, max_packet_bytes: int) -> None:
         self._max_bytes = max_packet_bytes
-        self._frames: list[Frame] = []
+        self.frames: list[Frame] = []
         self._unfilled: list[memoryview] = []  # the rest of each frame that is to come
 
     def feed(self, chunk: bytes) -> list[Frame] | None:
@@ -71,7 +74,7 @@ class Reader:
             return None
         if rest.nbytes:
             raise Malformed(f"{rest.nbytes} bytes more than a message has")
-        frames, self._frames = self._frames, []
+        frames, self.frames = self.frames, []
         return frames
 
     def end(self) -> None:
@@ -91,6 +94,6 @@ class Reader:
         if sum(sizes) > self._max_bytes:
             raise Malformed(f"a message of {sum(sizes)} bytes; at most {self._max_bytes} are taken")
         # Not bytearrays: memory for what is announced is used only when it comes.
-        self._frames = [spare.take(size).data for size in sizes]
-        self._unfilled = [memoryview(frame) for frame in self._frames if len(frame)]
+        self.frames = [spare.take(size).data for size in sizes]
+        self._unfilled = [memoryview(frame) for frame in self.frames if len(frame)]
         return chunk[4 + 8 * number :]

@@ -23,13 +23,17 @@ from xain_messaging import background
 from xain_messaging.codec import MAX_MESSAGE_BYTES, Frames, num_bytes
 from xain_messaging.drivers.addresses import told_host
 from xain_messaging.drivers.grpc_framing import MAX_CHUNK_BYTES, Malformed, Reader, to_chunks
-from xain_messaging.errors import BodyError, Closed, UnknownPeer
+from xain_messaging.errors import Closed, UnknownPeer
 from xain_messaging.links import MAX_HEAD_BYTES
 from xain_messaging.waits import LONGEST_S, left_s
 
 log = get_logger(__name__)
 
 METHOD: Final = "/xain_messaging.Exchange/Deliver"
+
+# Packets of more than one chunk that are put together at the same time, of all peers. One alone may
+# be larger; the streams of others are not read on meanwhile.
+MAX_COMING_BYTES: Final = 1 << 30
 
 # Seconds between two attempts to reach a peer.
 RETRY_S: Final = 0.1
@@ -165,8 +169,6 @@ class GrpcDriver:
         all interfaces, such as "0.0.0.0", needs that.
     tls: without it everything goes in the clear, and anybody may connect. With it only peers whose
         certificates `ca` has signed.
-    max_message_bytes: a larger message is refused where it is sent, and ends the stream that brings
-        it. All peers of a group have the same limit.
     num_refused: streams that were ended because they carried no packets.
     """
 
@@ -176,12 +178,12 @@ class GrpcDriver:
         *,
         advertise: str = "",
         tls: TlsFiles | None = None,
-        max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         host = told_host(listen.rpartition(":")[0], advertise)  # before anything is open
         self.num_refused = 0
         self._tls = tls
-        self._max_message_bytes = max_message_bytes
+        self._coming_bytes = 0  # of packets that are put together
+        self._has_room = asyncio.Event()  # for others
         self._on_packet: Callable[[Frames], None] = lambda frames: None
         self._on_lost: Callable[[str], None] = lambda peer: None
         self._is_served = asyncio.Event()
@@ -224,12 +226,6 @@ class GrpcDriver:
         if connection is not None:
             connection.close()
 
-    def check(self, frames: Frames) -> None:
-        if (size := num_bytes(frames)) > self._max_message_bytes:
-            raise BodyError(
-                f"a message of {size} bytes; this driver carries {self._max_message_bytes}"
-            )
-
     def send(self, peer: str, frames: Frames) -> None:
         self._check_open()
         connection = self._connections.get(peer)
@@ -259,23 +255,43 @@ class GrpcDriver:
         self._is_woken.set()
 
     async def _deliver(self, _: object, context: Any) -> bytes:
-        reader = Reader(self._max_message_bytes + MAX_HEAD_BYTES)
+        reader = Reader(MAX_MESSAGE_BYTES + MAX_HEAD_BYTES)
         stream = asyncio.current_task()
         assert stream is not None
         self._streams.add(stream)
         stream.add_done_callback(self._streams.discard)
         await self._is_served.wait()
+        reserved = 0
         try:
             while (chunk := await context.read()) is not grpc.aio.EOF:
                 if (frames := reader.feed(chunk)) is not None:
                     self._on_packet(frames)
+                    self._release(reserved)
+                    reserved = 0
+                elif not reserved:
+                    reserved = await self._reserve(num_bytes(reader.frames))
                 del chunk, frames  # the next may be long in coming
             reader.end()
         except Malformed as error:
             self.num_refused += 1
             log.warning("stream_refused", peer=context.peer(), error=str(error))
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            self._release(reserved)
         return b""
+
+    async def _reserve(self, size_bytes: int) -> int:
+        """Wait until the rest of a packet has room beside those that are put together."""
+        while self._coming_bytes and self._coming_bytes + size_bytes > MAX_COMING_BYTES:
+            self._has_room.clear()
+            await self._has_room.wait()
+        self._coming_bytes += size_bytes
+        return size_bytes
+
+    def _release(self, size_bytes: int) -> None:
+        if size_bytes:
+            self._coming_bytes -= size_bytes
+            self._has_room.set()
 
     # --- the end ---
 

@@ -58,9 +58,6 @@ class InProcessDriver:
     def disconnect(self, peer: str) -> None:
         self._addresses.pop(peer, None)
 
-    def check(self, frames: Frames) -> None:
-        pass  # memory is all that it takes
-
     def send(self, peer: str, frames: Frames) -> None:
         self._check_open()
         try:

@@ -14,10 +14,9 @@ from typing import Any, Final
 
 import zmq
 
-from xain_messaging.codec import Frame, Frames, num_bytes
+from xain_messaging.codec import Frame, Frames
 from xain_messaging.drivers.addresses import told_host
-from xain_messaging.errors import BodyError, Closed, UnknownPeer
-from xain_messaging.links import MAX_HEAD_BYTES
+from xain_messaging.errors import Closed, UnknownPeer
 from xain_messaging.waits import LONGEST_S
 
 # Smaller frames are copied: that costs less than to hand them over.
@@ -50,28 +49,21 @@ class ZmqDriver:
 
     host: the interface to listen on, and the address that others are told, unless `advertise` is
         another. One that stands for all interfaces, such as "*", needs that.
-    max_frame_bytes: a message with a larger frame, see codec.py, is refused where it is sent, and a
-        peer that sends one all the same is hung up on. All peers of a group have the same limit.
-        The default has no limit.
     """
 
-    def __init__(
-        self, host: str = "127.0.0.1", *, advertise: str = "", max_frame_bytes: int = -1
-    ) -> None:
+    def __init__(self, host: str = "127.0.0.1", *, advertise: str = "") -> None:
         host_told = told_host(host, advertise)  # before anything is open
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._running = threading.Lock()  # of the thread in run(), which close() waits for
         self._sockets: dict[str, zmq.Socket[bytes]] = {}  # by peer
-        self._max_frame_bytes = max_frame_bytes
         self._is_closed = False
         self._on_packet: Callable[[Frames], None] = lambda frames: None
         # Both ends of it are sockets of the system, so that a signal handler may wake.
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
         self._waker.setblocking(False)
-        most = -1 if max_frame_bytes < 0 else max_frame_bytes + MAX_HEAD_BYTES
-        self._pull = self._open(zmq.PULL, {zmq.RCVHWM: MAX_WAITING, zmq.MAXMSGSIZE: most})
+        self._pull = self._open(zmq.PULL, {zmq.RCVHWM: MAX_WAITING})
         self.address = f"tcp://{host_told}:{self._pull.bind_to_random_port(f'tcp://{host}')}"
         self._polled: list[Any] = [(self._pull, _POLLIN), (self._woken.fileno(), _POLLIN)]
 
@@ -110,11 +102,6 @@ class ZmqDriver:
         push = self._sockets.pop(peer, None)
         if push is not None:
             push.close(linger=0)
-
-    def check(self, frames: Frames) -> None:
-        most = self._max_frame_bytes
-        if most >= 0 and (size := max(num_bytes([frame]) for frame in frames)) > most:
-            raise BodyError(f"a frame of {size} bytes; this driver carries {most} in one")
 
     def send(self, peer: str, frames: Frames) -> None:
         """An interrupt between two frames spoils this packet and the next one: their receiver drops
