@@ -35,8 +35,8 @@ demo: setup  ## four participants train one model on real data through a real co
 
 test: test-e2e test-integration test-code test-containers  ## every test
 
-# Two beside each other (make --jobs=2 --output-sync=target) take little more than half the time: one
-# computes while the other waits for processes and for the engine. The longest part comes first.
+# Three beside each other (make --jobs=3 --output-sync=target) keep two cores busy: one waits for
+# processes and for the engine while the others compute. The longest part comes first.
 test-e2e: setup-dev
 	$(BIN)/python -m pytest $(addprefix --ignore=,$(CONTAINER_TESTS)) tests/e2e
 
