@@ -44,7 +44,7 @@ class AppendedFile:
         return self._fd
 
     def append(self, lines: bytes) -> None:
-        """Raises OSError; a part of the lines may be in the file then."""
+        """Raises OSError; then none of the lines is in the file, as far as it can be cut."""
         try:
             if self._fd is not None and self._is_moved(self._fd):
                 self.close()
@@ -52,12 +52,20 @@ class AppendedFile:
             if self._max_bytes is not None and 0 < size > self._max_bytes - len(lines):
                 self.close()
                 self.path.replace(self.path.with_name(f"{self.path.name}.1"))
-            fd = self.open()
-            view = memoryview(lines)
+                size = 0
+            self._write_all(self.open(), size, lines)
+        except OSError:
+            self.close()
+            raise
+
+    def _write_all(self, fd: int, size: int, lines: bytes) -> None:
+        view = memoryview(lines)
+        try:
             while view:
                 view = view[os.write(fd, view) :]
         except OSError:
-            self.close()
+            with contextlib.suppress(OSError):
+                os.ftruncate(fd, size)
             raise
 
     def _is_moved(self, fd: int) -> bool:

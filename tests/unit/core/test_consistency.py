@@ -563,6 +563,21 @@ def test_an_upload_counts_once_also_when_it_is_stale() -> None:
     bench.end("b", upload_name="uuid-c", round_=1)
 
 
+@pytest.mark.parametrize("rules", [{}, {"consistency": "ssp", "staleness": 3}])
+def test_an_upload_counts_once_however_many_models_follow(rules: dict[str, Any]) -> None:
+    """As long as its round is still trained by others, and after a restart."""
+    bench = buffered_round("a", "b", "c", buffer_size=1, **rules)
+    bench.end("a", upload_name="uuid-a")
+    bench.end("a", "a@1", upload_name="uuid-a")
+    bench.end("a", "a@2", upload_name="uuid-a")
+    assert trains(bench) == {"b": 0, "c": 0, "a": 3}
+    bench.restart()
+    bench.refuses_end(errors.UploadTaken, "c", upload_name="uuid-a", round_=0)
+    bench.end("c", upload_name="uuid-c", round_=0)
+    bench.end("b", upload_name="uuid-b", round_=0)
+    assert not bench.session.buffered.named.get(0)
+
+
 # --- restarts -------------------------------------------------------------------------------------
 
 

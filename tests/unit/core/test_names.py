@@ -98,10 +98,23 @@ def test_refused_upload_counts_for_a_later_sender() -> None:
     bench.end("b", upload_name="uuid-1")
 
 
-def test_participant_hands_in_under_its_id_whatever_another_has_named_its_upload() -> None:
-    """The upload of z itself is another object, with an attempt of its own."""
+def test_upload_of_another_participant_is_refused() -> None:
+    """It would count twice: once for each of them."""
     bench = opened_round("a", "z")
+    bench.refuses_end(errors.UploadTaken, "a", upload_name="z")
+    bench.end("z")
+    bench.end("a")
+    assert accepted_keys(bench) == ["0/z", "0/a"]
+
+
+def test_participant_that_joins_hands_in_under_its_id_whatever_another_has_named_its_upload() -> (
+    None
+):
+    """The upload of z itself is another object, with an attempt of its own."""
+    bench = opened_round("a", "b", rules=make_rules(min_participants=2))
     bench.end("a", upload_name="z")
+    bench.leave("b")
+    bench.join("z")
     bench.end("z", "other")
     assert accepted_keys(bench) == ["0/z", "0/z"]
 

@@ -5,6 +5,7 @@ train an earlier one, and they are carried over.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from xain_coordinator.core.keys import base_key_of, update_key
 from xain_coordinator.core.replacing import replace
 from xain_coordinator.core.round import Round
 from xain_coordinator.core.values import Base, Update
@@ -19,11 +20,14 @@ class BufferedWork:
     bases: start of the training of earlier rounds that are still trained, by round.
     counted: the latest update of each participant, and the round that it was trained for, since
         models may follow each other faster than an answer travels.
+    named: base keys of updates that count under another name than their sender's, by the round
+        that they were trained for, as long as it is in `bases`.
     """
 
     carried: Mapping[str, int] = field(default_factory=dict)
     bases: Mapping[int, Base] = field(default_factory=dict)
     counted: Mapping[str, tuple[int, Update]] = field(default_factory=dict)
+    named: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     def without(self, participant_id: str) -> "BufferedWork":
         """Stop waiting for a participant."""
@@ -38,8 +42,15 @@ class BufferedWork:
         """
         bases = {**self.bases, round_.number: base}
         new = {p: (round_.trained_by(p), update) for p, update in round_.updates.items()}
+        trained = sorted(set(carried.values()))
+        named = {number: self.named.get(number, ()) for number in trained}
+        for participant_id, (number, update) in new.items():
+            key = base_key_of(update.weights.ref.key)
+            if number in named and key != update_key(number, participant_id):
+                named[number] += (key,)
         return BufferedWork(
             carried,
-            {number: bases[number] for number in sorted(set(carried.values()))},
+            {number: bases[number] for number in trained},
             {p: latest for p, latest in {**self.counted, **new}.items() if p in members},
+            {number: keys for number, keys in named.items() if keys},
         )

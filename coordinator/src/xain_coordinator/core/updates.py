@@ -6,7 +6,7 @@ one.
 
 from xain_coordinator.core import errors
 from xain_coordinator.core.attempts import check_fit, check_slice
-from xain_coordinator.core.keys import base_key_of
+from xain_coordinator.core.keys import base_key_of, round_of
 from xain_coordinator.core.round import Round
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import BYTES, GlobalModel, Layout, Update
@@ -16,19 +16,24 @@ _DTYPES = ("float16", "float32", "float64")
 
 
 def require_uncounted(session: Session, participant_id: str, key: str) -> None:
-    """Refuse an upload that counts already as the update of another participant, which a key that
-    does not name its sender may be.
+    """Refuse an upload under a name that is another participant's, or that counts already as the
+    update of another one: a key does not have to name its sender.
 
     Raises UploadTaken.
     """
     base_key = base_key_of(key)
-    if base_key.partition("/")[2] == participant_id:
+    name = base_key.partition("/")[2]
+    if name == participant_id:
         return
+    if name in session.members:
+        raise errors.UploadTaken(f"the upload {base_key!r} is that of participant {name!r}")
     for known in (session.open_round, session.last_round):
         for update in () if known is None else known.updates.values():
             other = update.weights.ref.key
             if other.startswith(base_key) and base_key_of(other) == base_key:
                 raise errors.UploadTaken(f"the upload {base_key!r} counts already")
+    if base_key in session.buffered.named.get(round_of(base_key), ()):
+        raise errors.UploadTaken(f"the upload {base_key!r} counts already")
 
 
 def check_update(model: GlobalModel, round_: Round, update: Update) -> None:

@@ -270,6 +270,8 @@ class Inbox:
         if reference.data:
             return None
         if reference.digest is None:
+            if is_attempt(base_key):
+                return None  # a participant names its own object, never a copy of the coordinator
             if self._bucket is None:
                 return partial(in_place, store, base_key)
             target = _new_attempt_at(base_key)
