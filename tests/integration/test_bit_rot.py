@@ -80,7 +80,7 @@ async def hand_in(member: Member, vector: np.ndarray) -> None:
 
 def flip_in_journal(coordinator: Coordinator) -> None:
     """Change one bit of the only small update, which the journal no longer has in memory."""
-    journal = coordinator._journal
+    journal = coordinator.journal
     assert isinstance(journal, SqliteJournal)
     (key,) = journal.object_keys()
     content = bytearray(journal.read_object(key) or b"")

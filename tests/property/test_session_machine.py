@@ -395,9 +395,10 @@ class SessionMachine(RuleBasedStateMachine):
         return None
 
     def _counts_already(self, name: str, key: str) -> bool:
-        """Whether the upload is that of an acknowledged update."""
+        """Whether the upload is that of an acknowledged update, or of another participant."""
+        others = {update_key(self.session.round, p) for p in self.session.members if p != name}
         is_own = key == update_key(self.session.round, name)
-        return not is_own and key in {word.key for word in self.book.values()}
+        return not is_own and key in others | {word.key for word in self.book.values()}
 
     def _good_weights(self) -> tuple[tuple[int, ...], str]:
         """Shape and dtype that an update of the open round must have now, if they are fixed."""
@@ -810,6 +811,8 @@ class SessionMachine(RuleBasedStateMachine):
         name = self._outstanding()[0]
         # Half of them choose their upload's name, as XAIN's clients do.
         under = f"uuid of {name}" if name in NAMES[::2] else name
+        if self._counts_already(name, update_key(self.session.round, under)):
+            under = name  # another participant was first with the name
         if trouble is not None:
             shape, dtype, first_bad = trouble
             self.end(name, "bad", 1, under=under, shape=shape, dtype=dtype, first_bad=first_bad)

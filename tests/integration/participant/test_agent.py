@@ -1,6 +1,7 @@
 """The agent end to end: threads, channel and clock, against a scripted coordinator."""
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -178,7 +179,10 @@ def test_a_coordinator_that_is_away_is_worth_one_warning(serve: Serve, adder: Ad
     assert levels == ["warning", "debug", "debug"]
 
 
-def test_every_event_names_participant_and_round(serve: Serve, adder: Adder) -> None:
+def test_every_event_names_participant_and_round(
+    serve: Serve, adder: Adder, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "xain_participant")  # no line is made that nobody would read
     with capture_logs() as logs:
         assert run(adder, serve().target, "ward-7") == 0
     assert {entry["event"] for entry in logs} >= {"joined", "training", "handed_in", "exiting"}

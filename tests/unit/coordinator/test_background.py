@@ -69,6 +69,17 @@ async def close(background: Background) -> None:
         await background.close()
 
 
+async def test_keys_are_deleted_together(store, monkeypatch):
+    monkeypatch.setattr(background, "GROUP_SIZE", 15)
+    at_work = Background(store)
+    for key in list(store.keys()):
+        at_work.delete(key)
+    store.go_on.release(2)
+    await close(at_work)
+    assert [len(keys) for keys in store.begun] == [15, 5]
+    assert not list(store.keys())
+
+
 async def test_failed_background_work_ends_nothing(store):
     """Whether the store is away, or we are wrong."""
     at_work, is_done = Background(store), threading.Event()
@@ -89,12 +100,12 @@ async def test_failed_background_work_ends_nothing(store):
 
 async def test_no_more_deletions_wait_than_are_allowed(store, monkeypatch):
     """What has a bound of its own is done all the same."""
-    monkeypatch.setattr(background, "MAX_WAITING", 5)
+    monkeypatch.setattr(background, "MAX_DELETIONS", 5)
     at_work, is_done = Background(store), threading.Event()
     for key in list(store.keys()):
         at_work.delete(key)
     at_work.do(is_done.set)
-    store.go_on.release(5)
+    store.go_on.release()
     await close(at_work)
     assert is_done.is_set()
     assert len(list(store.keys())) == NUM_KEYS - 5

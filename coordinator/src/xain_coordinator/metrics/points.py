@@ -48,8 +48,8 @@ class _Sent(BaseModel):
 
     measurement: Literal["participant"]
     time: int | float
-    tags: dict[str, str] = Field(default_factory=dict)
-    fields: dict[Name, float | str] = Field(min_length=1, max_length=MAX_FIELDS)
+    tags: dict[str, str] = Field(default_factory=dict, fail_fast=True)
+    fields: dict[Name, float | str] = Field(min_length=1, max_length=MAX_FIELDS, fail_fast=True)
 
     @field_validator("fields")
     @classmethod

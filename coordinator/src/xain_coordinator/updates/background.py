@@ -12,7 +12,8 @@ from xain_foundation.threads import run_to_end
 
 log = structlog.get_logger(__name__)
 
-MAX_WAITING = 1000  # deletions are left out beyond
+MAX_DELETIONS = 1000  # that wait
+GROUP_SIZE = 64  # keys deleted at once
 
 
 class Background:
@@ -22,14 +23,16 @@ class Background:
 
     def __init__(self, store: WeightsStore) -> None:
         self._store = store
+        self._deletions: deque[str] = deque()  # keys
         self._waiting: deque[Callable[[], None]] = deque()
         self._working: asyncio.Task[None] | None = None
 
     def delete(self, key: str) -> None:
-        """Delete an object of a round. When MAX_WAITING works wait, the object stays until its
-        round is dropped."""
-        if len(self._waiting) < MAX_WAITING:
-            self.do(partial(self._store.delete, key))
+        """Delete an object of a round. When MAX_DELETIONS wait, the object stays until its round is
+        dropped."""
+        if len(self._deletions) < MAX_DELETIONS:
+            self._deletions.append(key)
+            self._go_on()
 
     def do(self, work: Callable[[], None]) -> None:
         """Do work that comes so seldom that it needs no bound here."""
@@ -43,11 +46,15 @@ class Background:
             await asyncio.wait([self._working])
 
     def _go_on(self) -> None:
-        if self._waiting and (self._working is None or self._working.done()):
+        if (self._waiting or self._deletions) and (self._working is None or self._working.done()):
             self._working = asyncio.create_task(self._work(), name="background")
 
     async def _work(self) -> None:
-        while self._waiting:
+        while self._waiting or self._deletions:
+            if not self._waiting:
+                size = min(GROUP_SIZE, len(self._deletions))
+                keys = [self._deletions.popleft() for _ in range(size)]
+                self._waiting.append(partial(self._store.delete, *keys))
             work = self._waiting.popleft()
             try:
                 await run_to_end(_attempt, work)

@@ -141,7 +141,8 @@ class Fleet:
 
 def was_killed(status: int | None) -> bool:
     """Whether a process was ended by a signal that no handler turns into an exit status."""
-    return status is not None and status > EXIT_BASE and status != EXIT_BASE + signal.SIGTERM
+    signals = {EXIT_BASE + each for each in signal.Signals if each != signal.SIGTERM}
+    return status is not None and status in signals
 
 
 def status_text(status: int | None) -> str:
