@@ -69,12 +69,12 @@ _POSITIONS: Final = {
 }
 
 
-class _Ids(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
+class _Ids(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     session_id: str = msgspec.field(default_factory=new_id)
     message_id: str = msgspec.field(default_factory=new_id)
 
 
-class Message(_Ids, frozen=True, eq=False, gc=False):
+class Message(_Ids, frozen=True, eq=False):
     """A message from one peer to another. Two are equal only if they are the same object, since
     arrays have no single answer to that.
 
@@ -118,7 +118,7 @@ class Message(_Ids, frozen=True, eq=False, gc=False):
         )
 
 
-class SessionMessage(Message, frozen=True, eq=False, gc=False):
+class SessionMessage(Message, frozen=True, eq=False):
     """A message with its position in a session: see above.
 
     session_stage: by default the first of its type.

@@ -1,5 +1,8 @@
 """Messages, their answers, and the stages of sessions."""
 
+import gc
+import weakref
+from collections.abc import Callable
 from enum import Enum
 
 import pytest
@@ -18,6 +21,44 @@ from xain_messaging.sessions import Sessions
 
 class Tags(Enum):
     UPDATE = "update"
+
+
+class Listing(Message, frozen=True, eq=False):
+    """A message of an owner that lists its messages."""
+
+    owner: list[Message] | None = None
+
+
+class Body(dict[str, object]):
+    """A body that weak references may point to."""
+
+
+def message_in_its_body() -> Body:
+    body = Body()
+    body["message"] = Message("t", "a", "b", body)
+    return body
+
+
+def session_message_in_its_body() -> Body:
+    body = Body()
+    body["message"] = SessionMessage("t", "a", "b", body)
+    return body
+
+
+def message_listed_by_its_owner() -> Body:
+    owner: list[Message] = []
+    owner.append(Listing("t", "a", "b", body := Body(), owner=owner))
+    return body
+
+
+@pytest.mark.parametrize(
+    "make", [message_in_its_body, session_message_in_its_body, message_listed_by_its_owner]
+)
+def test_messages_in_reference_cycles_are_freed(make: Callable[[], Body]) -> None:
+    """The garbage collector finds cycles through messages and through subclasses of them."""
+    body = weakref.ref(make())
+    gc.collect()
+    assert body() is None
 
 
 def test_every_message_begins_a_session() -> None:
