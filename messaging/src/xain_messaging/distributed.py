@@ -90,6 +90,9 @@ class Distributed(Generic[T]):
         that found no room is kept, and is pushed before all that comes later when launch() is
         called again and there is room. When as many are kept as an event holds, launch() raises it
         before it receives anything: what comes later waits in the proxy.
+
+        A message that found no room counts at least once: an interrupt, such as KeyboardInterrupt,
+        in the instant after its push leaves it among those that the next launch() pushes.
         """
         events = self.proxy.events(timeout_s)
         self._fired += self._table.evaluate()  # peers may have gone since the last launch()
@@ -131,7 +134,7 @@ class Distributed(Generic[T]):
             except EventTableFull:  # launch() has raised that
                 self._refused.rotate(-1)
             else:
-                self._refused.popleft()  # at last: an interrupt may come
+                self._refused.popleft()  # at last: an interrupt may double a message, not lose it
 
     def stop(self) -> None:
         """Let launch() end when what has come is handled. Safe in handlers and in other threads."""

@@ -100,7 +100,7 @@ class Endpoint:
         self._waiters: list[threading.Lock] = []  # each of a thread in wait_for()
         self._is_polling = False  # the I/O thread is in the driver, or about to be
         self._links: dict[str, Link] = {}
-        self._unsent: dict[str, Link] = {}  # with messages that the I/O thread sends
+        self._unsent: dict[str, Link] = {}  # with messages that travel at _send_at, or sooner
         self._received: list[Delivery] = []  # messages that the program may be working at
         self._owed: dict[str, Link] = {}  # acks
         self._owed_since = 0.0
