@@ -1,5 +1,6 @@
 """Certificates of the nodes of a group, for gRPC and for the transport."""
 
+import os
 import ssl
 from pathlib import Path
 from typing import Final
@@ -12,6 +13,7 @@ from xain_parameters.errors import Invalid
 AUTHORITY: Final = "ca.crt"
 CERTIFICATE: Final = "tls.crt"
 KEY: Final = "tls.key"
+FOLDER_ENV: Final = "XAIN_PARAMETERS_TLS__FOLDER"
 
 
 class Certificates:
@@ -28,6 +30,9 @@ class Certificates:
         try:
             authority, certificate, key = (path.read_bytes() for path in paths)
             text = authority.decode("ascii")
+            # For "" create_default_context() trusts the authorities of the system.
+            if not text.strip():
+                raise Invalid(f"{paths[0]} is empty; it must have the authority's certificate")
             accepts = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cadata=text)
             connects = ssl.create_default_context(cadata=text)
             for context in (accepts, connects):
@@ -51,3 +56,19 @@ class Certificates:
 
     def of_channel(self) -> grpc.ChannelCredentials:
         return grpc.ssl_channel_credentials(self._authority, *self._own)
+
+
+def certificates_in(folder: Path | str | None) -> Certificates | None:
+    """Certificates in the folder that a command line names, or else FOLDER_ENV; None if neither
+    does.
+
+    Raises Invalid, also for "": it comes from a shell variable that is not set, and must not turn
+    encryption off.
+    """
+    named = os.environ.get(FOLDER_ENV) if folder is None else folder
+    if named == "":
+        raise Invalid(
+            f"--tls or {FOLDER_ENV} is empty; name a folder, or leave it out if nothing is to be "
+            "encrypted"
+        )
+    return None if named is None else Certificates(named)

@@ -124,14 +124,17 @@ _EXPORT_EXAMPLES = """**Examples**
 - `xain-parameter-server export checkpoints/cut-1795390830-4 --table user --to user.npz`
 """
 
-TLS_ENV = "XAIN_PARAMETERS_TLS__FOLDER"
 TlsFolder = Annotated[
     str | None,
     typer.Option("--tls", metavar="DIR", help="With ca.crt, tls.crt and tls.key. [tls.folder]"),
 ]
 AskedTlsFolder = Annotated[
     str | None,
-    typer.Option("--tls", metavar="DIR", help="With ca.crt, tls.crt and tls.key.", envvar=TLS_ENV),
+    typer.Option(
+        "--tls",
+        metavar="DIR",
+        help="With ca.crt, tls.crt and tls.key. XAIN_PARAMETERS_TLS__FOLDER may name it too.",
+    ),
 ]
 Scheduler = Annotated[
     str,
@@ -349,12 +352,12 @@ def _stopped_by_signal() -> threading.Event:
     return stopped
 
 
-def _certificates(folder: Path | None) -> "Certificates | None":
-    from xain_parameters.certificates import Certificates
+def _certificates(folder: Path | str | None) -> "Certificates | None":
+    from xain_parameters.certificates import certificates_in
     from xain_parameters.errors import Invalid
 
     try:
-        return None if folder is None else Certificates(folder)
+        return certificates_in(folder)
     except Invalid as error:
         fail(PROGRAM, f"tls.folder: {error}", EXIT_BAD_CONFIG)
 
@@ -363,7 +366,7 @@ def _asked(scheduler: str, tls: str | None, ask: "Callable[[SchedulerCalls], Any
     from xain_parameters.errors import ParameterError
     from xain_parameters.scheduler.client import SchedulerCalls
 
-    certificates = _certificates(Path(tls) if tls else None)
+    certificates = _certificates(tls)
     with SchedulerCalls(_address(scheduler), certificates) as calls:
         try:
             return ask(calls)

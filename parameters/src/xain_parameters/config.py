@@ -7,9 +7,9 @@ environment, then flags.
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from xain_foundation.fields import FilePath, Section, WrongSetting
+from xain_foundation.fields import Allowed, FilePath, Section, WrongSetting
 from xain_foundation.logs import LoggingSettings
 from xain_parameters.scheduler.state import Settings
 
@@ -56,6 +56,14 @@ def _absolute(folder: str) -> str:
     return folder if not folder or "://" in folder else str(Path(folder).absolute())
 
 
+def _given(folder: object) -> object:
+    """Refuse None, which is what empty text is parsed to; the default is not checked. An empty
+    option is a shell variable that is not set, and must not turn encryption off."""
+    if folder is None:
+        raise ValueError("empty")
+    return folder
+
+
 class TlsSettings(Section):
     """[tls].
 
@@ -63,7 +71,11 @@ class TlsSettings(Section):
     encrypted.
     """
 
-    folder: FilePath | None = None
+    folder: Annotated[
+        FilePath | None,
+        BeforeValidator(_given),
+        Allowed("a path, not empty and no URL; leave it out if nothing is to be encrypted"),
+    ] = None
 
 
 class SchedulerConfig(Section):

@@ -17,6 +17,7 @@ import typer
 from xain_foundation.commands import EXIT_BAD_CONFIG, fail, split_host_port
 
 if TYPE_CHECKING:
+    from xain_parameters import Certificates
     from xain_participant.sparse_worker import Job, Progress, Score
 
 PROGRAM: Final = "xain-participant"
@@ -91,11 +92,11 @@ def sparse(
         ),
     ] = "localhost",
     tls: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             metavar="DIR",
-            help="With ca.crt, tls.crt and tls.key, for the connections to scheduler and servers.",
-            envvar="XAIN_PARAMETERS_TLS__FOLDER",
+            help="With ca.crt, tls.crt and tls.key, for the connections to scheduler and servers. "
+            "XAIN_PARAMETERS_TLS__FOLDER may name it too.",
         ),
     ] = None,
     data: Annotated[
@@ -193,9 +194,15 @@ def sparse(
     _need_modules()
 
     from xain_foundation.logs import LoggingSettings, configure
+    from xain_parameters import Invalid
+    from xain_parameters.certificates import certificates_in
     from xain_participant.sparse_worker import Job
     from xain_workloads.sparse.models import FactorisationMachine, LogisticRegression
 
+    try:
+        certificates = certificates_in(tls)
+    except Invalid as error:
+        _refuse(str(error))
     logging = LoggingSettings()
     configure(logging.level, logging.use_console, logging.third_party)
     job = Job(
@@ -214,7 +221,7 @@ def sparse(
         with _stopped_by_signals():
             # A scorer may come while worker-0 trains.
             name = worker or (f"worker-{index}" if epochs else f"scorer-{os.getpid()}")
-            score = _work(target, tls, name, job, data, test)
+            score = _work(target, certificates, name, job, data, test)
     except _Stopped as stopped:
         raise typer.Exit(128 + stopped.number) from None
     if score is not None:
@@ -225,11 +232,16 @@ def sparse(
 
 
 def _work(
-    target: str, tls: Path | None, name: str, job: "Job", data: str | None, test: str | None
+    target: str,
+    certificates: "Certificates | None",
+    name: str,
+    job: "Job",
+    data: str | None,
+    test: str | None,
 ) -> "Score | None":
     """Train and score. Ends the process with one line if that is impossible."""
     from xain_foundation.logger import get_logger
-    from xain_parameters import Certificates, ParameterError, connect_sync
+    from xain_parameters import ParameterError, connect_sync
     from xain_participant.sparse_worker import score, train
     from xain_workloads.errors import DataError
     from xain_workloads.sparse.libsvm import LibsvmFiles
@@ -251,7 +263,6 @@ def _work(
         # Wrong paths are found before the others wait for this worker.
         rows: LibsvmFiles | None = LibsvmFiles(data) if data and job.num_epochs else None
         held_out = LibsvmFiles(test) if test and job.index == 0 else None
-        certificates = None if tls is None else Certificates(tls)
         with connect_sync(target, worker=name, timeout_s=CONNECT_S, tls=certificates) as server:
             log.info("connected", worker=name, server=target)
             if rows is not None:

@@ -65,3 +65,33 @@ def test_certificates_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
             refused = run(command, "--tls", str(folder))
             assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
             assert text in refused.stderr
+
+
+@pytest.mark.parametrize("content", ["", " \n"])
+def test_empty_authority_is_refused(tmp_path: Path, content: str) -> None:
+    """The authorities of the system are never trusted in its place."""
+    ours = certified(tmp_path / "ours")
+    (ours / "ca.crt").write_text(content)
+    with pytest.raises(Invalid, match=r"ours/ca\.crt is empty"):
+        Certificates(ours)
+
+
+def test_empty_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell variable that is not set must not turn encryption off."""
+    nowhere = ("--scheduler=127.0.0.1:1", "--timeout=0.1")
+    for command in (
+        ("scheduler", "--tls", ""),
+        ("scheduler", "--set", "tls.folder="),
+        ("serve", "--tls", ""),
+        ("status", "--tls", "", *nowhere),
+        ("checkpoint", "--tls", "", *nowhere),
+        ("roll-back", "--tls", "", *nowhere),
+    ):
+        refused = run(*command)
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
+        assert "leave it out if nothing is to be encrypted" in refused.stderr
+    monkeypatch.setenv("XAIN_PARAMETERS_TLS__FOLDER", "")
+    for command in (("scheduler",), ("status", *nowhere)):
+        refused = run(*command)
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
+        assert "XAIN_PARAMETERS_TLS__FOLDER" in refused.stderr

@@ -58,6 +58,7 @@ def test_help_teaches_with_examples() -> None:
         (["sparse", "--data", "x", "--staleness", "asp"], 2, "a whole number, or none"),
         (["sparse", "--data", "x", "--server", ":1"], 2, "write HOST or HOST:PORT"),
         (["sparse", "--epochs", "0"], 2, "--test is not set: there is nothing to do"),
+        (["sparse", "--data", "x", "--tls", ""], 2, "leave it out if nothing is to be encrypted"),
         (["sparse-data", "--shape", "mnist", "f"], 2, "there are: kdd12, webspam"),
         (["sparse-data", "--scale", "2", "f"], 2, "above 0 and at most 1"),
         (["sparse-data", "/dev/null/f"], 1, "/dev/null/f cannot be written: Not a directory"),
