@@ -17,6 +17,7 @@ import pytest
 
 from support.certificates import certified, needs_openssl
 from support.fault_proxy import FaultProxy
+from support.logs import capture_logs
 from xain_parameters.certificates import Certificates
 from xain_parameters.errors import Invalid, Unavailable
 from xain_parameters.messages import (
@@ -421,6 +422,40 @@ def test_connections_with_tls_carry_the_same_in_both_directions(tmp_path):
         with pytest.raises(Unavailable):
             Connection(store.address, hello("w", "worker", 1), tls=other)
     store.listener.close()
+
+
+@needs_openssl
+def test_close_ends_a_tls_handshake(tmp_path):
+    """The client has said its Hello of TLS, and sends nothing more."""
+    certificates = Certificates(certified(tmp_path / "ours"))
+    store = Store(certificates.accepts)
+    received, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = certificates.connects.wrap_bio(received, sent, server_hostname="127.0.0.1")
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    with socket.create_connection(("127.0.0.1", store.listener.port)) as silent:
+        silent.sendall(sent.read())
+        assert silent.recv(1)  # the server is in its handshake
+        [greet] = [each for each in threading.enumerate() if each.name == "greet"]
+        store.listener.close()
+        assert not greet.is_alive()
+    assert store.listener.num_connections == 0
+
+
+@needs_openssl
+def test_failed_tls_handshake_is_logged_once_in_a_while(tmp_path):
+    ours, theirs = (Certificates(certified(tmp_path / name)) for name in ("ours", "theirs"))
+    store = Store(ours.accepts)
+    with capture_logs() as logs:
+        for _ in range(5):
+            with pytest.raises(Unavailable):
+                Connection(store.address, hello("w", "worker", 1), tls=theirs.connects)
+        store.listener.close()
+    failed = [each for each in logs if each["event"] == "tls_handshake_failed"]
+    assert [(each["log_level"], each["num"], each["host"]) for each in failed] == [
+        ("warning", 1, "127.0.0.1")
+    ]
+    assert "unknown ca" in failed[0]["error"].lower().replace("_", " ")
 
 
 def test_two_nodes_that_flood_each_other_do_not_block():

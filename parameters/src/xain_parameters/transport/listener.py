@@ -7,6 +7,7 @@ import time
 from typing import Final
 
 from xain_foundation.logger import get_logger
+from xain_foundation.rate_limited_log import RateLimitedLog
 from xain_parameters.messages import VERSION, AnyHead, Done, Hello, Message, Refused
 from xain_parameters.transport.channel import (
     CLOSE_TIMEOUT_S,
@@ -55,8 +56,9 @@ class Listener:
         self._max_connections = max_connections
         self._lock = threading.Lock()
         self._is_closed = False
-        self._greeting: dict[socket.socket, threading.Thread] = {}
+        self._greeting: dict[Socket, threading.Thread] = {}
         self._channels: set[Channel] = set()
+        self._tls_failed = RateLimitedLog(log.warning, "tls_handshake_failed")
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -96,7 +98,7 @@ class Listener:
     def _accept(self) -> None:
         while True:
             try:
-                connection, _ = self._socket.accept()
+                connection, (host, *_) = self._socket.accept()
             except OSError as error:
                 with self._lock:
                     if self._is_closed:
@@ -111,21 +113,31 @@ class Listener:
                 else:
                     # A Hello that does not come holds up no other connection.
                     greet = threading.Thread(
-                        target=self._greet, args=(connection,), name="greet", daemon=True
+                        target=self._greet, args=(connection, host), name="greet", daemon=True
                     )
                     self._greeting[connection] = greet
                     greet.start()
             if is_full:
                 log.warning("connection_refused", reason="too many", limit=self._max_connections)
 
-    def _greet(self, accepted: socket.socket) -> None:
+    def _greet(self, accepted: socket.socket, host: str) -> None:
         connection: Socket = accepted
         channel = None
         try:
             accepted.settimeout(HELLO_TIMEOUT_S)
             tune(accepted)
             if self._tls is not None:
-                connection = TlsSocket(self._tls.wrap_socket(accepted, server_side=True))
+                # The descriptor moves from `accepted`; close() has to shut the one that has it.
+                with self._lock:
+                    if self._is_closed:
+                        raise HungUp
+                    wrapped = self._tls.wrap_socket(
+                        accepted, server_side=True, do_handshake_on_connect=False
+                    )
+                    thread = self._greeting.pop(accepted)
+                    connection = secured = TlsSocket(wrapped)
+                    self._greeting[connection] = thread
+                secured.handshake()
             receiver = Receiver(connection, _only_hello)
             hello = receiver.receive().head
             assert isinstance(hello, Hello)
@@ -142,13 +154,16 @@ class Listener:
             else:
                 log.info("connection_refused", peer=hello.name, reason=refused.text)
         except (HungUp, OSError) as error:
+            # The end of the stream is a probe of the port, or close().
+            if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+                self._tls_failed(host=host, error=str(error))
             log.debug("connection_gone", error=str(error))
         except Malformed as error:
             log.warning("malformed_message", peer="?", error=str(error))
         except Exception:
             log.exception("hello_failed")
         with self._lock:
-            self._greeting.pop(accepted, None)
+            self._greeting.pop(connection, None)
             if channel is not None and not self._is_closed:
                 self._channels.add(channel)
                 channel.start()

@@ -23,6 +23,10 @@ class TlsSocket:
         self._socket = wrapped
         self._lock = threading.Lock()
 
+    def handshake(self) -> None:
+        """Agree on keys, for a socket that was wrapped without. Waits for the other side."""
+        self._socket.do_handshake()
+
     def recv_into(self, buffer: memoryview, nbytes: int, flags: int, /) -> int:
         with self._lock:
             try:
