@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.certificates import certified, needs_openssl
 from support.fault_proxy import FaultProxy
 from support.parameter_group import PATIENCE_S, Group
+from xain_parameters.certificates import Certificates
 from xain_parameters.client import asynchronous, requests
 from xain_parameters.client import core as client_core
 from xain_parameters.client.core import PIECE_BYTES, PIECES, Core
@@ -23,6 +25,7 @@ from xain_parameters.tables.initialisers import Constant, Uniform
 from xain_parameters.tables.rules import SGD, Adagrad, Assign
 from xain_parameters.transport import channel
 from xain_parameters.transport.connection import Connection
+from xain_parameters.transport.listener import Listener
 
 
 @pytest.fixture
@@ -241,6 +244,26 @@ def test_worker_of_another_version_is_told_so(group, monkeypatch):
         text = f"version 99 of the protocol; this server speaks {VERSION}"
         with pytest.raises(Invalid, match=text):
             w.pull()
+
+
+@needs_openssl
+def test_unavailable_tells_why_a_server_was_not_reached(group, tmp_path):
+    """The certificate of the servers is of another authority."""
+    ours, theirs = (Certificates(certified(tmp_path / name)) for name in ("ours", "theirs"))
+    listener = Listener(
+        "127.0.0.1:0", lambda *_: None, lambda channel, why: None, tls=theirs.accepts
+    )
+    address = f"127.0.0.1:{listener.port}"
+    group.change(addresses=dict.fromkeys(group.view.addresses, address))
+    with group.worker(timeout_s=2.0) as server:
+        server._core._requests._tls = ours.connects
+        w = server.dense("w", (10,))
+        why = f"{address} does not answer: .*CERTIFICATE_VERIFY_FAILED.*within 2 s"
+        with pytest.raises(Unavailable, match=f"'w': {why}"):
+            w.push(np.ones(10, np.float32))
+        with pytest.raises(Unavailable, match=f"server 's0': {why}"):
+            server._core._requests.command("s0", 1, "x")
+    listener.close()
 
 
 def test_busy_server_is_asked_again(group):

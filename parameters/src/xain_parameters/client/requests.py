@@ -43,6 +43,7 @@ LOOK_S: Final = (
 FIRST_PAUSE_S: Final = 0.01
 LONGEST_PAUSE_S: Final = 0.5
 NO_ANSWER: Final = "no answer"
+_NEVER: Final = (-math.inf, "")
 # The parts of a piece for several ranges of one server go with one message, up to these limits. The
 # second one keeps its head far below MAX_HEAD_BYTES.
 MESSAGE_BYTES: Final = 2 << 20
@@ -144,7 +145,8 @@ class Requests:
         self._connecting: dict[str, threading.Lock] = {}
         self._connections: dict[str, Connection] = {}
         self._poller = Poller()
-        self._failed_at: dict[str, float] = {}  # the last time that a server was not reached
+        # Servers whose last connection failed: when, and why.
+        self._failed: dict[str, tuple[float, str]] = {}
         self._is_closed = False
 
     def close(self) -> None:
@@ -230,7 +232,8 @@ class Requests:
                 except (Broken, TimeoutError):
                     pass
             if left <= 0:
-                raise Unavailable(f"server {server!r} did not answer within {self.timeout_s:g} s")
+                _, why = self._failed.get(server, (0.0, "it did not answer"))
+                raise Unavailable(f"server {server!r}: {why} within {self.timeout_s:g} s")
             self.scheduler.newer_view(view.version, min(LONGEST_PAUSE_S, left))
         if isinstance(head, Refused):
             raise Invalid(f"server {server!r}: {head.text}")
@@ -316,6 +319,9 @@ class Requests:
             if todo:
                 left = deadline - time.monotonic()
                 if left <= 0:
+                    unreached = self._unreached(view, deadline - timeout_s)
+                    if unreached:
+                        why = f"{why}; {unreached}" if where else unreached
                     raise Unavailable(f"{what}{where}: {why} within {timeout_s:g} s")
                 self.scheduler.newer_view(view.version, min(backoff.next_s(), left))
 
@@ -351,6 +357,11 @@ class Requests:
             case _:  # "moved", "busy", "rolled back": the next view tells
                 return head.text or head.why
 
+    def _unreached(self, view: View, since: float) -> str:
+        """Why a connection to a server with ranges has failed since then; "" if none has."""
+        failed = (self._failed.get(each.servers[0], _NEVER) for each in view.ranges if each.servers)
+        return next((why for at, why in failed if at >= since), "")
+
     def connection(
         self, view: View, server: str, since: float, deadline: float
     ) -> Connection | None:
@@ -377,7 +388,7 @@ class Requests:
                 if not known.is_broken and known.address == address:
                     return known
                 known.close()
-            if self._failed_at.get(server, -math.inf) >= since:
+            if self._failed.get(server, _NEVER)[0] >= since:
                 return None
             scheduler = self.scheduler
             timeout_s = max(0.01, min(CONNECT_TIMEOUT_S, deadline - time.monotonic()))
@@ -387,9 +398,14 @@ class Requests:
                     address, greeting, timeout_s=timeout_s, poller=self._poller, tls=self._tls
                 )
             except Unavailable as error:
-                self._failed_at[server] = time.monotonic()
+                why = str(error)
+                if timeout_s < LONGEST_PAUSE_S and server in self._failed:
+                    # The deadline cut it short: the reason of the attempt before tells more.
+                    _, why = self._failed[server]
+                self._failed[server] = (time.monotonic(), why)
                 log.debug("server_unreachable", server=server, error=str(error))
                 return None
+            self._failed.pop(server, None)
             with self._lock:
                 if not self._is_closed:
                     self._connections[server] = made
