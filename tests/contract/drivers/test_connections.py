@@ -97,7 +97,7 @@ def test_a_stream_that_carries_no_packets_is_ended(monkeypatch: pytest.MonkeyPat
 
 def test_packets_that_are_put_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream with one more is not read until there is room; small packets come meanwhile."""
-    monkeypatch.setattr(grpc_streams, "MAX_COMING_BYTES", 3 * CHUNK_BYTES)
+    monkeypatch.setattr(grpc_streams, "MAX_SMALL_BYTES", 3 * CHUNK_BYTES)
     first, second = ([name, bytes(2 * CHUNK_BYTES)] for name in (b"first", b"second"))
     there = Receiving(GrpcDriver())
     with closing_all(there), grpc.insecure_channel(there.address) as channel:
@@ -106,9 +106,9 @@ def test_packets_that_are_put_together_have_a_bound(monkeypatch: pytest.MonkeyPa
         parts = to_chunks(first)
         chunks.put(next(parts))
         calls = [deliver.future(iter(chunks.get, None))]
-        until(lambda: there._coming_bytes > 2 * CHUNK_BYTES, "the first")
+        until(lambda: there._small.coming_bytes > 2 * CHUNK_BYTES, "the first")
         calls.append(deliver.future(to_chunks(second)))
-        until(lambda: len(there._has_room._waiters) == 1, "the second to wait")
+        until(lambda: len(there._small._has_changed._waiters) == 1, "the second to wait")
         deliver(to_chunks([b"small"]), timeout=PATIENCE_S)
         assert received(there) == [b"small"]
         for part in [*parts, None]:
@@ -116,4 +116,31 @@ def test_packets_that_are_put_together_have_a_bound(monkeypatch: pytest.MonkeyPa
         assert [received(there), received(there)] == [first, second]
         for call in calls:
             call.result(PATIENCE_S)
-        assert there._coming_bytes == 0
+        assert there._small.coming_bytes == 0
+
+
+def test_stalled_large_packet_holds_up_no_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream announces more than all the memory for large packets, and brings no more of it;
+    another large packet waits, and packets of other peers below SMALL_BYTES come."""
+    small, large = [bytes(2 * CHUNK_BYTES)], [bytes(4 * CHUNK_BYTES)]
+    monkeypatch.setattr(grpc_streams, "SMALL_BYTES", 3 * CHUNK_BYTES)
+    monkeypatch.setattr(grpc_streams, "MAX_LARGE_BYTES", 3 * CHUNK_BYTES)
+    there, friend = Receiving(GrpcDriver()), Receiving(GrpcDriver())
+    with closing_all(there, friend), grpc.insecure_channel(there.address) as channel:
+        deliver = channel.stream_unary(METHOD)
+        chunks: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        parts = to_chunks(large)
+        chunks.put(next(parts)[:1000])
+        stalled = deliver.future(iter(chunks.get, None))
+        until(lambda: there._large.coming_bytes > 0, "the stalled one")
+        waiting = deliver.future(to_chunks(large))
+        until(lambda: len(there._large._has_changed._waiters) == 1, "another large one to wait")
+        friend.connect("there", there.address)
+        friend.send("there", small)
+        assert received(there) == small
+        assert not waiting.done()
+        chunks.put(None)  # ends within its packet
+        assert received(there) == large
+        waiting.result(PATIENCE_S)
+        assert stalled.exception(PATIENCE_S).code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert there._large.coming_bytes == there._small.coming_bytes == 0

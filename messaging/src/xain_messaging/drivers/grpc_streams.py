@@ -31,9 +31,13 @@ log = get_logger(__name__)
 
 METHOD: Final = "/xain_messaging.Exchange/Deliver"
 
-# Packets of more than one chunk that are put together at the same time, of all peers. One alone may
-# be larger; the streams of others are not read on meanwhile.
-MAX_COMING_BYTES: Final = 1 << 30
+# Packets of more than one chunk that are put together at the same time, of all peers. Each counts
+# with the size that it announces. One that finds no room waits, and its stream is not read
+# meanwhile; one that is larger than the room is put together alone. Small packets have room of
+# their own: a peer that announces a large one and then stalls holds up only other large ones.
+SMALL_BYTES: Final = 16 << 20
+MAX_SMALL_BYTES: Final = 256 << 20
+MAX_LARGE_BYTES: Final = 768 << 20
 
 # Seconds between two attempts to reach a peer.
 RETRY_S: Final = 0.1
@@ -161,6 +165,29 @@ def _chunks(packets: "queue.SimpleQueue[Frames | None]") -> Iterator[bytes]:
         del frames  # the next may be long in coming
 
 
+class Room:
+    """A bound on the bytes of packets that are put together at the same time.
+
+    coming_bytes: of those packets now.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self.coming_bytes = 0
+        self._has_changed = asyncio.Event()
+
+    async def reserve(self, size_bytes: int) -> None:
+        """Wait until this many bytes have room beside others, or nothing else is in use."""
+        while self.coming_bytes and self.coming_bytes + size_bytes > self._max_bytes:
+            self._has_changed.clear()
+            await self._has_changed.wait()
+        self.coming_bytes += size_bytes
+
+    def release(self, size_bytes: int) -> None:
+        self.coming_bytes -= size_bytes
+        self._has_changed.set()
+
+
 class GrpcDriver:
     """See ports.Driver. It listens on its host at a port that is free, unless one is given.
 
@@ -182,8 +209,7 @@ class GrpcDriver:
         host = told_host(listen.rpartition(":")[0], advertise)  # before anything is open
         self.num_refused = 0
         self._tls = tls
-        self._coming_bytes = 0  # of packets that are put together
-        self._has_room = asyncio.Event()  # for others
+        self._small, self._large = Room(MAX_SMALL_BYTES), Room(MAX_LARGE_BYTES)
         self._on_packet: Callable[[Frames], None] = lambda frames: None
         self._on_lost: Callable[[str], None] = lambda peer: None
         self._is_served = asyncio.Event()
@@ -261,15 +287,18 @@ class GrpcDriver:
         self._streams.add(stream)
         stream.add_done_callback(self._streams.discard)
         await self._is_served.wait()
-        reserved = 0
+        room, reserved = self._small, 0
         try:
             while (chunk := await context.read()) is not grpc.aio.EOF:
                 if (frames := reader.feed(chunk)) is not None:
                     self._on_packet(frames)
-                    self._release(reserved)
+                    room.release(reserved)
                     reserved = 0
                 elif not reserved:
-                    reserved = await self._reserve(num_bytes(reader.frames))
+                    size = num_bytes(reader.frames)
+                    room = self._small if size < SMALL_BYTES else self._large
+                    await room.reserve(size)
+                    reserved = size
                 del chunk, frames  # the next may be long in coming
             reader.end()
         except Malformed as error:
@@ -277,21 +306,8 @@ class GrpcDriver:
             log.warning("stream_refused", peer=context.peer(), error=str(error))
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
-            self._release(reserved)
+            room.release(reserved)
         return b""
-
-    async def _reserve(self, size_bytes: int) -> int:
-        """Wait until the rest of a packet has room beside those that are put together."""
-        while self._coming_bytes and self._coming_bytes + size_bytes > MAX_COMING_BYTES:
-            self._has_room.clear()
-            await self._has_room.wait()
-        self._coming_bytes += size_bytes
-        return size_bytes
-
-    def _release(self, size_bytes: int) -> None:
-        if size_bytes:
-            self._coming_bytes -= size_bytes
-            self._has_room.set()
 
     # --- the end ---
 
