@@ -40,7 +40,7 @@ def has_none_left(before: set[threading.Thread]) -> bool:
 def test_a_member_without_a_thread_is_none(
     kind: str, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is told why, and leaves nothing: its name is free before a lease could end."""
+    """The program hears why, and its name is free before a lease could end."""
     before = set(threading.enumerate())
     with Service(kind, 2 * PATIENCE_S) as service:
         with monkeypatch.context() as patched:

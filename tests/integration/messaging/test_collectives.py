@@ -579,7 +579,7 @@ def test_slow_member_has_the_result_of_the_others(
 
 
 def test_an_interrupted_operation_ends_at_the_others(members: list[Proxy]) -> None:
-    """They hear of it, and do not wait for its part until their time is over."""
+    """The other members are told, and do not wait for its part until their time is over."""
 
     class Interrupts:
         def __array__(self, *_: object, **options: object) -> np.ndarray:

@@ -497,6 +497,17 @@ def test_what_is_awaited_no_longer_is_for_the_others(group: Group) -> None:
         thread.join(PATIENCE_S)
 
 
+def peers_of(driver: type[InProcessDriver]) -> tuple[Proxy, Proxy]:
+    """Two peers in one process, the second with a driver of this class."""
+    discovery, switchboard = InProcessDiscovery(), Switchboard()
+    drivers = (InProcessDriver(switchboard), driver(switchboard))
+    a, b = (
+        Proxy("g", "peer", name=name, discovery=discovery, driver=each, timeout_s=PATIENCE_S)
+        for name, each in zip("ab", drivers, strict=True)
+    )
+    return a, b
+
+
 def test_the_word_of_what_is_taken_travels_with_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long that took."""
     monkeypatch.setattr("xain_messaging.endpoint.DELAY_S", 0.0)
@@ -509,11 +520,7 @@ def test_the_word_of_what_is_taken_travels_with_the_answer(monkeypatch: pytest.M
             kinds.append(head.kind)
             super().send(peer, frames)
 
-    discovery, switchboard = InProcessDiscovery(), Switchboard()
-    a, b = (
-        Proxy("g", "peer", name=name, discovery=discovery, driver=driver, timeout_s=PATIENCE_S)
-        for name, driver in (("a", InProcessDriver(switchboard)), ("b", Noting(switchboard)))
-    )
+    a, b = peers_of(Noting)
     with a, b:
         a.isend(Message("task", "a", "b"))
         task = b.receive_once()
@@ -537,11 +544,7 @@ def test_messages_that_wait_for_others_go_when_the_program_waits(
                 packets.append(len(head.messages))
             super().send(peer, frames)
 
-    discovery, switchboard = InProcessDiscovery(), Switchboard()
-    a, b = (
-        Proxy("g", "peer", name=name, discovery=discovery, driver=driver, timeout_s=PATIENCE_S)
-        for name, driver in (("a", InProcessDriver(switchboard)), ("b", Noting(switchboard)))
-    )
+    a, b = peers_of(Noting)
     with a, b:
         for i in range(BATCH_MESSAGES):
             b.isend(Message("x", "b", "a", i))

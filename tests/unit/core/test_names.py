@@ -80,7 +80,7 @@ def test_an_upload_counts_once(gone: str) -> None:
 
 
 def test_upload_name_is_used_again_in_the_next_round() -> None:
-    """By its participant, and by another one whose connection took the place of the first."""
+    """Its participant uses it, or another one whose connection took the place of the first."""
     bench = opened_round("a", "b")
     bench.end("a", upload_name="uuid-1")
     bench.end("b", upload_name="uuid-2")
@@ -99,7 +99,7 @@ def test_refused_upload_counts_for_a_later_sender() -> None:
 
 
 def test_upload_of_another_participant_is_refused() -> None:
-    """It would count twice: once for each of them."""
+    """The upload would count twice: once for each of them."""
     bench = opened_round("a", "z")
     bench.refuses_end(errors.UploadTaken, "a", upload_name="z")
     bench.end("z")

@@ -31,7 +31,7 @@ def is_served(address: str) -> bool:
 
 
 def test_a_driver_is_closed_on_the_thread_of_the_loop() -> None:
-    """By the garbage collector, say. It does not wait for itself, and the server ends."""
+    """The garbage collector may do that. The thread does not wait for itself; the server ends."""
     driver = GrpcDriver()
     in_the_loop(lambda: driver.close(0.0))
     background.run(asyncio.sleep(0))  # the loop goes on
@@ -41,7 +41,7 @@ def test_a_driver_is_closed_on_the_thread_of_the_loop() -> None:
 
 
 def test_a_driver_is_not_made_on_the_thread_of_the_loop() -> None:
-    """It would wait for itself."""
+    """The thread would wait for itself."""
     with pytest.raises(RuntimeError, match="cannot wait"):
         in_the_loop(GrpcDriver)
 

@@ -290,7 +290,7 @@ def test_a_call_that_comes_again_does_not_wait_for_the_next_opening() -> None:
 
 
 def test_openings_are_forgotten_when_their_calls_have_their_answers() -> None:
-    """Those for calls that still wait, and those for others, are kept."""
+    """Openings for calls that still wait, and for other calls, are kept."""
     world = World()
     for name in ("anna", "ben"):
         world.join(name)

@@ -177,7 +177,7 @@ class GrpcServer:
         membership_pb2_grpc.add_MembershipServicer_to_server(self._membership, services)
         self._health = Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, services)
-        # By its type it tells the server of an event loop from others.
+        # The real server: reflection tells that of an event loop from others by its type.
         reflection.enable_server_reflection(
             (*SERVICES, HEALTH, reflection.SERVICE_NAME), self._server
         )

@@ -44,7 +44,7 @@ class Fill:
             self._num_confirmed += 1
 
     def rest(self, received: int) -> list[Message] | None:
-        """What was sent and has not arrived, in its order.
+        """Messages that were sent and have not arrived, in their order.
 
         received: the last entry that has. None: the entries after are not kept any more, or no tile
         has arrived.

@@ -106,7 +106,7 @@ def test_an_answer_that_does_not_come_is_not_waited_for(server: StrictInflux) ->
     assert metrics.num_lost == 0
 
 
-def test_nobody_listens(server: StrictInflux) -> None:
+def test_points_are_lost_where_no_server_listens(server: StrictInflux) -> None:
     with socket.socket() as taken:  # bound, and not listening: nobody else can
         taken.bind(("127.0.0.1", 0))
         metrics = connect(server, url=f"http://127.0.0.1:{taken.getsockname()[1]}")
