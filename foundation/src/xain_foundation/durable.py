@@ -1,8 +1,10 @@
-"""Syncs that a file system needs before a change of names outlives a power cut."""
+"""Changes of files and names that outlive a power cut."""
 
 import errno
 import os
 import sys
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 OPEN_FLAGS = getattr(os, "O_BINARY", 0)  # Windows would translate line ends
@@ -33,3 +35,20 @@ def make_directory(directory: Path, mode: int = 0o777) -> None:
     directory.mkdir(mode=mode, parents=True, exist_ok=True)
     for created in missing:
         sync_directory(created.parent)
+
+
+def replace_file(path: Path, pieces: Iterable[bytes | memoryview], mode: int = 0o666) -> None:
+    """Replace a file at once, durably. Raises OSError, and what `pieces` raises."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with open(part, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            for piece in pieces:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:  # raised again
+        with suppress(OSError):
+            part.unlink(missing_ok=True)  # it would take the space that others need
+        raise
+    sync_directory(path.parent)

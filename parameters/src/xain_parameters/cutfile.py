@@ -35,48 +35,28 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
 _decode_head = msgspec.msgpack.Decoder(_Head).decode
 
 
-class Writer:
-    """Writes pieces to a file that is open for writing bytes.
-
-    num_bytes: written so far.
-    """
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._num_pieces = 0
-        self.num_bytes = 0
-        self._write(MAGIC)
-
-    def write(self, piece: Piece) -> None:
-        keys = np.empty(0, np.uint64) if piece.keys is None else piece.keys
-        # A piece without a key among its keys is not the same as a piece without keys.
-        num_keys = -1 if piece.keys is None else len(keys)
-        head = msgspec.msgpack.encode(_Head(piece.name, piece.meta, num_keys, piece.body.nbytes))
-        digest = xxhash.xxh3_64()
-        self._write(_U32.pack(len(head)) + head + _U64.pack(xxhash.xxh3_64_intdigest(head)))
-        for array in (keys, piece.body):
-            data: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            digest.update(data)
-            self._write(data)
-        self._write(_U64.pack(digest.intdigest()))
-        self._num_pieces += 1
-
-    def end(self) -> None:
-        """Write the last piece; without it the file is Damaged."""
-        self.write(Piece("end", b"%d" % self._num_pieces, None, np.empty(0, np.uint8)))
-
-    def _write(self, data: Any) -> None:
-        self._file.write(data)
-        self.num_bytes += len(data)
-
-
-def write(file: IO[bytes], pieces: Iterable[Piece]) -> int:
-    """Write all pieces and the last one. Returns the number of bytes."""
-    writer = Writer(file)
+def encoded(pieces: Iterable[Piece]) -> Iterator[bytes | memoryview]:
+    """The content of a file with these pieces, step by step."""
+    yield MAGIC
+    number = 0
     for piece in pieces:
-        writer.write(piece)
-    writer.end()
-    return writer.num_bytes
+        yield from _encoded(piece)
+        number += 1
+    yield from _encoded(Piece("end", b"%d" % number, None, np.empty(0, np.uint8)))
+
+
+def _encoded(piece: Piece) -> Iterator[bytes | memoryview]:
+    keys = np.empty(0, np.uint64) if piece.keys is None else piece.keys
+    # A piece without a key among its keys is not the same as a piece without keys.
+    num_keys = -1 if piece.keys is None else len(keys)
+    head = msgspec.msgpack.encode(_Head(piece.name, piece.meta, num_keys, piece.body.nbytes))
+    yield _U32.pack(len(head)) + head + _U64.pack(xxhash.xxh3_64_intdigest(head))
+    digest = xxhash.xxh3_64()
+    for array in (keys, piece.body):
+        data: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        digest.update(data)
+        yield data
+    yield _U64.pack(digest.intdigest())
 
 
 def read(file: IO[bytes], name: str) -> Iterator[Piece]:

@@ -5,21 +5,18 @@ that the update tells the coordinator. A file has all that a vote needs: the est
 skops, which are checked against an allow-list before they are loaded, and the model's metadata.
 """
 
-import json
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from xain_foundation.durable import make_directory
 from xain_foundation.logger import get_logger
-from xain_participant.state import write_durably
+from xain_participant import sealed
 from xain_workloads.held import digest_of
 
 if TYPE_CHECKING:
@@ -30,7 +27,6 @@ FOLDER = "estimators"
 MAX_FILES = 1000
 MAX_MEMORY_BYTES = 256 << 20
 _MAGIC = b"XAIN estimators 1\n"
-_DIGEST_BYTES = 16
 
 
 class NoEstimators(Exception):
@@ -49,6 +45,15 @@ class Votes:
     lost: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _InMemory:
+    """The packed frames of a training, and the metadata of its model."""
+
+    session_id: str
+    metadata: Mapping[str, str]
+    frames: bytes
+
+
 class KeptEstimators:
     """The fitted estimators of one participant. Safe to use from several threads.
 
@@ -59,11 +64,12 @@ class KeptEstimators:
         self._folder = None if folder is None else folder / FOLDER
         self._log = get_logger(__name__).bind(participant=participant_id)
         self._lock = threading.Lock()
-        self._files: dict[str, Path] = {}  # by digest
-        self._in_memory: dict[str, bytes] = {}  # what a file would have, by digest
+        self._files: dict[str, Path] = {}  # by digest, the oldest first
+        self._in_memory: dict[str, _InMemory] = {}  # likewise
         self._loaded: dict[str, LoadedEstimators] = {}  # of the latest question
         if self._folder is not None and self._folder.is_dir():
-            self._files = {path.stem: path for path in self._folder.glob("*.bin")}
+            files = sorted(self._folder.glob("*.bin"), key=lambda path: path.stat().st_mtime_ns)
+            self._files = {path.stem: path for path in files}
 
     @property
     def is_empty(self) -> bool:
@@ -77,14 +83,12 @@ class KeptEstimators:
         of the latest question. metadata: of the model.
         """
         digest = digest_of(kept)
-        head = {"session": session_id, "round": round_, "metadata": dict(metadata)}
-        body = json.dumps(head, sort_keys=True).encode() + b"\n" + kept
-        data = _MAGIC + xxhash.xxh3_128(body).digest() + body
         if self._folder is not None:
             path = self._folder / f"{digest}.bin"
+            head = {"session": session_id, "round": round_, "metadata": dict(metadata)}
             try:
                 make_directory(self._folder, mode=0o700)
-                write_durably(path, [data])
+                sealed.write(path, _MAGIC, head, kept)
                 with self._lock:
                     self._files[digest] = path
                     self._loaded.pop(digest, None)
@@ -97,7 +101,7 @@ class KeptEstimators:
             hint = "they end with this process; give it a state directory"
             self._log.warning("estimators_in_memory", round=round_, hint=hint)
         with self._lock:
-            self._in_memory[digest] = data
+            self._in_memory[digest] = _InMemory(session_id, dict(metadata), kept)
         self._drop_from_memory(session_id, round_)
 
     def votes(self, trainings: Sequence[tuple[str, int]], features: NDArray[Any]) -> Votes:
@@ -130,14 +134,16 @@ class KeptEstimators:
         if (found := self._loaded.get(digest)) is not None:
             return found
         with self._lock:
-            path, data = self._files.get(digest), self._in_memory.get(digest)
+            path, in_memory = self._files.get(digest), self._in_memory.get(digest)
         try:
-            if data is None:
-                if path is None:
-                    return None
-                data = path.read_bytes()
-            metadata, kept = _parsed(data, digest)
-            return LoadedEstimators(kept, metadata)
+            if in_memory is not None:
+                return LoadedEstimators(in_memory.frames, in_memory.metadata)
+            if path is None:
+                return None
+            head, body = sealed.read(path, _MAGIC)
+            if digest_of(frames := body.tobytes()) != digest:
+                raise ValueError("the file has other estimators than its name says")
+            return LoadedEstimators(frames, head["metadata"])
         except OSError as error:
             self._log.warning(
                 "estimators_unreadable", round=-1, file=str(path), reason=error.strerror
@@ -149,58 +155,39 @@ class KeptEstimators:
     def _drop_files(self, session_id: str, round_: int) -> None:
         """Delete files of estimators. Raises OSError."""
         num_over = len(self._files) - MAX_FILES
-        if num_over <= 0:
-            return
-        dropped: list[str] = []
-        by_age = sorted(self._files.items(), key=lambda item: item[1].stat().st_mtime_ns)
-        for digest, path in by_age:
-            if len(dropped) == num_over:
+        dropped = 0
+        for digest, path in list(self._files.items()):
+            if dropped >= num_over:
                 break
-            with path.open("rb") as opened:
-                is_needed = digest in self._loaded or _session_in(opened) == session_id
-            if not is_needed:
+            if digest not in self._loaded and _session_in(path) != session_id:
                 with self._lock:
                     del self._files[digest]
                 path.unlink(missing_ok=True)
-                dropped.append(digest)
+                dropped += 1
         self._note_dropped(round_, dropped)
 
     def _drop_from_memory(self, session_id: str, round_: int) -> None:
-        num_bytes = sum(map(len, self._in_memory.values()))
-        dropped = []
-        for digest, data in list(self._in_memory.items()):  # oldest first
+        num_bytes = sum(len(one.frames) for one in self._in_memory.values())
+        dropped = 0
+        for digest, one in list(self._in_memory.items()):
             if num_bytes <= MAX_MEMORY_BYTES:
                 break
-            is_needed = digest in self._loaded or _session_in(BytesIO(data)) == session_id
-            if not is_needed:
+            if digest not in self._loaded and one.session_id != session_id:
                 with self._lock:
                     del self._in_memory[digest]
-                num_bytes -= len(data)
-                dropped.append(digest)
+                num_bytes -= len(one.frames)
+                dropped += 1
         self._note_dropped(round_, dropped)
 
-    def _note_dropped(self, round_: int, dropped: Sequence[str]) -> None:
-        if dropped:
-            self._log.warning("estimators_dropped", round=round_, num_trainings=len(dropped))
+    def _note_dropped(self, round_: int, num_trainings: int) -> None:
+        if num_trainings:
+            self._log.warning("estimators_dropped", round=round_, num_trainings=num_trainings)
 
 
-def _session_in(opened: BinaryIO) -> str | None:
-    """The session that made the content of a file; None if the file does not tell."""
-    opened.seek(len(_MAGIC) + _DIGEST_BYTES)
+def _session_in(path: Path) -> str | None:
+    """The session of a file; None if the file is damaged."""
     try:
-        session_id: str | None = json.loads(opened.readline()).get("session")
-    except ValueError:  # a damaged file
+        session_id: str = sealed.read_head(path, _MAGIC)["session"]
+    except (ValueError, LookupError):
         return None
     return session_id
-
-
-def _parsed(data: bytes, digest: str) -> tuple[dict[str, str], bytes]:
-    """Metadata of the model, and packed frames. Raises ValueError if the file is damaged."""
-    start = len(_MAGIC) + _DIGEST_BYTES
-    body = data[start:]
-    if data[: len(_MAGIC)] != _MAGIC or data[len(_MAGIC) : start] != xxhash.xxh3_128(body).digest():
-        raise ValueError("the file is damaged")
-    head, _, kept = body.partition(b"\n")
-    if digest_of(kept) != digest:
-        raise ValueError("the file has other estimators than its name says")
-    return json.loads(head)["metadata"], kept

@@ -6,16 +6,11 @@ before its result was kept, begins with the version that it began with before, a
 handed in after a restart finds the version that belongs to it.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import xxhash
-
 from xain_foundation.logger import get_logger
-from xain_participant.state import write_durably
-
-_DIGEST_BYTES = 16
+from xain_participant import sealed
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +34,7 @@ class Versions:
         self._files = (f"{name}-0.bin", f"{name}-1.bin")
         self._magic = f"XAIN {name.replace('-', ' ')} 1\n".encode()
         self._log = get_logger(__name__).bind(participant=participant_id)
-        self._versions: list[Version | None] = [self._read(i) for i in range(len(self._files))]
+        self._versions = [None if folder is None else self._read(folder / f) for f in self._files]
 
     @property
     def is_empty(self) -> bool:
@@ -63,11 +58,9 @@ class Versions:
         self._versions[slot] = Version(session_id, round_, data)
         if self._folder is None:
             return
-        head = json.dumps({"session_id": session_id, "round": round_}).encode()
-        body = head + b"\n" + data
-        digest = xxhash.xxh3_128(body).digest()
+        head = {"session_id": session_id, "round": round_}
         try:
-            write_durably(self._folder / self._files[slot], [self._magic, digest, body])
+            sealed.write(self._folder / self._files[slot], self._magic, head, data)
         except OSError as error:
             # The training goes on, and memory has the state; as with a result that is not kept.
             self._log.warning("state_not_kept", round=round_, reason=error.strerror)
@@ -81,22 +74,15 @@ class Versions:
             ages.append((version.round, slot))
         return min(ages)[1]
 
-    def _read(self, slot: int) -> Version | None:
-        if self._folder is None:
-            return None
-        path = self._folder / self._files[slot]
+    def _read(self, path: Path) -> Version | None:
         try:
-            data = path.read_bytes()
+            head, data = sealed.read(path, self._magic)
         except FileNotFoundError:
             return None
         except OSError as error:
             self._log.warning("state_unreadable", round=-1, file=str(path), reason=error.strerror)
             return None
-        start = len(self._magic) + _DIGEST_BYTES
-        digest, body = data[len(self._magic) : start], data[start:]
-        if not data.startswith(self._magic) or digest != xxhash.xxh3_128(body).digest():
+        except sealed.Damaged:
             self._log.warning("state_damaged", round=-1, file=str(path))
             return None
-        head, _, rest = body.partition(b"\n")
-        fields = json.loads(head)
-        return Version(fields["session_id"], fields["round"], rest)
+        return Version(head["session_id"], head["round"], data.tobytes())

@@ -10,7 +10,6 @@ import base64
 import binascii
 import hmac
 import json
-import os
 import secrets
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from xain_coordinator.ports import StoreError
-from xain_foundation.durable import OPEN_FLAGS, make_directory, sync_directory
+from xain_foundation.durable import make_directory, replace_file
 from xain_proto.weights_port import PATH
 
 _SECRET_FILE = ".weights-port"  # no key is stored under this name
@@ -141,17 +140,10 @@ class PortFile:
 
     def save(self) -> None:
         """Raises StoreError."""
-        temp = self.path.with_suffix(".new")
+        text = json.dumps({"secret": self.secret.hex(), "port": self.port})
         try:
             make_directory(self.path.parent)
-            temp.unlink(missing_ok=True)
-            fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | OPEN_FLAGS, 0o600)
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
-                json.dump({"secret": self.secret.hex(), "port": self.port}, file)
-                file.flush()
-                os.fsync(fd)
-            temp.replace(self.path)
-            sync_directory(self.path.parent)
+            replace_file(self.path, [text.encode()], mode=0o600)
         except OSError as error:
             reason = error.strerror or type(error).__name__
             raise StoreError(f"cannot write {self.path}: {reason}") from None

@@ -1,13 +1,12 @@
 """Parts of checkpoints below an fsspec URL; the scheduler writes the manifests."""
 
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from xain_foundation.durable import make_directory, sync_directory
+from xain_foundation.durable import make_directory, replace_file
 from xain_parameters import cutfile
 from xain_parameters.replica import Replica
 from xain_parameters.scheduler.manifests import read_manifest
@@ -24,24 +23,16 @@ def write_part(url: str, folder: str, name: str, pieces: Iterable[Piece]) -> Non
     and what `pieces` raises; then there is no such file in a local folder."""
     files, root = fsspec.core.url_to_fs(url)
     where = f"{root.rstrip('/')}/{folder}"
-    if not isinstance(files, LocalFileSystem):
-        # An error may leave a part that is cut short. No manifest names it, and no later checkpoint
-        # has its number.
-        with files.open(f"{where}/{name}", "wb") as file:
-            cutfile.write(file, pieces)
+    content = cutfile.encoded(pieces)
+    if isinstance(files, LocalFileSystem):
+        make_directory(Path(where))
+        replace_file(Path(where) / name, content)
         return
-    make_directory(Path(where))
-    unfinished = Path(where) / f"{name}.new"
-    try:
-        with unfinished.open("wb") as file:
-            cutfile.write(file, pieces)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(Path(where) / name)
-        sync_directory(Path(where))
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
+    # An error may leave a part that is cut short. No manifest names it, and no later checkpoint has
+    # its number.
+    with files.open(f"{where}/{name}", "wb") as file:
+        for data in content:
+            file.write(data)
 
 
 def load(url: str, folder: str, replica: Replica, range_: RangeView) -> None:

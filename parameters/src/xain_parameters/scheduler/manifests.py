@@ -4,7 +4,6 @@ A checkpoint is a folder with a part for each range and a manifest, which is wri
 without one is no checkpoint.
 """
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import fsspec
 import msgspec
 from fsspec.implementations.local import LocalFileSystem
 
-from xain_foundation.durable import make_directory, sync_directory
+from xain_foundation.durable import make_directory, replace_file
 from xain_parameters.scheduler.state import Cut, State
 
 MANIFEST = "manifest.json"
@@ -24,15 +23,8 @@ def write_manifest(url: str, cut: Cut) -> None:
     data = msgspec.json.format(msgspec.json.encode(cut))
     files, folder = _open(url, cut.folder)
     if isinstance(files, LocalFileSystem):
-        path = Path(folder)
-        make_directory(path)
-        unfinished = path / f"{MANIFEST}.new"
-        with unfinished.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path / MANIFEST)
-        sync_directory(path)
+        make_directory(Path(folder))
+        replace_file(Path(folder) / MANIFEST, [data])
     else:
         files.pipe_file(f"{folder}/{MANIFEST}", data)  # a whole object is stored, or none
 
