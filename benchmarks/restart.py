@@ -32,7 +32,7 @@ from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core import events as e
 from xain_coordinator.core.keys import attempt_key, model_key, update_key
 from xain_coordinator.core.values import GlobalModel, StoredWeights, Update, WeightsRef
-from xain_coordinator.driver.driver import SNAPSHOT_RECORDS
+from xain_coordinator.driver.driver import Driver
 from xain_coordinator.journal.codec import Row, digest_of, encode, encode_record
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import Record
@@ -152,7 +152,7 @@ def main() -> None:
         arguments.participants, arguments.rounds, num_starts = 10, 10, 1
     participants, rounds = arguments.participants, arguments.rounds
     # One more, and the first of the coordinators would save another snapshot.
-    num_behind = min(rounds, (SNAPSHOT_RECORDS - 1) // (participants + 3))
+    num_behind = min(rounds, (Driver.snapshot_records - 1) // (participants + 3))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         journal = Journal(folder, participants, rounds)

@@ -19,7 +19,6 @@ import pytest
 from support.process import CoordinatorProcess
 from support.wire import Member, npy
 from xain_coordinator.core.values import Phase
-from xain_coordinator.driver import driver
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.stores.files import FileStore
@@ -267,11 +266,11 @@ async def test_a_full_disk_ends_the_process_and_not_the_session(tiny_disk, tmp_p
         await process.end()
 
 
-async def test_a_restart_from_a_snapshot_goes_on(start, join, monkeypatch, tmp_path):
+async def test_a_restart_from_a_snapshot_goes_on(start, join, tmp_path):
     """As one without: session, history and what is served are the same."""
-    monkeypatch.setattr(driver, "SNAPSHOT_RECORDS", 1)
     rounds = {"rounds": 3, "min_participants": 2}
     first = await start(rounds=rounds)
+    first.driver.snapshot_records = 1
     a, b = join(first, "a"), join(first, "b")
     await a.rendezvous()
     await b.rendezvous()

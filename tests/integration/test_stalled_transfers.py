@@ -18,7 +18,7 @@ from support.transfers import (
     written,
 )
 from support.wire import digest, npy
-from xain_coordinator.server import downloads
+from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.updates import bodies
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl.coordinator_pb2_grpc import CoordinatorStub
@@ -59,7 +59,8 @@ async def test_download_whose_receiver_takes_nothing_ends_and_goes_on(start, joi
     data = npy(LARGE)
     received = bytearray()
     ended = asyncio.Event()
-    write_in_time = downloads._write_in_time
+    downloads = coordinator._server.service._downloads
+    write_in_time = Downloads._write_in_time
 
     async def noted(*args):
         try:
@@ -68,8 +69,8 @@ async def test_download_whose_receiver_takes_nothing_ends_and_goes_on(start, joi
             ended.set()
             raise
 
-    monkeypatch.setattr(downloads, "_write_in_time", noted)
-    monkeypatch.setattr(downloads, "STALLED_S", 0.2)
+    monkeypatch.setattr(Downloads, "_write_in_time", noted)
+    downloads.stalled_s = 0.2
     address = f"127.0.0.1:{coordinator.port}"
     async with grpc.aio.insecure_channel(address, options=options) as channel:
         call = CoordinatorStub(channel).GetWeights(
@@ -85,6 +86,6 @@ async def test_download_whose_receiver_takes_nothing_ends_and_goes_on(start, joi
         code, why, details = await refused(rest())
     assert (code, why) == (Code.UNAVAILABLE, "UNAVAILABLE")
     assert "next offset" in details
-    monkeypatch.undo()
+    downloads.stalled_s = 60.0
     assert 0 < len(received) < len(data)
     assert received + await a.download("1/global", len(received)) == data

@@ -224,6 +224,7 @@ class CoordinatorMachine:
 
         def open_driver() -> tuple[Driver, float]:
             driver = Driver.open(journal, self._clock, self._rules, lambda: "session")
+            driver.snapshot_records = driver.max_unsaved_records = self._scenario.snapshot_records
             return driver, driver.clock.now()
 
         driver, began_at = await asyncio.to_thread(open_driver)

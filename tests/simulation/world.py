@@ -315,8 +315,6 @@ def _surroundings(world: _World, scenario: Scenario) -> Iterator[None]:
         "socket.gethostname": lambda: "simulated",
         "xain_participant.direct.getproxies": dict,
         "xain_coordinator.driver.fence.datetime": _Dates,
-        "xain_coordinator.driver.driver.SNAPSHOT_RECORDS": scenario.snapshot_records,
-        "xain_coordinator.driver.driver.MAX_UNSAVED_RECORDS": scenario.snapshot_records,
     }
     if not scenario.is_inline:
         constants |= {

@@ -14,7 +14,6 @@ from support.journals import copy_journal
 from support.s3_servers import S3Server
 from xain_coordinator.config.coordinator import CoordinatorConfig, StorageSettings
 from xain_coordinator.core.needed import Needed
-from xain_coordinator.driver import fence as fencing
 from xain_coordinator.driver.clock import SessionClock
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.driver.fence import Fence, FencedStore, TakenOver
@@ -282,13 +281,11 @@ def test_overtaken_coordinator_drops_nothing(store: WeightsStore, journal: Journ
     assert len(list(store.keys("0/"))) == GROUP_SIZE + 1
 
 
-async def test_a_store_that_is_away_ends_nobody(
-    journal: Journals, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_store_that_is_away_ends_nobody(journal: Journals) -> None:
     """It is said once that nobody can look, and what happened meanwhile is noticed afterwards."""
-    monkeypatch.setattr(fencing, "LOOK_EVERY_S", 0.001)
     store = Failing()
     older = fence(store, journal("a"))
+    older.look_every_s = 0.001
     older.take_over()
     driver = Driver.open(
         MemoryJournal(), SessionClock, CoordinatorConfig().rules(), lambda: SESSION
@@ -316,12 +313,10 @@ async def test_a_store_that_is_away_ends_nobody(
     await driver.close()
 
 
-async def test_a_defect_of_the_watch_ends_the_process(
-    journal: Journals, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_defect_of_the_watch_ends_the_process(journal: Journals) -> None:
     """It would never notice anything again."""
-    monkeypatch.setattr(fencing, "LOOK_EVERY_S", 0.0)
     one = fence(MemoryStore(), journal("a"))  # which has not taken over: an AssertionError
+    one.look_every_s = 0.0
     driver = Driver.open(
         MemoryJournal(), SessionClock, CoordinatorConfig().rules(), lambda: SESSION
     )

@@ -24,8 +24,7 @@ from support.wire import Member, digest, npy
 from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.values import GlobalModel
-from xain_coordinator.driver import fence as fencing
-from xain_coordinator.driver.fence import TakenOver
+from xain_coordinator.driver.fence import Fence, TakenOver
 from xain_coordinator.driver.model_copies import ModelCopies
 from xain_coordinator.process.run import EXIT_ERROR, EXIT_FENCED
 from xain_coordinator.stores.files import FileStore
@@ -38,15 +37,15 @@ ODD = """
 import os, signal, sys, threading
 from xain_coordinator.process import run
 from xain_coordinator.cli import main as cli
-from xain_coordinator.driver import fence as fencing
+from xain_coordinator.driver.fence import Fence
 from xain_coordinator.driver import effects as work
 
-fencing.LOOK_EVERY_S = 100_000
+Fence.look_every_s = 100_000
 {odd}
 sys.exit(cli.main())
 """
 
-LOOKS_OFTEN = "fencing.LOOK_EVERY_S = 0.1"
+LOOKS_OFTEN = "Fence.look_every_s = 0.1"
 
 STOPS_BEFORE_AGGREGATION = """
 aggregate = work.aggregate
@@ -253,10 +252,10 @@ async def test_a_start_that_fails_ends_nobody(ward: Ward) -> None:
 
 # A coordinator on S3 whose takeover is not answered at first, or never.
 UNANSWERED = """
-fencing.LOOK_EVERY_S = 100_000
+Fence.look_every_s = 100_000
 run.FIRST_RETRY_S = 1.0
 run.LAST_STEPS_S = 0.2
-take_over = fencing.Fence.take_over
+take_over = Fence.take_over
 tries = []
 
 def unanswered(fence):
@@ -266,7 +265,7 @@ def unanswered(fence):
         raise StoreUnavailable("no answer")
     take_over(fence)
 
-fencing.Fence.take_over = unanswered
+Fence.take_over = unanswered
 """
 
 
@@ -290,7 +289,7 @@ async def test_neither_part_of_a_bucket_gets_an_older_ones_model(
 ) -> None:
     """A model for XAIN's participants is published twice. Overtaken between the two, a coordinator
     does not show it to them; and the newer one has it all the same, since it is the same."""
-    monkeypatch.setattr(fencing, "LOOK_EVERY_S", 100_000.0)
+    monkeypatch.setattr(Fence, "look_every_s", 100_000.0)
     bucket = seaweedfs.new_bucket()
 
     def config(name: str) -> CoordinatorConfig:

@@ -10,11 +10,10 @@ import pytest
 
 from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.stores.memory import MemoryStore
-from xain_coordinator.updates import background
-from xain_coordinator.updates.background import Background
+from xain_coordinator.updates.background import GROUP_SIZE, MAX_DELETIONS, Background
 
 PATIENCE_S = 20.0
-NUM_KEYS = 20
+NUM_KEYS = MAX_DELETIONS + 5
 
 
 class Slow(MemoryStore):
@@ -69,15 +68,15 @@ async def close(background: Background) -> None:
         await background.close()
 
 
-async def test_keys_are_deleted_together(store, monkeypatch):
-    monkeypatch.setattr(background, "GROUP_SIZE", 15)
+async def test_keys_are_deleted_together(store):
     at_work = Background(store)
-    for key in list(store.keys()):
+    keys = list(store.keys())[: GROUP_SIZE + 5]
+    for key in keys:
         at_work.delete(key)
     store.go_on.release(2)
     await close(at_work)
-    assert [len(keys) for keys in store.begun] == [15, 5]
-    assert not list(store.keys())
+    assert [len(group) for group in store.begun] == [GROUP_SIZE, 5]
+    assert not set(keys) & set(store.keys())
 
 
 async def test_failed_background_work_ends_nothing(store):
@@ -98,14 +97,13 @@ async def test_failed_background_work_ends_nothing(store):
     assert len(list(store.keys())) == NUM_KEYS - 1
 
 
-async def test_no_more_deletions_wait_than_are_allowed(store, monkeypatch):
+async def test_no_more_deletions_wait_than_are_allowed(store):
     """What has a bound of its own is done all the same."""
-    monkeypatch.setattr(background, "MAX_DELETIONS", 5)
     at_work, is_done = Background(store), threading.Event()
     for key in list(store.keys()):
         at_work.delete(key)
     at_work.do(is_done.set)
-    store.go_on.release()
+    store.go_on.release(NUM_KEYS)
     await close(at_work)
     assert is_done.is_set()
-    assert len(list(store.keys())) == NUM_KEYS - 5
+    assert len(list(store.keys())) == NUM_KEYS - MAX_DELETIONS

@@ -11,8 +11,12 @@ from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.core.values import GlobalModel, WeightsRef
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import StoreUnavailable
-from xain_coordinator.server import downloads
-from xain_coordinator.server.downloads import BLOCK_BYTES, MAX_BLOCKS, MESSAGE_BYTES, Downloads
+from xain_coordinator.server.downloads import (
+    BLOCK_BYTES,
+    MAX_UNREGISTERED,
+    MESSAGE_BYTES,
+    Downloads,
+)
 from xain_coordinator.stores.files import FileStore
 
 KEY = "1/global"
@@ -75,10 +79,8 @@ async def test_failed_read_is_not_kept(sender: Downloads, store: Store) -> None:
     await sender.send(KEY, 0, discard)
 
 
-async def test_receiver_that_takes_nothing_is_ended(
-    sender: Downloads, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(downloads, "STALLED_S", 0.01)
+async def test_receiver_that_takes_nothing_is_ended(sender: Downloads) -> None:
+    sender.stalled_s = 0.01
 
     async def dead(_: WeightsRef, data: bytes) -> None:
         await asyncio.Event().wait()
@@ -88,18 +90,16 @@ async def test_receiver_that_takes_nothing_is_ended(
             await sender.send(KEY, 0, dead)
 
 
-async def test_bytes_of_models_in_memory_are_bounded(
-    sender: Downloads, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_bytes_of_models_in_memory_are_bounded(sender: Downloads) -> None:
     """However many downloads there are, each at another offset."""
-    monkeypatch.setattr(downloads, "MAX_BLOCKS", 3)
+    assert sender.max_blocks * BLOCK_BYTES == 16 << 20
+    sender.max_blocks = 3
 
     async def write(_: WeightsRef, data: bytes) -> None:
         await asyncio.sleep(0)  # one iteration of the event loop
         assert len(sender._blocks) <= 3
 
     await asyncio.gather(*(sender.send(KEY, n * BLOCK_BYTES, write) for n in range(12)))
-    assert MAX_BLOCKS * BLOCK_BYTES == 16 << 20
 
 
 class Enough(Exception):
@@ -119,7 +119,7 @@ async def test_unregistered_clients_that_take_nothing_delay_no_member(sender: Do
 
     unregistered_clients = [
         asyncio.ensure_future(sender.send(KEY, 0, dead, is_unregistered=True))
-        for _ in range(downloads.MAX_UNREGISTERED)
+        for _ in range(MAX_UNREGISTERED)
     ]
     await passing.wait()
     with pytest.raises(Unavailable, match="unregistered clients"):

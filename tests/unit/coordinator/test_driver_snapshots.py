@@ -11,7 +11,6 @@ from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.values import Phase
-from xain_coordinator.driver import driver as module
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.journal.memory import MemoryJournal
 from xain_coordinator.ports import JournalError, Record, Snapshot
@@ -59,13 +58,13 @@ def opened_on(journal: MemoryJournal) -> Driver:
     return driver
 
 
-async def test_at_every_crash_point_it_is_the_same_session(monkeypatch):
+async def test_at_every_crash_point_it_is_the_same_session():
     """Before a snapshot is written, after it, and after every record that came later: the session,
     its history, and its time are those of reading everything."""
-    monkeypatch.setattr(module, "SNAPSHOT_RECORDS", 4)
     disk = Disk()
     clock = HeldClock()
     driver = Driver.open(disk, lambda _: clock, RULES, lambda: "s")
+    driver.snapshot_records = 4
     driver.start(Recorder())
     await begin(driver)
     for round_ in range(4):
@@ -96,10 +95,10 @@ async def test_at_every_crash_point_it_is_the_same_session(monkeypatch):
     assert opened_on(Disk(*disk.states[-1])).session == driver.session
 
 
-async def test_a_snapshot_is_due_at_the_end_of_a_round(bench, monkeypatch):
+async def test_a_snapshot_is_due_at_the_end_of_a_round(bench):
     """And not at that of every small one: only when many records have come since the last one."""
-    monkeypatch.setattr(module, "SNAPSHOT_RECORDS", 9)
     journal, driver = bench.journal, bench.driver
+    driver.snapshot_records = 9
     await begin(driver)
     for participant_id in ("a", "b"):
         await driver.submit(update(participant_id, 0))
@@ -116,9 +115,9 @@ async def test_a_snapshot_is_due_at_the_end_of_a_round(bench, monkeypatch):
     assert journal.saved[-1].history.rounds[-1].round == 3
 
 
-async def test_a_snapshot_is_of_what_is_durable(bench, monkeypatch):
+async def test_a_snapshot_is_of_what_is_durable(bench):
     """What has been decided and is not written yet may never have been."""
-    monkeypatch.setattr(module, "SNAPSHOT_RECORDS", 1)
+    bench.driver.snapshot_records = 1
     await begin(bench.driver)
     for participant_id in ("a", "b"):
         await bench.driver.submit(update(participant_id, 0))
@@ -139,7 +138,7 @@ async def test_a_snapshot_is_of_what_is_durable(bench, monkeypatch):
     await handing_in
 
 
-async def test_session_time_goes_on_after_the_last_record_of_a_group(bench, monkeypatch):
+async def test_session_time_goes_on_after_the_last_record_of_a_group(bench):
     """Records that are written together keep their own times, and a snapshot has the last one's:
     with the first one's, session time would go back at a restart."""
     bench.journal.hold()
@@ -150,7 +149,7 @@ async def test_session_time_goes_on_after_the_last_record_of_a_group(bench, monk
         joining.append(await bench.submit(c.Rendezvous(name)))
     bench.journal.let_go()
     await bench.journal.writing()
-    monkeypatch.setattr(module, "MAX_UNSAVED_RECORDS", 1)
+    bench.driver.max_unsaved_records = 1
     bench.journal.let_go()
     await asyncio.gather(*joining)
     await saved(bench.driver)
@@ -171,10 +170,10 @@ async def test_session_time_goes_on_after_the_last_record_of_a_group(bench, monk
     assert times == [3.0, 3.0]
 
 
-async def test_rounds_are_not_waited_for_for_ever(bench, monkeypatch):
+async def test_rounds_are_not_waited_for_for_ever(bench):
     """Participants who come and go for days make no round, but records all the same."""
-    monkeypatch.setattr(module, "SNAPSHOT_RECORDS", 3)
-    monkeypatch.setattr(module, "MAX_UNSAVED_RECORDS", 7)
+    bench.driver.snapshot_records = 3
+    bench.driver.max_unsaved_records = 7
     for _ in range(6):
         await bench.driver.submit(c.Rendezvous("a"))
         await bench.driver.submit(c.Heartbeat("a", c.ParticipantState.FINISHED))
@@ -182,10 +181,10 @@ async def test_rounds_are_not_waited_for_for_ever(bench, monkeypatch):
     assert [snapshot.num_records for snapshot in bench.journal.saved] == [7]
 
 
-async def test_no_call_waits_for_a_snapshot(bench, monkeypatch):
+async def test_no_call_waits_for_a_snapshot(bench):
     """While it is being written, the session goes on, and what it contains does not change. Only
     who closes the journal waits."""
-    monkeypatch.setattr(module, "SNAPSHOT_RECORDS", 1)
+    bench.driver.snapshot_records = 1
     bench.journal.may_save.clear()
     await begin(bench.driver)
     await play(bench.driver, range(1))
@@ -206,9 +205,9 @@ async def test_no_call_waits_for_a_snapshot(bench, monkeypatch):
 
 
 @pytest.mark.parametrize("error", [JournalError("no room left"), RuntimeError("a defect")])
-async def test_a_snapshot_that_fails_costs_nothing(bench, monkeypatch, error):
+async def test_a_snapshot_that_fails_costs_nothing(bench, error):
     """The records are there. It is tried again, when as many have come again."""
-    monkeypatch.setattr(module, "SNAPSHOT_RECORDS", 6)
+    bench.driver.snapshot_records = 6
     bench.journal.save_error = error
     await begin(bench.driver)
     for round_ in range(4):
@@ -224,12 +223,12 @@ async def test_a_start_that_read_much_leaves_a_snapshot():
     """The next one need not read it again; not even if the session is over."""
     disk = Disk()
     disk.append([Record(0.0, e.SessionOpened("s", RULES, 0.0))])
-    for number in range(module.SNAPSHOT_RECORDS // 2):
+    for number in range(Driver.snapshot_records // 2):
         name = f"p{number}"
         joined = Record(1.0, e.ParticipantJoined(name, None, 1.0))
         MemoryJournal.append(disk, [joined, Record(1.0, e.ParticipantLeft(name, "left"))])
     MemoryJournal.append(disk, [Record(9.0, e.SessionFinished("nobody stays", 9.0))])
-    for num_loaded in (module.SNAPSHOT_RECORDS + 2, 0):
+    for num_loaded in (Driver.snapshot_records + 2, 0):
         disk.num_loaded = 0
         driver = Driver.open(disk, lambda _: HeldClock(), RULES, lambda: "s")
         driver.start(Recorder())

@@ -20,7 +20,6 @@ from xain_coordinator.core.errors import (
 )
 from xain_coordinator.core.questions import AssignmentFor, MayUpload, Question
 from xain_coordinator.core.values import ParticipantState, Phase, Point
-from xain_coordinator.driver import driver as module
 from xain_coordinator.driver.log_lines import MAX_UPDATE_LINES
 
 # --- late updates ---
@@ -196,48 +195,44 @@ async def test_the_wait_ends(monkeypatch):
 
 
 @pytest.fixture
-def patient(monkeypatch) -> None:
-    """An update waits for others for longer than any test takes."""
-    monkeypatch.setattr(module, "GATHER_S", 3600.0)
+def patient(bench) -> Bench:
+    """A driver whose updates wait for others for longer than any test takes."""
+    bench.driver.gather_s = 3600.0
+    return bench
 
 
 async def test_update_is_committed_with_the_one_that_closes_its_round(patient):
     """A round whose updates come one after the other takes one transaction. Neither update is
     answered before it."""
-    bench = Bench()
-    await begin(bench.driver)
-    bench.journal.hold()
-    first = await bench.submit(update("a", 0))
-    last = await bench.submit(update("b", 0))
-    await bench.journal.writing()
+    await begin(patient.driver)
+    patient.journal.hold()
+    first = await patient.submit(update("a", 0))
+    last = await patient.submit(update("b", 0))
+    await patient.journal.writing()
     assert not first.done()
     assert not last.done()
-    bench.journal.let_go()
+    patient.journal.let_go()
     assert await first == await last == r.Done()
-    assert bench.journal.groups[-1] == ["UpdateAccepted", "UpdateAccepted", "RoundClosed"]
-    await bench.driver.close()
+    assert patient.journal.groups[-1] == ["UpdateAccepted", "UpdateAccepted", "RoundClosed"]
 
 
 async def test_update_is_committed_with_any_other_decision(patient):
     """A participant that leaves, and all that is told of it, wait for nobody's update."""
-    bench = Bench()
-    await begin(bench.driver)
-    handed_in = await bench.submit(update("a", 0))
-    assert await bench.driver.submit(c.Heartbeat("b", ParticipantState.FINISHED))
+    await begin(patient.driver)
+    handed_in = await patient.submit(update("a", 0))
+    assert await patient.driver.submit(c.Heartbeat("b", ParticipantState.FINISHED))
     assert await handed_in == r.Done()
-    assert bench.journal.groups[-1] == ["UpdateAccepted", "ParticipantLeft", "RoundPaused"]
-    await bench.driver.close()
+    assert patient.journal.groups[-1] == ["UpdateAccepted", "ParticipantLeft", "RoundPaused"]
 
 
 async def test_stop_commits_an_update_that_waits_for_others(patient):
     """An update that was decided is answered before the driver ends."""
-    bench = Bench()
-    await begin(bench.driver)
-    handed_in = await bench.submit(update("a", 0))
+    await begin(patient.driver)
+    handed_in = await patient.submit(update("a", 0))
     assert not handed_in.done()
-    await bench.driver.close()
+    await patient.driver.close()
     assert await handed_in == r.Done()
-    assert bench.journal.groups[-1] == ["UpdateAccepted"]
+    assert patient.journal.groups[-1] == ["UpdateAccepted"]
 
 
 # --- what the log says of them ---

@@ -11,7 +11,10 @@ from xain_coordinator.core.history import (
     MAX_DEPARTED,
     MAX_NAMES_OF_A_ROUND,
     MAX_ROUNDS,
+    MAX_SITE_METRICS,
+    MAX_UNWRITTEN,
     History,
+    RoundRecord,
     SiteRecord,
 )
 from xain_coordinator.core.values import (
@@ -76,7 +79,7 @@ def test_a_round_as_it_was() -> None:
         e.ModelPublished(0, model(1), 14.5),
     )
     (record,) = history.rounds
-    assert record == module.RoundRecord(0, ("a", "b"), 10.0, ("b", "a"), 10, 4.5, lost=(0, 10))
+    assert record == RoundRecord(0, ("a", "b"), 10.0, ("b", "a"), 10, 4.5, lost=(0, 10))
     assert history.models == {"1/global": model(1)}
     assert history.contributions == {"a": 1, "b": 1}
 
@@ -122,10 +125,9 @@ def test_names_are_kept_where_they_are_few() -> None:
     assert history.rounds[-1] == many
 
 
-@pytest.mark.parametrize("max_unwritten", [1, 2, 1000])
-def test_a_round_is_the_same_whenever_it_is_looked_at(monkeypatch, max_unwritten: int) -> None:
-    """Its record is written when somebody asks for it, or when much has happened since."""
-    monkeypatch.setattr(module, "MAX_UNWRITTEN", max_unwritten)
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_a_round_is_the_same_whenever_it_is_looked_at(every: int) -> None:
+    """Its record is written when somebody asks for it."""
     events = [
         joined("a"),
         e.RoundOpened(0, ("a", "b", "c"), 5, 0.0),
@@ -143,17 +145,26 @@ def test_a_round_is_the_same_whenever_it_is_looked_at(monkeypatch, max_unwritten
         e.ParticipantLeft("e", "left"),
     ]
     asked, unasked = History(), History()
-    for event in events:
+    for number, event in enumerate(events):
         asked.apply(event)
-        asked.copy()
+        if number % every == 0:
+            asked.copy()
         unasked.apply(event)
-        assert len(unasked._unwritten) < max_unwritten
     assert asked == unasked
     first, second = unasked.rounds
     assert (first.selected, first.contributors) == (("a", "b", "c", "d", "e"), ("b", "a"))
     assert first.missing == {"d": "replaced"}, "there was no close here, to tell of c and e"
     assert (second.selected, second.contributors) == (("a", "e"), ())
     assert second.missing == {"e": "left"}
+
+
+def test_events_that_wait_for_the_record_of_their_round_are_bounded() -> None:
+    names = tuple(f"p{number}" for number in range(MAX_UNWRITTEN + 1))
+    history = fold(e.RoundOpened(0, names, 5, 0.0))
+    for name in names:
+        history.apply(accepted(0, name))
+        assert len(history._unwritten) < MAX_UNWRITTEN
+    assert history.rounds[-1].num_contributors == len(names)
 
 
 def test_a_copy_stays_as_it_is() -> None:
@@ -314,12 +325,12 @@ def test_round_of_many_sites_keeps_means_and_no_sites() -> None:
     assert record.evaluation == Evaluation(len(names), {"accuracy": 0.5})
 
 
-def test_metrics_of_single_sites_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_SITE_METRICS", 6)
+def test_metrics_of_single_sites_are_bounded() -> None:
+    metrics = dict.fromkeys(map(str, range(MAX_SITE_METRICS // 3 - 1)), 0.5)
     history = History()
     for number in range(5):
         history.apply(e.RoundOpened(number, ("a",), 1, 0.0))
-        history.apply(measured(number, "a", 0.5))
+        history.apply(replace(measured(number, "a", 0.5), metrics=metrics))
         history.apply(e.ModelPublished(number, model(number + 1), 1.0))
     assert [bool(record.sites) for record in history.rounds] == [False, False, True, True, True]
     assert all(record.evaluation is not None for record in history.rounds)

@@ -4,8 +4,7 @@ from tests.unit.core.bench import make_rules
 
 from xain_coordinator.core.events import HeartbeatChanged
 from xain_coordinator.core.evolve import open_session
-from xain_coordinator.driver import model_copies
-from xain_coordinator.driver.model_copies import ModelCopies
+from xain_coordinator.driver.model_copies import MAX_WAITING, ModelCopies
 from xain_coordinator.journal.memory import MemoryJournal
 from xain_coordinator.ports import Record
 from xain_coordinator.stores.journalled import JournalledStore
@@ -48,11 +47,11 @@ def test_models_between_two_copies_wait_until_a_second_without_a_round() -> None
     assert session.part.models == []
 
 
-def test_many_models_are_copied_however_fast_the_rounds_are(monkeypatch) -> None:
-    monkeypatch.setattr(model_copies, "MAX_WAITING", 3)
+def test_many_models_are_copied_however_fast_the_rounds_are() -> None:
     session = Copying()
-    session.make(1, 2)
+    session.make(*range(1, MAX_WAITING))
     session.copies.copy_due()
-    session.make(3, 4)
+    assert session.copied == [f"{MAX_WAITING - 1}/global"]
+    session.make(MAX_WAITING, MAX_WAITING + 1)
     session.copies.copy_due()
-    assert session.copied == [f"{number}/global" for number in range(1, 5)]
+    assert len(session.copied) == MAX_WAITING + 1

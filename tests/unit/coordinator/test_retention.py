@@ -197,6 +197,10 @@ class Driver:
                 await asyncio.sleep(0.01)  # a poll: a thread may be at work
 
 
+class Quick(Retention):
+    every_s = 0.01
+
+
 def driver_of() -> Driver:
     driver = Driver(Session("s", RULES))
     driver.at(0)
@@ -213,7 +217,7 @@ async def end(driver: Driver, watching: asyncio.Task[None]) -> None:
 async def test_retention_drops_at_the_start_and_after_each_model():
     driver, store = driver_of(), store_of(6)
     driver.at(2)
-    watching = asyncio.create_task(Retention(store, 0).watch(driver))
+    watching = asyncio.create_task(Quick(store, 0).watch(driver))
     await driver.until_it_waits()
     assert updates(store) == [2, 3, 4, 5]
     store.asked.clear()
@@ -226,12 +230,13 @@ async def test_retention_drops_at_the_start_and_after_each_model():
     await end(driver, watching)
 
 
-async def test_updates_of_a_large_model_are_dropped_without_a_pause(monkeypatch):
+async def test_updates_of_a_large_model_are_dropped_without_a_pause():
     """Uploads of the next round can be written over their files."""
-    monkeypatch.setattr(retention, "EVERY_S", 1e6)
     driver, store = driver_of(), store_of(6)
     driver.at(2, LARGE_BYTES)
-    watching = asyncio.create_task(Retention(store, 0).watch(driver))
+    dropping = Retention(store, 0)
+    dropping.every_s = 1e6
+    watching = asyncio.create_task(dropping.watch(driver))
     await driver.until_it_waits()
     driver.at(4, LARGE_BYTES)
     await driver.until_it_waits()
@@ -254,7 +259,7 @@ async def test_a_slow_store_takes_one_thread():
 
     store.delete = wait
     driver.at(1)
-    watching = asyncio.create_task(Retention(store, 0).watch(driver))
+    watching = asyncio.create_task(Quick(store, 0).watch(driver))
     assert await asyncio.to_thread(begun.wait, PATIENCE_S)
     for round_ in range(2, 9):
         driver.at(round_)
@@ -269,9 +274,8 @@ async def test_a_slow_store_takes_one_thread():
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("it is away"), ZeroDivisionError("a defect")])
-async def test_a_store_that_fails_costs_no_round(error, monkeypatch):
+async def test_a_store_that_fails_costs_no_round(error):
     """It is told, and tried again after the next one at the latest."""
-    monkeypatch.setattr(retention, "FIRST_WAIT_S", 10 * PATIENCE_S)
     driver, store = driver_of(), store_of(4)
     delete = store.delete
 
@@ -281,7 +285,9 @@ async def test_a_store_that_fails_costs_no_round(error, monkeypatch):
     store.delete = fail
     driver.at(2)
     with capture_logs() as logs:
-        watching = asyncio.create_task(Retention(store, 0).watch(driver))
+        dropping = Quick(store, 0)
+        dropping.first_wait_s = 10 * PATIENCE_S
+        watching = asyncio.create_task(dropping.watch(driver))
         await driver.until_it_waits()
     (told,) = logs
     assert (told["event"], told["log_level"], told["round"]) == (
@@ -308,7 +314,6 @@ async def test_failed_drop_is_tried_again(monkeypatch, phase):
         return timeout(wait_s / 1000)
 
     monkeypatch.setattr(retention.asyncio, "timeout", noted)
-    monkeypatch.setattr(retention, "MAX_WAIT_S", 5.0)
     driver, store = driver_of(), store_of(4)
     driver.at(3)
     driver.session = replace(driver.session, phase=phase)
@@ -316,7 +321,7 @@ async def test_failed_drop_is_tried_again(monkeypatch, phase):
 
     def fail(*keys: str) -> None:
         nonlocal num_failed
-        if num_failed == 5:
+        if num_failed == 7:
             store.delete = delete
             is_back.set()
         num_failed += 1
@@ -324,13 +329,13 @@ async def test_failed_drop_is_tried_again(monkeypatch, phase):
 
     store.delete = fail
     with capture_logs() as logs:
-        watching = asyncio.create_task(Retention(store, 0).watch(driver))
+        watching = asyncio.create_task(Quick(store, 0).watch(driver))
         assert await asyncio.to_thread(is_back.wait, PATIENCE_S)
         left = [] if phase is Phase.FINISHED else [3]
         async with timeout(PATIENCE_S):
             while updates(store) != left:  # noqa: ASYNC110  # nothing tells
                 await asyncio.sleep(0.01)  # a poll, not a race: it ends when it is so
-    assert waits == [1.0, 2.0, 4.0, 5.0, 5.0, 5.0]
+    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
     assert [told["event"] for told in logs] == ["updates_not_dropped"]
     monkeypatch.undo()
     await driver.until_it_waits()  # the objects are gone a moment before the thread is done

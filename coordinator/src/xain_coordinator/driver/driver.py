@@ -2,7 +2,7 @@
 
 Commands are decided one at a time, on the event loop, so no two ever race. Their events go to the
 journal in groups: while one transaction is being written, the decisions of the next gather, and an
-update waits GATHER_S for the others of its round. Nobody hears of anything before it is durable: a
+update waits gather_s for the others of its round. Nobody hears of anything before it is durable: a
 reply, a refusal or an effect waits for the commit of all that was decided before it. That is why
 there are two sessions here, `_decided`, which is ahead, and `session`, which is on disk.
 
@@ -57,21 +57,8 @@ from xain_coordinator.ports import Clock, Journal, Record, Snapshot
 
 log = structlog.get_logger(__name__)
 
-# A snapshot is due at the end of a round when so many records have come since the last one. A start
-# reads them in the time that it takes to import what it needs, and they took fifty times as long to
-# be written as a snapshot does.
-SNAPSHOT_RECORDS = 10_000
-
-# And at any time when so many have come: participants may come and go for days without a round.
-MAX_UNSAVED_RECORDS = 30_000
-
 # How soon leases are looked at again whose time may be up for what we are late with ourselves.
 LOOK_AGAIN_S = 0.5
-
-# How long an update that leaves its round open waits for others to be committed with, at most. A
-# commit costs a small round a tenth of its time, and the last update would have to wait for it.
-GATHER_S = 0.005
-
 
 _STOPPING = "the coordinator is shutting down; try again in a moment"
 
@@ -120,6 +107,16 @@ class Driver:
         the start of the process.
     latencies: told how long after its round has opened each update is accepted.
     """
+
+    # A snapshot is due at the end of a round when so many records have come since the last one. A
+    # start reads them in the time that it takes to import what it needs, and they took fifty times
+    # as long to be written as a snapshot does.
+    snapshot_records = 10_000
+    # And at any time when so many have come: participants may come and go for days without a round.
+    max_unsaved_records = 30_000
+    # How long an update that leaves its round open waits for others to be committed with, at most.
+    # A commit costs a small round a tenth of its time, and the last update would have to wait.
+    gather_s = 0.005
 
     def __init__(
         self,
@@ -247,7 +244,7 @@ class Driver:
             worker.perform(effect)
         self._active_at = self.clock.now()
         self._arm()
-        self._save_if_due(SNAPSHOT_RECORDS)  # not even the next start is to read so much again
+        self._save_if_due(self.snapshot_records)  # not even the next start is to read so much again
 
     async def submit(self, command: Command, update: bytes = b"") -> Reply:
         """Decide a command; the answer comes when all that led to it is durable.
@@ -367,7 +364,7 @@ class Driver:
             self._begin_commit()
         elif self._gathering is None:
             loop = asyncio.get_running_loop()
-            self._gathering = loop.call_later(GATHER_S, self._begin_commit)
+            self._gathering = loop.call_later(self.gather_s, self._begin_commit)
         return decided
 
     def _begin_commit(self) -> None:
@@ -422,7 +419,7 @@ class Driver:
                     self._num_records, self._at = self._num_records + len(records), records[-1].at
                     self._arm()
                     over = any(isinstance(record.event, e.ModelPublished) for record in records)
-                    self._save_if_due(SNAPSHOT_RECORDS if over else MAX_UNSAVED_RECORDS)
+                    self._save_if_due(self.snapshot_records if over else self.max_unsaved_records)
         except Exception as error:  # whatever it is, nobody may wait for this group for ever
             self.fail(error)
             for decided in [*group, *self._waiting]:

@@ -32,9 +32,6 @@ from xain_foundation.threads import run_to_end
 
 log = structlog.get_logger(__name__)
 
-# How long a coordinator that was overtaken may go on acknowledging, if it publishes nothing.
-LOOK_EVERY_S = 5.0
-
 FOLDER = "owners"
 _NAME = re.compile(r"[0-9]{8}\.[0-9a-f]{32}")
 _NOTE_BYTES = 256  # of what is shown of an owner's own words
@@ -50,6 +47,9 @@ class Fence:
     store: the session's own part of it.
     location: of the store, for messages.
     """
+
+    # How long a coordinator that was overtaken may go on acknowledging, if it publishes nothing.
+    look_every_s = 5.0
 
     def __init__(
         self, store: WeightsStore, journal: SqliteJournal, session_id: str, location: str
@@ -121,7 +121,7 @@ class Fence:
         outage = outage if outage is not None else Outage()
         work = "look for a newer coordinator"
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)  # how soon it is noticed, and what it costs
+            await asyncio.sleep(self.look_every_s)  # how soon it is noticed, and what it costs
             try:
                 await run_to_end(self.check)
             except TakenOver as error:

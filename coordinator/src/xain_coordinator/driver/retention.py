@@ -23,24 +23,22 @@ from xain_foundation.threads import run_to_end
 
 log = structlog.get_logger(__name__)
 
-# There may be hundreds of small rounds a second: dropping each by itself would cost a tenth of it.
-EVERY_S = 1.0
 # A round of a large model drops at once: uploads of the next one are written over the files.
 LARGE_BYTES = 1 << 20
 
 GROUP_SIZE = 64  # keys deleted at a time; in between it can be stopped
 
-# Objects that could not be dropped are tried again after this time, then after twice as long.
-FIRST_WAIT_S = 1.0
-MAX_WAIT_S = 60.0
-
 
 class Retention:
-    """Drops objects that a session needs no more from its store, at most every EVERY_S; models
-    stay.
+    """Drops objects that a session needs no more from its store; models stay.
 
     keep: of so many rounds that are over, the latest, updates and states stay; None: of all.
     """
+
+    # Between two drops. There may be hundreds of small rounds a second: dropping each by itself
+    # would cost a tenth of it.
+    every_s = 1.0
+    first_wait_s = 1.0  # after it a drop that failed is tried again, then after twice as long
 
     def __init__(self, store: WeightsStore, keep: int | None) -> None:
         self._store = store
@@ -59,13 +57,13 @@ class Retention:
                 session = driver.session
                 await self._drop_at_last(driver, session)
                 if session.model is None or session.model.ref.size_bytes < LARGE_BYTES:
-                    await asyncio.sleep(EVERY_S)
+                    await asyncio.sleep(self.every_s)
                 while _when(driver.session) == _when(session):
                     await driver.changed()
 
     async def _drop_at_last(self, driver: Driver, session: Session) -> None:
         """Tried again until it is done, or there is more to drop. Raises Unavailable."""
-        backoff = Backoff(FIRST_WAIT_S, MAX_WAIT_S)
+        backoff = Backoff(self.first_wait_s, 60.0)
         while True:
             try:
                 return await run_to_end(self.drop, needed_by(session))

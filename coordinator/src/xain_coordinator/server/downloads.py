@@ -32,8 +32,6 @@ log = structlog.get_logger(__name__)
 MESSAGE_BYTES = 64 << 10
 # In a read of the store, which is kept for all downloads that are about as far.
 BLOCK_BYTES = 256 << 10
-MAX_BLOCKS = 64
-STALLED_S = 30.0  # for one message
 # Downloads at a time of those who are no members. Each holds a message in memory.
 MAX_UNREGISTERED = 32
 
@@ -55,6 +53,7 @@ class Downloads:
     """access: how participants reach the store themselves; None if they cannot.
     port: the weights port; None without one.
     max_update_bytes: the most that an update may have.
+    max_blocks: of the models in memory. stalled_s: limit of sending one message.
 
     verify: begins to compare the model with its digest; False if that was done just now.
     made: the bytes of the model under this key if it is small and was made just now, else nothing.
@@ -67,6 +66,8 @@ class Downloads:
     made: Callable[[str], bytes] = lambda key: b""
     port: WeightsPort | None = None
     max_update_bytes: int = 0
+    max_blocks: int = 64
+    stalled_s: float = 30.0
     # Parts of models, by key and offset, the least recently used first. Participants that have been
     # told of a round at the same time read its model at about the same speed; a small model is one
     # part, which everybody asks for at once.
@@ -100,10 +101,21 @@ class Downloads:
                 block = await asyncio.shield(self._block(ref, start))
                 data = block[offset - start : offset - start + MESSAGE_BYTES]
                 del block
-                await _write_in_time(write, ref, data)
+                await self._write_in_time(write, ref, data)
                 offset += len(data)
         finally:
             self._num_unregistered -= is_unregistered
+
+    async def _write_in_time(self, write: Write, ref: WeightsRef, data: bytes) -> None:
+        """Raises Unavailable if the connection does not take the data."""
+        try:
+            async with asyncio.timeout(self.stalled_s):
+                await write(ref, data)
+        except TimeoutError:
+            raise Unavailable(
+                f"the receiver took less than {len(data)} bytes in {self.stalled_s:g} s; go on "
+                "with the next offset"
+            ) from None
 
     def _block(self, ref: WeightsRef, start: int) -> asyncio.Future[bytes]:
         """Read a block once for all downloads that are there at about the same time."""
@@ -114,7 +126,7 @@ class Downloads:
             block = asyncio.ensure_future(run_to_end(_read, self.store, ref.key, start, length))
             block.add_done_callback(lambda read: self._forget_failed_block(block_key, read))
         self._blocks[block_key] = block  # at the end
-        while len(self._blocks) > MAX_BLOCKS:
+        while len(self._blocks) > self.max_blocks:
             del self._blocks[next(iter(self._blocks))]
         return block
 
@@ -179,18 +191,6 @@ class Downloads:
         if ref.size_bytes > MAX_INLINE_BYTES:
             return b""
         return self.made(ref.key) or await asyncio.shield(self._block(ref, 0))
-
-
-async def _write_in_time(write: Write, ref: WeightsRef, data: bytes) -> None:
-    """Raises Unavailable if the connection does not take the data."""
-    try:
-        async with asyncio.timeout(STALLED_S):
-            await write(ref, data)
-    except TimeoutError:
-        raise Unavailable(
-            f"the receiver took less than {len(data)} bytes in {STALLED_S:g} s; go on with the "
-            "next offset"
-        ) from None
 
 
 def _read(store: WeightsStore, key: str, offset: int, length: int) -> bytes:
