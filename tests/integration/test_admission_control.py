@@ -17,8 +17,11 @@ from grpc_status import rpc_status
 
 from support.silent import SilentConnection
 from support.wire import Member, reason
-from xain_coordinator.server import admission_control
-from xain_coordinator.server.admission_control import CALLS_PER_MEMBER
+from xain_coordinator.server.admission_control import (
+    CALL_BYTES,
+    CALLS_PER_MEMBER,
+    UNREGISTERED_READS,
+)
 from xain_coordinator.server.serve import STREAMS_PER_CONNECTION
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import inspection_pb2 as inspection
@@ -30,13 +33,20 @@ NUM_UNREGISTERED = 20
 
 
 @pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few places, so that a test can fill them."""
-    monkeypatch.setattr("xain_coordinator.server.serve.UNREGISTERED_CALLS", NUM_UNREGISTERED)
-    monkeypatch.setattr(admission_control, "HEALTH_CHECKS", NUM_UNREGISTERED)
-    monkeypatch.setattr(admission_control, "UNREGISTERED_STREAMS", NUM_UNREGISTERED)
-    # Else silent calls end sooner, because others wait to be read.
-    monkeypatch.setattr(admission_control, "UNREGISTERED_READS", 10 * NUM_UNREGISTERED)
+def start_small(start: Any) -> Any:
+    """Start a coordinator with few slots for calls, so that a test can fill them."""
+
+    async def start_one(min_participants: int, **bounds: Any) -> Any:
+        coordinator = await start(rounds={"min_participants": min_participants})
+        admission = coordinator._server.admission
+        admission.capacities = dict.fromkeys(admission.capacities, NUM_UNREGISTERED)
+        # Else silent calls end sooner, because others wait to be read.
+        admission.reading = asyncio.Semaphore(10 * NUM_UNREGISTERED)
+        for name, value in bounds.items():
+            setattr(admission, name, value)
+        return coordinator
+
+    return start_one
 
 
 def open_calls(coordinator: Any) -> int:
@@ -96,10 +106,10 @@ async def test_member_with_too_many_calls_is_asked_to_come_again(start, join):
         call.cancel()
 
 
-async def test_call_without_a_message_ends_with_deadline_exceeded(start, join, monkeypatch):
+async def test_call_without_a_message_ends_with_deadline_exceeded(start, join):
     """Also one of a member, and a stream of requests; nothing of them is left."""
-    monkeypatch.setattr(admission_control, "FIRST_MESSAGE_S", 0.1)
     coordinator = await start(rounds={"min_participants": 2})
+    coordinator._server.admission.first_message_s = 0.1
     member, unregistered = join(coordinator, "a"), join(coordinator, "unregistered")
     await member.rendezvous()
     reflection = ServerReflectionStub(unregistered.channel).ServerReflectionInfo(silence())
@@ -119,9 +129,8 @@ async def test_slow_requests_of_unregistered_clients_end_when_others_wait_to_be_
     """gRPC holds a message that is coming in memory, so only a few are read at a time."""
     coordinator = await start(rounds={"min_participants": 1})
     silent, unregistered = join(coordinator, "silent"), join(coordinator, "a")
-    number = admission_control.UNREGISTERED_READS
-    calls = [silent_heartbeat(silent) for _ in range(number)]
-    await until_open(coordinator, number)
+    calls = [silent_heartbeat(silent) for _ in range(UNREGISTERED_READS)]
+    await until_open(coordinator, UNREGISTERED_READS)
     assert not any(call.done() for call in calls)
     assert (await unregistered.rendezvous()).reply == pb.ACCEPT
     await eventually(lambda: any(call.done() for call in calls))
@@ -131,37 +140,32 @@ async def test_slow_requests_of_unregistered_clients_end_when_others_wait_to_be_
         call.cancel()
 
 
-@pytest.mark.usefixtures("few")
-async def test_silent_calls_of_unregistered_clients_make_room_for_newer_calls(
-    start, join, monkeypatch
-):
+async def test_silent_calls_of_unregistered_clients_make_room_for_newer_calls(start_small, join):
     """One of them ends; unregistered clients that do send their message are answered."""
-    monkeypatch.setattr(admission_control, "MIN_SILENCE_S", 0.0)
-    coordinator = await start(rounds={"min_participants": 1})
+    coordinator = await start_small(1, min_silence_s=0.0)
     unregistered = join(coordinator, "a")
     silent = join(coordinator, "silent")
-    most = NUM_UNREGISTERED + 1  # and as many as may be connected
-    calls = [silent_heartbeat(silent) for _ in range(most)]
-    await until_open(coordinator, most)
+    calls = [silent_heartbeat(silent) for _ in range(NUM_UNREGISTERED)]
+    await until_open(coordinator, NUM_UNREGISTERED)
     assert (await unregistered.rendezvous()).reply == pb.ACCEPT
     await eventually(lambda: any(call.done() for call in calls))
-    await until_open(coordinator, most - 1)
+    await until_open(coordinator, NUM_UNREGISTERED - 1)
     (ended,) = [call for call in calls if call.done()]
     assert await status_of(ended) is Code.RESOURCE_EXHAUSTED
     for call in calls:
         call.cancel()
 
 
-@pytest.mark.usefixtures("few")
-async def test_unregistered_clients_are_refused_while_younger_calls_fill_their_places(start, join):
+async def test_unregistered_clients_are_refused_while_younger_calls_fill_their_places(
+    start_small, join
+):
     """A flood within the second in which a message may still be on its way."""
-    coordinator = await start(rounds={"min_participants": 2})
+    coordinator = await start_small(2)
     member, silent = join(coordinator, "a"), join(coordinator, "silent")
     await member.rendezvous()
-    most = NUM_UNREGISTERED + 2
     with SilentConnection(coordinator.port) as connection:
-        connection.open_calls(HEARTBEAT, 3 * most)
-        await until_open(coordinator, most)
+        connection.open_calls(HEARTBEAT, 3 * NUM_UNREGISTERED)
+        await until_open(coordinator, NUM_UNREGISTERED)
         assert (await member.heartbeat()).state == pb.STANDBY
         health = health_pb2_grpc.HealthStub(silent.channel)
         answer = await health.Check(health_pb2.HealthCheckRequest(service="liveness"))
@@ -169,17 +173,13 @@ async def test_unregistered_clients_are_refused_while_younger_calls_fill_their_p
     await until_open(coordinator, 0)
 
 
-@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize(
     "method", ["/xain_proto.fl.Inspection/GetStatus", "/grpc.health.v1.Health/Check"]
 )
-async def test_answers_that_are_not_taken_keep_no_place(start, join, monkeypatch, caplog, method):
+async def test_answers_that_are_not_taken_keep_no_place(start_small, join, caplog, method):
     """A client without a window for answers is refused further calls; others are answered."""
-    call_bytes = admission_control.CALL_BYTES
-    monkeypatch.setattr(
-        admission_control, "ANSWER_BYTES", call_bytes * (4 * NUM_UNREGISTERED - 1) // 2
-    )
-    coordinator = await start(rounds={"min_participants": 2})
+    answer_bytes = CALL_BYTES * (4 * NUM_UNREGISTERED - 1) // 2
+    coordinator = await start_small(2, answer_bytes=answer_bytes)
     unregistered = join(coordinator, "a")
     with SilentConnection(coordinator.port, window=0) as connection:
         for number in range(1, 5):
@@ -195,10 +195,10 @@ async def test_answers_that_are_not_taken_keep_no_place(start, join, monkeypatch
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-async def test_large_answers_that_are_not_taken_have_a_bound(start, join, monkeypatch):
+async def test_large_answers_that_are_not_taken_have_a_bound(start, join):
     """Also to who calls itself a member; whoever asks for less is answered."""
-    monkeypatch.setattr(admission_control, "ANSWER_BYTES", 100_000)
     coordinator = await start(rounds={"min_participants": 200})
+    coordinator._server.admission.answer_bytes = 100_000
     members = [join(coordinator, f"{number:03}{'x' * 120}") for number in range(150)]
     for member in members:
         await member.rendezvous()
@@ -214,13 +214,9 @@ async def test_large_answers_that_are_not_taken_have_a_bound(start, join, monkey
     await until_open(coordinator, 0)
 
 
-@pytest.mark.usefixtures("few")
-async def test_streams_of_unregistered_clients_are_bounded_and_the_oldest_ends(
-    start, join, monkeypatch
-):
+async def test_streams_of_unregistered_clients_are_bounded_and_the_oldest_ends(start_small, join):
     """Health/Watch and reflection share their places; health checks have others."""
-    monkeypatch.setattr(admission_control, "MIN_SILENCE_S", 0.0)
-    coordinator = await start(rounds={"min_participants": 2})
+    coordinator = await start_small(2, min_silence_s=0.0)
     unregistered = join(coordinator, "unregistered")
     health = health_pb2_grpc.HealthStub(unregistered.channel)
     request = health_pb2.HealthCheckRequest(service="")
@@ -236,10 +232,10 @@ async def test_streams_of_unregistered_clients_are_bounded_and_the_oldest_ends(
         watch.cancel()
 
 
-async def test_stream_of_an_unregistered_client_has_an_end(start, join, monkeypatch):
+async def test_stream_of_an_unregistered_client_has_an_end(start, join):
     """UNAVAILABLE: whoever still watches opens another one."""
-    monkeypatch.setattr(admission_control, "STREAM_S", 0.1)
     coordinator = await start(rounds={"min_participants": 2})
+    coordinator._server.admission.stream_s = 0.1
     unregistered = join(coordinator, "unregistered")
     watch = health_pb2_grpc.HealthStub(unregistered.channel).Watch(health_pb2.HealthCheckRequest())
     await watch.read()
@@ -247,11 +243,11 @@ async def test_stream_of_an_unregistered_client_has_an_end(start, join, monkeypa
     await until_open(coordinator, 0)
 
 
-async def test_connection_has_a_limit_of_streams(start, join, monkeypatch):
+async def test_connection_has_a_limit_of_streams(start, join):
     """A client that keeps to HTTP/2 waits with further calls; one that does not is refused them."""
-    # Else silent calls end while the last ones come, because others wait to be read.
-    monkeypatch.setattr(admission_control, "UNREGISTERED_READS", 2 * STREAMS_PER_CONNECTION)
     coordinator = await start(rounds={"min_participants": 2})
+    # Else silent calls end while the last ones come, because others wait to be read.
+    coordinator._server.admission.reading = asyncio.Semaphore(2 * STREAMS_PER_CONNECTION)
     member = join(coordinator, "a")
     await member.rendezvous()
     with SilentConnection(coordinator.port) as connection:

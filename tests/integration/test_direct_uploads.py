@@ -18,8 +18,7 @@ from xain_coordinator.core.values import Phase
 from xain_coordinator.ports import StoreUnavailable, WrongSize
 from xain_coordinator.stores.memory import MemoryStore, MemoryUpload
 from xain_coordinator.stores.opening import OpenStore
-from xain_coordinator.updates import inbox as inbox_module
-from xain_coordinator.updates.inbox import Inbox
+from xain_coordinator.updates.inbox import NUM_READINGS, Inbox
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.limits import MAX_INLINE_BYTES
 
@@ -342,8 +341,8 @@ async def test_late_object_is_not_copied_or_does_not_stay(
     inbox = coordinator._server.inbox
     async with AsyncExitStack() as held_slots:
         if is_late_at == "its slot":
-            for _ in range(inbox_module.NUM_READINGS):
-                await held_slots.enter_async_context(inbox._readings)
+            for _ in range(NUM_READINGS):
+                await held_slots.enter_async_context(inbox.readings)
         given_up = asyncio.ensure_future(b.end(ref, round_=1))
         async with asyncio.timeout(60):
             while not (copies if is_late_at == "its end" else is_reading(inbox, "b")):
@@ -361,8 +360,9 @@ async def test_late_object_is_not_copied_or_does_not_stay(
 
 async def test_a_coordinator_that_stops_ends_no_copy_half_way(store, start, join, monkeypatch):
     """It waits for the one that is being made, and begins no other one."""
-    monkeypatch.setattr(inbox_module, "NUM_READINGS", 1)
     coordinator, a, b = await first_round(start, join, "a", "b", server=PATIENT)
+    inbox = coordinator._server.inbox
+    inbox.readings = asyncio.Semaphore(1)
     data = npy(np.ones(SIZE, np.float32))
     refs = {member: await put(store, await member.start(), data) for member in (a, b)}
     before = set(store.keys())
@@ -374,7 +374,6 @@ async def test_a_coordinator_that_stops_ends_no_copy_half_way(store, start, join
 
     monkeypatch.setattr(store, "begin_copy", slow)
     handing_in = [asyncio.ensure_future(member.end(refs[member], round_=1)) for member in (a, b)]
-    inbox = coordinator._server.inbox
     async with asyncio.timeout(60):
         while not copies or not all(is_reading(inbox, name) for name in "ab"):
             await a.heartbeat()

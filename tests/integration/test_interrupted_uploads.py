@@ -31,7 +31,6 @@ from support.transfers import (
 from support.wire import Member, digest, npy
 from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.core.values import StoredWeights
-from xain_coordinator.updates import inbox
 from xain_coordinator.updates.measured_upload import Announced, Header, MeasuredUpload
 from xain_participant import upload as outgoing
 from xain_participant.client import CoordinatorClient, Refused
@@ -48,13 +47,13 @@ async def broken_off(member: Member, folder: Path, end: int) -> None:
     call.cancel()
 
 
-async def two_in_round(start: Any, join: Any) -> tuple[Member, Member]:
-    """Of a round that waits for both."""
+async def two_in_round(start: Any, join: Any) -> tuple[Any, Member, Member]:
+    """A coordinator, and the members of its round, which waits for both."""
     coordinator = await start(rounds={"min_participants": 2})
     a, b = join(coordinator, "a"), join(coordinator, "b")
     await asyncio.gather(a.rendezvous(), b.rendezvous())
     await a.until(pb.ROUND, 0)
-    return a, b
+    return coordinator, a, b
 
 
 async def test_an_upload_that_broke_off_goes_on(start, join, tmp_path):
@@ -88,7 +87,7 @@ async def test_the_same_upload_is_not_sent_twice(start, join):
 @pytest.mark.parametrize("offset", [1, 3 * MIB - 1, 3 * MIB + 1, len(DATA), 1 << 60])
 async def test_an_upload_goes_on_nowhere_else(start, join, tmp_path, offset):
     """An offset that nobody was told is refused, and does not hurt what is there."""
-    a, b = await two_in_round(start, join)
+    _, a, b = await two_in_round(start, join)
     await broken_off(a, tmp_path, 3 * MIB)
     assert await found(a) == 3 * MIB
     for member in (a, b):  # b has not sent anything
@@ -152,10 +151,10 @@ async def test_upload_continued_with_other_bytes_is_refused(start, join, tmp_pat
     assert await found(a) == 0
 
 
-async def test_only_the_latest_broken_upload_of_each_is_kept(start, join, tmp_path, monkeypatch):
+async def test_only_the_latest_broken_upload_of_each_is_kept(start, join, tmp_path):
     """And of no more participants than stated: the disk is not everybody's."""
-    monkeypatch.setattr(inbox, "MAX_BROKEN", 1)
-    a, b = await two_in_round(start, join)
+    coordinator, a, b = await two_in_round(start, join)
+    coordinator._server.inbox.max_broken = 1
     await broken_off(a, tmp_path, 2 * MIB)
     assert await found(a) == 2 * MIB
     await broken_off(b, tmp_path, 3 * MIB)
@@ -164,13 +163,10 @@ async def test_only_the_latest_broken_upload_of_each_is_kept(start, join, tmp_pa
     assert await found(a) == 0
 
 
-async def test_evicted_upload_leaves_no_slot_in_the_inbox(start, join, tmp_path, monkeypatch):
+async def test_evicted_upload_leaves_no_slot_in_the_inbox(start, join, tmp_path):
     """A participant of which the inbox holds nothing takes no memory there."""
-    monkeypatch.setattr(inbox, "MAX_BROKEN", 1)
-    coordinator = await start(rounds={"min_participants": 2})
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    await asyncio.gather(a.rendezvous(), b.rendezvous())
-    await a.until(pb.ROUND, 0)
+    coordinator, a, b = await two_in_round(start, join)
+    coordinator._server.inbox.max_broken = 1
     await broken_off(a, tmp_path, 2 * MIB)
     assert await found(a) == 2 * MIB
     await broken_off(b, tmp_path, 3 * MIB)
@@ -196,14 +192,15 @@ class SilentSource:
         self.num_ends += 1
 
 
-async def test_upload_that_is_being_ended_makes_room_for_one_other_upload(start, join, monkeypatch):
+async def test_upload_that_is_being_ended_makes_room_for_one_other_upload(start, join):
     """However long its end takes: each upload that is admitted ends another one."""
-    monkeypatch.setattr(inbox, "MAX_UPLOADS", 2)
     coordinator = await start(rounds={"min_participants": 5})
+    inbox = coordinator._server.inbox
+    inbox.max_uploads = 2
     names = ("a", "b", "c", "d", "e")
     await asyncio.gather(*(join(coordinator, name).rendezvous() for name in names))
-    receive, slots = coordinator._server.inbox.receive, coordinator._server.inbox._slots
-    silent = [SilentSource(2 * inbox.MAX_WAIT_S) for _ in range(2)]
+    receive, slots = inbox.receive, inbox._slots
+    silent = [SilentSource(2 * inbox.max_wait_s) for _ in range(2)]
     tasks = [
         asyncio.ensure_future(receive(name, source))
         for name, source in zip(names[:2], silent, strict=True)
@@ -535,20 +532,19 @@ async def silence() -> AsyncIterator[pb.PutWeightsRequest]:
     yield pb.PutWeightsRequest()
 
 
-async def test_upload_that_waits_for_its_sender_makes_room_for_another(
-    start, join, tmp_path, monkeypatch
-):
+async def test_upload_that_waits_for_its_sender_makes_room_for_another(start, join, tmp_path):
     """Uploads at a time are bounded. One that is ended keeps what has come of it."""
-    monkeypatch.setattr(inbox, "MAX_UPLOADS", 1)
-    a, b = await two_in_round(start, join)
+    coordinator, a, b = await two_in_round(start, join)
+    inbox = coordinator._server.inbox
+    inbox.max_uploads = 1
     call = await put(a, 0, 3 * MIB)
     await written(tmp_path, 3 * MIB)
     # b sends nothing: gRPC's client takes a write to a call that is refused for an INTERNAL.
     silent = b.stub.PutWeights(silence(), metadata=b.metadata)
     code, why, message = await refused(silent)
     assert (code, why) == (Code.UNAVAILABLE, "UNAVAILABLE")
-    assert message == "1 uploads are under way; come again in a moment"
-    monkeypatch.setattr(inbox, "MAX_WAIT_S", 0.0)
+    assert "1 uploads are under way" in message
+    inbox.max_wait_s = 0.0
     ref = (await (await put(b))).ref
     assert ref.digest == digest(DATA)
     code, why, _ = await refused(call)

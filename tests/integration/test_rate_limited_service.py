@@ -14,7 +14,6 @@ from grpc_status import rpc_status
 from support.wire import Member
 from xain_coordinator.core import commands as c
 from xain_coordinator.core.values import ParticipantState
-from xain_coordinator.server import rate_limited_service
 from xain_participant import Agent, Participant
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import inspection_pb2 as inspection
@@ -25,17 +24,21 @@ BURST = 20
 
 
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rate low enough that a test notices it."""
-    monkeypatch.setattr(rate_limited_service, "ADMISSIONS_PER_S", PER_S)
-    monkeypatch.setattr(rate_limited_service, "BURST", BURST)
+def start_limited(start: Any) -> Any:
+    """Start a coordinator that admits so many calls a second, after a burst."""
+
+    async def start_one(per_s: float, burst: int, **rounds: int) -> Any:
+        coordinator = await start(rounds=rounds)
+        coordinator._server.service.limit(per_s, burst)
+        return coordinator
+
+    return start_one
 
 
 @pytest.fixture
-def closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Admit two calls, and then none for a day."""
-    monkeypatch.setattr(rate_limited_service, "ADMISSIONS_PER_S", 1 / 86400)
-    monkeypatch.setattr(rate_limited_service, "BURST", 2)
+async def closed(start_limited: Any) -> Any:
+    """A coordinator that admits two calls, and then none for a day."""
+    return await start_limited(1 / 86400, 2, min_participants=2, max_participants=100)
 
 
 def seconds_and_reason(error: grpc.aio.AioRpcError) -> tuple[float, str]:
@@ -75,10 +78,11 @@ async def first_news(member: Member) -> tuple[float, int]:
 
 
 @pytest.mark.parametrize("come", [come_in, first_news])
-@pytest.mark.usefixtures("slow")
-async def test_hundreds_are_admitted_at_the_rate_limit(start: Any, join: Any, come: Any) -> None:
+async def test_hundreds_are_admitted_at_the_rate_limit(
+    start_limited: Any, join: Any, come: Any
+) -> None:
     """All are admitted, none earlier than the limit allows, and each waits once at most."""
-    coordinator = await start(rounds={"min_participants": MANY, "max_participants": MANY})
+    coordinator = await start_limited(PER_S, BURST, min_participants=MANY, max_participants=MANY)
     members = [join(coordinator, f"site-{i}") for i in range(MANY)]
     if come is first_news:
         for member in members:
@@ -94,10 +98,11 @@ async def test_hundreds_are_admitted_at_the_rate_limit(start: Any, join: Any, co
     assert len(coordinator.driver.session.members) == MANY
 
 
-@pytest.mark.usefixtures("slow")
-async def test_participant_that_ignores_retry_after_is_admitted(start: Any, join: Any) -> None:
+async def test_participant_that_ignores_retry_after_is_admitted(
+    start_limited: Any, join: Any
+) -> None:
     """XAIN's participants do not read when they are to come again, and have no id."""
-    coordinator = await start(rounds={"min_participants": MANY, "max_participants": MANY})
+    coordinator = await start_limited(PER_S, BURST, min_participants=MANY, max_participants=MANY)
 
     async def come_in_as_in_xain(member: Member) -> None:
         for _ in range(100):
@@ -120,14 +125,10 @@ class Same(Participant):
         return weights, 1
 
 
-async def test_agents_come_at_their_reserved_times(
-    start: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_agents_come_at_their_reserved_times(start_limited: Any) -> None:
     """One after another, with their streams as well; then they train as ever."""
     per_s = 4.0
-    monkeypatch.setattr(rate_limited_service, "ADMISSIONS_PER_S", per_s)
-    monkeypatch.setattr(rate_limited_service, "BURST", 1)
-    coordinator = await start(rounds={"rounds": 1, "min_participants": 6})
+    coordinator = await start_limited(per_s, 1, rounds=1, min_participants=6)
     agents = [Agent(Same(), f"127.0.0.1:{coordinator.port}", f"site-{i}") for i in range(6)]
     joined_at: list[float] = []
     # Threads of their own: the loop's are few, and the coordinator needs them.
@@ -158,48 +159,42 @@ async def test_hundreds_are_admitted_at_once_by_default(start: Any, join: Any) -
     assert {answer.reply for answer in answers} == {pb.ACCEPT}
 
 
-@pytest.mark.usefixtures("closed")
-async def test_new_clients_do_not_delay_members(start: Any, join: Any) -> None:
+async def test_new_clients_do_not_delay_members(closed: Any, join: Any) -> None:
     """Members have a limit of their own, so a member comes back at once."""
-    coordinator = await start(rounds={"min_participants": 2, "max_participants": 100})
-    member = join(coordinator, "member")
-    await coordinator.driver.submit(c.Rendezvous("member", None))
-    newcomers = [join(coordinator, f"site-{i}") for i in range(10)]
+    member = join(closed, "member")
+    await closed.driver.submit(c.Rendezvous("member", None))
+    newcomers = [join(closed, f"site-{i}") for i in range(10)]
     answers = [await newcomer.rendezvous() for newcomer in newcomers]
     assert [answer.reply for answer in answers] == [pb.ACCEPT] * 2 + [pb.LATER] * 8
     waits = [answer.retry_after_ms for answer in answers[2:]]
     assert waits == sorted(set(waits))
     assert (await member.rendezvous()).reply == pb.ACCEPT
     assert (await first_news(member))[1] == 0
-    assert coordinator.driver.session.members.keys() == {"member", "site-0", "site-1"}
+    assert closed.driver.session.members.keys() == {"member", "site-0", "site-1"}
     status = await member.inspection.GetStatus(inspection.GetStatusRequest())
     assert status.counters["asked_to_wait"] == 8
 
 
-@pytest.mark.usefixtures("closed")
-async def test_member_that_waits_keeps_its_lease(start: Any, join: Any) -> None:
+async def test_member_that_waits_keeps_its_lease(closed: Any, join: Any) -> None:
     """A rendezvous that is told to wait renews the lease and keeps the state last reported."""
-    coordinator = await start(rounds={"min_participants": 2, "max_participants": 100})
-    member = join(coordinator, "member")
-    await coordinator.driver.submit(c.Rendezvous("member", None))
+    member = join(closed, "member")
+    await closed.driver.submit(c.Rendezvous("member", None))
     answers = [(await member.rendezvous()).reply for _ in range(2)]
     assert answers == [pb.ACCEPT] * 2
     await member.heartbeat(pb.TRAINING, 3)
-    before = coordinator.driver.session.members.heard["member"]
+    before = closed.driver.session.members.heard["member"]
     assert (await member.rendezvous()).reply == pb.LATER
-    after = coordinator.driver.session.members.heard["member"]
+    after = closed.driver.session.members.heard["member"]
     assert after.at > before.at
     assert (after.state, after.round) == (ParticipantState.TRAINING, 3)
 
 
-@pytest.mark.usefixtures("closed")
-async def test_call_that_is_refused_for_good_is_not_asked_to_wait(start: Any, join: Any) -> None:
-    coordinator = await start(rounds={"min_participants": 2, "max_participants": 100})
+async def test_call_that_is_refused_for_good_is_not_asked_to_wait(closed: Any, join: Any) -> None:
     for i in range(3):
-        await join(coordinator, f"site-{i}").rendezvous()
+        await join(closed, f"site-{i}").rendezvous()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await join(coordinator, "global").rendezvous()
+        await join(closed, "global").rendezvous()
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await first_news(join(coordinator, "newcomer"))
+        await first_news(join(closed, "newcomer"))
     assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED

@@ -123,7 +123,7 @@ QUORUM = {"quorum": "participant:update:50%", "start_participants": 2, "max_part
 async def no_free_slot(coordinator: Coordinator) -> AsyncIterator[None]:
     async with AsyncExitStack() as held_slots:
         for _ in range(NUM_READINGS):
-            await held_slots.enter_async_context(coordinator._server.inbox._readings)
+            await held_slots.enter_async_context(coordinator._server.inbox.readings)
         yield
 
 

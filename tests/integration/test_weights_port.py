@@ -297,10 +297,10 @@ async def test_expected_continue_is_said_before_the_body(start, join):
     assert await asyncio.to_thread(exchange_in_steps) == 200
 
 
-async def test_slow_peers_hold_no_thread(start, join, monkeypatch):
+async def test_slow_peers_hold_no_thread(start, join):
     """More slow readers and senders than threads keep nobody waiting."""
-    monkeypatch.setattr(ports, "MAX_PER_PARTICIPANT", 100)
-    _, a = await with_model(start, join, LARGE)
+    coordinator, a = await with_model(start, join, LARGE)
+    coordinator._weights_port.max_per_participant = 100
     work = await a.start()
     large = npy(LARGE)
 
@@ -350,8 +350,8 @@ async def test_model_is_opened_while_senders_keep_all_threads_busy(start, join, 
 async def test_stalled_transfer_ends(start, join, monkeypatch):
     """An upload of which nothing comes is answered with 408 and can go on; a head is, too."""
     monkeypatch.setattr(bodies, "STALLED_S", 0.2)
-    monkeypatch.setattr(ports, "HEAD_S", 0.2)
-    _, a = await with_model(start, join, VECTOR)
+    coordinator, a = await with_model(start, join, VECTOR)
+    coordinator._weights_port.head_s = 0.2
     url = (await a.start()).upload.url
 
     def statuses() -> list[int]:
@@ -383,13 +383,12 @@ async def test_sender_of_single_bytes_ends(start, join, monkeypatch):
     assert await asyncio.to_thread(offset_of, url, OTHER_DATA) >= MIB
 
 
-async def test_idle_connections_give_way_to_new_ones(start, join, monkeypatch):
+async def test_idle_connections_give_way_to_new_ones(start, join):
     """Unregistered clients cannot fill the port: neither with connections that send no head, nor
     with refused requests whose answer they do not read to its end."""
-    monkeypatch.setattr(ports, "MAX_IDLE", 4)
-    monkeypatch.setattr(ports, "MAX_CONNECTIONS", 8)
-    monkeypatch.setattr(ports, "LINGER_S", 1e6)
-    _, a = await with_model(start, join, VECTOR)
+    coordinator, a = await with_model(start, join, VECTOR)
+    port = coordinator._weights_port
+    port.max_idle, port.max_connections, port.linger_s = 4, 8, 1e6
     work = await a.start()
     refused = head("GET", f"{work.model.url}x")
 
@@ -410,10 +409,10 @@ async def test_idle_connections_give_way_to_new_ones(start, join, monkeypatch):
 
 async def test_burst_of_connections_stays_within_the_limit(start, join, monkeypatch):
     """A connection that gives way is closed before the next one is accepted."""
-    monkeypatch.setattr(ports, "MAX_CONNECTIONS", 4)
     coordinator, a = await with_model(start, join, VECTOR)
     url = (await a.start()).model.url
-    port = coordinator._server._weights_port
+    port = coordinator._weights_port
+    port.max_connections = 4
     gate, most = threading.Event(), []
     serve = ports.WeightsPort._connection
 
@@ -438,13 +437,13 @@ async def test_burst_of_connections_stays_within_the_limit(start, join, monkeypa
     assert max(most) == 4
 
 
-async def test_slow_transfer_gives_way_to_a_new_connection(start, join, tmp_path, monkeypatch):
+async def test_slow_transfer_gives_way_to_a_new_connection(start, join, tmp_path):
     """When the port is full, the peer that has kept its transfer waiting for longest makes room,
     and can go on with its upload later."""
-    _, a = await with_model(start, join, VECTOR)
+    coordinator, a = await with_model(start, join, VECTOR)
     work = await a.start()
-    monkeypatch.setattr(ports, "MAX_CONNECTIONS", 1)
-    monkeypatch.setattr(ports, "MAX_WAIT_S", 0.0)
+    port = coordinator._weights_port
+    port.max_connections, port.max_wait_s = 1, 0.0
 
     def status() -> int:
         try:
@@ -531,14 +530,14 @@ async def test_coordinator_starts_without_a_port_that_nobody_asked_for(start, jo
 
 
 @pytest.mark.parametrize("fault", ["full", "closed"])
-async def test_participant_falls_back_to_grpc_at_once(start, join, monkeypatch, fault):
+async def test_participant_falls_back_to_grpc_at_once(start, join, fault):
     """A port that is full or cannot be reached costs a participant no round."""
     settings: dict[str, Any] = {}
-    if fault == "full":
-        monkeypatch.setattr(ports, "MAX_CONNECTIONS", 0)
-    else:
+    if fault == "closed":
         settings["server"] = {"weights_address": f"127.0.0.1:{free_ports(1)[0]}"}
     coordinator, _ = await with_model(partial(start, **settings), join, VECTOR)
+    if fault == "full":
+        coordinator._weights_port.max_connections = 0
     failed: list[str] = []
 
     def take_part() -> pb.WeightsRef:

@@ -8,7 +8,6 @@ import pytest
 from support.transfers import until
 from support.wire import digest, npy
 from xain_coordinator.core.questions import advertise
-from xain_coordinator.server import coordinator_service
 from xain_proto.fl import coordinator_pb2 as pb
 
 ROUNDS = {"rounds": 3, "min_participants": 2, "start_participants": 2}
@@ -83,9 +82,9 @@ async def test_participant_that_does_not_ask_gets_the_news_by_watch(start, join)
     assert (await stream.read()).work.round == 1
 
 
-async def test_caller_that_hangs_up_while_it_waits_gets_the_news_by_watch(start, join, monkeypatch):
-    monkeypatch.setattr(coordinator_service, "NEXT_ROUND_S", 60.0)
+async def test_caller_that_hangs_up_while_it_waits_gets_the_news_by_watch(start, join):
     coordinator = await start(rounds=ROUNDS)
+    coordinator._server.service.next_round_s = 60.0
     a, b = await joined(coordinator, join)
     stream = a.stub.Watch(pb.WatchRequest(), metadata=a.metadata)
     await stream.read()
@@ -98,10 +97,10 @@ async def test_caller_that_hangs_up_while_it_waits_gets_the_news_by_watch(start,
     assert (await stream.read()).work.round == 1
 
 
-async def test_answers_of_many_participants_do_not_wait(start, join, monkeypatch):
-    monkeypatch.setattr(coordinator_service, "FEW_PARTICIPANTS", 1)
-    monkeypatch.setattr(coordinator_service, "NEXT_ROUND_S", 60.0)
+async def test_answers_of_many_participants_do_not_wait(start, join):
     coordinator = await start(rounds=ROUNDS)
+    service = coordinator._server.service
+    service.few_participants, service.next_round_s = 1, 60.0
     a, _ = await joined(coordinator, join)
     answer = await asyncio.wait_for(hand_in(a, 0), 30)
     assert not answer.HasField("next_round")

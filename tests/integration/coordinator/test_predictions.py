@@ -187,12 +187,12 @@ def thirds() -> list[Dataset]:
 
 
 @pytest.fixture
-async def three(start, join, monkeypatch) -> tuple[Coordinator, list[Site]]:
+async def three(start, join) -> tuple[Coordinator, list[Site]]:
     """A coordinator after the round of three sites with 10, 20 and 30 rows."""
-    monkeypatch.setattr(module, "RECONNECT_S", 0.5)
     found = settings(3, publish=False, estimators=2)
     found["rounds"]["rounds"] = 1
     coordinator = await start(**found)
+    coordinator.server.predictions.reconnect_s = 0.5
     members = await gather(coordinator, join, thirds())
     sites = [Site(member) for member in members]
     for number, site in enumerate(sites):
@@ -372,8 +372,7 @@ async def test_participant_that_has_lost_a_part_counts_with_the_rest(start, join
 async def test_questions_are_bounded(three, monkeypatch):
     coordinator, (a, _, _) = three
     predictor = coordinator.server.predictions
-    monkeypatch.setattr(module, "MAX_ROWS", 2)
-    monkeypatch.setattr(module, "MAX_ASKED", 1)
+    predictor.max_rows, predictor.max_asked = 2, 1
     monkeypatch.setattr(module, "MAX_BATCH_BYTES", 8 * 13)
     for columns, rows, why in (
         (ROWS[0], [], "there are no rows to predict"),
@@ -385,10 +384,10 @@ async def test_questions_are_bounded(three, monkeypatch):
     ):
         with pytest.raises(DataError, match=why):
             await predictor.ask(columns, rows)
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "MAX_ANSWERS_BYTES", 8 * 3 * 3 * 2 - 1)
-        with pytest.raises(DataError, match="2 rows; at most 1 are predicted at a time, with 3"):
-            await predictor.ask(*ROWS)
+    predictor.max_answers_bytes = 8 * 3 * 3 * 2 - 1
+    with pytest.raises(DataError, match=r"2 rows; at most 1 .* with 3 outputs"):
+        await predictor.ask(*ROWS)
+    predictor.max_answers_bytes += 1
     for timeout_s, max_retries in ((0.0, 0), (float("nan"), 0), (1.0, -1), (1.0, 101)):
         with pytest.raises(DataError, match=r"timeout_s|max_retries"):
             await predictor.ask(*ROWS, timeout_s=timeout_s, max_retries=max_retries)

@@ -11,11 +11,11 @@ never sends the message would hold the call open for ever. Each call takes a slo
 So unregistered clients take no slot from members, however many calls they open. A call that finds
 its pool full ends the oldest call in it that is only waiting for its client; if there is none, the
 new call is refused and told when to come again. Calls whose first message does not come within
-FIRST_MESSAGE_S are ended, and so are streams of unregistered clients after STREAM_S.
+first_message_s are ended, and so are streams of unregistered clients after stream_s.
 
 A client that leaves no HTTP/2 window for its answers keeps them, and their calls, for ever: gRPC
 cannot end such a call, for a status comes after the answer. So a call gives up its slot when its
-answer is made. While such answers take ANSWER_BYTES, a large answer is refused, and
+answer is made. While such answers take answer_bytes, a large answer is refused, and
 so are further calls of a connection that has not taken one; a refusal needs no window.
 
 While a message comes, gRPC holds what is there of it, which may be [server] max_message_bytes. So
@@ -38,26 +38,17 @@ from xain_coordinator.server.statuses import status_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-# A connection that brings less in this time is too slow for an upload, too; see bodies.STALLED_S.
-FIRST_MESSAGE_S = 30.0
-STREAM_S = 3600.0
 UNREGISTERED_READS = 8
 # A read is slow when it has been looked at SLOW_LOOKS times, LOOK_S apart. The number counts when
 # the event loop is late: a message that has come is taken up in fewer of its iterations.
 LOOK_S, SLOW_LOOKS = 0.07, 3
-# A call that is younger is not ended for another one: its message is probably on its way.
-MIN_SILENCE_S = 1.0
 
 # Streams of Watch and Predict, a heartbeat, a transfer and the question about it; as much again on
 # each of two connections that have gone and that nobody has noticed yet, and one to spare.
 CALLS_PER_MEMBER = 16
 # A silent call takes 20 KB.
 UNREGISTERED_CALLS = 1000
-HEALTH_CHECKS = 500
-UNREGISTERED_STREAMS = 100
-# Memory of answers to unregistered clients, and of the call of one beside its answer.
-ANSWER_BYTES = 32 << 20
-CALL_BYTES = 16 << 10
+CALL_BYTES = 16 << 10  # memory of an unregistered client's call beside its answer
 
 _UNREGISTERED, _CHECKS, _STREAMS = "calls of unregistered clients", "health checks", "streams"
 _ANSWERS = "answers"
@@ -113,7 +104,14 @@ class AdmissionControl:
     member_of: the member of another service that a request comes from, and None from an
     unregistered client.
     num_unregistered: calls of unregistered clients that may be open.
+    capacities: calls that may be open, by pool.
     """
+
+    first_message_s = 30.0  # a slower connection is too slow for an upload; see bodies.STALLED_S
+    stream_s = 3600.0
+    # A call that is younger is not ended for another one: its message is probably on its way.
+    min_silence_s = 1.0
+    answer_bytes = 32 << 20  # memory of answers to unregistered clients
 
     def __init__(
         self,
@@ -125,15 +123,15 @@ class AdmissionControl:
         self._is_member = is_member
         self._member_of = member_of
         self._now = now
-        self._capacities: dict[Hashable, int] = {
+        self.capacities: dict[Hashable, int] = {
             _UNREGISTERED: num_unregistered,
-            _CHECKS: HEALTH_CHECKS,
-            _STREAMS: UNREGISTERED_STREAMS,
+            _CHECKS: 500,
+            _STREAMS: 100,
         }
         self._pools: dict[Hashable, Pool] = {}
         self._silent: Pool = {}  # without a first message
         self._timer: asyncio.TimerHandle | None = None
-        self._reading = asyncio.Semaphore(UNREGISTERED_READS)
+        self.reading = asyncio.Semaphore(UNREGISTERED_READS)
         self._num_waiting = 0  # to be read
         self._reads: Pool = {}  # calls of unregistered clients that are being read
         self._look_timer: asyncio.TimerHandle | None = None
@@ -161,7 +159,9 @@ class AdmissionControl:
         call.task.add_done_callback(lambda _: self._leave(call))
         self._silent[call] = None
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(FIRST_MESSAGE_S, self._end_silent)
+            self._timer = asyncio.get_running_loop().call_later(
+                self.first_message_s, self._end_silent
+            )
         return call
 
     def heard(self, method: str, call: Call, request: Any) -> None:
@@ -172,9 +172,9 @@ class AdmissionControl:
             return  # a later message
         del self._silent[call]
         if call.pool == _STREAMS:
-            refusal = Unavailable(f"a stream ends after {STREAM_S:g} s; open another one")
+            refusal = Unavailable(f"a stream ends after {self.stream_s:g} s; open another one")
             loop = asyncio.get_running_loop()
-            call.timer = loop.call_later(STREAM_S, self._end, call, refusal)
+            call.timer = loop.call_later(self.stream_s, self._end, call, refusal)
             return
         call.waits = False
         member = self._member_of(method, request)
@@ -184,10 +184,10 @@ class AdmissionControl:
 
     def answered(self, call: Call, num_bytes: int) -> None:
         """Free the slot of a call whose answer gRPC is about to send. Raises TooManyCalls."""
-        if call.pool not in self._capacities:
+        if call.pool not in self.capacities:
             return  # of a member
         peer = call.context.peer()
-        if self._answer_bytes + num_bytes > ANSWER_BYTES and (
+        if self._answer_bytes + num_bytes > self.answer_bytes and (
             num_bytes > CALL_BYTES or peer in self._untaken
         ):
             raise TooManyCalls("clients do not take their answers; ask again, or for less")
@@ -206,10 +206,10 @@ class AdmissionControl:
         pool = self._pools.get(name)
         if pool is None:
             pool = self._pools[name] = {}
-        capacity = self._capacities.get(name, CALLS_PER_MEMBER)
+        capacity = self.capacities.get(name, CALLS_PER_MEMBER)
         if len(pool) >= capacity:
             # A health check must always be answered, however many silent ones come in a second.
-            old = self._oldest_waiting(pool, 0.0 if name == _CHECKS else MIN_SILENCE_S)
+            old = self._oldest_waiting(pool, 0.0 if name == _CHECKS else self.min_silence_s)
             # Calls that are being ended are in the pool for as long as their clients take to let
             # go of them.
             if old is None or len(pool) >= 2 * capacity:
@@ -253,20 +253,20 @@ class AdmissionControl:
         self._timer = None
         now = self._now()
         for call in list(self._silent):
-            left_s = call.opened_at + FIRST_MESSAGE_S - now
+            left_s = call.opened_at + self.first_message_s - now
             if left_s > 0:
                 self._timer = asyncio.get_running_loop().call_later(left_s, self._end_silent)
                 return
             self._silent.pop(call)
-            self._end(call, RequestMissing(f"no message has come in {FIRST_MESSAGE_S:g} s"))
+            self._end(call, RequestMissing(f"no message has come in {self.first_message_s:g} s"))
 
     async def read(self, call: Call) -> Any:
         """The next message of a call, or grpc.aio.EOF."""
-        if call.pool not in self._capacities:
+        if call.pool not in self.capacities:
             return await call.context.read()
         self._num_waiting += 1
         try:
-            await self._reading.acquire()
+            await self.reading.acquire()
         finally:
             self._num_waiting -= 1
         call.looks = 0
@@ -276,7 +276,7 @@ class AdmissionControl:
             return await call.context.read()
         finally:
             del self._reads[call]
-            self._reading.release()
+            self.reading.release()
 
     def _look_later(self) -> None:
         if self._look_timer is None and self._reads:

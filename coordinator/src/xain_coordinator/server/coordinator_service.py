@@ -62,15 +62,7 @@ log = structlog.get_logger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-# The answer to an update waits for the next round up to so many participants. Among more, the calls
-# that wait take more than they save.
-FEW_PARTICIPANTS = 50
-
 NEWS_S = 1.0  # how long news waits for the work that it could bring along
-
-# How long the answer to an update waits for the next round. Rounds that last longer gain nothing
-# from it, and their participants hear soon that their updates count.
-NEXT_ROUND_S = 0.1
 
 # READY is what a client sends that waits; STANDBY and ROUND are the coordinator's words, but a
 # client that uses them is alive all the same.
@@ -93,6 +85,11 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     """parse_points: participant, round and metrics JSON to points; counts what it drops.
     refused: participants whose rendezvous was refused. waiting: those asked to come again later.
     """
+
+    # How long the answer to an update waits for the next round. Rounds that last longer gain
+    # nothing from it, and their participants hear soon that their updates count.
+    next_round_s = 0.1
+    few_participants = 50  # among more, the calls that wait take more than they save
 
     def __init__(
         self,
@@ -331,8 +328,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self, participant_id: str, round_: int, known_metadata: bytes
     ) -> pb.WatchResponse | None:
         """Wait for the round after `round_`, and return what Watch would say of it. None if it does
-        not open within NEXT_ROUND_S, if the session ends, or if it has many participants."""
-        if len(self._driver.session.members) > FEW_PARTICIPANTS:
+        not open within next_round_s, if the session ends, or if it has many participants."""
+        if len(self._driver.session.members) > self.few_participants:
             return None
         told = asyncio.get_running_loop().create_future()
         if participant_id in self._next_rounds:
@@ -341,7 +338,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         try:
             seen = advertise(self._driver.session, participant_id)
             if seen.round == round_:  # few wait: most updates are committed with the last one
-                async with asyncio.timeout(NEXT_ROUND_S):
+                async with asyncio.timeout(self.next_round_s):
                     while seen.round == round_:
                         await self._driver.changed()
                         seen = advertise(self._driver.session, participant_id)

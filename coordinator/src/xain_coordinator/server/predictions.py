@@ -43,17 +43,11 @@ from xain_workloads.supervised import classes_of
 
 log = structlog.get_logger(__name__)
 
-# Bounds of what is asked at a time.
-MAX_ROWS = 100_000
 MAX_FEATURES_BYTES = 64 << 20
-MAX_ANSWERS_BYTES = 256 << 20  # votes of all participants, which are combined when all have come
-MAX_ASKED = 8
 # Rows of a question, and those of all questions on their way; a client takes messages of 4 MiB.
 MIN_BATCH_BYTES, MAX_BATCH_BYTES, ALL_BATCHES_BYTES = 64 << 10, 1 << 20, 64 << 20
 # Questions that wait to be sent to one participant.
 MAX_QUEUED = 16
-# A participant whose stream has broken off opens another one within this time.
-RECONNECT_S = 5.0
 MAX_REASON = 300  # characters
 _TOLERANCE = 1e-6  # of shares that add up to 1
 _SHUTTING_DOWN = "the coordinator is shutting down"
@@ -147,6 +141,13 @@ class RemotePredictor:
     timeout_s, max_retries: where a question does not say otherwise.
     """
 
+    # Bounds of what is asked at a time.
+    max_asked = 8
+    max_rows = 100_000
+    max_answers_bytes = 256 << 20  # votes of all participants, combined when all have come
+    # A participant whose stream has broken off opens another one within this time.
+    reconnect_s = 5.0
+
     def __init__(
         self, driver: Driver, store: WeightsStore, *, timeout_s: float, max_retries: int
     ) -> None:
@@ -189,12 +190,12 @@ class RemotePredictor:
             raise DataError(f"timeout_s is {timeout_s}; at most {MAX_PREDICT_TIMEOUT_S:g}, above 0")
         if not 0 <= max_retries <= MAX_PREDICT_RETRIES:
             raise DataError(f"max_retries is {max_retries}; it must be 0 to {MAX_PREDICT_RETRIES}")
-        if self._num_asked >= MAX_ASKED:
+        if self._num_asked >= self.max_asked:
             raise TooManyCalls(f"{self._num_asked} predictions are under way already")
         if not rows:
             raise DataError("there are no rows to predict")
-        if len(rows) > MAX_ROWS:
-            raise DataError(f"{len(rows)} rows; at most {MAX_ROWS} are predicted at a time")
+        if len(rows) > self.max_rows:
+            raise DataError(f"{len(rows)} rows; at most {self.max_rows} are predicted at a time")
         self._num_asked += 1
         try:
             model, store = earlier or (self._driver.session.model, self._store)
@@ -219,7 +220,7 @@ class RemotePredictor:
         prepared = await asyncio.to_thread(_prepared, model.metadata, columns, rows)
         classes, is_open, features = prepared
         num_outputs = max(len(classes), 1)
-        most_rows = MAX_ANSWERS_BYTES // (8 * num_outputs * len(by_name))
+        most_rows = self.max_answers_bytes // (8 * num_outputs * len(by_name))
         if len(features) > most_rows:
             raise DataError(
                 f"{len(features)} rows; at most {most_rows} are predicted at a time, with "
@@ -297,7 +298,7 @@ class RemotePredictor:
 
         Raises _NoAnswer.
         """
-        wait_s = RECONNECT_S
+        wait_s = self.reconnect_s
         if is_first:  # a participant that went away earlier is not waited for
             wait_s -= time.monotonic() - self._lost_at.get(name, self._opened_at)
         with suppress(TimeoutError):
@@ -372,7 +373,7 @@ class RemotePredictor:
 
     def _note_lost(self, participant_id: str) -> None:
         now = time.monotonic()
-        self._lost_at = {n: at for n, at in self._lost_at.items() if now - at < RECONNECT_S}
+        self._lost_at = {n: at for n, at in self._lost_at.items() if now - at < self.reconnect_s}
         self._lost_at[participant_id] = now
 
     def end(self) -> None:

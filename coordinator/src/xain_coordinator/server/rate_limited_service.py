@@ -67,10 +67,13 @@ class RateLimitedService(CoordinatorService):
     ) -> None:
         super().__init__(driver, inbox, downloads, parse_points, predictions)
         self._counters = counters
-        self._newcomers = RateLimit(ADMISSIONS_PER_S, BURST, MAX_WAITING)
+        self.limit(ADMISSIONS_PER_S, BURST)
+
+    def limit(self, per_s: float, burst: int) -> None:
+        """Begin to admit so many calls of each kind a second, after a burst."""
+        limits = (RateLimit(per_s, burst, MAX_WAITING) for _ in range(3))
         # A reservation is a name, so that the two calls of a member cannot share a limit.
-        self._members = RateLimit(ADMISSIONS_PER_S, BURST, MAX_WAITING)
-        self._watches = RateLimit(ADMISSIONS_PER_S, BURST, MAX_WAITING)
+        self._newcomers, self._members, self._watches = limits
 
     async def Rendezvous(
         self, request: pb.RendezvousRequest, context: Context

@@ -145,7 +145,7 @@ class GrpcServer:
         self.predictions = RemotePredictor(
             driver, store, timeout_s=predict.timeout_s, max_retries=predict.max_retries
         )
-        service = RateLimitedService(
+        self.service = service = RateLimitedService(
             driver,
             self.inbox,
             Downloads(

@@ -49,16 +49,7 @@ NUM_THREADS = 4  # that move bodies; each has a buffer of 1 MiB
 # 140 ms with it and 130 to 920 ms without; a round of benchmarks/large_model.py took as long.
 NICENESS = 10
 MAX_HEAD_BYTES = 16 << 10
-HEAD_S = 10.0  # for a whole head
-# Connections of peers that have shown no capability yet, or have their answer and read it still. A
-# new connection then ends the one of them that has taken longest.
-MAX_IDLE = 128
-MAX_CONNECTIONS = 500  # select() on Windows takes 512 sockets
-# When there are so many, one whose peer has kept it waiting for so long is ended for a new one.
-MAX_WAIT_S = 5.0
 MAX_END_S = 1.0  # for the end of a connection that gives way, until which no other is accepted
-MAX_PER_PARTICIPANT = 4
-LINGER_S = 1.0  # for a peer to read an answer that came before the end of its request
 LINGER_BYTES = 1 << 20
 BACKLOG = 256
 
@@ -161,6 +152,16 @@ class WeightsPort:
     Raises PortTaken.
     """
 
+    head_s = 10.0  # for a whole head
+    # Connections of peers that have shown no capability yet, or have their answer and read it
+    # still. A new connection then ends the one of them that has taken longest.
+    max_idle = 128
+    max_connections = 500  # select() on Windows takes 512 sockets
+    # When there are so many, one whose peer has kept it waiting for so long is ended for a new one.
+    max_wait_s = 5.0
+    max_per_participant = 4
+    linger_s = 1.0  # for a peer to read an answer that came before the end of its request
+
     def __init__(
         self,
         address: tuple[str, int],
@@ -184,7 +185,7 @@ class WeightsPort:
         self._thread = threading.Thread(target=self._serve, name="weights-port", daemon=True)
         self._is_stopped = False
         self._num_moving = 0  # pieces of work that have a thread or wait for one
-        # The oldest first; see MAX_IDLE.
+        # The oldest first; see max_idle.
         self._idle: dict[asyncio.Task[None], None] = {}
         self._connections: set[asyncio.Task[None]] = set()
         self._moving: dict[asyncio.Task[None], Transfer] = {}
@@ -280,13 +281,13 @@ class WeightsPort:
 
     async def _make_room(self) -> bool:
         """Admit one more connection, in place of one that is idle or slow if need be."""
-        is_full = len(self._connections) >= MAX_CONNECTIONS
-        if self._idle and (is_full or len(self._idle) >= MAX_IDLE):
+        is_full = len(self._connections) >= self.max_connections
+        if self._idle and (is_full or len(self._idle) >= self.max_idle):
             ended = next(iter(self._idle))
             del self._idle[ended]
         elif is_full:
             slow = {task: moving.stall_timer.waited_s for task, moving in self._moving.items()}
-            if max(slow.values(), default=0.0) < MAX_WAIT_S or not slow:
+            if max(slow.values(), default=0.0) < self.max_wait_s or not slow:
                 return False
             ended = max(slow, key=slow.__getitem__)
             del self._moving[ended]
@@ -322,13 +323,13 @@ class WeightsPort:
             return  # the answer was a model
         self._moving.pop(task, None)
         self._idle[task] = None
-        await _say(self._loop, sock, said)
+        await _say(self._loop, sock, self.linger_s, said)
 
     async def _request(self, sock: socket.socket) -> _Request:
         """The head of the request. Raises _Answer."""
         parser = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         try:
-            async with asyncio.timeout(HEAD_S):
+            async with asyncio.timeout(self.head_s):
                 while True:
                     event = parser.next_event()
                     if event is h11.NEED_DATA:
@@ -342,7 +343,7 @@ class WeightsPort:
                         raise ConnectionError("the peer has gone")
         except TimeoutError:
             raise _Answer(
-                408, f"the head of the request did not come within {HEAD_S:g} s"
+                408, f"the head of the request did not come within {self.head_s:g} s"
             ) from None
         except h11.RemoteProtocolError as error:
             if error.error_status_hint == 431:
@@ -371,7 +372,7 @@ class WeightsPort:
             raise _Answer(403, str(forbidden)) from None
         self._idle.pop(task, None)
         name = allowed.participant_id
-        if self._by_participant[name] >= MAX_PER_PARTICIPANT:
+        if self._by_participant[name] >= self.max_per_participant:
             raise _full()
         self._by_participant[name] += 1
         try:
@@ -577,11 +578,13 @@ def _head(status: int, length: int, headers: tuple[tuple[str, str], ...]) -> byt
     return "\r\n".join([*lines, "Cache-Control: no-store", "Connection: close", "", ""]).encode()
 
 
-async def _say(loop: asyncio.AbstractEventLoop, sock: socket.socket, answer: bytes) -> None:
+async def _say(
+    loop: asyncio.AbstractEventLoop, sock: socket.socket, linger_s: float, answer: bytes
+) -> None:
     """Send an answer, and leave the peer a moment to read it: closing a socket that has unread
     bytes makes the peer's system forget what came before."""
     with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(LINGER_S):
+        async with asyncio.timeout(linger_s):
             await loop.sock_sendall(sock, answer)
             sock.shutdown(socket.SHUT_WR)
             left = LINGER_BYTES

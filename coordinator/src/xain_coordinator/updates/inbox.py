@@ -57,15 +57,6 @@ from xain_proto.limits import MAX_INLINE_BYTES
 from xain_proto.np import ENCODING_BITS
 from xain_proto.np.codec import MAX_HEADER_BYTES
 
-# Uploads at a time. Each takes some 25 KB, and its sender can make gRPC hold more.
-MAX_UPLOADS = 500
-# When there are so many, one that has waited for its sender for so long is ended for a new one.
-MAX_WAIT_S = 5.0
-
-# Parts of broken uploads are kept for so many participants. Each is an open file as large as what
-# came, and some KiB of memory.
-MAX_BROKEN = 64
-
 # Readings at a time of what lies in the store. Each may be of gigabytes, and takes a thread and a
 # buffer; commits and the updates of others need threads, too.
 NUM_READINGS = 4
@@ -159,6 +150,14 @@ class Inbox:
     encoding: how large updates are wanted.
     """
 
+    # Uploads at a time. Each takes some 25 KB, and its sender can make gRPC hold more.
+    max_uploads = 500
+    # When there are so many, one that has waited for its sender for so long is ended for a new one.
+    max_wait_s = 5.0
+    # Parts of broken uploads are kept for so many participants. Each is an open file as large as
+    # what came, and some KiB of memory.
+    max_broken = 64
+
     def __init__(
         self,
         driver: Driver,
@@ -180,7 +179,7 @@ class Inbox:
         self._num_uploads = 0
         self._round = -1  # when the slots were last looked through
         self._has_swept = False  # once: predecessors write nothing any more
-        self._readings = asyncio.Semaphore(NUM_READINGS)
+        self.readings = asyncio.Semaphore(NUM_READINGS)
         self._is_closing = False
         self._background = Background(store)
         self._trees = TreesCheck(store)
@@ -289,7 +288,7 @@ class Inbox:
         self, slot: _Slot, round_: int, bring: Callable[[Distance | None], StoredWeights]
     ) -> StoredWeights | None:
         """Read an object when it is its turn; None if nothing is there, or the round is over."""
-        async with self._readings:
+        async with self.readings:
             if not self._is_to_be_read(round_):
                 return None
             try:
@@ -363,7 +362,7 @@ class Inbox:
 
     def _make_room(self) -> None:
         """Admit one more upload: end the one that has waited longest. Raises Unavailable."""
-        if self._num_uploads < MAX_UPLOADS:
+        if self._num_uploads < self.max_uploads:
             return
         waited = {
             name: slot.source.waited_s
@@ -371,8 +370,8 @@ class Inbox:
             if slot.source is not None
         }
         longest = max(waited, key=waited.__getitem__, default="")
-        if waited.get(longest, 0.0) < MAX_WAIT_S:
-            raise Unavailable(f"{MAX_UPLOADS} uploads are under way; come again in a moment")
+        if waited.get(longest, 0.0) < self.max_wait_s:
+            raise Unavailable(f"{self.max_uploads} uploads are under way; come again in a moment")
         slot = self._slots[longest]
         assert slot.source is not None
         slot.source.end("the upload has waited for its sender, and others wait for its slot")
@@ -507,7 +506,7 @@ class Inbox:
         unfinished = await run_to_end(self._store.find_unfinished, upload.key, upload.label)
         if unfinished is None:
             return
-        async with self._readings:
+        async with self.readings:
             try:
                 is_needed = self._is_to_be_read(announced.round)
             except Unavailable:
@@ -521,14 +520,14 @@ class Inbox:
             await self._keep_broken(slot, participant_id, upload)
 
     async def _keep_broken(self, slot: _Slot, participant_id: str, upload: MeasuredUpload) -> None:
-        """Keep an upload that broke off: the latest of each participant, and MAX_BROKEN in all."""
+        """Keep an upload that broke off: the latest of each participant, and max_broken in all."""
         upload.pause()
         # Before anything is waited for: a call that is cancelled here has kept it all the same.
         replaced, slot.broken = slot.broken, upload
         self._slots[participant_id] = self._slots.pop(participant_id, slot)  # at the end
         dropped = [] if replaced is None else [replaced]
         broken = [(name, one) for name, one in self._slots.items() if one.broken is not None]
-        for name, one in self._unwanted() + broken[: max(0, len(broken) - MAX_BROKEN)]:
+        for name, one in self._unwanted() + broken[: max(0, len(broken) - self.max_broken)]:
             if one.broken is not None:
                 dropped.append(one.broken)
                 one.broken = None

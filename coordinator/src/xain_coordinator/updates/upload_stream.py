@@ -1,7 +1,7 @@
 """The stream of one upload: read a message, write it in a thread, read the next one.
 
-An upload holds one message in memory, and gRPC what it lets come ahead of it. So MAX_UPLOADS and
-the size of a message bound the memory of all uploads.
+An upload holds one message in memory, and gRPC what it lets come ahead of it. So Inbox.max_uploads
+and the size of a message bound the memory of all uploads.
 """
 
 import asyncio
