@@ -40,6 +40,7 @@ async def demo(
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "xain_coordinator", "demo", *keep, *arguments),
         stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
         env={**os.environ, **(environment or {}), **({"TMPDIR": str(temp)} if temp else {})},
     )
     try:
@@ -70,7 +71,7 @@ async def test_the_demo_survives_what_is_killed(tmp_path):
     async with demo(tmp_path, *long) as shown, AsyncExitStack() as stack:
         await shown.until(lambda _: shown.rounds() >= 2)
         os.kill(shown.pid("site-1"), signal.SIGKILL)
-        await shown.until(lambda output: "site-1 was killed (SIGKILL)" in output)
+        await shown.until(lambda output: "site-1 was killed; the others go on" in output)
         await shown.until(lambda output: re.search(r"of 100000: 2 updates", output))
 
         again = await asyncio.create_subprocess_exec(
@@ -80,10 +81,11 @@ async def test_the_demo_survives_what_is_killed(tmp_path):
         stack.push_async_callback(end, again)
         seen = len(shown.output)
         await shown.until(lambda output: re.search(r"of 100000: 3 updates", output[seen:]))
-        await shown.until(lambda output: "site-1 was killed (SIGKILL), was started again" in output)
 
         os.kill(shown.pid("coordinator"), signal.SIGKILL)
-        await shown.until(lambda output: "The coordinator was killed and is back" in output)
+        await shown.until(
+            lambda output: "the coordinator was killed; it is started again" in output
+        )
         before = shown.rounds()
         await shown.until(lambda _: shown.rounds() > before + 2)
     numbers = [int(n) for n in re.findall(r"^round (\d+) of", shown.output, re.MULTILINE)]
@@ -129,7 +131,6 @@ async def test_demo_that_is_killed_at_its_very_end_can_be_repeated_in_its_folder
     async with demo(tmp_path, *short, environment=other) as shown:
         assert await shown.end() == 0, shown.output
     assert shown.rounds() == 2
-    assert (tmp_path / "logs/coordinator.log").read_text().count('"serving"') == 1
 
 
 async def test_demo_continues_with_sites_started_by_hand(tmp_path):
@@ -158,4 +159,4 @@ async def test_demo_continues_with_sites_started_by_hand(tmp_path):
         for process in by_hand:
             await end(process)
         assert await shown.end() == 1
-    assert "All participants are gone" in shown.output
+    assert "all participants are gone" in shown.output

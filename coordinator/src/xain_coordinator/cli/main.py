@@ -578,9 +578,9 @@ def _explained(command: str) -> Iterator[None]:
 )
 def _demo(context: typer.Context) -> None:
     """Watch four participants train one model on real data, on this machine."""
-    from xain_coordinator.cli import demo
+    from xain_coordinator.cli.demo import cli
 
-    raise typer.Exit(demo.main(context.args))
+    raise typer.Exit(cli.main(context.args))
 
 
 @app.command(

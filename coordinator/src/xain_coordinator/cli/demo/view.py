@@ -2,151 +2,102 @@
 the end."""
 
 import shlex
-import shutil
-import sys
-from collections.abc import Iterator, Mapping
-from itertools import count
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from xain_coordinator.cli.demo.fleet import Fleet, status_text
 from xain_coordinator.cli.demo.training import Split
+from xain_coordinator.server.inspection_client import Snapshot
 from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl import inspection_pb2 as inspection
+from xain_proto.fl.coordinator_pb2 import Evaluation
+from xain_proto.fl.inspection_pb2 import RoundStatus
 from xain_proto.metadata import COMPLETED
 
 LIVE_ROWS = 15  # the table on a terminal shows the latest so many rounds
 STARTING = "Participants are starting ..."
 
 
-def sites(fleet: Fleet, data: Split) -> RenderableType:
+def sites(pids: Mapping[str, int], data: Split) -> RenderableType:
     """Table of the participants and their data."""
     title = "Participants, and how many rows of each digit they have"
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
-    table.add_column("site")
-    table.add_column("pid", justify="right")
-    table.add_column("rows", justify="right")
+    for heading in ("site", "pid", "rows"):
+        table.add_column(heading, justify="left" if heading == "site" else "right")
     classes = sorted(set(data.test.target.tolist()), key=int)
     for name in classes:
         table.add_column(name, justify="right", style="dim")
-    for (site, process), train in zip(fleet.participants.items(), data.trains, strict=True):
+    for (site, pid), train in zip(pids.items(), data.trains, strict=True):
         labels = train.target.tolist()
         counts = [str(labels.count(name) or "") for name in classes]
-        table.add_row(site, str(process.pid), str(train.num_samples), *counts)
+        table.add_row(site, str(pid), str(train.num_samples), *counts)
     return Group(table, Text(f"Tested on {data.test.num_samples} rows that nobody trains on.\n"))
 
 
-def invitation(fleet: Fleet) -> Text:
-    """Text with commands to try while the demo runs. soft_wrap keeps each command in one piece."""
-    assert fleet.coordinator is not None
+def invitation(pid: int, address: str, command: Sequence[str]) -> Text:
+    """Text with commands to try while the demo runs. soft_wrap keeps each command in one piece.
+
+    pid, address: of the coordinator. command: starts a site again.
+    """
     return Text.assemble(
-        f"Coordinator: pid {fleet.coordinator.pid}, port {fleet.port}.\n",
-        ("Try ", ""),
+        f"Coordinator: pid {pid}, address {address}.\nTry ",
         ("kill -9", "bold"),
-        (" on any of them; a site comes back with\n", ""),
-        (
-            shlex.join(participant_command(fleet.config_path(next(iter(fleet.participants))))),
-            "bold",
-        ),
+        " on any of them; a site comes back with\n",
+        (shlex.join(command), "bold"),
         "\n",
     )
 
 
-def participant_command(config: Path) -> list[str]:
-    """Command that starts a participant from any folder, with this interpreter's program."""
-    # Not resolved: in a virtual environment the interpreter is a link to one that is elsewhere.
-    interpreter = Path(sys.executable)
-    program = shutil.which("xain-participant", path=str(interpreter.parent))
-    start = [program] if program else [str(interpreter), "-m", "xain_participant"]
-    return [*start, "--config", str(config.absolute())]
-
-
 class Progress:
-    """Progress of the demo: the rounds so far."""
+    """The rounds so far.
+
+    cause: why the session has ended. last: evaluation of its last model.
+    """
 
     def __init__(self, num_rounds: int) -> None:
         self.finished = False
+        self.cause = ""
+        self.last = Evaluation()
         self._num_rounds = num_rounds
-        self._rounds: Mapping[int, inspection.RoundStatus] = {}
-        self._accuracies: Mapping[int, float] = {}
+        self._rounds: dict[int, RoundStatus] = {}
         self._waiting_for = STARTING
-        self._lost_in: dict[str, int] = {}  # the round in which a site was found to have ended
-        self._has_restarted = False
-        self._notes: dict[str, str] = {}  # the latest one about each process
-        self._untold: list[str] = []
         self._next_told = 0
 
-    def update(
-        self,
-        status: inspection.GetStatusResponse,
-        rounds: Mapping[int, inspection.RoundStatus],
-        accuracies: Mapping[int, float],
-        fleet: Fleet,
-    ) -> None:
-        """Update the progress from the coordinator's status."""
-        self._rounds, self._accuracies = rounds, accuracies
+    def update(self, snapshot: Snapshot) -> None:
+        """Take in what the coordinator answers."""
+        status = snapshot.status
+        self._rounds |= {one.round: one for one in snapshot.rounds.rounds}
         self._waiting_for = f"Waiting for: {status.waiting_for}"
-        if not rounds:  # so far nothing moves: Python and its libraries take a moment to load
+        if not self._rounds:  # nothing moves yet: Python and its libraries take a moment to load
             self._waiting_for = f"{STARTING} {self._waiting_for}"
-        self.finished = status.state == pb.FINISHED
-        if self._has_restarted:
-            self._has_restarted = False
-            goes_on = f"it goes on with round {status.round + 1}"
-            then = "the session was over" if self.finished else goes_on
-            self._note("coordinator", f"The coordinator was killed and is back; {then}.")
-        for site, process in fleet.participants.items():
-            if not (ended := process.status()):
-                continue
-            how = status_text(ended)
-            if site not in self._lost_in:
-                self._lost_in[site] = status.round
-                self._note(site, f"{site} {how}; the others go on.")
-            elif site in self._notes and (back_in := self._back_in(site)) is not None:
-                again = f"takes part again since round {back_in + 1}"
-                self._note(site, f"{site} {how}, was started again and {again}.")
+        self.finished, self.cause = status.state == pb.FINISHED, status.cause
+        if self._rounds:
+            self.last = self._rounds[max(self._rounds)].evaluation
 
-    def coordinator_restarted(self) -> None:
-        """Note with the next update that the coordinator was killed and started again."""
-        self._has_restarted = True
-
-    def _back_in(self, site: str) -> int | None:
-        """The first round to which a site has contributed since it was found to have ended.
-
-        The rounds up to that one may count an update that it had handed in before.
-        """
-        rounds = (r for r in self._rounds.values() if r.round > self._lost_in[site])
-        return min((r.round for r in rounds if site in r.contributors), default=None)
-
-    def _note(self, about: str, text: str) -> None:
-        if self._notes.get(about) != text:
-            self._notes.pop(about, None)  # so that the latest note comes last
-            self._notes[about] = text
-            self._untold.append(text)
-
-    def _published(self, start: int = 0) -> Iterator[inspection.RoundStatus]:
-        """Rounds that are over and measured, in order and without gaps, from `start` on."""
-        for number in count(start):
-            round_ = self._rounds.get(number)
-            if round_ is None or round_.phase != "published" or number + 1 not in self._accuracies:
-                return
-            yield round_
+    def _measured(self, start: int = 0) -> list[tuple[RoundStatus, float]]:
+        """Rounds of training from `start` on, and the accuracy of their models: the participants
+        of the next round measure it."""
+        rows = []
+        for number in sorted(self._rounds):
+            measured = self._rounds.get(number + 1)
+            is_over = measured is not None and measured.phase == "published"
+            if number >= start and measured is not None and (is_over or self.finished):
+                metrics = measured.evaluation.metrics
+                rows.append((self._rounds[number], metrics.get("accuracy", 0.0)))
+        return rows
 
     def table(self, *, everything: bool = False) -> RenderableType:
         """Table with a row per round: the latest rounds, or all."""
-        shown = self._published(0 if everything else max(0, len(self._rounds) - 1 - LIVE_ROWS))
         table = Table(title="Rounds", title_justify="left", show_edge=False, pad_edge=False)
-        table.add_column("round", justify="right")
-        table.add_column("updates", justify="right")
-        table.add_column("rows", justify="right")
-        table.add_column("seconds", justify="right")
-        table.add_column("test accuracy", justify="right")
+        for heading in ("round", "updates", "rows", "seconds", "test accuracy"):
+            table.add_column(heading, justify="right")
         table.add_column("", no_wrap=True, width=20)
-        for round_ in shown:
-            accuracy = self._accuracies[round_.round + 1]
+        rows = self._measured()
+        for round_, accuracy in rows if everything else rows[-LIVE_ROWS:]:
             table.add_row(
                 f"{round_.round + 1} / {self._num_rounds}",
                 f"{round_.num_contributors} of {round_.num_selected}",
@@ -155,42 +106,55 @@ class Progress:
                 f"{accuracy:.1%}",
                 Text("█" * round(accuracy * 20), style="green"),
             )
-        notes = [Text(note, style="yellow") for note in self._notes.values()]
-        if everything:
-            return Group(table, *notes)
-        return Group(table, *notes[-3:], Text(self._waiting_for, style="dim"))
+        return table if everything else Group(table, Text(self._waiting_for, style="dim"))
 
     def new_lines(self) -> Iterator[str]:
-        """Print a line for each new round, where a table cannot grow."""
-        for round_ in self._published(self._next_told):
+        """A line for each new round, where a table cannot grow."""
+        for round_, accuracy in self._measured(self._next_told):
             self._next_told = round_.round + 1
-            accuracy = self._accuracies[round_.round + 1]
             yield (
                 f"round {round_.round + 1} of {self._num_rounds}: "
                 f"{round_.num_contributors} updates, test accuracy {accuracy:.1%}"
             )
-        untold, self._untold = self._untold, []
-        yield from untold
 
 
-def comparison(
-    status: inspection.GetStatusResponse, fleet: Fleet, federated: float, centralised: float
-) -> RenderableType:
-    """Table of the accuracy of the federated model beside that of the centralised one."""
-    ours, theirs = round(100 * federated, 1), round(100 * centralised, 1)
+@contextmanager
+def display(console: Console, progress: Progress) -> Iterator[Callable[[], None]]:
+    """Show the progress: live on a terminal, else a line per round. What it gives is to be called
+    after changes."""
+    if not console.is_terminal:
+        console.print(STARTING)
+
+        def print_lines() -> None:
+            for line in progress.new_lines():
+                console.print(line)
+
+        yield print_lines
+    else:
+        with Live(progress.table(), console=console, auto_refresh=False, transient=True) as live:
+            yield lambda: live.update(progress.table(), refresh=True)
+    console.print(progress.table(everything=True))
+
+
+def comparison(progress: Progress, num_tested: int, centralised: float) -> RenderableType:
+    """Table of the accuracy of the federated model beside that of the centralised one.
+
+    num_tested: rows that all sites together set aside.
+    """
+    last = progress.last
+    ours = round(100 * last.metrics.get("accuracy", 0.0), 1)
+    theirs = round(100 * centralised, 1)
+    here = f", on the {last.num_samples} test rows of the sites that are left"
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(justify="right")
-    table.add_row("federated, data stayed where it was", f"[bold]{ours:.1f}%[/bold]")
+    table.add_row(
+        f"federated, data stayed where it was{here if last.num_samples < num_tested else ''}",
+        f"[bold]{ours:.1f}%[/bold]",
+    )
     table.add_row("the same model on all data in one place", f"{theirs:.1f}%")
     table.add_row("difference", f"{ours - theirs:+.1f} points")
     lines: list[RenderableType] = [table]
-    if fleet.restarts:
-        lines.append(Text(f"The coordinator was killed {_times(fleet.restarts)} and came back."))
-    if status.cause != COMPLETED:
-        lines.append(Text(f"The session ended early: {status.cause}", style="red"))
+    if progress.cause != COMPLETED:
+        lines.append(Text(f"The session ended early: {progress.cause}", style="red"))
     return Panel(Group(*lines), title="Test accuracy", title_align="left", expand=False)
-
-
-def _times(number: int) -> str:
-    return "once" if number == 1 else f"{number} times"

@@ -191,7 +191,7 @@ def _launch(
                 os.environ,
                 serve or settings.http.is_on,
             )
-            status = _run(
+            status = run(
                 with_,
                 settings.launch,
                 settings.workload.name,
@@ -252,7 +252,7 @@ def _launch_sparse(
     except (ConfigError, CommandFailed) as error:
         fail(PROGRAM, str(error), EXIT_BAD_CONFIG)
     make = partial(sparse.SparseLaunch, request)
-    return _run(kind, settings, plan.SPARSE, request.names, make, is_quiet=is_quiet)
+    return run(kind, settings, plan.SPARSE, request.names, make, is_quiet=is_quiet)
 
 
 def _resolve(
@@ -286,7 +286,11 @@ def _resolve(
     return last.config, workers, {**needed, **added, **own}
 
 
-def _run(
+def _say(text: str) -> None:
+    typer.echo(f"launch: {text}")
+
+
+def run(
     kind: str,
     settings: LaunchSettings,
     workload: str,
@@ -295,10 +299,12 @@ def _run(
     *,
     is_quiet: bool,
     is_serving: bool = False,
+    say: Callable[[str], None] = _say,
 ) -> int:
     """Run a launch to its end. Returns the exit status.
 
-    names: of its programs. is_serving: Ctrl-C is the usual end.
+    names: of its programs. is_serving: Ctrl-C is the usual end. say: as in Launcher.
+    Raises CommandFailed.
     """
     interrupts = Interrupts()
     colors = sys.stdout.isatty() and "NO_COLOR" not in os.environ
@@ -312,7 +318,7 @@ def _run(
 
         backend = containers.DockerBackend(settings, workload)
         _stop_leftovers(containers.is_live(settings.name), containers.clean, settings.name)
-    launch = make(Launcher(backend, view, _say, interrupts.held))
+    launch = make(Launcher(backend, view, say, interrupts.held))
     with interrupts.installed():
         try:
             return launch.follow()
@@ -322,16 +328,12 @@ def _run(
             if not interrupts.number:
                 raise
             with suppress(OSError):
-                _say("stopping ...")
+                say("stopping ...")
             is_usual_end = is_serving and interrupts.number == signal.SIGINT
             return 0 if is_usual_end else interrupts.exit_status
         finally:
             interrupts.hold_to_the_end()
             launch.stop()
-
-
-def _say(text: str) -> None:
-    typer.echo(f"launch: {text}")
 
 
 # --- what an earlier launcher left behind ---------------------------------------------------------

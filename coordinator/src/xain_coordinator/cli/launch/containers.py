@@ -59,16 +59,22 @@ class DockerBackend:
 
     def prepare(self, work: Path) -> None:
         """Look for the images and make the network."""
+        import docker
+
         self._require_images()
         work.mkdir(parents=True, exist_ok=True)
         self._work = work
-        name = self._settings.effective_network_name
+        name, subnet = self._settings.effective_network_name, self._settings.subnet
+        pools = [docker.types.IPAMPool(subnet=subnet)] if subnet else []
         (work / "logs").mkdir(exist_ok=True)
         with self._explained(f"network {name}"):
             there = self._client.networks.list(names=[f"^{re.escape(name)}$"])
             if not there:
                 self._network = self._client.networks.create(
-                    name, driver="bridge", labels=self._labels, ipam=self._ipam()
+                    name,
+                    driver="bridge",
+                    labels=self._labels,
+                    ipam=docker.types.IPAMConfig(pool_configs=pools) if pools else None,
                 )
             elif there[0].attrs["Labels"].get(NAME_LABEL) == self._settings.name:
                 self._network = there[0]  # of a launcher that was killed before it used it
@@ -81,35 +87,25 @@ class DockerBackend:
                 f"there is no image with the workload {self._workload}; --with docker has "
                 f"{', '.join(sorted(TARGETS))}"
             )
+        needed = {
+            self._image(PARTICIPATE): f"participant/Dockerfile --target {TARGETS[self._workload]}"
+        }
+        if self._workload != SPARSE:
+            needed[self._image(COORDINATE)] = "coordinator/Dockerfile"
         missing = []
-        for image, command in self._images():
+        for image, file in needed.items():
             try:
                 self._client.images.get(image)
             except docker.errors.ImageNotFound:
-                missing.append(f"{image} is missing; from a checkout of the repository: {command}")
+                build = f"docker build -f {file} -t {image} ."
+                missing.append(f"{image} is missing; from a checkout of the repository: {build}")
         if missing:
             raise CommandFailed("\n".join(missing))
-
-    def _images(self) -> Iterator[tuple[str, str]]:
-        """Name of each image and the command that builds it."""
-        if self._workload != SPARSE:
-            image = self._image(COORDINATE)
-            yield image, f"docker build -f coordinator/Dockerfile -t {image} ."
-        target, image = TARGETS[self._workload], self._image(PARTICIPATE)
-        yield image, f"docker build -f participant/Dockerfile --target {target} -t {image} ."
 
     def _image(self, command: str) -> str:
         """The image of a program. That of sparse workers has the parameter server too."""
         part = "coordinator" if command == COORDINATE else f"participant-{TARGETS[self._workload]}"
         return f"xain-{part}:{version('xain-coordinator')}"
-
-    def _ipam(self) -> Any:
-        import docker
-
-        if not self._settings.subnet:
-            return None
-        pool = docker.types.IPAMPool(subnet=self._settings.subnet)
-        return docker.types.IPAMConfig(pool_configs=[pool])
 
     def data_dir(self, work: Path) -> str:
         return str(DATA_DIR)
@@ -145,7 +141,8 @@ class DockerBackend:
                 ports=self._ports if program.is_published else {},
                 mounts=self._mounts(program),
                 cpu_shares=program.cpu_shares,
-                user=_own_user(),
+                # It may read the data, and owns what is written.
+                user=f"{os.getuid()}:{os.getgid()}" if hasattr(os, "getuid") else None,
                 init=True,
                 read_only=True,
                 tmpfs={"/tmp": "mode=1777"},
@@ -252,10 +249,7 @@ class Container:
         return lines
 
     def terminate(self) -> None:
-        import docker
-
-        with contextlib.suppress(docker.errors.APIError):  # it has ended
-            self._container.kill("SIGTERM")
+        _terminate(self._container)
 
     def remove(self, timeout_s: float) -> None:
         _remove(self._container, timeout_s)
@@ -287,11 +281,6 @@ def _connect() -> Any:
     except docker.errors.DockerException as error:
         raise CommandFailed(f"no Docker engine answers: {error}") from None
     return client
-
-
-def _own_user() -> str | None:
-    """The user of this process, who may read the data and owns what is written; None on Windows."""
-    return f"{os.getuid()}:{os.getgid()}" if hasattr(os, "getuid") else None
 
 
 def _mounted(source: str, number: int) -> tuple[Path | None, str]:
@@ -336,13 +325,10 @@ def is_live(name: str) -> bool | None:
 
 def clean(name: str) -> tuple[str, ...]:
     """Stop and remove containers and network of the launch. Returns the containers' names."""
-    import docker
-
     with contextlib.closing(_connect()) as client:
         found = _labelled(client.containers, name, all=True)
         for container in found:
-            with contextlib.suppress(docker.errors.APIError):  # it has ended
-                container.kill("SIGTERM")
+            _terminate(container)
         for container in found:
             _remove(container, STOP_TIMEOUT_S)
         for network in _labelled(client.networks, name):
@@ -354,6 +340,13 @@ def _labelled(collection: Any, name: str, **arguments: Any) -> list[Any]:
     found = collection.list(filters={"label": f"{NAME_LABEL}={name}"}, **arguments)
     assert isinstance(found, list)
     return found
+
+
+def _terminate(container: Any) -> None:
+    import docker
+
+    with contextlib.suppress(docker.errors.APIError):  # it has ended
+        container.kill("SIGTERM")
 
 
 def _remove(container: Any, timeout_s: float) -> None:

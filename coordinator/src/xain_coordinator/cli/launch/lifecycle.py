@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from xain_coordinator.cli.launch.log_view import LogView
 from xain_coordinator.cli.launch.plan import Program
 from xain_coordinator.cli.launch.programs import KILLED, STOP_TIMEOUT_S, Backend, Running
+from xain_foundation.commands import CommandFailed
 
 POLL_S = 0.1
 MAX_RESTARTS = 5  # of each program
@@ -88,6 +89,15 @@ class Launch(ABC):
         self._show_lines(group[name])
         start()
         return None
+
+    def _keep_running(
+        self, group: dict[str, Running], name: str, start: Callable[[], None], called: str = ""
+    ) -> None:
+        """Revive a program without which the launch cannot go on. Raises CommandFailed if it has
+        ended."""
+        status = self._revive(group, name, start, called)
+        if status is not None:
+            raise CommandFailed(f"{called or name} ended with status {status}")
 
     def stop(self) -> None:
         """Stop and remove all programs, the last group first."""

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from xain_coordinator.cli import status as status_view
@@ -23,6 +24,7 @@ from xain_foundation.fields import join_host_port
 from xain_proto.metadata import COMPLETED
 
 ASK_EVERY_S = 0.5
+NUM_ROUNDS = 60  # of an answer: more than pass between two
 LEAVE_TIMEOUT_S = 10.0  # for workers to end by themselves after the session
 EXIT_FAILED = 1
 JSON_BODY = "-H 'content-type: application/json' -d '{}'"
@@ -94,15 +96,18 @@ class RoundsLaunch(Launch):
         self._start_coordinator(is_restart=False)
         address = join_host_port(backend.host(COORDINATOR), self._listens[0])
         for worker in request.workers:
-            program = worker_program(
-                worker,
-                address,
-                backend.source(worker.source),
-                request.task,
-                request.worker_values,
-                serve=request.serve,
-            )
-            self._start(self._workers, program)
+            self._start(self._workers, self._worker_program(worker, address))
+
+    def _worker_program(self, worker: Worker, coordinator: str) -> Program:
+        """coordinator: HOST:PORT as programs of the launch reach it."""
+        return worker_program(
+            worker,
+            coordinator,
+            self._backend.source(worker.source),
+            self._request.task,
+            self._request.worker_values,
+            serve=self._request.serve,
+        )
 
     def _start_coordinator(self, *, is_restart: bool) -> None:
         coordinator = self._start(self._coordinator, self._program(is_restart=is_restart))
@@ -176,7 +181,9 @@ class RoundsLaunch(Launch):
         time.sleep(POLL_S)  # between two looks
         self._show()
         self._report_workers()
-        self._revive_coordinator()
+        # On the same port, to go on with its session.
+        restart = partial(self._start_coordinator, is_restart=True)
+        self._keep_running(self._coordinator, COORDINATOR, restart, "the coordinator")
         if time.monotonic() - self._asked_at < ASK_EVERY_S:
             return None
         self._asked_at = time.monotonic()
@@ -184,7 +191,9 @@ class RoundsLaunch(Launch):
 
     def _ask(self) -> Snapshot | None:
         try:
-            snapshot = inspection_client.fetch(self.address, everything=not self._is_ready)
+            snapshot = inspection_client.fetch(
+                self.address, everything=not self._is_ready, num_rounds=NUM_ROUNDS
+            )
         except NoStatus:
             return None
         self._joined |= {one.participant_id for one in snapshot.participants.participants}
@@ -201,16 +210,6 @@ class RoundsLaunch(Launch):
                 self._told.add(name)
                 how = "was killed" if status == KILLED else f"ended with status {status}"
                 self._say(f"{name} {how}" + ("; the others go on" if self._is_ready else ""))
-
-    def _revive_coordinator(self) -> None:
-        """Start a killed coordinator again, on the same port, to go on with its session."""
-
-        def start() -> None:
-            self._start_coordinator(is_restart=True)
-
-        status = self._revive(self._coordinator, COORDINATOR, start, "the coordinator")
-        if status is not None:
-            raise CommandFailed(f"the coordinator ended with status {status}")
 
     def _let_workers_end(self) -> None:
         deadline = time.monotonic() + LEAVE_TIMEOUT_S

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -216,7 +216,11 @@ class SparseLaunch(Launch):
                 break
             self._num_rollbacks = status.num_rollbacks
             self._say("the servers went back to an earlier model; workers repeat what was lost")
-            self._start_workers_again()
+            # A worker whose epochs are still complete ends at once.
+            for worker in request.workers:
+                self._workers[worker.name].remove(0)
+                self._show_lines(self._workers[worker.name])
+                self._start_worker(worker)
         self._tell_result(failed, number, status)
         return EXIT_FAILED if failed else 0
 
@@ -229,22 +233,23 @@ class SparseLaunch(Launch):
 
     def start_servers(self) -> None:
         """Start the scheduler and the servers. Returns when they serve. Raises CommandFailed."""
-        self._prepare()
-        self._start_scheduler()
-        self._calls = SchedulerCalls(self.address, self._certificates())
-        self._until(lambda: [] if self._status() else [SCHEDULER])
-        for name in self._request.servers:
-            self._start_server(name)
-        self._until(self._missing_servers)
-
-    def _prepare(self) -> None:
-        work = self._request.work
+        work, tls = self._request.work, self._request.tls
+        try:
+            certificates = Certificates(tls) if tls else None
+        except ParameterError as error:
+            raise CommandFailed(f"tls.folder: {error}") from None
         # Scheduler and servers would go on with the training of an earlier launch.
         shutil.rmtree(work / GROUP, ignore_errors=True)
         with self._held():
             self._backend.prepare(work)
         (work / CHECKPOINTS).mkdir(exist_ok=True)
         self._listens = self._backend.ports((self._request.port, 0), http=False)[0]
+        self._start_scheduler()
+        self._calls = SchedulerCalls(self.address, certificates)
+        self._until(lambda: [] if self._status() else [SCHEDULER])
+        for name in self._request.servers:
+            self._start_server(name)
+        self._until(self._missing_servers)
 
     @property
     def _folder(self) -> str:
@@ -262,18 +267,6 @@ class SparseLaunch(Launch):
         given = self._request.values.get("scheduler.checkpoints")
         return str(given) if given else f"{self._folder}/{CHECKPOINTS}"
 
-    def _certificates(self) -> Certificates | None:
-        """Raises CommandFailed."""
-        try:
-            return Certificates(self._request.tls) if self._request.tls else None
-        except ParameterError as error:
-            raise CommandFailed(f"tls.folder: {error}") from None
-
-    def _tls(self) -> dict[str, object]:
-        """The setting of scheduler and servers."""
-        tls = self._request.tls
-        return {"tls.folder": self._backend.source(tls)} if tls else {}
-
     def _start_scheduler(self) -> None:
         values = {
             "scheduler.worker_lease_s": WORKER_LEASE_S,
@@ -281,18 +274,9 @@ class SparseLaunch(Launch):
             "scheduler.listen": join_host_port(self._backend.bind_host, self._listens),
             "scheduler.data": f"{self._folder}/{GROUP}/scheduler",
             "scheduler.checkpoints": self._checkpoints,
-            "logging.console": "false",
-            **self._tls(),
         }
-        program = Program(
-            SCHEDULER,
-            ["scheduler", *assignments(values)],
-            command=PARAMETERS,
-            data=[self._request.tls] if self._request.tls else [],
-            has_work=True,
-            is_published=True,
-        )
-        self._start(self._scheduler, program)
+        program = self._parameter_program(SCHEDULER, "scheduler", values)
+        self._start(self._scheduler, replace(program, is_published=True))
 
     def _start_server(self, name: str) -> None:
         values = {
@@ -304,17 +288,24 @@ class SparseLaunch(Launch):
             "server.advertised": self._backend.host(name),
             "server.name": name,
             "server.data": f"{self._folder}/{GROUP}",
-            "logging.console": "false",
-            **self._tls(),
         }
-        program = Program(
+        self._start(self._servers, self._parameter_program(name, "serve", values))
+
+    def _parameter_program(self, name: str, command: str, values: Mapping[str, object]) -> Program:
+        """A command of `xain-parameter-server` with the settings that scheduler and servers have in
+        common."""
+        tls = self._request.tls
+        common = {
+            "logging.console": "false",
+            "tls.folder": self._backend.source(tls) if tls else None,
+        }
+        return Program(
             name,
-            ["serve", *assignments(values)],
+            [command, *assignments({**values, **common})],
             command=PARAMETERS,
-            data=[self._request.tls] if self._request.tls else [],
+            data=[tls] if tls else [],
             has_work=True,
         )
-        self._start(self._servers, program)
 
     def _start_worker(self, worker: Worker) -> None:
         assert worker.part is not None
@@ -327,13 +318,6 @@ class SparseLaunch(Launch):
         ]
         program = self._participant(worker.name, arguments, worker.source, worker.cpu_shares)
         self._start(self._workers, program)
-
-    def _start_workers_again(self) -> None:
-        """Start workers that have ended. A worker whose epochs are still complete ends at once."""
-        for worker in self._request.workers:
-            self._workers[worker.name].remove(0)
-            self._show_lines(self._workers[worker.name])
-            self._start_worker(worker)
 
     def _participant(
         self, name: str, arguments: Sequence[str], source: str, cpu_shares: int | None = None
@@ -401,16 +385,9 @@ class SparseLaunch(Launch):
         """Show new lines of the logs, and start killed servers and a killed scheduler again."""
         time.sleep(POLL_S)  # between two looks
         self._show()
-        ended = {
-            "the scheduler": self._revive(
-                self._scheduler, SCHEDULER, self._start_scheduler, "the scheduler"
-            )
-        }
+        self._keep_running(self._scheduler, SCHEDULER, self._start_scheduler, "the scheduler")
         for name in list(self._servers):
-            ended[name] = self._revive(self._servers, name, partial(self._start_server, name))
-        for called, status in ended.items():
-            if status is not None:
-                raise CommandFailed(f"{called} ended with status {status}")
+            self._keep_running(self._servers, name, partial(self._start_server, name))
 
     def _are_over(self) -> bool:
         """Whether all workers have ended. Starts killed ones again, and reports failed ones."""
@@ -500,16 +477,14 @@ class SparseLaunch(Launch):
         """Run a program to its end. Returns its output. Raises CommandFailed if it fails."""
         one = self._start(self._tools, program)
         lines = []
-        while True:
-            status = one.status()
+        while (status := one.status()) is None:
             new = one.new_lines()
             self._view.show(one.name, new)
             lines += new
-            if status is not None:
-                break
             time.sleep(POLL_S)  # between two looks
         one.remove(0)
         new = one.new_lines()
+        self._view.show(one.name, new)
         if status:
             raise CommandFailed(f"{program.name} ended with status {status}")
         return lines + new

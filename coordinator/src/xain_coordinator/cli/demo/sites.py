@@ -1,0 +1,160 @@
+"""The launch of the demo: its sites, and its course."""
+
+import json
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from rich.console import Console
+
+from xain_coordinator.cli.demo import view
+from xain_coordinator.cli.demo.training import (
+    Split,
+    centralised_accuracy,
+    participant_settings,
+    split,
+)
+from xain_coordinator.cli.launch.lifecycle import Launcher, have_ended
+from xain_coordinator.cli.launch.plan import PARTICIPATE, Program, Worker
+from xain_coordinator.cli.launch.processes import LocalProcess
+from xain_coordinator.cli.launch.programs import Running
+from xain_coordinator.cli.launch.rounds import EXIT_FAILED, Request, RoundsLaunch
+from xain_coordinator.config.launch import COORDINATOR
+from xain_foundation.commands import CommandFailed
+from xain_proto.metadata import COMPLETED
+
+MAX_BASELINE_EPOCHS = 200  # beyond it the baseline has long converged
+LOG_LINES = 3  # of a log, quoted where it says why something failed
+KILLED_BY = 128  # exit statuses above it are those of signals
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Settings of the demo. epochs: local passes between two aggregations."""
+
+    participants: int
+    rounds: int
+    alpha: float
+    seed: int
+    epochs: ClassVar = 5
+    eta0: ClassVar = 0.1
+
+    @property
+    def of_coordinator(self) -> dict[str, object]:
+        """Settings by dotted key."""
+        return {
+            "workload.name": "sgd",
+            "workload.options.eta0": self.eta0,
+            "rounds.epochs": self.epochs,
+            "rounds.rounds": self.rounds,
+            # Two are enough to go on with: the demo is there to have participants killed.
+            "rounds.min_participants": 2,
+            "rounds.start_participants": self.participants,
+            "rounds.max_participants": self.participants,
+            "rounds.start_timeout_s": 15,
+            "rounds.seed": self.seed,
+            "server.heartbeat_time_s": 1,
+            "server.heartbeat_timeout_s": 2,
+            "server.drain_s": 1,
+        }
+
+
+class DemoLaunch(RoundsLaunch):
+    """See RoundsLaunch. Each participant has its settings in a file of the folder, so that it can
+    be started again by hand."""
+
+    def __init__(
+        self, settings: Settings, folder: Path, console: Console, launcher: Launcher
+    ) -> None:
+        self._settings = settings
+        self._console = console
+        workers = [Worker(f"site-{index}", "") for index in range(settings.participants)]
+        request = Request(workers, folder, None, (0, 0), settings.of_coordinator, {}, "")
+        super().__init__(request, launcher)
+
+    def follow(self) -> int:
+        """See Launch."""
+        settings = self._settings
+        try:
+            data = split(settings.participants, settings.alpha, settings.seed)
+            self.start()
+            return self._follow(data)
+        except CommandFailed as error:
+            raise CommandFailed(f"{error}{self._ends_of_logs()}") from None
+
+    def _follow(self, data: Split) -> int:
+        settings, console = self._settings, self._console
+        pids = {name: _pid(one) for name, one in self._workers.items()}
+        console.print(view.sites(pids, data))
+        command = [*_participant(), "--config", str(self._config_of("site-0"))]
+        pid = _pid(self._coordinator[COORDINATOR])
+        console.print(view.invitation(pid, self.address, command), soft_wrap=True)
+        progress = view.Progress(settings.rounds)
+        with view.display(console, progress) as refresh:
+            while not progress.finished:
+                # Before looking: those that leave after the end must not be taken for lost.
+                are_gone = have_ended(self._workers)
+                snapshot = self._look()
+                if snapshot is None:
+                    continue
+                progress.update(snapshot)
+                refresh()
+                # Participants that the demo has not started count, too.
+                is_empty = not snapshot.status.num_connected
+                if are_gone and is_empty and not progress.finished:
+                    raise CommandFailed("all participants are gone, and the training is not done")
+        self._let_workers_end()
+        epochs = min(settings.rounds * settings.epochs, MAX_BASELINE_EPOCHS)
+        with console.status("Training the same model on all rows in one place ..."):
+            baseline = centralised_accuracy(data, epochs, settings.eta0, settings.seed)
+        console.print(view.comparison(progress, data.test.num_samples, baseline))
+        return 0 if progress.cause == COMPLETED else EXIT_FAILED
+
+    def _worker_program(self, worker: Worker, coordinator: str) -> Program:
+        settings, index = self._settings, self._request.workers.index(worker)
+        host, _, port = coordinator.rpartition(":")
+        sections = {
+            **participant_settings(index, settings.participants, settings.alpha, settings.seed),
+            "coordinator": {"host": host, "port": int(port)},
+        }
+        config = self._config_of(worker.name)
+        config.write_text(_toml(sections), encoding="utf-8")
+        return Program(worker.name, [f"--config={config}"], command=PARTICIPATE)
+
+    def _config_of(self, name: str) -> Path:
+        return self._request.work / f"{name}.toml"
+
+    def _ends_of_logs(self) -> str:
+        """Last lines of the logs of programs that have failed by themselves."""
+        told = ""
+        for group in self._groups:
+            for name, one in group.items():
+                if 0 < (one.status() or 0) < KILLED_BY:
+                    log = self._request.work / "logs" / f"{name}.log"
+                    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+                    told += f"\nThe log of {name} ends with:"
+                    told += "".join(f"\n  {line}" for line in lines[-LOG_LINES:])
+        return told
+
+
+def _pid(process: Running) -> int:
+    assert isinstance(process, LocalProcess)
+    return process.pid
+
+
+def _participant() -> list[str]:
+    """Command that starts a participant from any folder, with this interpreter's program."""
+    # Not resolved: in a virtual environment the interpreter is a link to one that is elsewhere.
+    program = shutil.which("xain-participant", path=str(Path(sys.executable).parent))
+    return [program] if program else [sys.executable, "-m", "xain_participant"]
+
+
+def _toml(sections: Mapping[str, Mapping[str, object]]) -> str:
+    """Sections of strings and numbers; JSON's notation of those is TOML's too."""
+    lines: list[str] = []
+    for section, values in sections.items():
+        lines += [f"[{section}]", *(f"{key} = {json.dumps(v)}" for key, v in values.items()), ""]
+    return "\n".join(lines)
