@@ -2,7 +2,6 @@
 
 import errno
 import os
-import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -449,7 +448,7 @@ def test_unfinished_uploads_go_on_or_are_gone(store: WeightsStore) -> None:
     assert store.find_unfinished("3/a.2", "0123") is None
     found = store.find_unfinished("3/a.2", "0123abcd")
     if found is None:
-        keeps = isinstance(store, FileStore | PrefixedStore) and sys.platform != "win32"
+        keeps = isinstance(store, FileStore | PrefixedStore)
         assert not keeps, "files outlive their process"
         return
     assert store.find_unfinished("3/a.3", "0123abcd") is None

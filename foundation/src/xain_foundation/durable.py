@@ -7,14 +7,12 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-OPEN_FLAGS = getattr(os, "O_BINARY", 0)  # Windows would translate line ends
-
 
 def sync_directory(directory: Path) -> None:
     """Make the names in a directory durable. Raises OSError."""
     if sys.platform == "win32":
         return  # a directory cannot be opened there; NTFS journals its names itself
-    fd = os.open(directory, os.O_RDONLY | OPEN_FLAGS)
+    fd = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(fd)
     except OSError as error:

@@ -4,7 +4,6 @@ cannot."""
 import io
 import itertools
 import os
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -402,7 +401,6 @@ def test_publish_meets_another_object(store: WeightsStore) -> None:
     assert read(store, "4/global") == b"another"
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no file is kept there")
 def test_model_is_written_over_the_file_of_a_removed_update(tmp_path: Path) -> None:
     """The store is told the size, so it can take a file whose pages are in the page cache."""
     store = FileStore(tmp_path)

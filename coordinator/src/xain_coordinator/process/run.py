@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import resource
 import signal
 import socket
 import sys
@@ -189,7 +190,8 @@ async def _run(
     from xain_coordinator.assembly.sessions import Sessions  # which imports this module
 
     stop = asyncio.Event()
-    _on_signals(stop)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(NUM_THREADS, "store"))
     coordinator = await _start(config, make, stop, at_end)
     if not isinstance(coordinator, Coordinator):
@@ -342,22 +344,11 @@ def _exit_after(delay_s: float, status: int) -> threading.Timer:
 def _raise_file_limit() -> None:
     """Raise the limit of open files. A connection takes a file descriptor, and the default of 1024
     (on macOS 256) would refuse a fleet of that size."""
-    if sys.platform == "win32":
-        return
-    import resource
-
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         # macOS says that there is no limit, and then refuses what is above its own.
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _on_signals(stop: asyncio.Event) -> None:
-    loop = asyncio.get_running_loop()
-    for signal_ in (signal.SIGTERM, signal.SIGINT):
-        with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C raises KeyboardInterrupt
-            loop.add_signal_handler(signal_, stop.set)
 
 
 @contextlib.asynccontextmanager

@@ -156,7 +156,7 @@ class WeightsPort:
     # Connections of peers that have shown no capability yet, or have their answer and read it
     # still. A new connection then ends the one of them that has taken longest.
     max_idle = 128
-    max_connections = 500  # select() on Windows takes 512 sockets
+    max_connections = 500
     # When there are so many, one whose peer has kept it waiting for so long is ended for a new one.
     max_wait_s = 5.0
     max_per_participant = 4
@@ -180,7 +180,7 @@ class WeightsPort:
         self._find: Find
         self._ended: Callable[[], None]
         self._core: asyncio.AbstractEventLoop
-        self._loop = asyncio.SelectorEventLoop()  # that of Windows by default has no readers
+        self._loop = asyncio.new_event_loop()
         self._pool = ThreadPoolExecutor(NUM_THREADS, "weights", _yield_to_calls)
         self._thread = threading.Thread(target=self._serve, name="weights-port", daemon=True)
         self._is_stopped = False

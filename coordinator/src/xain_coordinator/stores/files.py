@@ -8,9 +8,9 @@ race with an upload that is about to write into it.
 
 import contextlib
 import errno
+import fcntl
 import os
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -21,18 +21,11 @@ from xain_coordinator.ports import KeyExists, KeyNotFound, Reader, StoreUnavaila
 from xain_coordinator.stores.paths import folder_to_path, key_to_path, path_to_key
 from xain_coordinator.stores.spares import MARK_BYTES, SpareFiles, read_mark, write_mark
 from xain_coordinator.stores.spares import SUFFIX as SPARE_SUFFIX
-from xain_foundation.durable import OPEN_FLAGS, make_directory, sync_directory
-
-if sys.platform != "win32":
-    import fcntl
+from xain_foundation.durable import make_directory, sync_directory
 
 _INCOMING = ".incoming"  # no key has this path: a dot at the beginning is written as %2e
 _LOCK = "lock"
 _UPLOAD_SUFFIX = ".part"
-
-# Windows only, where a live upload cannot be recognised by its lock in the moment between its last
-# write and its commit.
-_ABANDONED_S = 3600.0
 
 # Uploads that a process leaves when it ends: the next run keeps the latest of them for so long.
 MAX_UNFINISHED = 64
@@ -102,8 +95,6 @@ class FileStore:
 
     def find_unfinished(self, key: str, label: str) -> "FileUnfinished | None":
         path = self._path(key)
-        if sys.platform == "win32":
-            return None  # nothing there tells whether somebody still writes it
         with _unavailable("read", path):
             for temp in self._incoming.glob(f"{label}.*{_UPLOAD_SUFFIX}"):
                 # Gone, or still being written by a process that has not ended.
@@ -189,9 +180,6 @@ class FileStore:
         if overwrite:
             temp.replace(path)
             return
-        if sys.platform == "win32":
-            temp.rename(path)  # refuses a taken name there
-            return
         try:
             os.link(temp, path)
         except OSError as error:
@@ -247,11 +235,10 @@ class FileStore:
 
     def _open_temp(self, temp: Path) -> int:
         """A new file for an upload, locked so that no other store takes it for abandoned."""
-        fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | OPEN_FLAGS, 0o666)
-        if sys.platform != "win32":
-            # Where locks are not supported, _sweep cannot take one either and removes nothing.
-            with contextlib.suppress(OSError):
-                fcntl.flock(fd, fcntl.LOCK_EX)
+        fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        # Where locks are not supported, _sweep cannot take one either and removes nothing.
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX)
         return fd
 
     def _sweep(self) -> None:
@@ -278,16 +265,11 @@ class FileStore:
         return {temp for temp in latest if written_at[temp] > oldest}
 
     def _sweep_one(self, temp: Path) -> None:
-        if sys.platform == "win32":
-            # Refused while somebody has the file open.
-            if time.time() - temp.stat().st_mtime > _ABANDONED_S:
-                temp.unlink()
-        else:
-            fd = _open_locked(temp)
-            try:
-                temp.unlink()
-            finally:
-                os.close(fd)
+        fd = _open_locked(temp)
+        try:
+            temp.unlink()
+        finally:
+            os.close(fd)
 
 
 class FileReader(Reader):
@@ -296,37 +278,24 @@ class FileReader(Reader):
     def __init__(self, path: Path) -> None:
         self._path = path
         self._fd: int | None = _open_to_read(path)
-        self._lock = threading.Lock()
         self.size = os.fstat(self._fd).st_size
 
     def fileno(self) -> int:
         """The descriptor, for sendfile; good until close()."""
-        assert self._fd is not None, "it is open"
-        return self._fd
+        return self._open_fd()
 
     def read(self, offset: int, length: int) -> bytes:
         """Raises StoreUnavailable."""
         with _unavailable("read", self._path):
             chunks = []
             while length > 0:
-                chunk = self._read_some(offset, length)
-                if not chunk:
+                # Linux stops a read at 2 GiB.
+                if not (chunk := os.pread(self._open_fd(), length, offset)):
                     break
                 chunks.append(chunk)
                 offset += len(chunk)
                 length -= len(chunk)
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-    def _read_some(self, offset: int, length: int) -> bytes:
-        """Read into a buffer. The result may be short: Linux stops a read at 2 GiB."""
-        fd = self._fd
-        if fd is None:
-            raise ValueError("the reader is closed")
-        if sys.platform != "win32":
-            return os.pread(fd, length, offset)
-        with self._lock:
-            os.lseek(fd, offset, os.SEEK_SET)
-            return os.read(fd, length)
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
         """Raises StoreUnavailable."""
@@ -340,15 +309,18 @@ class FileReader(Reader):
         return num_read
 
     def _read_some_into(self, offset: int, buffer: memoryview) -> int:
-        fd = self._fd
-        if fd is None:
-            raise ValueError("the reader is closed")
+        fd = self._open_fd()
         if sys.platform == "linux":
             return os.preadv(fd, [buffer], offset)
-        # macOS and Windows have no preadv, or not always: a copy more.
-        piece = self._read_some(offset, min(len(buffer), _COPIED_BYTES))
+        # macOS has no preadv, or not always: a copy more.
+        piece = os.pread(fd, min(len(buffer), _COPIED_BYTES), offset)
         buffer[: len(piece)] = piece
         return len(piece)
+
+    def _open_fd(self) -> int:
+        if self._fd is None:
+            raise ValueError("the reader is closed")
+        return self._fd
 
     def close(self) -> None:
         fd, self._fd = self._fd, None
@@ -360,9 +332,7 @@ def _open_to_read(path: Path) -> int:
     """Open an object's file so that it is not written over while it is open. Raises OSError."""
     gives_up_at = time.monotonic() + _LOCKED_S
     while True:
-        fd = os.open(path, os.O_RDONLY | OPEN_FLAGS)
-        if sys.platform == "win32":
-            return fd
+        fd = os.open(path, os.O_RDONLY)
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(fd), path.stat()):
@@ -379,19 +349,17 @@ def _open_to_read(path: Path) -> int:
         os.close(fd)
 
 
-if sys.platform != "win32":
-
-    def _open_locked(temp: Path) -> int:
-        """Open and lock the file of an ended writer. Raises OSError while the writer lives, or if
-        the file is gone."""
-        fd = os.open(temp, os.O_RDWR | OPEN_FLAGS)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            temp.stat()  # in between it may have become an object, or have been removed
-        except BaseException:  # nobody else knows the descriptor
-            os.close(fd)
-            raise
-        return fd
+def _open_locked(temp: Path) -> int:
+    """Open and lock the file of an ended writer. Raises OSError while the writer lives, or if the
+    file is gone."""
+    fd = os.open(temp, os.O_RDWR)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        temp.stat()  # in between it may have become an object, or have been removed
+    except BaseException:  # nobody else knows the descriptor
+        os.close(fd)
+        raise
+    return fd
 
 
 class FileUnfinished:
@@ -504,8 +472,6 @@ class FileUpload:
         with self._ended_by_failure(), _unavailable("write", self._path):
             self._cut(fd)
             os.fsync(fd)
-            if sys.platform == "win32":
-                self._close()  # an open file cannot be renamed there
             try:
                 self._store.rename(self._temp, self._path, overwrite=overwrite)
             except FileExistsError:

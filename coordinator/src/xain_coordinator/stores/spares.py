@@ -11,10 +11,10 @@ kept. Other programs take no lock, so models, which people read and map, are nev
 is a file with a second name or a symbolic link.
 """
 
+import fcntl
 import os
 import stat
 import struct
-import sys
 import threading
 import uuid
 from collections.abc import Iterable
@@ -22,11 +22,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import xxhash
-
-from xain_foundation.durable import OPEN_FLAGS
-
-if sys.platform != "win32":
-    import fcntl
 
 SUFFIX = ".spare"
 MIN_BYTES = 1 << 20  # of a file that is worth keeping
@@ -53,10 +48,8 @@ class SpareFiles:
     def keep(self, path: Path) -> Path | None:
         """Make a spare file of an object's. Returns it for release() or drop(), or None if the
         object is still where it was."""
-        if sys.platform == "win32":
-            return None
         try:
-            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | OPEN_FLAGS)
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
         except OSError:  # not ours to write to, or gone; removing it may be allowed all the same
             return None
         try:
@@ -107,7 +100,7 @@ class SpareFiles:
         """
         while (spare := self._best(size_bytes)) is not None:
             with suppress(OSError):
-                fd = os.open(spare, os.O_RDWR | os.O_NOFOLLOW | OPEN_FLAGS)
+                fd = os.open(spare, os.O_RDWR | os.O_NOFOLLOW)
                 try:
                     status = os.fstat(fd)
                     if _is_locked(fd, spare) and _has_one_name(status):
@@ -157,8 +150,6 @@ def _has_one_name(status: os.stat_result) -> bool:
 def _is_locked(fd: int, path: Path) -> bool:
     """Lock an open file exclusively; False if others hold a lock, the system has no locks, or the
     path names another file by now. Raises FileNotFoundError."""
-    if sys.platform == "win32":
-        return False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -230,11 +230,7 @@ def _waited(transfer: Transfer) -> bool:
     """Whether the socket is ready within POLL_S, and the peer is not too slow altogether."""
     sock, is_sending = transfer.sock, transfer.is_sending
     with transfer.stall_timer.waiting():
-        if sys.platform == "win32":
-            sides = ([], [sock], []) if is_sending else ([sock], [], [])
-            is_ready = any(select.select(*sides, POLL_S))
-        else:
-            poll = select.poll()
-            poll.register(sock, select.POLLOUT if is_sending else select.POLLIN)
-            is_ready = bool(poll.poll(POLL_S * 1000))
+        poll = select.poll()
+        poll.register(sock, select.POLLOUT if is_sending else select.POLLIN)
+        is_ready = bool(poll.poll(POLL_S * 1000))
     return is_ready and transfer.stall_timer.left_s > 0

@@ -14,8 +14,6 @@ from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.stores import files, spares
 from xain_coordinator.stores.files import FileStore
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no file is kept there")
-
 MIB = 1 << 20
 OLD, NEW = b"o" * 3 * MIB, b"n" * 3 * MIB
 LABEL = "abc"
