@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from xain_workloads.bagging import LoadedEstimators
 
 FOLDER = "estimators"
-# Estimators of earlier sessions stay up to these bounds, since a later session may go on from them.
-MAX_FILES = 1000
-MAX_MEMORY_BYTES = 256 << 20
 _MAGIC = b"XAIN estimators 1\n"
 
 
@@ -59,6 +56,10 @@ class KeptEstimators:
 
     folder: its state directory; None keeps the estimators in memory.
     """
+
+    # Estimators of earlier sessions stay up to these bounds: a later session may go on from them.
+    max_files = 1000
+    max_memory_bytes = 256 << 20
 
     def __init__(self, folder: Path | None = None, participant_id: str = "") -> None:
         self._folder = None if folder is None else folder / FOLDER
@@ -154,7 +155,7 @@ class KeptEstimators:
 
     def _drop_files(self, session_id: str, round_: int) -> None:
         """Delete files of estimators. Raises OSError."""
-        num_over = len(self._files) - MAX_FILES
+        num_over = len(self._files) - self.max_files
         dropped = 0
         for digest, path in list(self._files.items()):
             if dropped >= num_over:
@@ -170,7 +171,7 @@ class KeptEstimators:
         num_bytes = sum(len(one.frames) for one in self._in_memory.values())
         dropped = 0
         for digest, one in list(self._in_memory.items()):
-            if num_bytes <= MAX_MEMORY_BYTES:
+            if num_bytes <= self.max_memory_bytes:
                 break
             if digest not in self._loaded and one.session_id != session_id:
                 with self._lock:

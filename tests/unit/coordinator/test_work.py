@@ -24,7 +24,6 @@ from xain_coordinator.core.decider import resume
 from xain_coordinator.core.keys import journalled_key
 from xain_coordinator.core.replies import Reply
 from xain_coordinator.core.values import DataProfile, Phase, Rules
-from xain_coordinator.driver import effects as work
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.driver.effects import StoreWorker, WorkloadMissing
 from xain_coordinator.driver.fence import TakenOver
@@ -368,12 +367,10 @@ async def test_small_model_that_was_copied_before_a_crash_is_copied_again() -> N
     assert read(store, "1/global") == npy(VECTOR + 1)
 
 
-async def test_small_model_is_written_to_the_store_while_too_many_wait_to_be_copied(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(work, "MAX_UNCOPIED", 0)
+async def test_small_model_is_written_to_the_store_while_too_many_wait_to_be_copied() -> None:
     store, journal = MemoryStore(), Disk()
     async with fleet(journal, store, make_rules(num_participants=2)) as f:
+        f.worker.max_uncopied = 0
         await small_session(f)
         assert f.driver.session.cause == "completed"
     assert read(store, "1/global") == npy(VECTOR + 1)
@@ -508,7 +505,7 @@ async def test_model_is_verified_once_a_minute_at_most(monkeypatch: pytest.Monke
             while f.worker.verify():  # noqa: ASYNC110  # it tells nobody when it has ended
                 await asyncio.sleep(0)
         assert readings == ["begun"]
-        monkeypatch.setattr(work, "VERIFY_AGAIN_S", 0.0)
+        f.worker.verify_again_s = 0.0
         assert f.worker.verify()
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from support.logs import capture_logs
 from unit.workloads.test_bagging import by_class, flowers, held
-from xain_participant import estimators as module
 from xain_participant.estimators import FOLDER, KeptEstimators, NoEstimators
 from xain_workloads.errors import DataError
 from xain_workloads.held import unpack_holdings
@@ -70,14 +69,16 @@ def test_rows_of_another_width_are_refused() -> None:
         estimators.votes(asked, ROWS[:, :2])
 
 
+class Few(KeptEstimators):
+    max_files = max_memory_bytes = 1
+
+
 @pytest.mark.parametrize("is_in_memory", [False, True])
 def test_estimators_of_earlier_sessions_are_dropped_oldest_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_in_memory: bool
+    tmp_path: Path, is_in_memory: bool
 ) -> None:
-    monkeypatch.setattr(module, "MAX_FILES", 1)
-    monkeypatch.setattr(module, "MAX_MEMORY_BYTES", 1)
     metadata, kept, asked = given()
-    estimators = KeptEstimators(None if is_in_memory else tmp_path)
+    estimators = Few(None if is_in_memory else tmp_path)
     with capture_logs() as entries:
         for round_, frames in enumerate(kept):
             estimators.keep(f"session {round_}", round_, metadata, frames)
@@ -93,29 +94,24 @@ def test_estimators_of_earlier_sessions_are_dropped_oldest_first(
 
 @pytest.mark.parametrize("is_in_memory", [False, True])
 def test_estimators_of_the_running_session_are_never_dropped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_in_memory: bool
+    tmp_path: Path, is_in_memory: bool
 ) -> None:
     """Also after a restart of the participant."""
-    monkeypatch.setattr(module, "MAX_FILES", 1)
-    monkeypatch.setattr(module, "MAX_MEMORY_BYTES", 1)
     metadata, kept, asked = given()
     folder = None if is_in_memory else tmp_path
-    estimators = KeptEstimators(folder)
+    estimators = Few(folder)
     for round_, frames in enumerate(kept):
         estimators.keep("s", round_, metadata, frames)
-        estimators = estimators if is_in_memory else KeptEstimators(folder)
+        estimators = estimators if is_in_memory else Few(folder)
     assert estimators.votes(asked, ROWS).lost == ()
 
 
-def test_estimators_of_the_latest_question_are_not_dropped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_estimators_of_the_latest_question_are_not_dropped(tmp_path: Path) -> None:
     """A session that goes on from the ensemble of an earlier one asks for both."""
-    monkeypatch.setattr(module, "MAX_FILES", 1)
     metadata, kept, asked = given()
-    estimators = KeptEstimators(tmp_path)
+    estimators = Few(tmp_path)
     estimators.keep("earlier", 0, metadata, kept[0])
     estimators.votes(asked[:1], ROWS)
     estimators.keep("later", 1, metadata, kept[1])
     assert estimators.votes(asked, ROWS).lost == ()
-    assert KeptEstimators(tmp_path).votes(asked, ROWS).lost == ()
+    assert Few(tmp_path).votes(asked, ROWS).lost == ()

@@ -71,13 +71,6 @@ SMALL_MODEL_BYTES = 64 << 10
 # once.
 AT_ONCE_BYTES = 256 << 10
 
-# Models that wait in the journal to be copied to the store, up to which another one is made at
-# once. A store that is slower than the rounds then slows them down, and the journal stays small.
-MAX_UNCOPIED = 1_000
-
-# Between two verifications of the model that participants ask for.
-VERIFY_AGAIN_S = 60.0
-
 _NOTHING = np.empty((0,), np.float32)  # the empty model
 
 
@@ -100,6 +93,11 @@ class StoreWorker:
     trouble: what the store last said, "" once work has succeeded again. outage: the same for the
         log, shared with the calls that need the store.
     """
+
+    # Models that wait in the journal to be copied to the store, up to which another one is made at
+    # once. A store that is slower than the rounds then slows them down.
+    max_uncopied = 1_000
+    verify_again_s = 60.0  # between two verifications of the model that participants ask for
 
     def __init__(
         self,
@@ -163,7 +161,7 @@ class StoreWorker:
         is_quick = effect.rule in RULES and self._store.num_parallel == 1
         if not (is_small and is_plain and is_quick) or self._publish_further is not None:
             return None
-        if self._store.num_models >= MAX_UNCOPIED:
+        if self._store.num_models >= self.max_uncopied:
             return None
         recent = self._store.journal.recent_object
         at_hand = {
@@ -276,12 +274,12 @@ class StoreWorker:
     def verify(self) -> bool:
         """Start to verify the model, since a participant reports that it is damaged.
 
-        Returns False if it was verified less than VERIFY_AGAIN_S ago; True while it is verified.
+        Returns False if it was verified less than verify_again_s ago; True while it is verified.
         """
         now = asyncio.get_running_loop().time()
         if self._is_verifying or self._closing.is_set():
             return True
-        if self._verified_at is not None and now < self._verified_at + VERIFY_AGAIN_S:
+        if self._verified_at is not None and now < self._verified_at + self.verify_again_s:
             return False
         self._is_verifying = True
         self._made_model = ("", b"")

@@ -31,10 +31,6 @@ from xain_foundation.durable import make_directory
 
 APPLICATION_ID = 0x5841494E  # "XAIN"
 
-# Bytes of small updates and models that stay in memory for their aggregation; older ones are read
-# from the file.
-MAX_RECENT_BYTES = 8 << 20
-
 # Records, and bytes of them and their objects, that are written in the thread of the caller of
 # `prepare`: in memory, in less than a millisecond.
 MAX_PREPARED = 32
@@ -106,6 +102,10 @@ class SqliteJournal:
     make_room: frees space on a full disk, and tells whether there was any; an append is then tried
     again.
     """
+
+    # Bytes of small updates and models that stay in memory for their aggregation; older ones are
+    # read from the file.
+    max_recent_bytes = 8 << 20
 
     def __init__(self, path: Path) -> None:
         self._path = path.absolute()
@@ -318,7 +318,7 @@ class SqliteJournal:
             self._forget_recent([key])
             self._recent[key] = data
             self._recent_bytes += len(data)
-        while self._recent_bytes > MAX_RECENT_BYTES:
+        while self._recent_bytes > self.max_recent_bytes:
             self._forget_recent([next(iter(self._recent))])
 
     def _forget_recent(self, keys: Sequence[str]) -> None:

@@ -33,8 +33,6 @@ from xain_foundation.backoff import Backoff
 
 log = structlog.get_logger(__name__)
 
-FIRST_RETRY_S = 0.5
-LAST_RETRY_S = 30.0
 MAX_RETRY_AFTER_S = 300.0
 LINGER_S = 1.0  # of the queue before it
 
@@ -100,7 +98,7 @@ class InfluxWriter:
         self._org = org
         self._bucket = bucket
         self._token = token
-        self._backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S, Random())
+        self.backoff = Backoff(0.5, 30.0, Random())
         self._trouble = ""
         self._has_refused = False
 
@@ -207,11 +205,11 @@ class InfluxWriter:
                 status=failure.status,
                 error=f"{failure.reason}{hint}",
             )
-        wait_s = self._backoff.next_s() if failure.is_away else LAST_RETRY_S
+        wait_s = self.backoff.next_s() if failure.is_away else self.backoff.longest_s
         return max(wait_s, min(failure.retry_after_s, MAX_RETRY_AFTER_S))
 
     def _is_well(self) -> None:
-        self._backoff.reset()
+        self.backoff.reset()
         if self._trouble:
             self._trouble = ""
             log.info("metrics_available")

@@ -15,9 +15,6 @@ log = structlog.get_logger(__name__)
 
 # A point takes 1 KB as a rule, and 260 KB with the longest text.
 MAX_WAITING_BYTES = 32 * 1024 * 1024
-# A batch that is being written is in memory a second time, as lines.
-MAX_BATCH_BYTES = 1024 * 1024
-CLOSE_TIMEOUT_S = 5.0
 
 Stamped = tuple[int, Point]  # nanoseconds since 1970
 
@@ -55,7 +52,10 @@ class QueuedMetrics:
         up for each would take the interpreter away from the very round that they tell of.
     max_waiting_bytes: of points that wait; of more, the oldest are lost, and counted. A reader of
         a series wants to know the present first.
+    max_batch_bytes: of a batch; while it is written, it is in memory a second time, as lines.
     """
+
+    close_timeout_s = 5.0
 
     def __init__(
         self,
@@ -64,6 +64,7 @@ class QueuedMetrics:
         *,
         linger_s: float,
         max_waiting_bytes: int = MAX_WAITING_BYTES,
+        max_batch_bytes: int = 1024 * 1024,
     ) -> None:
         self._writer = writer
         self._wall_ns = wall_ns
@@ -72,7 +73,7 @@ class QueuedMetrics:
             name="metrics",
             size=cost,
             linger_s=linger_s,
-            max_group=MAX_BATCH_BYTES,
+            max_group=max_batch_bytes,
             max_waiting=max_waiting_bytes,
         )
 
@@ -86,9 +87,9 @@ class QueuedMetrics:
             self._points.put((now if point.at_ns is None else point.at_ns, point))
 
     def close(self) -> None:
-        """Waits at most CLOSE_TIMEOUT_S; what is not known to be written then is lost."""
+        """Waits at most close_timeout_s; what is not known to be written then is lost."""
         before = self.num_lost
-        if self._points.close(CLOSE_TIMEOUT_S):
+        if self._points.close(self.close_timeout_s):
             self._writer.close()
         if num_lost := self.num_lost - before:
             log.warning("metrics_lost", points=num_lost, in_all=self.num_lost)

@@ -28,17 +28,19 @@ from xain_coordinator.stores.s3_bucket import Bucket
 
 FOLDER = ".claims"
 
-# Two that come together get out of each other's way within a few tries; a claim that was left
-# behind does not go away however long one waits.
-_WAITS_S = (0.1, 0.3, 0.9)
-
 
 class Claims:
-    """prefix: of all names, "" or with a slash at its end."""
+    """prefix: of all names, "" or with a slash at its end.
+    waits_s: two that come together get out of each other's way within a few tries; a claim that was
+        left behind does not go away however long one waits.
+    """
 
-    def __init__(self, bucket: Bucket, prefix: str) -> None:
+    def __init__(
+        self, bucket: Bucket, prefix: str, waits_s: Sequence[float] = (0.1, 0.3, 0.9)
+    ) -> None:
         self._bucket = bucket
         self._prefix = prefix
+        self._waits_s = waits_s
 
     def take(self, key: str, name: str, digest: str, is_taken: Callable[[], bool]) -> Sequence[str]:
         """Claim an object for some content; returns when the caller may publish it. The claims are
@@ -51,7 +53,7 @@ class Claims:
         what was written.
         """
         folder = f"{self._prefix}{FOLDER}/{name.removeprefix(self._prefix)}/"
-        for wait in (*_WAITS_S, 0.0):
+        for wait in (*self._waits_s, 0.0):
             mine = f"{folder}{digest}.{uuid.uuid4().hex}"
             self._bucket.put(key, mine, b"")
             # A deeper name is a claim on another object.

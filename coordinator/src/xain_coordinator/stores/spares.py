@@ -25,8 +25,6 @@ import xxhash
 
 SUFFIX = ".spare"
 MIN_BYTES = 1 << 20  # of a file that is worth keeping
-MAX_FILES = 64
-MAX_BYTES = 2 << 30  # of all of them
 
 _MARK = struct.Struct("<8sQQ")
 _MAGIC = b"\x93written"
@@ -38,6 +36,9 @@ class SpareFiles:
 
     folder: where they lie; renaming a file into it must be possible.
     """
+
+    max_files = 64
+    max_bytes = 2 << 30  # of all of them
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -68,7 +69,7 @@ class SpareFiles:
         spare = self._folder / f"{uuid.uuid4().hex}{SUFFIX}"
         with self._lock:
             num_bytes = sum(self._files.values()) + status.st_size
-            if len(self._files) >= MAX_FILES or num_bytes > MAX_BYTES:
+            if len(self._files) >= self.max_files or num_bytes > self.max_bytes:
                 return None
             self._files[spare] = status.st_size
         try:

@@ -7,8 +7,8 @@ import pytest
 
 from support.influx_servers import StrictInflux
 from xain_coordinator.core.values import Point
-from xain_coordinator.metrics import influx, queue
 from xain_coordinator.metrics.influx import InfluxWriter
+from xain_foundation.backoff import Backoff
 
 
 class Waits(threading.Event):
@@ -35,20 +35,12 @@ def server() -> Iterator[StrictInflux]:
         yield one
 
 
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It tries again at once, and a slow machine has time to end."""
-    monkeypatch.setattr(influx, "FIRST_RETRY_S", 0.01)
-    monkeypatch.setattr(influx, "LAST_RETRY_S", 0.02)
-    monkeypatch.setattr(influx, "LINGER_S", 0.02)
-    monkeypatch.setattr(queue, "CLOSE_TIMEOUT_S", 60.0)
-
-
 @pytest.fixture
 def write(server: StrictInflux) -> Iterator[Callable[..., int]]:
     """Write one batch in this thread; returns how many points are lost. At the end of `closing`
     what the server has not taken is lost; by default there is one try."""
     writer = InfluxWriter(server.url, server.org, server.bucket, server.token, 60.0)
+    writer.backoff = Backoff(0.01, 0.02)
 
     def write(points: Sequence[Point], closing: threading.Event | None = None) -> int:
         return writer.write([(point.at_ns or 0, point) for point in points], closing or Waits())

@@ -1,25 +1,36 @@
 """Points on their way to a strict InfluxDB, and which of them it has."""
 
 import time
+from collections.abc import Mapping
 
 from support.influx_servers import StrictInflux
 from xain_coordinator.config.coordinator import MetricsSettings
 from xain_coordinator.core.values import Point
-from xain_coordinator.metrics.influx import LINGER_S, InfluxWriter
-from xain_coordinator.metrics.queue import MAX_WAITING_BYTES, QueuedMetrics
+from xain_coordinator.metrics.influx import InfluxWriter
+from xain_coordinator.metrics.queue import QueuedMetrics
 from xain_coordinator.stores.secret_files import read_secret
+from xain_foundation.backoff import Backoff
 
 
 def connect(
-    server: StrictInflux, max_waiting_bytes: int = MAX_WAITING_BYTES, **settings: object
+    server: StrictInflux,
+    *,
+    linger_s: float = 0.02,
+    last_retry_s: float = 0.02,
+    bounds: Mapping[str, int] | None = None,
+    **settings: object,
 ) -> QueuedMetrics:
-    """settings: of [metrics], other than those of the server."""
+    """A store that tries again at once, and that has time to end on a slow machine.
+
+    bounds: of the queue. settings: of [metrics], other than those of the server.
+    """
     chosen = MetricsSettings.model_validate({**server.settings(), **settings})
     token = read_secret("metrics", chosen, "token")
     writer = InfluxWriter(chosen.url, chosen.org, chosen.bucket, token, chosen.timeout_s)
-    return QueuedMetrics(
-        writer, time.time_ns, linger_s=LINGER_S, max_waiting_bytes=max_waiting_bytes
-    )
+    writer.backoff = Backoff(0.01, last_retry_s)
+    metrics = QueuedMetrics(writer, time.time_ns, linger_s=linger_s, **(bounds or {}))
+    metrics.close_timeout_s = 60.0
+    return metrics
 
 
 def numbered(*numbers: int) -> list[Point]:

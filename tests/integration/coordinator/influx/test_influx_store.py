@@ -14,8 +14,8 @@ from integration.coordinator.influx.conftest import Waits
 from integration.coordinator.influx.points import connect, numbered, numbers
 from support.influx_servers import Answer, StrictInflux
 from xain_coordinator.core.values import Point
-from xain_coordinator.metrics import influx, queue
 from xain_coordinator.metrics.influx import InfluxWriter
+from xain_coordinator.metrics.queue import cost
 from xain_coordinator.ports import StoreError
 
 
@@ -41,13 +41,10 @@ def test_many_points_are_few_requests(server: StrictInflux) -> None:
     assert server.num_requests <= 4
 
 
-def test_large_points_are_written_in_smaller_batches(
-    server: StrictInflux, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_points_are_written_in_smaller_batches(server: StrictInflux) -> None:
     """A batch is a second time in memory, as lines; and servers have limits of their own."""
     large = [Point("m", {"n": n, "text": "x" * 1000}, {}, n) for n in range(10)]
-    monkeypatch.setattr(queue, "MAX_BATCH_BYTES", 2 * queue.cost((0, large[0])) + 100)
-    metrics = connect(server)
+    metrics = connect(server, bounds={"max_batch_bytes": 2 * cost((0, large[0])) + 100})
     metrics.write([*large, Point("m", {"n": 10, "text": "x" * 10_000}, {}, 10), *large])
     metrics.close()
     assert numbers(server) == [*range(11), *range(10)]
@@ -55,13 +52,9 @@ def test_large_points_are_written_in_smaller_batches(
     assert metrics.num_lost == 0
 
 
-def test_a_full_batch_does_not_linger(
-    server: StrictInflux, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_batch_does_not_linger(server: StrictInflux) -> None:
     """Meanwhile others might be lost."""
-    monkeypatch.setattr(influx, "LINGER_S", 1000.0)
-    monkeypatch.setattr(queue, "MAX_BATCH_BYTES", 1_000_000)
-    metrics = connect(server)
+    metrics = connect(server, linger_s=1000.0, bounds={"max_batch_bytes": 1_000_000})
     metrics.write([Point("m", {"n": 1, "text": "x" * 1_000_000})])
     server.wait_for(lambda: len(server.lines) == 1)
     metrics.close()
@@ -111,9 +104,8 @@ def test_points_are_lost_where_no_server_listens(server: StrictInflux) -> None:
         taken.bind(("127.0.0.1", 0))
         metrics = connect(server, url=f"http://127.0.0.1:{taken.getsockname()[1]}")
         metrics.write(numbered(1, 2))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(queue, "CLOSE_TIMEOUT_S", 0.1)
-            metrics.close()
+        metrics.close_timeout_s = 0.1
+        metrics.close()
     assert metrics.num_lost == 2
 
 
@@ -192,7 +184,7 @@ def test_a_wrong_setting_is_told_once(
 
 def test_meanwhile_the_newest_points_are_kept(server: StrictInflux) -> None:
     server.always = Answer(401)
-    metrics = connect(server, max_waiting_bytes=10 * queue.cost((0, *numbered(1000))))
+    metrics = connect(server, bounds={"max_waiting_bytes": 10 * cost((0, *numbered(1000)))})
     metrics.write(numbered(*range(8)))
     server.wait_for(lambda: server.num_requests >= 2)
     for n in range(8, 20):
@@ -241,34 +233,32 @@ def test_a_redirection_in_a_circle_ends(server: StrictInflux, write: Callable[..
 
 
 def test_a_server_that_hangs_holds_nobody_up(
-    server: StrictInflux, monkeypatch: pytest.MonkeyPatch
+    server: StrictInflux,
 ) -> None:
     """Points are taken while one request hangs; there is never a second one beside it."""
     server.always = Answer(hangs=True)
-    metrics = connect(
-        server, timeout_s=60.0, max_waiting_bytes=100 * queue.cost((0, *numbered(1000)))
-    )
+    bounds = {"max_waiting_bytes": 100 * cost((0, *numbered(1000)))}
+    metrics = connect(server, timeout_s=60.0, bounds=bounds)
     metrics.write(numbered(0))
     server.wait_for(lambda: server.num_open == 1)
     for n in range(1, 1000):
         metrics.write(numbered(n))
     assert metrics.num_lost == 899
     assert (server.num_open, server.num_requests) == (1, 1)
-    monkeypatch.setattr(queue, "CLOSE_TIMEOUT_S", 0.0)
+    metrics.close_timeout_s = 0.0
     metrics.close()
     assert metrics.num_lost == 1000
     assert (server.num_open, server.num_requests) == (1, 1)
     server.release()
-    monkeypatch.undo()
+    metrics.close_timeout_s = 60.0
     metrics.close()
     assert metrics.num_lost == 1000
 
 
-def test_the_end_makes_one_more_try(server: StrictInflux, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_makes_one_more_try(server: StrictInflux) -> None:
     """The last write does not wait until the next try is due."""
-    monkeypatch.setattr(influx, "LAST_RETRY_S", 1000.0)
     server.always = Answer(401)
-    metrics = connect(server)
+    metrics = connect(server, last_retry_s=1000.0)
     metrics.write(numbered(1))
     server.wait_for(lambda: server.num_requests == 1)
     with capture_logs() as logs:

@@ -233,22 +233,20 @@ def test_object_that_is_committed_meanwhile_is_no_unfinished_upload(
         assert reader.read(0, reader.size) == b"whole"
 
 
-def test_a_start_keeps_the_latest_unfinished_uploads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_keeps_the_latest_unfinished_uploads(tmp_path: Path) -> None:
     """So many of them, and none that is old; what has no label nobody can go on with."""
-    monkeypatch.setattr(files, "MAX_UNFINISHED", 2)
     store = FileStore(tmp_path)
-    for label in ("", "old", "a", "b", "c"):
+    ages = {str(number): number for number in range(files.MAX_UNFINISHED + 3)}
+    ages["old"] = files.UNFINISHED_S + 60
+    for label in ("", *ages):
         upload = store.upload("3/x", label)
         upload.write(b"x")
         upload.suspend()
-    ages = {"old": files.UNFINISHED_S + 60, "a": 30, "b": 20, "c": 10}
     for label, age in ages.items():
         (temp,) = (tmp_path / ".incoming").glob(f"{label}.*.part")
         os.utime(temp, (time.time() - age, time.time() - age))
     store = FileStore(tmp_path)
     kept = {temp.name.partition(".")[0] for temp in (tmp_path / ".incoming").glob("*.part")}
-    assert kept == {"b", "c"}
+    assert kept == set(map(str, range(files.MAX_UNFINISHED)))
     store.sweep()
     assert list((tmp_path / ".incoming").glob("*.part")) == []

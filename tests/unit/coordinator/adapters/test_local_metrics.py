@@ -148,32 +148,32 @@ def test_the_newest_point_is_kept_however_large(tmp_path: Path) -> None:
     assert numbers(path) == [-1, 2]
 
 
-def test_close_waits_for_a_bounded_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue, "CLOSE_TIMEOUT_S", 0.0)
+def test_close_waits_for_a_bounded_time(tmp_path: Path) -> None:
     metrics = LocalMetricsFile(tmp_path / "metrics", lambda: 0)
+    metrics.close_timeout_s = 0.0
     gated = hold(metrics)
     metrics.write(numbered(1, 2, 3))
     metrics.close()
     # With the one that the disk still holds up: nobody knows what becomes of it.
     assert metrics.num_lost == 4
     gated.gate.set()
-    monkeypatch.undo()
+    metrics.close_timeout_s = 60.0
     metrics.close()
     assert numbers(tmp_path / "metrics") == [-1]
     assert metrics.num_lost == 4
 
 
-def test_lost_points_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_points_are_counted_once(tmp_path: Path) -> None:
     """By the end, or by the disk that did not take it after the end."""
     metrics = LocalMetricsFile(tmp_path / "metrics", lambda: 0)
     gated = Gated(float("nan"))
     metrics.write([Point("m", gated)])
     gated.reached.wait()
-    with monkeypatch.context() as patch:
-        patch.setattr(queue, "CLOSE_TIMEOUT_S", 0.0)
-        metrics.close()
+    metrics.close_timeout_s = 0.0
+    metrics.close()
     assert metrics.num_lost == 1
     gated.gate.set()
+    metrics.close_timeout_s = 60.0
     metrics.close()
     assert metrics.num_lost == 1
 

@@ -9,7 +9,6 @@ from typing import Any, cast
 import pytest
 
 from xain_coordinator.ports import KeyClaimed, KeyExists, KeyNotFound, StoreError
-from xain_coordinator.stores import s3_claims
 from xain_coordinator.stores.s3 import S3Upload
 from xain_coordinator.stores.s3_bucket import Bucket, Piece
 from xain_coordinator.stores.s3_claims import Claims
@@ -75,7 +74,12 @@ class Writer:
         self._ended = False
         bucket = cast(Bucket, SlowBucket(server, self._turn))
         self._upload = S3Upload(
-            bucket, ThreadPoolExecutor(1), Claims(bucket, ""), folder, "1/global", "1/global"
+            bucket,
+            ThreadPoolExecutor(1),
+            Claims(bucket, "", waits_s=()),
+            folder,
+            "1/global",
+            "1/global",
         )
         self._upload.write(content)
         self.result: Future[None] = Future()
@@ -115,12 +119,6 @@ class Writer:
     def die(self) -> None:
         self._dies = True
         self.finish()
-
-
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One try each, so that all orders can be gone through."""
-    monkeypatch.setattr(s3_claims, "_WAITS_S", ())
 
 
 def orders(*lengths: int) -> Iterator[Sequence[int]]:

@@ -163,8 +163,8 @@ def test_spare_files_of_a_failed_sync_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They may not be written over, and must not count against the bound for ever."""
-    monkeypatch.setattr(spares, "MAX_FILES", 1)
     store = FileStore(tmp_path)
+    store.spares.max_files = 1
     put(store, KEY, OLD)
     put(store, SECOND, OLD)
     with monkeypatch.context() as failing:
@@ -180,15 +180,15 @@ def fail(folder: Path) -> None:
     raise OSError(errno.EIO, "input/output error")
 
 
-def test_spare_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spare_files_are_bounded(tmp_path: Path) -> None:
     """In number and in bytes; what is beyond is removed."""
-    monkeypatch.setattr(spares, "MAX_FILES", 2)
     store = FileStore(tmp_path)
+    store.spares.max_files = 2
     for key in (KEY, SECOND, THIRD):
         put(store, key, OLD)
     store.delete(KEY, SECOND, THIRD)
     assert len(spare_files(tmp_path)) == 2
-    monkeypatch.setattr(spares, "MAX_BYTES", 8 * MIB)
+    store.spares.max_bytes = 8 * MIB
     put(store, f"2/a.{HEX}", b"n" * 5 * MIB)
     store.delete(f"2/a.{HEX}")
     assert sum(file.stat().st_size for file in spare_files(tmp_path)) <= 8 * MIB

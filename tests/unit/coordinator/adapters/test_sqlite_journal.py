@@ -762,14 +762,12 @@ def test_any_flipped_bit_of_the_database_is_named_or_changes_nothing(tmp_path: P
     assert num_told > 30
 
 
-def test_objects_beyond_the_memory_are_read_from_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_objects_beyond_the_memory_are_read_from_the_file(tmp_path: Path) -> None:
     """And so are those of an earlier process."""
-    monkeypatch.setattr("xain_coordinator.journal.sqlite.MAX_RECENT_BYTES", 10)
     path = tmp_path / "journal.sqlite"
     objects = {f"0/{name}.1/journal": name.encode() * 4 for name in "abc"}
     with closing(SqliteJournal(path)) as journal:
+        journal.max_recent_bytes = 10
         journal.append([OPENED], objects)
         assert len(journal._recent) == 2
         assert {key: journal.read_object(key) for key in objects} == objects
