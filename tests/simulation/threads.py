@@ -76,10 +76,10 @@ class Thread(greenlet):
         delay_s = jitter_s(self._hub)
         self._hub.after(delay_s, self._process, lambda: self.switch(True))
 
-    def join(self, timeout_s: float | None = None) -> None:
+    def join(self, timeout: float | None = None) -> None:
         """Wait for its end, in another thread."""
         waiter = current()
-        deadline = None if timeout_s is None else waiter.now() + timeout_s
+        deadline = None if timeout is None else waiter.now() + timeout
         self._joining.append(waiter)
         while not self.is_over:
             left = None if deadline is None else deadline - waiter.now()
@@ -145,10 +145,10 @@ class Queue(Generic[T]):
         for thread in self._waiting:
             thread.unpark()
 
-    def get(self, timeout_s: float | None = None) -> T:
+    def get(self, *, timeout: float | None = None) -> T:
         """Raises queue.Empty."""
         thread = current()
-        deadline = None if timeout_s is None else thread.now() + timeout_s
+        deadline = None if timeout is None else thread.now() + timeout
         while not self._items:
             left = None if deadline is None else deadline - thread.now()
             if left is not None and left <= ROUNDING_S:

@@ -317,7 +317,7 @@ class Agent:
         if self._alive is not None:
             self._alive.expect(wait_s)
         try:
-            return self._mailbox.get(wait_s)
+            return self._mailbox.get(timeout=wait_s)
         except Empty:
             del self._timers[timer]
             return _Posted(e.TimerFired(timer))
@@ -487,7 +487,7 @@ class Agent:
             if retry_after_s:
                 pause_s = jittered(self._watch_chance, retry_after_s)
             with suppress(Empty):
-                self._hung_up.get(pause_s)
+                self._hung_up.get(timeout=pause_s)
 
     def _close(self) -> None:
         self._closing = True

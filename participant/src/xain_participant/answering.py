@@ -4,18 +4,16 @@ The participant opens the stream, since it can reach the coordinator and not the
 stream that ends is opened again after a short pause.
 """
 
-from collections.abc import Iterator
 from contextlib import suppress
 from queue import Empty
 from random import Random
 
-import grpc
 import numpy as np
 
 from xain_foundation.backoff import Backoff
 from xain_foundation.logger import get_logger
 from xain_foundation.names import shortened
-from xain_participant.client import CoordinatorClient, Questions, Refused
+from xain_participant.client import CoordinatorClient, Refused
 from xain_participant.participant import Participant
 from xain_participant.protocol import jittered
 from xain_participant.runtime import Queue, Runtime
@@ -23,7 +21,6 @@ from xain_proto.fl import coordinator_pb2 as pb
 
 MIN_PAUSE_S = 0.2
 MAX_PAUSE_S = 2.0
-NO_STREAM_PAUSE_S = 30.0  # with a coordinator of an earlier version
 MAX_ERROR = 500  # characters
 
 
@@ -50,32 +47,26 @@ class Answering:
         while not self._is_closed:
             retry_after_s = 0.0
             try:
-                for question, questions in self._questions():
-                    backoff.reset()
-                    questions.answer(self._answer(question))
+                questions = self._client.questions()
+                try:
+                    for question in questions:
+                        backoff.reset()
+                        questions.answer(self._answer(question))
+                finally:
+                    questions.cancel()
             except Refused as refused:
                 self._log.debug("predictions_ended", round=-1, reason=str(refused))
                 retry_after_s = refused.retry_after_s
-                if refused.status is grpc.StatusCode.UNIMPLEMENTED:
-                    retry_after_s = NO_STREAM_PAUSE_S
             pause_s = backoff.next_s()
             if retry_after_s:
                 pause_s = jittered(self._chance, retry_after_s)
             with suppress(Empty):
-                self._hung_up.get(pause_s)
+                self._hung_up.get(timeout=pause_s)
 
     def close(self) -> None:
         """End the thread. The client must be closed as well."""
         self._is_closed = True
         self._hung_up.put(None)
-
-    def _questions(self) -> Iterator[tuple[pb.PredictionQuestion, Questions]]:
-        questions = self._client.questions()
-        try:
-            for question in questions:
-                yield question, questions
-        finally:
-            questions.cancel()
 
     def _answer(self, question: pb.PredictionQuestion) -> pb.PredictionAnswer:
         """The answer to a question. Never raises: an error is an answer, too."""

@@ -121,60 +121,51 @@ class Refused(Exception):
         return f"Refused({self.reason!r}, {self.status.name}, {self.message!r})"
 
 
-class Watch:
-    """The stream of the coordinator's changes of state: iterate in one thread, cancel from any.
+class _Stream:
+    """A stream of messages from the coordinator: iterate in one thread, cancel from any.
 
     Iterating raises Refused when the stream breaks, and ends quietly after cancel(). The client
     cancels it, too, when its connection is replaced: the next one is to be had at once.
     """
 
-    def __init__(self, call: Any, complete: Callable[[pb.WatchResponse], pb.WatchResponse]) -> None:
+    def __init__(self, call: Any) -> None:
         self._call = call
-        self._complete = complete
         self.is_cancelled = False
 
-    def __iter__(self) -> Iterator[pb.WatchResponse]:
-        try:
-            for message in self._call:
-                yield self._complete(message)
-        except grpc.RpcError as error:
-            if not self.is_cancelled:
-                raise _refused(error) from None
-
-    def cancel(self) -> None:
-        """End the stream, at once and for good."""
-        self.is_cancelled = True
-        self._call.cancel()
-
-
-class Questions:
-    """The coordinator's questions for predictions.
-
-    Iterate and answer in one thread, cancel from any.
-    Iterating raises Refused when the stream breaks, and ends quietly after cancel().
-    """
-
-    def __init__(self, call: Any, answers: "Queue[pb.PredictionAnswer | None]") -> None:
-        self._call = call
-        self._answers = answers
-        self.is_cancelled = False
-
-    def __iter__(self) -> Iterator[pb.PredictionQuestion]:
+    def __iter__(self) -> Iterator[Any]:
         try:
             yield from self._call
         except grpc.RpcError as error:
             if not self.is_cancelled:
                 raise _refused(error) from None
 
-    def answer(self, answer: pb.PredictionAnswer) -> None:
-        """Send an answer."""
-        self._answers.put(answer)
-
     def cancel(self) -> None:
         """End the stream, at once and for good."""
         self.is_cancelled = True
-        self._answers.put(None)
         self._call.cancel()
+
+
+class Watch(_Stream):
+    """The stream of the coordinator's changes of state."""
+
+    def __init__(self, call: Any, complete: Callable[[pb.WatchResponse], pb.WatchResponse]) -> None:
+        super().__init__(call)
+        self._complete = complete
+
+    def __iter__(self) -> Iterator[pb.WatchResponse]:
+        return map(self._complete, super().__iter__())
+
+
+class Questions(_Stream):
+    """The coordinator's questions for predictions. Answers may be sent in any thread."""
+
+    def __init__(self, call: Any, answers: "Queue[pb.PredictionAnswer | None]") -> None:
+        super().__init__(call)
+        self.answer = answers.put
+
+    def cancel(self) -> None:
+        self.answer(None)
+        super().cancel()
 
 
 class KeptMetadata:
@@ -473,12 +464,7 @@ class CoordinatorClient:
         )
         # A restarted coordinator reads again what the one before it has received.
         timeout_s = HAND_IN_TIMEOUT_S + upload.size_bytes / SLOWEST_STORE_BYTES_PER_S
-        try:
-            found = self._unary(lambda stub: stub.FindUpload, request, timeout_s)
-        except Refused as refused:
-            if refused.status is not grpc.StatusCode.UNIMPLEMENTED:
-                raise
-            return 0  # an earlier version does not know the question
+        found = self._unary(lambda stub: stub.FindUpload, request, timeout_s)
         return found.offset if upload.can_begin_at(found.offset) else 0
 
     def _put_stream(self, round_: int, upload: Upload, offset: int) -> pb.WeightsRef:

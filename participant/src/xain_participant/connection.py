@@ -237,7 +237,7 @@ class _Asked(Generic[_Answer]):
     def is_done(self, timeout_s: float | None = None) -> bool:
         """Wait for the next question to end; returns whether one did in time."""
         try:
-            self._ended.get(timeout_s)
+            self._ended.get(timeout=timeout_s)
         except Empty:
             return False
         return True

@@ -20,17 +20,15 @@ class Queue(Protocol[T]):
         """Add an item without waiting, from any thread or signal handler."""
         ...
 
-    def get(self, timeout_s: float | None = None) -> T:
-        """Wait for an item; None: as long as it takes. Raises queue.Empty."""
+    def get(self, *, timeout: float | None = None) -> T:
+        """Wait for an item, so many seconds; None: as long as it takes. Raises queue.Empty."""
         ...
 
 
 class Task(Protocol):
     """A thread of the agent."""
 
-    def join(self, timeout_s: float) -> None:
-        """Wait for the thread's end, at most so long."""
-        ...
+    def join(self, timeout: float) -> None: ...
 
 
 class Runtime(Protocol):
@@ -56,29 +54,10 @@ class Threads:
         return time.monotonic()
 
     def queue(self) -> Queue[Any]:
-        return _Queue()
+        return SimpleQueue()  # the only queue that a signal handler may put to
 
     def spawn(self, name: str, target: Callable[[], None]) -> Task:
-        return _Thread(name, target)
-
-
-class _Queue:
-    def __init__(self) -> None:
-        # The only queue that a signal handler may put to.
-        self._items: SimpleQueue[Any] = SimpleQueue()
-
-    def put(self, item: Any) -> None:
-        self._items.put(item)
-
-    def get(self, timeout_s: float | None = None) -> Any:
-        return self._items.get(timeout=timeout_s)
-
-
-class _Thread:
-    def __init__(self, name: str, target: Callable[[], None]) -> None:
         # A daemon: the participant's own code cannot be interrupted, and must not keep the process.
-        self._thread = threading.Thread(target=target, name=name, daemon=True)
-        self._thread.start()
-
-    def join(self, timeout_s: float) -> None:
-        self._thread.join(timeout_s)
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        thread.start()
+        return thread

@@ -241,6 +241,10 @@ class ScriptedCoordinator(CoordinatorServicer):
             if self.after["GetWeights"]:
                 self.after["GetWeights"].popleft()(context)
 
+    def FindUpload(self, request: pb.FindUploadRequest, context: Context) -> pb.FindUploadResponse:
+        """Nothing of an upload that broke off is here."""
+        return pb.FindUploadResponse()
+
     def PutWeights(
         self, request_iterator: Iterator[pb.PutWeightsRequest], context: Context
     ) -> pb.PutWeightsResponse:

@@ -53,12 +53,12 @@ class Mailbox:
     def put(self, item: Any) -> None:
         self._items.append(item)
 
-    def get(self, timeout_s: float | None = None) -> Any:
+    def get(self, *, timeout: float | None = None) -> Any:
         # What is asked ends by its own time limit.
-        wait_s = 60.0 if timeout_s is None else timeout_s
+        wait_s = 60.0 if timeout is None else timeout
         self._clock.advance(self._clock.now() + wait_s, lambda: bool(self._items))
         if not self._items:
-            assert timeout_s is not None, "it waits for ever"
+            assert timeout is not None, "it waits for ever"
             raise Empty
         return self._items.pop(0)
 
