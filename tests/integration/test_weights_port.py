@@ -480,7 +480,7 @@ async def test_participant_goes_on_with_a_put_whose_connection_broke(start, join
         await asyncio.to_thread(proxy.cut)
         await asyncio.to_thread(proxy.heal)
         ref = pb.WeightsRef(size_bytes=len(update), digest=digest(update))
-        ref.key = (await stored).key
+        ref.key = await stored
         assert proxy.num_bytes_up - before < 1.2 * len(update)
     await a.end(ref, round_=1)
     await a.until(pb.FINISHED, 1)

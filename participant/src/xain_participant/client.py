@@ -522,14 +522,12 @@ class CoordinatorClient:
         def on_sent(num_bytes: int) -> None:
             upload.share = num_bytes / upload.size_bytes
 
-        stored = self._use_offer(
-            lambda direct: direct.put(url, pieces, on_sent, digest=upload.digest)
-        )
-        if stored is None:
+        key = self._use_offer(lambda direct: direct.put(url, pieces, on_sent, digest=upload.digest))
+        if key is None:
             if upload.share:  # the coordinator may have a part of it
                 self._broken_digest = upload.digest
             return ""
-        return stored.key or offer.key
+        return key or offer.key
 
     def _use_offer(self, transfer: Callable[[DirectTransfer], _Used]) -> _Used | None:
         if self._direct is None:

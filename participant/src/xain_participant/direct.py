@@ -11,9 +11,9 @@ URL end here, too: an OfferFailed has neither cause nor context.
 - Redirects are not followed. A signed URL has no reason for one, and it would carry an update
   elsewhere.
 - Certificates are checked against the system's; SSL_CERT_FILE names others.
-- HTTP_PROXY, HTTPS_PROXY and NO_PROXY are honoured, as gRPC and curl do, because a network that
-  has a proxy often has no other way out. The proxy itself must be an http:// one. It sees no URL
-  of a weights port, which it is asked to CONNECT to.
+- HTTP_PROXY, HTTPS_PROXY and NO_PROXY are honoured, as gRPC does, because a network that has a
+  proxy often has no other way out. The proxy itself must be an http:// one. It is asked to CONNECT,
+  as gRPC asks it, and sees no URL: it might note it in its log.
 """
 
 import os
@@ -25,13 +25,13 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from xain_foundation.fields import proxy_options
+from xain_foundation.fields import join_host_port, proxy_options
 from xain_participant.download import Damaged, Download
 from xain_proto.weights_port import DIGEST_HEADER, KEY_HEADER, OFFSET_HEADER, PATH
 
@@ -61,6 +61,7 @@ PORT_PAUSE_S = 5.0
 MAX_FAILURES_KEPT = 16
 
 Method = Literal["GET", "PUT"]
+_T = TypeVar("_T")
 
 _TIMED_OUT = "timed out"
 _CONTINUE = b"HTTP/1.1 100"
@@ -122,7 +123,7 @@ class DirectTransfer:
 
         Raises OfferFailed; the download can then go on in another way.
         """
-        return self._try("GET", url, lambda target: self._fetch(target, download))
+        return self._try("GET", url, lambda target: self._fetch(target, download)) is not None
 
     def put(
         self,
@@ -131,20 +132,15 @@ class DirectTransfer:
         on_sent: Callable[[int], None] = lambda num_bytes: None,
         *,
         digest: bytes = b"",
-    ) -> "Stored | None":
-        """PUT an object, the parts one after another. Returns None, having done nothing, if the
-        host has failed lately.
+    ) -> str | None:
+        """PUT an object, the parts one after another. Returns its key, empty if the server names
+        none; None, having done nothing, if the host has failed lately.
 
         on_sent: told, after each chunk, how many bytes of the object were sent.
         digest: of the object; a weights port asks for it.
         Raises OfferFailed.
         """
-        stored: list[Stored] = []
-        if self._try(
-            "PUT", url, lambda target: stored.append(self._put(target, parts, digest, on_sent))
-        ):
-            return stored[0]
-        return None
+        return self._try("PUT", url, lambda target: self._put(_Put(target, parts, on_sent, digest)))
 
     def failed(self, method: Method, url: str, reason: str) -> OfferFailed:
         """Remember a failure that showed only after a transfer, like those of fetch() and put()."""
@@ -156,14 +152,14 @@ class DirectTransfer:
 
     # --- which offers are taken ---
 
-    def _try(self, method: Method, url: str, transfer: "Callable[[_Target], None]") -> bool:
+    def _try(self, method: Method, url: str, transfer: "Callable[[_Target], _T]") -> _T | None:
         host, pause_s, target = "", PAUSE_S, None
         try:
             target = _Target.of(url)
             host = target.host
             if self._is_paused(method, host):
-                return False
-            transfer(target)
+                return None
+            result = transfer(target)
         except _Failed as failed:
             reason = str(failed)
             if target is not None and target.is_port and reason != _TIMED_OUT:
@@ -171,7 +167,7 @@ class DirectTransfer:
         else:
             with self._lock:
                 self._failures.pop((method, host), None)
-            return True
+            return result
         # Outside of the handler, so that no context is attached.
         raise self._remember(method, host, reason, pause_s)
 
@@ -192,7 +188,7 @@ class DirectTransfer:
 
     # --- down ---
 
-    def _fetch(self, target: "_Target", download: Download) -> None:
+    def _fetch(self, target: "_Target", download: Download) -> bool:
         while not download.is_whole:
             resumed_at = download.received
             try:
@@ -207,11 +203,12 @@ class DirectTransfer:
         except Damaged as damaged:
             download.restart()
             raise _Failed(str(damaged)) from None
+        return True
 
     def _receive(self, connection: HTTPConnection, target: "_Target", download: Download) -> None:
         start = download.received
         headers = {"Range": f"bytes={start}-"} if start else {}
-        connection.request("GET", target.path, headers={**headers, **target.proxy_headers})
+        connection.request("GET", target.path, headers=headers)
         with connection.getresponse() as response:
             # A server that knows no ranges sends it all again.
             surplus = start - _first_byte(response, start, download.size_bytes)
@@ -238,26 +235,17 @@ class DirectTransfer:
 
     # --- up ---
 
-    def _put(
-        self,
-        target: "_Target",
-        parts: Sequence[memoryview],
-        digest: bytes,
-        on_sent: Callable[[int], None],
-    ) -> "Stored":
-        size_bytes = sum(len(part) for part in parts)
+    def _put(self, put: "_Put") -> str:
+        """Returns the key of the stored object; empty if the server names none."""
         offset = 0
         for attempts_left in reversed(range(NUM_PUTS)):
-            put = _Put(target, size_bytes, digest, offset)
             try:
-                with self._connected(target) as connection:
-                    stored = self._send(connection, put, parts, on_sent)
+                with self._connected(put.target) as connection:
+                    return self._send(connection, put, offset)
             except _Broken:
                 if attempts_left == 0:
                     raise
-                offset = self._find(put) if target.is_port else 0
-            else:
-                return stored
+                offset = self._find(put) if put.target.is_port else 0
         raise AssertionError("the last attempt returns or raises")
 
     def _find(self, put: "_Put") -> int:
@@ -272,14 +260,9 @@ class DirectTransfer:
                     raise _Failed(f"status {response.status} when asked what is there")
                 return min(int(offset), put.size_bytes)
 
-    def _send(
-        self,
-        connection: HTTPConnection,
-        put: "_Put",
-        parts: Sequence[memoryview],
-        on_sent: Callable[[int], None],
-    ) -> "Stored":
-        target, offset = put.target, put.offset
+    def _send(self, connection: HTTPConnection, put: "_Put", offset: int) -> str:
+        """Send the object from byte `offset` on."""
+        target = put.target
         connection.putrequest("PUT", target.path)
         connection.putheader("Content-Length", str(put.size_bytes - offset))
         for name, value in put.headers.items():
@@ -295,7 +278,7 @@ class DirectTransfer:
                 return self._stored(target, connection, 0)
             connection.sock.settimeout(self._chunk_timeout_s)
             sent, stall_timer = 0, _StallTimer(self._chunk_timeout_s)
-            for part in parts:
+            for part in put.parts:
                 skipped = min(max(0, offset - sent), len(part))
                 sent += skipped
                 part = part[skipped:]
@@ -304,7 +287,7 @@ class DirectTransfer:
                     stall_timer.moved(count)
                     part = part[count:]
                     sent += count
-                    on_sent(sent)
+                    put.on_sent(sent)
         except TimeoutError:
             raise
         except OSError:
@@ -334,16 +317,16 @@ class DirectTransfer:
             time.sleep(PEEK_S)  # a socket cannot wait for its peer and for close()
         raise ConnectionError("the client is closed")
 
-    def _stored(self, target: "_Target", connection: HTTPConnection, sent: int) -> "Stored":
+    def _stored(self, target: "_Target", connection: HTTPConnection, sent: int) -> str:
         """The answer to a PUT of so many bytes. Raises _Failed if it is a refusal."""
         self._allow_answer(connection, sent)
         with connection.getresponse() as response:
             if not 200 <= response.status < 300:
                 raise _Failed(f"status {response.status}")
-            key = response.headers.get(KEY_HEADER, "")
+            key = str(response.headers.get(KEY_HEADER, ""))
             if target.is_port and not key:
                 raise _Failed("an answer without the key of the update")
-            return Stored(key)
+            return key
 
     def _allow_answer(self, connection: HTTPConnection, sent: int) -> None:
         """Set the time limit of the answer."""
@@ -388,8 +371,8 @@ class DirectTransfer:
             connection = HTTPSConnection(
                 host, port, timeout=self._connect_timeout_s, context=self._tls
             )
-        if target.is_tunnelled:
-            connection.set_tunnel(target.name, target.port, target.tunnel_headers)
+        if target.proxy is not None:
+            connection.set_tunnel(target.name, target.port, target.proxy_headers)
         return connection
 
     def _register(self, sock: socket.socket) -> None:
@@ -398,13 +381,6 @@ class DirectTransfer:
                 raise _Failed("the client is closed")
             self._sockets.add(sock)
         sock.settimeout(self._chunk_timeout_s)
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """The answer to a PUT. key: of the stored object; empty if the server names none."""
-
-    key: str
 
 
 class _Failed(Exception):
@@ -444,19 +420,20 @@ class _StallTimer:
 
 @dataclass(frozen=True, slots=True)
 class _Put:
-    """An upload of an object from byte `offset` on."""
+    """An upload; see DirectTransfer.put()."""
 
     target: "_Target"
-    size_bytes: int
+    parts: Sequence[memoryview]
+    on_sent: Callable[[int], None]
     digest: bytes
-    offset: int
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(map(len, self.parts))
 
     @property
     def headers(self) -> dict[str, str]:
-        headers = dict(self.target.proxy_headers)
-        if self.target.is_port:
-            headers[DIGEST_HEADER] = self.digest.hex()
-        return headers
+        return {DIGEST_HEADER: self.digest.hex()} if self.target.is_port else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,8 +441,6 @@ class _Target:
     """The host, port and path of a URL. Parts that may contain a secret are left out of the repr.
 
     path: with the query, as the request line takes it. proxy: host and port.
-    proxy_headers: for a proxy that sees the request itself; tunnel_headers: for one that only
-    connects.
     """
 
     scheme: str
@@ -474,23 +449,16 @@ class _Target:
     path: str = field(repr=False)
     proxy: tuple[str, int] | None = None
     proxy_headers: dict[str, str] = field(default_factory=dict, repr=False)
-    tunnel_headers: dict[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def host(self) -> str:
         """HOST:PORT, for the log and as a key."""
-        return _join(self.name, self.port)
+        return join_host_port(self.name, self.port)
 
     @property
     def is_port(self) -> bool:
         """Whether this is a weights port, and no object store."""
         return self.path.startswith(PATH)
-
-    @property
-    def is_tunnelled(self) -> bool:
-        """Whether the proxy only connects, and does not see the request. It would note the URL of a
-        weights port in its log; gRPC is tunnelled, too."""
-        return self.proxy is not None and (self.scheme == "https" or self.is_port)
 
     @classmethod
     def of(cls, url: str) -> Self:
@@ -505,8 +473,8 @@ class _Target:
         proxy_url = getproxies().get(scheme)
         direct = cls(scheme, name, port, path)
         # A coordinator on this machine is spoken to without a proxy over gRPC, too.
-        is_here = direct.is_port and bool(proxy_options(_join(name, port)))
-        if not proxy_url or is_here or proxy_bypass(_join(name, port)):
+        is_here = direct.is_port and bool(proxy_options(join_host_port(name, port)))
+        if not proxy_url or is_here or proxy_bypass(join_host_port(name, port)):
             return direct
         if "://" not in proxy_url:
             proxy_url = f"http://{proxy_url}"
@@ -517,11 +485,7 @@ class _Target:
         if userinfo:
             credentials = b64encode(unquote(userinfo).encode()).decode()
             headers = {"Proxy-Authorization": f"Basic {credentials}"}
-        proxy = (proxy_name, proxy_port or 80)
-        if scheme == "https" or direct.is_port:
-            return cls(scheme, name, port, path, proxy, tunnel_headers=headers)
-        # The whole URL is what a proxy takes in the place of the path.
-        return cls(scheme, name, port, url.partition("#")[0], proxy, proxy_headers=headers)
+        return replace(direct, proxy=(proxy_name, proxy_port or 80), proxy_headers=headers)
 
 
 def _split(url: str) -> tuple[str, str, int | None, str, str]:
@@ -543,10 +507,6 @@ def with_host(url: str, grpc_target: str) -> str:
     # HOST:PORT, or SCHEME:[//AUTHORITY/]HOST:PORT of a name or an address.
     host = re.sub(r"^(dns|ipv4|ipv6):(//[^/]*/)?", "", grpc_target).rpartition(":")[0]
     return f"{start}://{host}:{rest}"
-
-
-def _join(name: str, port: int) -> str:
-    return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
 
 
 def _first_byte(response: HTTPResponse, start: int, size_bytes: int) -> int:

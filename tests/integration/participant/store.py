@@ -23,8 +23,8 @@ Fault = Callable[[Handler], None]
 
 class ScriptedStore:
     """objects: by path. faults: what to do at the next requests instead of answering them.
-    calls: method, path, and the range that was asked for. As a proxy it serves the objects of
-    every host."""
+    calls: method, path, and the range that was asked for. As a proxy it connects to
+    this machine, whatever host is asked for."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.objects: dict[str, bytes] = {}
@@ -105,7 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _enter(self, method: str) -> str | None:
         """The object's path; None if the request has been dealt with."""
         self.close_connection = True
-        path, _, query = re.sub(r"^http://[^/]*", "", self.path).partition("?")
+        path, _, query = self.path.partition("?")
         assert query == f"X-Amz-Signature={SECRET}&a=b%2Fc", "the URL is sent as it is"
         self.store.note(method, path, self)
         if self.store.faults:

@@ -91,7 +91,7 @@ def failure(call: Callable[[], object]) -> OfferFailed:
 def use(method: str, direct: DirectTransfer, url: str) -> bool:
     if method == "GET":
         return direct.fetch(url, download_of())
-    return direct.put(url, parts())
+    return direct.put(url, parts()) is not None
 
 
 def parts(data: bytes = MODEL) -> tuple[memoryview, memoryview]:
@@ -231,7 +231,7 @@ def test_a_server_that_drips_is_left(store: ScriptedStore) -> None:
 
 
 def test_an_update_is_put(direct: DirectTransfer, store: ScriptedStore) -> None:
-    assert direct.put(store.url("/incoming/0/ward-7"), parts())
+    assert direct.put(store.url("/incoming/0/ward-7"), parts()) is not None
     assert store.objects["/incoming/0/ward-7"] == MODEL
     (headers,) = store.headers
     assert headers["Content-Length"] == str(len(MODEL))
@@ -240,7 +240,7 @@ def test_an_update_is_put(direct: DirectTransfer, store: ScriptedStore) -> None:
 
 def test_a_put_that_breaks_off_begins_again(direct: DirectTransfer, store: ScriptedStore) -> None:
     store.faults.append(break_off(PART))
-    assert direct.put(store.url("/u"), parts())
+    assert direct.put(store.url("/u"), parts()) is not None
     assert store.objects == {"/u": MODEL}
     assert len(store.calls) == 2
 
@@ -328,7 +328,9 @@ def test_a_host_that_failed_is_left_alone_for_a_while(
     clock.now = PAUSE_S - 1
     assert not direct.fetch(store.url("/other"), download_of())
     assert len(store.calls) == 1
-    assert direct.put(store.url("/u"), parts()), "putting fails for other reasons than fetching"
+    assert direct.put(store.url("/u"), parts()) is not None, (
+        "putting fails for other reasons than fetching"
+    )
     clock.now = PAUSE_S
     store.faults.append(status(403))
     assert failure(lambda: direct.fetch(store.url("/m"), download_of())).again
@@ -414,12 +416,18 @@ def test_a_proxy_is_used(
 ) -> None:
     monkeypatch.setenv("http_proxy", f"http://user:p%40ss@{store.host}")
     store.objects["/m"] = MODEL
-    url = store.url("/m", "store.invalid:9000")
-    assert direct.fetch(url, download_of())
-    assert direct.put(store.url("/u", "store.invalid:9000"), parts())
-    assert [headers["Host"] for headers in store.headers] == ["store.invalid:9000"] * 2
-    # user:p@ss
-    assert [h["Proxy-Authorization"] for h in store.headers] == ["Basic dXNlcjpwQHNz"] * 2
+    far = f"store.invalid:{store.host.rpartition(':')[2]}"
+    assert direct.fetch(store.url("/m", far), download_of())
+    assert direct.put(store.url("/u", far), parts()) is not None
+    assert [call[:2] for call in store.calls] == [
+        ("CONNECT", far),
+        ("GET", "/m"),
+        ("CONNECT", far),
+        ("PUT", "/u"),
+    ]
+    # user:p@ss, which only the proxy is told
+    told = [headers.get("Proxy-Authorization") for headers in store.headers]
+    assert told == ["Basic dXNlcjpwQHNz", None] * 2
 
 
 def test_proxy_sees_no_url_of_a_weights_port(
@@ -500,5 +508,5 @@ def test_transfers_are_encrypted(
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     tls_store.faults.append(break_off(PART))
     fetch(direct, tls_store)
-    assert direct.put(tls_store.url("/u"), parts())
+    assert direct.put(tls_store.url("/u"), parts()) is not None
     assert tls_store.objects["/u"] == MODEL
