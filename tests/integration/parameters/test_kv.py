@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from support.parameter_group import Group
-from xain_parameters.client import kv as client_kv
 from xain_parameters.client.kv import KVWorker
 from xain_parameters.errors import Closed, Invalid, Unavailable
 from xain_parameters.messages import Push, Refused
@@ -130,9 +129,9 @@ def test_wait_ends_after_its_timeout_and_may_be_repeated(group, kv):
     assert kv.wait(kv.pull([1])) == 1
 
 
-def test_higher_priorities_go_first_and_equals_in_their_order(group, kv, monkeypatch):
+def test_higher_priorities_go_first_and_equals_in_their_order(group, kv):
     """While the only thread of the worker is busy, requests wait by priority."""
-    monkeypatch.setattr(client_kv, "NUM_THREADS", 1)
+    kv._queue.num_threads = 1
     kv.wait(kv.pull([1]))
     free = threading.Event()
     group.refuse = lambda where, head: None if free.is_set() else Refused(0, "busy", "")
@@ -195,23 +194,21 @@ def test_closed_worker_ends_its_requests(group):
                 kv.wait(timestamp)
 
 
-def test_values_that_are_not_waited_for_are_kept_up_to_a_bound(group, monkeypatch):
-    monkeypatch.setattr(client_kv, "MAX_KEPT", 3)
-    monkeypatch.setattr(client_kv, "NUM_THREADS", 1)
+def test_values_that_are_not_waited_for_are_kept_up_to_a_bound(group):
     with group.worker() as server, KVWorker(server) as kv:
+        kv.max_kept, kv._queue.num_threads = 3, 1
         timestamps = [kv.pull([1, 2**64 - 1]) for _ in range(10)]
         kv.wait(kv.pull([1]))  # after all others; it is one of the three until here
         assert [kv.wait(each) is None for each in timestamps] == 8 * [True] + 2 * [False]
         assert not kv._requests
 
 
-def test_failed_request_is_never_told_as_a_success(group, monkeypatch):
+def test_failed_request_is_never_told_as_a_success(group):
     """The errors of the last ones are kept. An older request that was not waited for raises too,
     and one that was waited for is None again."""
-    monkeypatch.setattr(client_kv, "MAX_KEPT", 3)
-    monkeypatch.setattr(client_kv, "NUM_THREADS", 1)
     wrong, right = np.full(1, np.nan, np.float32), np.ones(1, np.float32)
     with group.worker() as server, KVWorker(server) as kv:
+        kv.max_kept, kv._queue.num_threads = 3, 1
         failed = [kv.push([1], wrong) for _ in range(5)]
         succeeded = [kv.push([1], right) for _ in range(10)]
         kv.wait(kv.pull([1]))  # after all others

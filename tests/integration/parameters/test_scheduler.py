@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from support.logs import capture_logs
 from xain_parameters.errors import Closed, Evicted, Invalid, TableConflict, Unavailable
-from xain_parameters.scheduler import client as scheduler_client
 from xain_parameters.scheduler import commands as c
 from xain_parameters.scheduler.client import SchedulerCalls, SchedulerMember
 from xain_parameters.scheduler.journal import Journal, JournalError
@@ -149,12 +148,8 @@ def test_leaving_server_waits_until_its_ranges_have_moved(tmp_path: Path, stack:
 # --- clocks ---
 
 
-def test_waits_of_clocks_say_what_they_wait_for(
-    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waits_of_clocks_say_what_they_wait_for(tmp_path: Path, stack: ExitStack) -> None:
     """For workers that have not come, for the slowest one, and for a scheduler that is away."""
-    monkeypatch.setattr(scheduler_client, "WAIT_S", 0.1)
-    monkeypatch.setattr(scheduler_client, "SAY_S", 0.1)
     logs = stack.enter_context(capture_logs())
 
     def wait_for(event: str, **fields: object) -> None:
@@ -165,6 +160,7 @@ def test_waits_of_clocks_say_what_they_wait_for(
 
     group = Group(tmp_path, stack)
     w1, w2 = group.worker("w1"), group.worker("w2")
+    w1.wait_s = w1.say_s = 0.1
     is_over = threading.Event()
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(w1.begin, 0, 2)

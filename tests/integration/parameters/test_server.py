@@ -294,24 +294,20 @@ def test_parts_of_a_checkpoint_that_a_lost_server_broke_are_removed_after_the_ne
     assert foreign.exists()
 
 
-def test_server_writes_a_checkpoint_at_full_speed_while_no_worker_asks(
-    group, tmp_path, monkeypatch
-):
+def test_server_writes_a_checkpoint_at_full_speed_while_no_worker_asks(group, tmp_path):
     """With this share a pause would last for years."""
-    monkeypatch.setattr(server_module, "SAVE_SHARE", 1e-12)
-    monkeypatch.setattr(server_module, "IDLE_S", 0.0)
     made = group(checkpoints=str(tmp_path / "cuts"))
-    made.start("s0")
+    server = made.start("s0")
+    server.save_share, server.idle_s = 1e-12, 0.0
     worker = made.worker("w0")
     worker.dense("w", SHAPE).push(np.ones(SHAPE, np.float32))
     assert worker.checkpoint() == 1
 
 
-def test_server_that_pauses_a_checkpoint_serves_and_closes(group, tmp_path, monkeypatch):
-    monkeypatch.setattr(server_module, "SAVE_SHARE", 1e-12)
-    monkeypatch.setattr(server_module, "IDLE_S", 3600.0)
+def test_server_that_pauses_a_checkpoint_serves_and_closes(group, tmp_path):
     made = group(checkpoints=str(tmp_path / "cuts"))
     server = made.start("s0")
+    server.save_share, server.idle_s = 1e-12, 3600.0
     worker = made.worker("w0")
     w = worker.dense("w", SHAPE)
     w.push(np.ones(SHAPE, np.float32))

@@ -25,8 +25,6 @@ from xain_parameters.tables.initialisers import Initialiser, Zeros
 from xain_parameters.tables.part import is_finite
 from xain_parameters.tables.rules import Add, Rule
 
-NUM_THREADS: Final = 4
-MAX_KEPT: Final = 1000  # requests whose values are kept for wait(), and as many whose errors are
 SERVERS: Final = "servers"  # the group of all servers
 
 Array: TypeAlias = NDArray[Any]
@@ -47,6 +45,8 @@ class KVWorker:
     Requests run side by side, those of higher priority first; wait for one before another that
     depends on it.
     """
+
+    max_kept = 1000  # requests whose values are kept for wait(), and as many whose errors are
 
     def __init__(
         self,
@@ -147,8 +147,8 @@ class KVWorker:
         """Wait until a request has ended; returns its values, its answers, or None for a push.
 
         Raises what the request failed with, and Unavailable after timeout_s, whereafter it may be
-        waited for again. A timestamp that was waited for is None again, and so is one that MAX_KEPT
-        others have succeeded after. Errors are kept for the last MAX_KEPT failed requests: once an
+        waited for again. A timestamp that was waited for is None again, and so is one that max_kept
+        others have succeeded after. Errors are kept for the last max_kept failed requests: once an
         older one is dropped that was not waited for, wait raises Unavailable for its timestamp and
         all below whose results are not kept either.
         """
@@ -158,8 +158,8 @@ class KVWorker:
         if request is None:
             if timestamp <= forgotten:
                 raise Unavailable(
-                    f"request {timestamp}: its outcome is not known any more; more than {MAX_KEPT}"
-                    " requests have failed and were not waited for"
+                    f"request {timestamp}: its outcome is not known any more; more than "
+                    f"{self.max_kept} requests have failed and were not waited for"
                 )
             return None
         try:
@@ -237,13 +237,13 @@ class KVWorker:
     def _note_success(self, timestamp: int) -> None:
         with self._lock:
             self._succeeded.append(timestamp)
-            if len(self._succeeded) > MAX_KEPT:
+            if len(self._succeeded) > self.max_kept:
                 self._requests.pop(self._succeeded.popleft(), None)
 
     def _note_failure(self, timestamp: int) -> None:
         with self._lock:
             self._failed.append(timestamp)
-            if len(self._failed) > MAX_KEPT:
+            if len(self._failed) > self.max_kept:
                 dropped = self._failed.popleft()
                 if self._requests.pop(dropped, None) is not None:
                     self._forgotten = max(self._forgotten, dropped)
@@ -330,6 +330,8 @@ class _Queue:
     """Runs work in a few threads: of what waits, the highest priority first, and among equals what
     came first."""
 
+    num_threads = 4
+
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._waiting: list[tuple[int, int, Callback, Callback]] = []
@@ -344,7 +346,7 @@ class _Queue:
                 end()
                 return
             heapq.heappush(self._waiting, (-priority, next(self._numbers), run, end))
-            if self._num_idle < len(self._waiting) and len(self._threads) < NUM_THREADS:
+            if self._num_idle < len(self._waiting) and len(self._threads) < self.num_threads:
                 thread = threading.Thread(target=self._work, name="kv", daemon=True)
                 self._threads.append(thread)
                 thread.start()

@@ -32,11 +32,6 @@ TICK_S: Final = 0.05
 CONNECT_S: Final = 1.0
 RETRY_S: Final = 0.5
 JOIN_S: Final = 30.0
-# The threads that write a checkpoint together take at most this share of one core while workers are
-# served: training goes on at nearly its speed, and the checkpoint takes longer. A server that no
-# worker has asked for anything within IDLE_S writes as fast as it can.
-SAVE_SHARE: Final = 0.1
-IDLE_S: Final = 1.0
 
 # A function that answers a user's own request: takes the sender, an integer and a text; returns a
 # text of 60 KiB at most.
@@ -88,6 +83,12 @@ class ParameterServer:
     Raises Unavailable if the scheduler cannot be reached, Evicted if another process has the name,
     and Damaged.
     """
+
+    # The threads that write a checkpoint together take at most this share of one core while workers
+    # are served: training goes on at nearly its speed, and the checkpoint takes longer. A server
+    # that no worker has asked for anything within idle_s writes as fast as it can.
+    save_share = 0.1
+    idle_s = 1.0
 
     def __init__(
         self,
@@ -415,5 +416,5 @@ class ParameterServer:
 
     def _yield_to_workers(self, used_s: float) -> None:
         """Pause a thread that has used so much time of the processor for a checkpoint."""
-        if time.monotonic() - self._served_at < IDLE_S:
-            self._ended.wait(used_s * (self._num_saving / SAVE_SHARE - 1))
+        if time.monotonic() - self._served_at < self.idle_s:
+            self._ended.wait(used_s * (self._num_saving / self.save_share - 1))

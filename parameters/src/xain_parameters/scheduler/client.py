@@ -36,8 +36,6 @@ log = get_logger(__name__)
 
 RETRY_S = 0.2
 CALL_S = 5.0  # limit of a call that does not wait for others
-WAIT_S = 5.0  # limit of a call that waits for others; then it is made again
-SAY_S = 5.0  # between two log records about a scheduler that does not answer
 
 _OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
@@ -67,6 +65,9 @@ class SchedulerCalls:
 
     target: "HOST:PORT". tls: None: nothing is encrypted.
     """
+
+    wait_s = 5.0  # limit of a call that waits for others; then it is made again
+    say_s = 5.0  # between two log records about a scheduler that does not answer
 
     def __init__(self, target: str, tls: Certificates | None = None) -> None:
         self.target = target
@@ -116,14 +117,14 @@ class SchedulerCalls:
         say_waiting: Callable[[], None] = lambda: None,
     ) -> Any:
         """Ask until there is an answer. timeout_s: None for no end. is_over: asked meanwhile.
-        say_waiting: called when a call that waits for others has waited for WAIT_S."""
+        say_waiting: called when a call that waits for others has waited for wait_s."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         told = time.monotonic()
         while True:
             self._check(is_over)
-            left_s = WAIT_S if deadline is None else max(0.1, deadline - time.monotonic())
+            left_s = self.wait_s if deadline is None else max(0.1, deadline - time.monotonic())
             try:
-                ended = call.future(request, timeout=min(WAIT_S, left_s))
+                ended = call.future(request, timeout=min(self.wait_s, left_s))
                 while not _is_done(ended, RETRY_S):
                     if is_over() or self._ended.is_set():
                         ended.cancel()
@@ -143,7 +144,7 @@ class SchedulerCalls:
             if code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 say_waiting()
                 continue
-            if time.monotonic() - told >= SAY_S:
+            if time.monotonic() - told >= self.say_s:
                 told = time.monotonic()
                 log.warning("scheduler_away", scheduler=self.target, error=why)
             self._ended.wait(RETRY_S)
