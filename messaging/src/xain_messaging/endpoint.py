@@ -5,7 +5,7 @@ looks for messages that a connection has lost. The program's threads talk to it 
 inbox, and the messages that the links keep. A message to a peer that has taken all others goes out
 on the program's thread, which saves a change of threads. A message behind others waits for more of
 them, which all go out in one packet: as soon as they fill one, or the program waits for something;
-at the latest the I/O thread sends them, DELAY_S after the first.
+at the latest the I/O thread sends them, delay_s after the first.
 
 An interrupt comes in the program's main thread only. That thread changes links in post() and take()
 alone, in an order that leaves a gap for the receiver to ask for.
@@ -40,22 +40,14 @@ log = get_logger(__name__)
 
 T = TypeVar("T")
 
-# An ack that no message carries waits for so long, and so does a message behind others that are not
-# taken, unless the program waits for something meanwhile.
-DELAY_S = 0.01
 # After so long without a word of sent messages their receiver is asked what has come; each time
 # after twice as long.
 PROBE_S = 0.5
 MAX_PROBE_S = 30.0
 # How long a proxy that closes waits until its peers say that they have received its messages.
 HEARD_S = 1.0
-# How long messages are kept for a peer that is away.
-FORGET_S = 3600.0
 # How long close() waits for the I/O thread.
 END_S = 5.0
-# Peers that have left. Beyond it the first to leave are forgotten sooner, unless something is kept
-# for them, or waits here.
-MAX_AWAY = 4096
 # Names that are not in the group yet, and that have sent something which is to be asked for.
 MAX_UNKNOWN_PEERS = 1024
 # Characters in the log of why a message could not be handled.
@@ -76,6 +68,14 @@ class _Probe:
 class Endpoint:
     """Joins on construction; see Discovery.join for what that raises. start() comes next. close()
     closes the driver too."""
+
+    # An ack that no message carries waits for so long, and so does a message behind others that are
+    # not taken, unless the program waits for something meanwhile.
+    delay_s = 0.01
+    forget_s = 3600.0  # how long messages are kept for a peer that is away
+    # Peers that have left. Beyond it the first to leave are forgotten sooner, unless something is
+    # kept for them, or waits here.
+    max_away = 4096
 
     def __init__(
         self,
@@ -215,8 +215,8 @@ class Endpoint:
         """Names are often made up for one process, and a group may live for months."""
         for name, since in list(self._away_since.items()):
             link = self._links[name]
-            is_one_too_many = len(self._away_since) > MAX_AWAY and not link.num_kept
-            if now - since <= FORGET_S and not is_one_too_many:
+            is_one_too_many = len(self._away_since) > self.max_away and not link.num_kept
+            if now - since <= self.forget_s and not is_one_too_many:
                 continue
             if link.num_kept:
                 log.warning("peer_forgotten", peer=name, lost=link.num_kept)
@@ -274,7 +274,7 @@ class Endpoint:
         if self._received:
             self._take_received(peer)  # an answer says that its task is done
         if not self._unsent:
-            self._send_at = time.monotonic() + DELAY_S
+            self._send_at = time.monotonic() + self.delay_s
         self._unsent[peer] = link  # before the message: an interrupt may come
         if link.keep(kind, frames, size):
             self._send_batches(link)
@@ -487,7 +487,7 @@ class Endpoint:
         self._is_polling = False
         if now >= self._send_at:
             self._send_unsent()
-        if self._owed and now - self._owed_since >= DELAY_S:
+        if self._owed and now - self._owed_since >= self.delay_s:
             self._send_acks()
         if now >= self._probe_at:
             self._probe_at = now + PROBE_S
@@ -498,7 +498,7 @@ class Endpoint:
             self._forget_those_long_gone(now)
         wait_s = self._probe_at - now
         if self._owed:
-            wait_s = min(wait_s, self._owed_since + DELAY_S - now)
+            wait_s = min(wait_s, self._owed_since + self.delay_s - now)
         if self._unsent:
             wait_s = min(wait_s, self._send_at - now)
         self._due_at = now + wait_s

@@ -12,7 +12,6 @@ import pytest
 from support.drivers import Arrived, Lost, Receiving, closing_all, next_event, received
 from support.fault_proxy import FaultProxy
 from support.messaging import PATIENCE_S, until
-from xain_messaging.drivers import grpc_streams
 from xain_messaging.drivers.grpc_framing import CHUNK_BYTES, to_chunks
 from xain_messaging.drivers.grpc_streams import METHOD, GrpcDriver
 
@@ -74,10 +73,10 @@ def test_a_large_message_is_let_go(make_networked: Callable[[], Receiving]) -> N
     until(lambda: came() is None, "the receiver to let it go")
 
 
-def test_a_stream_that_carries_no_packets_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_carries_no_packets_is_ended() -> None:
     """Its peer hears why; packets before it are received, and the other peers are served."""
-    monkeypatch.setattr(grpc_streams, "MAX_MESSAGE_BYTES", 1000)
     there, friend = Receiving(GrpcDriver()), Receiving(GrpcDriver())
+    there.driver.max_message_bytes = 1000
     with closing_all(there, friend), grpc.insecure_channel(there.address) as channel:
         friend.connect("there", there.address)
         friend.send("there", [b"before"])
@@ -95,11 +94,11 @@ def test_a_stream_that_carries_no_packets_is_ended(monkeypatch: pytest.MonkeyPat
         assert received(there) == [b"after"]
 
 
-def test_packets_that_are_put_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packets_that_are_put_together_have_a_bound() -> None:
     """A stream with one more is not read until there is room; small packets come meanwhile."""
-    monkeypatch.setattr(grpc_streams, "MAX_SMALL_BYTES", 3 * CHUNK_BYTES)
     first, second = ([name, bytes(2 * CHUNK_BYTES)] for name in (b"first", b"second"))
     there = Receiving(GrpcDriver())
+    there._small.max_bytes = 3 * CHUNK_BYTES
     with closing_all(there), grpc.insecure_channel(there.address) as channel:
         deliver = channel.stream_unary(METHOD)
         chunks: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -119,13 +118,12 @@ def test_packets_that_are_put_together_have_a_bound(monkeypatch: pytest.MonkeyPa
         assert there._small.coming_bytes == 0
 
 
-def test_stalled_large_packet_holds_up_no_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stalled_large_packet_holds_up_no_small_one() -> None:
     """A stream announces more than all the memory for large packets, and brings no more of it;
-    another large packet waits, and packets of other peers below SMALL_BYTES come."""
+    another large packet waits, and packets of other peers below small_bytes come."""
     small, large = [bytes(2 * CHUNK_BYTES)], [bytes(4 * CHUNK_BYTES)]
-    monkeypatch.setattr(grpc_streams, "SMALL_BYTES", 3 * CHUNK_BYTES)
-    monkeypatch.setattr(grpc_streams, "MAX_LARGE_BYTES", 3 * CHUNK_BYTES)
     there, friend = Receiving(GrpcDriver()), Receiving(GrpcDriver())
+    there.driver.small_bytes = there._large.max_bytes = 3 * CHUNK_BYTES
     with closing_all(there, friend), grpc.insecure_channel(there.address) as channel:
         deliver = channel.stream_unary(METHOD)
         chunks: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()

@@ -2,19 +2,14 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
-
 from support.logs import capture_logs
 from support.lossy import JoinLossy, tags
 from support.messaging import PATIENCE_S, until
-from xain_messaging import endpoint as endpoint_module
 from xain_messaging.messages import Message, SessionMessage
 from xain_messaging.ports import Member
 
 
-def test_who_comes_back_after_it_was_forgotten_hears_what_is_new(
-    lossy: JoinLossy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_comes_back_after_it_was_forgotten_hears_what_is_new(lossy: JoinLossy) -> None:
     """The same process: it has heard of what was before, and drops that."""
     (a, _), (b, _) = lossy("a"), lossy("b")
     until(lambda: "peer" in a.peers, "b")
@@ -25,7 +20,7 @@ def test_who_comes_back_after_it_was_forgotten_hears_what_is_new(
     asked = SessionMessage("ask", "a", "b")
     endpoint.sessions.send(asked)
     with_b = endpoint.roster
-    monkeypatch.setattr(endpoint_module, "FORGET_S", -1.0)
+    endpoint.forget_s = -1.0
     endpoint._on_change({name: member for name, member in with_b.items() if name != "b"})
     assert "b" not in endpoint._links
     assert not endpoint.sessions.received(asked.reply())
@@ -38,16 +33,14 @@ def test_who_comes_back_after_it_was_forgotten_hears_what_is_new(
     assert tags(a, 1) == ["answer"]
 
 
-def test_what_is_taken_late_does_not_come_twice(
-    lossy: JoinLossy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_taken_late_does_not_come_twice(lossy: JoinLossy) -> None:
     """Its sender was forgotten meanwhile, and is back."""
     (a, _), (b, line) = lossy("a"), lossy("b")
     until(lambda: "peer" in a.peers and "peer" in b.peers, "each other")
     b.isend(Message("1", "b", "a"))
     assert a.receive_by_id("none", 0.05).missing  # it waits
     with_b = a.endpoint.roster
-    monkeypatch.setattr(endpoint_module, "FORGET_S", -1.0)
+    a.endpoint.forget_s = -1.0
     a.endpoint._on_change({name: member for name, member in with_b.items() if name != "b"})
     a.endpoint._on_change(with_b)
     line.break_connection("a")
@@ -56,10 +49,10 @@ def test_what_is_taken_late_does_not_come_twice(
     assert a.receive_once(0.05) is None
 
 
-def test_those_who_are_away_are_bounded(lossy: JoinLossy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_those_who_are_away_are_bounded(lossy: JoinLossy) -> None:
     """The first to leave are forgotten sooner, but for those for whom something is kept."""
-    monkeypatch.setattr(endpoint_module, "MAX_AWAY", 2)
     a, _ = lossy("a")
+    a.endpoint.max_away = 2
     alone = a.endpoint.roster
     for i in range(6):
         member = Member(f"b-{i}", "peer", 1, "in-process:99", 1)

@@ -85,23 +85,21 @@ def test_as_numpy(
     copies = [array.copy() for array in arrays]
     names = [proxy.name for proxy in members[:number]]
     groups = [proxy.group(f"group-{number}", names) for proxy in members[:number]]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("xain_messaging.collectives.group.RING_BYTES", 0 if ring else 1 << 30)
-        for operation in OPERATIONS:
-            if operation == "reduce_scatter" and not shape:
-                continue  # there is no axis to cut
-            found = together(
-                groups,
-                lambda g, of=operation: getattr(g, of)(*given_to(of, arrays, g.rank, op, root)),
-            )
-            for result, expected in zip(
-                found, results_of(operation, arrays, op, root), strict=True
-            ):
-                same(result, expected)
-            for result in found:
-                for array in result if isinstance(result, list) else [result]:
-                    if array is not None:
-                        array[...] = 1
+    for group in groups:
+        group.ring_bytes = 0 if ring else 1 << 30
+    for operation in OPERATIONS:
+        if operation == "reduce_scatter" and not shape:
+            continue  # there is no axis to cut
+        found = together(
+            groups,
+            lambda g, of=operation: getattr(g, of)(*given_to(of, arrays, g.rank, op, root)),
+        )
+        for result, expected in zip(found, results_of(operation, arrays, op, root), strict=True):
+            same(result, expected)
+        for result in found:
+            for array in result if isinstance(result, list) else [result]:
+                if array is not None:
+                    array[...] = 1
     for array, copy in zip(arrays, copies, strict=True):
         np.testing.assert_array_equal(array, copy)
 
@@ -122,12 +120,13 @@ def test_groups_that_overlap(
         names = [members[place].name for place in subset]
         arrays = [np.arange(i, i + 11) * (rank + 1) for rank in range(len(subset))]
         jobs += [(members[place].group(f"job-{i}", names), arrays) for place in subset]
+    for group, _ in jobs:
+        group.ring_bytes = 0 if ring else 1 << 30
 
     def work(group: Group, arrays: list[Any]) -> list[Any]:
         return [getattr(group, of)(*given_to(of, arrays, group.rank)) for of in calls]
 
-    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(len(jobs)) as pool:
-        patch.setattr("xain_messaging.collectives.group.RING_BYTES", 0 if ring else 1 << 30)
+    with ThreadPoolExecutor(len(jobs)) as pool:
         found = [pool.submit(work, *job) for job in jobs]
         for (group, arrays), future in zip(jobs, found, strict=True):
             expected = [results_of(of, arrays)[group.rank] for of in calls]
@@ -314,12 +313,13 @@ def test_a_member_that_dies_at_any_step(
     arrays = [np.arange(size) * (rank + 1) for rank in range(number)]
     num_sent = itertools.count()
     with discovery_of("in-process") as discovery, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("xain_messaging.collectives.group.RING_BYTES", 0 if ring else 1 << 30)
         proxies = Proxies(discovery, "in-process")
         try:
             made = proxies.all(number)
             until(lambda: all(len(p.peers["worker"]) == number - 1 for p in made), "all")
             groups = [proxy.group("worker") for proxy in made]
+            for group in groups:
+                group.ring_bytes = 0 if ring else 1 << 30
             endpoint = made[victim].endpoint
             post = endpoint.post
 
@@ -461,17 +461,18 @@ def test_a_time_that_is_none_leaves_a_group_as_it_was(members: list[Proxy]) -> N
         np.testing.assert_array_equal(result, 2 * np.ones(3))
 
 
-def test_groups_are_not_without_end(group: Proxies, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_are_not_without_end(group: Proxies) -> None:
     """A name for every step would be kept for ever; those of members who have gone are not."""
-    monkeypatch.setattr("xain_messaging.collectives.registry.MAX_GROUPS", 3)
     workers = group.all(3)
     for _ in range(2):
-        groups = [workers[0].group(f"step {i}", [p.name for p in workers]) for i in range(3)]
+        groups = [
+            workers[0].group(f"step {i}", [p.name for p in workers]) for i in range(MAX_GROUPS)
+        ]
     with pytest.raises(MessagingError, match="use their names again"):
-        workers[0].group("step 3", [p.name for p in workers])
+        workers[0].group("another", [p.name for p in workers])
     workers[2].close(0.0)
     until(lambda: len(workers[0].peers["worker"]) == 1, "it to be gone")
-    smaller = workers[0].group("step 3", [p.name for p in workers[:2]])
+    smaller = workers[0].group("another", [p.name for p in workers[:2]])
     assert smaller.gone == []
     assert all(one.gone == [workers[2].name] for one in groups)
 

@@ -508,9 +508,8 @@ def peers_of(driver: type[InProcessDriver]) -> tuple[Proxy, Proxy]:
     return a, b
 
 
-def test_the_word_of_what_is_taken_travels_with_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_word_of_what_is_taken_travels_with_the_answer() -> None:
     """However long that took."""
-    monkeypatch.setattr("xain_messaging.endpoint.DELAY_S", 0.0)
     kinds: list[str] = []
 
     class Noting(InProcessDriver):
@@ -521,6 +520,7 @@ def test_the_word_of_what_is_taken_travels_with_the_answer(monkeypatch: pytest.M
             super().send(peer, frames)
 
     a, b = peers_of(Noting)
+    a.endpoint.delay_s = b.endpoint.delay_s = 0.0
     with a, b:
         a.isend(Message("task", "a", "b"))
         task = b.receive_once()
@@ -530,11 +530,8 @@ def test_the_word_of_what_is_taken_travels_with_the_answer(monkeypatch: pytest.M
         assert a.receive_once() is not None
 
 
-def test_messages_that_wait_for_others_go_when_the_program_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_messages_that_wait_for_others_go_when_the_program_waits() -> None:
     """A stream travels in few packets, and an answer is not late for that."""
-    monkeypatch.setattr("xain_messaging.endpoint.DELAY_S", PATIENCE_S)
     packets: list[int] = []
 
     class Noting(InProcessDriver):

@@ -21,9 +21,6 @@ from xain_messaging.collectives.operation import Array, Operation, begun
 from xain_messaging.collectives.registry import Registry
 from xain_messaging.endpoint import Endpoint
 
-# From here on the time of the bytes counts for more than that of the steps.
-RING_BYTES = 256 << 10
-
 Operator: TypeAlias = Literal["sum", "product", "min", "max"]
 _OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "sum": np.add,
@@ -52,6 +49,9 @@ class Collectives:
 class Group(Members):
     """See Proxy.group, and Members."""
 
+    # From here on the time of the bytes counts for more than that of the steps.
+    ring_bytes = 256 << 10
+
     def __init__(
         self,
         endpoint: Endpoint,
@@ -71,7 +71,7 @@ class Group(Members):
         with self._begun(f"reduce {op} {root}", timeout_s, is_one_way=True) as operation:
             array, combine = operation.given(array), _operator(op)
             self._check_rank(root)
-            if array.nbytes < RING_BYTES:
+            if array.nbytes < self.ring_bytes:
                 return tree_reduce(operation, array, combine, root)
             mine = ring_reduce(operation, _parts(array, self.size), combine)
             parts = direct_gather(operation, mine, root)
@@ -83,7 +83,7 @@ class Group(Members):
         """All arrays combined, element by element, at every member: the same bits."""
         with self._begun(f"all_reduce {op}", timeout_s) as operation:
             array, combine = operation.given(array), _operator(op)
-            if array.nbytes < RING_BYTES:
+            if array.nbytes < self.ring_bytes:
                 reduced = tree_reduce(operation, array, combine, 0)
                 return tree_broadcast(operation, reduced, 0).reshape(array.shape)
             mine = ring_reduce(operation, _parts(array, self.size), combine)
@@ -100,7 +100,7 @@ class Group(Members):
                 raise ValueError("a single number has no axis to be cut along")
             parts: list[Array] = np.array_split(array, self.size)
             shape = parts[self.rank].shape
-            if array.nbytes >= RING_BYTES:
+            if array.nbytes >= self.ring_bytes:
                 flat = [part.reshape(-1) for part in parts]
                 return ring_reduce(operation, flat, combine).reshape(shape)
             reduced = tree_reduce(operation, array, combine, 0)
@@ -116,7 +116,7 @@ class Group(Members):
         with self._begun(f"gather {root}", timeout_s, is_one_way=True) as operation:
             array = operation.given(array)
             self._check_rank(root)
-            gather = tree_gather if array.nbytes < RING_BYTES else direct_gather
+            gather = tree_gather if array.nbytes < self.ring_bytes else direct_gather
             parts = gather(operation, array.reshape(-1), root)
             return None if parts is None else np.stack(parts).reshape(self.size, *array.shape)
 
@@ -125,7 +125,7 @@ class Group(Members):
         with self._begun("all_gather", timeout_s) as operation:
             array = operation.given(array)
             shape = (self.size, *array.shape)
-            if array.nbytes >= RING_BYTES:
+            if array.nbytes >= self.ring_bytes:
                 return np.stack(ring_gather(operation, array.reshape(-1))).reshape(shape)
             parts = tree_gather(operation, array.reshape(-1), 0)
             whole = None if parts is None else np.stack(parts)

@@ -31,14 +31,6 @@ log = get_logger(__name__)
 
 METHOD: Final = "/xain_messaging.Exchange/Deliver"
 
-# Packets of more than one chunk that are put together at the same time, of all peers. Each counts
-# with the size that it announces. One that finds no room waits, and its stream is not read
-# meanwhile; one that is larger than the room is put together alone. Small packets have room of
-# their own: a peer that announces a large one and then stalls holds up only other large ones.
-SMALL_BYTES: Final = 16 << 20
-MAX_SMALL_BYTES: Final = 256 << 20
-MAX_LARGE_BYTES: Final = 768 << 20
-
 # Seconds between two attempts to reach a peer.
 RETRY_S: Final = 0.1
 MAX_RETRY_S: Final = 2.0
@@ -172,13 +164,13 @@ class Room:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self.coming_bytes = 0
         self._has_changed = asyncio.Event()
 
     async def reserve(self, size_bytes: int) -> None:
         """Wait until this many bytes have room beside others, or nothing else is in use."""
-        while self.coming_bytes and self.coming_bytes + size_bytes > self._max_bytes:
+        while self.coming_bytes and self.coming_bytes + size_bytes > self.max_bytes:
             self._has_changed.clear()
             await self._has_changed.wait()
         self.coming_bytes += size_bytes
@@ -199,6 +191,9 @@ class GrpcDriver:
     num_refused: streams that were ended because they carried no packets.
     """
 
+    max_message_bytes = MAX_MESSAGE_BYTES
+    small_bytes = 16 << 20  # of a small packet
+
     def __init__(
         self,
         listen: str = "127.0.0.1:0",
@@ -209,7 +204,11 @@ class GrpcDriver:
         host = told_host(listen.rpartition(":")[0], advertise)  # before anything is open
         self.num_refused = 0
         self._tls = tls
-        self._small, self._large = Room(MAX_SMALL_BYTES), Room(MAX_LARGE_BYTES)
+        # Packets of more than one chunk that are put together at the same time, of all peers. Each
+        # counts with the size that it announces. One that finds no room waits, and its stream is
+        # not read meanwhile; one that is larger than the room is put together alone. A peer that
+        # announces a large one and then stalls holds up only other large ones.
+        self._small, self._large = Room(256 << 20), Room(768 << 20)
         self._on_packet: Callable[[Frames], None] = lambda frames: None
         self._on_lost: Callable[[str], None] = lambda peer: None
         self._is_served = asyncio.Event()
@@ -281,7 +280,7 @@ class GrpcDriver:
         self._is_woken.set()
 
     async def _deliver(self, _: object, context: Any) -> bytes:
-        reader = Reader(MAX_MESSAGE_BYTES + MAX_HEAD_BYTES)
+        reader = Reader(self.max_message_bytes + MAX_HEAD_BYTES)
         stream = asyncio.current_task()
         assert stream is not None
         self._streams.add(stream)
@@ -296,7 +295,7 @@ class GrpcDriver:
                     reserved = 0
                 elif not reserved:
                     size = num_bytes(reader.frames)
-                    room = self._small if size < SMALL_BYTES else self._large
+                    room = self._small if size < self.small_bytes else self._large
                     await room.reserve(size)
                     reserved = size
                 del chunk, frames  # the next may be long in coming
