@@ -1,7 +1,6 @@
 """Sessions of the workload "bagging" over real channels: agents, hostile updates, the export."""
 
 import asyncio
-import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -23,7 +22,7 @@ from integration.coordinator.test_trees import (
 )
 from unit.workloads.test_bagging import edit_schema, rewritten
 from xain_coordinator.assembly.coordinator import Coordinator
-from xain_coordinator.assembly.warm_start import MODELS_INDEX, CannotStartFrom
+from xain_coordinator.assembly.warm_start import CannotStartFrom
 from xain_coordinator.driver.log_files import LatencyFile
 from xain_coordinator.export import formats
 from xain_participant import Agent, WorkloadParticipant
@@ -181,14 +180,6 @@ async def test_open_votes_go_on_from_a_model_of_open_votes_only(start, join, tmp
     await session("again", "open", await last_of("open", "open"))
     with pytest.raises(CannotStartFrom, match="vote = 'soft', and has no points"):
         await session("other", "open", await last_of("soft", "soft"))
-
-    earlier = await last_of("earlier", "open")
-    about = Path(earlier).with_name(MODELS_INDEX)
-    kept = json.loads(about.read_text())
-    del kept["metadata"]["points"]
-    about.write_text(json.dumps(kept))
-    with pytest.raises(CannotStartFrom, match="by an earlier version, and has no points"):
-        await session("later", "open", earlier)
 
 
 async def test_exported_ensemble_predicts_the_same_in_plain_scikit_learn(

@@ -238,14 +238,6 @@ def test_a_threshold_needs_no_quantile() -> None:
     assert options_of(make_rule("norm_clipping", {}), {}) == {"threshold": 0.0, "quantile": 0.5}
 
 
-def test_a_session_of_an_earlier_version_keeps_its_threshold() -> None:
-    """With each was kept a quantile, which nothing read."""
-    kept = {"threshold": 2.0, "quantile": 0.5}
-    assert rule_of_session("norm_clipping", kept) == NormClipping(threshold=2.0)
-    kept = {"threshold": 0.0, "quantile": 0.9}
-    assert rule_of_session("norm_clipping", kept) == NormClipping(quantile=0.9)
-
-
 @settings(deadline=None)
 @given(rounds(), st.just(0.0) | st.floats(0.1, 300), st.integers(1, 5))
 def test_centred_clipping(

@@ -1,6 +1,6 @@
 """Which settings of a start are not those of the session."""
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -10,7 +10,6 @@ from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Lineage, Rules
 from xain_foundation.schema import Schema
-from xain_workloads.schema import OPEN_SCHEMA
 
 
 def config_of(**sections: dict[str, Any]) -> CoordinatorConfig:
@@ -106,7 +105,6 @@ def test_every_rule_names_its_key():
             trees_of(""),
             ['aggregation.options.mode = "cyclic" (configured: "histogram")'],
         ),
-        (trees_of("bagging"), trees_of(""), []),  # the default of an earlier version
         ({"server": {"heartbeat_time_s": 1.0, "port": 1}}, {"logging": {"level": "debug"}}, []),
     ],
 )
@@ -114,32 +112,6 @@ def test_differences_are_told_by_key(before, now, expected):
     """With the old and the new value, in the words of the configuration; what follows from another
     key is not told, and what may change at any time neither."""
     assert told(config_of(**before), config_of(**now)) == expected
-
-
-EARLIER = {"workload": "", "workload_options": "", "preprocessing": "", "schema": OPEN_SCHEMA}
-
-
-@pytest.mark.parametrize(
-    ("sections", "initial", "now", "expected"),
-    [
-        ({}, "empty", {}, []),
-        ({"workload": {"name": "sgd"}}, "workload", {}, []),
-        ({}, "empty", {"epochs": 3}, ["rounds.epochs = 1 (configured: 3)"]),
-        (
-            {},
-            "empty",
-            {"initial_weights": "first"},
-            ['rounds.initial_weights = "average" (configured: "first")'],
-        ),
-    ],
-)
-def test_session_of_an_earlier_version_fits_the_configuration_it_was_opened_with(
-    sections, initial, now, expected
-):
-    """Rules that an earlier version did not write down are no other settings."""
-    rules = replace(config_of(**sections).rules(), initial=initial, **EARLIER)
-    found = differences(Session("5e55104", rules), config_of(**sections, rounds=now))
-    assert list(found) == expected
 
 
 @pytest.mark.parametrize(("rounds", "is_other"), [(30, False), (50, False), (40, True)])

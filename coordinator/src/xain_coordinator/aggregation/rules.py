@@ -74,9 +74,6 @@ def make_optimizer(name: str, options: Mapping[str, object]) -> Optimizer:
 
 def rule_of_session(name: str, options: Mapping[str, Option]) -> Aggregator:
     """The rule that a session was opened with. Raises PluginFailed, as made_again() does."""
-    if RULES.get(name) is NormClipping and options.get("threshold"):
-        # An earlier version stored it with its sessions, and nothing reads it.
-        options = {option: value for option, value in options.items() if option != "quantile"}
     return made_again(make_rule, "rule", name, options)
 
 

@@ -81,21 +81,12 @@ def differences(session: Session, config: CoordinatorConfig) -> Iterator[str]:
     }
     if session.lineage is not None or "workload" in changed:
         changed.discard("initial")  # nothing reads it, or it follows from the workload
-    is_earlier = not session.rules.preprocessing  # the workload was not written down then
-    if is_earlier:
-        changed -= _WORKLOAD if "initial" not in changed else _WORKLOAD - {"workload"}
-        if asked.initial == "first" and config.rounds.initial_weights is None:
-            changed.discard("initial")  # an earlier version had no choice
-    mode_before = session.rules.aggregation_options.get("mode", "")
-    is_default = asked.aggregation == "trees" and "mode" not in config.aggregation.options
-    if is_default and mode_before == "bagging":  # the default of an earlier version
-        changed.discard("aggregation_options")
     if _is_extended_as_configured(session, asked.rounds):
         changed.discard("rounds")
     if changed.intersection(_DERIVED_FROM):
         changed -= {name for name in _DERIVED if getattr(config.rounds, name) is None}
     # The task is the workload's, where the configuration does not say it.
-    follows = {"schema.task"} if is_earlier or changed.intersection(_WORKLOAD) else set()
+    follows = {"schema.task"} if changed.intersection(_WORKLOAD) else set()
     for field in fields(Rules):
         name = field.name
         if name not in changed or _OPTIONS_OF.get(name) in changed:

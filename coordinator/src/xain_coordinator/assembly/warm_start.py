@@ -286,12 +286,9 @@ def _require_fit(first: FirstModel, config: CoordinatorConfig) -> None:
         raise CannotStartFrom(f"{source} was made with workload.options.publish = {told}; keep it")
     vote = (own | config.workload.options).get("vote")
     if name == "bagging" and vote == "open" and POINTS_KEY not in first.metadata:
-        made, mend = f"with workload.options.vote = {own.get('vote')!r}", "keep it"
-        if own.get("vote") == "open":
-            made, mend = "by an earlier version", "begin a new session without it"
         raise CannotStartFrom(
-            f"{source} was made {made}, and has no points of the columns' distributions, which "
-            f"vote = 'open' needs; {mend}"
+            f"{source} was made with vote = {own.get('vote')!r}, and has no points of the columns' "
+            "distributions, which workload.options.vote = 'open' needs; keep it"
         )
     made_in = own.get("mode", "bagging")
     if mode == "histogram" and made_in != mode:

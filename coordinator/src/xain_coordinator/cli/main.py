@@ -264,8 +264,7 @@ It prints one line for the journal, for every global model, and for every accept
 open round, and repairs nothing by itself. The next start rebuilds a damaged global model, if the
 updates that it was made of are in the store. When a round is aggregated, the coordinator asks the
 senders of damaged updates for them again. It does not start while an update is missing from the
-store: drop that one here, by the name of its participant. A journal of an earlier version is
-brought to the format of this one first, as at a start.
+store: drop that one here, by the name of its participant.
 
 Exit status: 0 if nothing is damaged; 1 if something is; 2 if it could not be read, as while the
 coordinator runs.

@@ -220,8 +220,7 @@ class Rules:
     workload_options: JSON object of those that were given; "": none.
     start: "participants": the session starts as soon as enough have gathered. "request": not before
         somebody has requested the fit.
-    preprocessing: JSON object of how columns are prepared for a workload; "": not written down, as
-        in sessions of earlier versions.
+    preprocessing: JSON object of how columns are prepared for a workload; "": by the defaults.
     max_lost_share: share of the samples that three rounds in a row may lose without a warning.
     train_config: JSON object that every assignment carries, the section [train]; "": none.
     schema: what the data of all participants have in common; what it leaves open, the profile of

@@ -14,7 +14,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from xain_coordinator.core.events import DurableEvent, TimePassed
 from xain_coordinator.ports import JournalError, Record
 
-# 1 had no snapshots, and fewer events and fields; 2 had no checksums; 3 had no updates.
 FORMAT = 4
 
 # Events of earlier versions that change nothing any more. Each is read as a record of its time, so

@@ -39,54 +39,43 @@ MAX_PREPARED_BYTES = 256 << 10
 # Read at a time, so that memory does not grow with the journal. A record may have 512 KiB.
 PAGE_RECORDS = 100
 
-# Statements that each format adds to the one before it.
-_STEPS = {
-    1: (
-        """
-        CREATE TABLE record (
-            session INTEGER NOT NULL,  -- 1, 2, ...: in order of opening
-            seq     INTEGER NOT NULL,  -- 0, 1, ... within the session, without gaps
-            at      REAL    NOT NULL,  -- session time in seconds
-            type    TEXT    NOT NULL,  -- class of the event
-            body    TEXT    NOT NULL,  -- its fields as JSON
-            PRIMARY KEY (session, seq)
-        ) WITHOUT ROWID
-        """,
-    ),
-    2: (
-        """
-        CREATE TABLE snapshot (
-            session INTEGER PRIMARY KEY,
-            version TEXT NOT NULL,  -- of the program that wrote it
-            body    BLOB NOT NULL
-        )
-        """,
-        """
-        CREATE TABLE owner (
-            session_id TEXT NOT NULL,
-            name       TEXT NOT NULL,  -- see fencing.py
-            PRIMARY KEY (session_id, name)
-        ) WITHOUT ROWID
-        """,
-    ),
-    3: (
-        "ALTER TABLE record ADD COLUMN digest BLOB NOT NULL DEFAULT x''",  # see codec.digest_of
-        "UPDATE record SET digest = digest_of(session, seq, at, type, body)",
-        "ALTER TABLE owner ADD COLUMN digest BLOB NOT NULL DEFAULT x''",
-        "UPDATE owner SET digest = digest_of(session_id, name)",
-    ),
-    4: (
-        """
-        CREATE TABLE object (
-            session INTEGER NOT NULL,
-            key     TEXT    NOT NULL,  -- see core/keys.py; the record that names it has its digest
-            data    BLOB    NOT NULL,
-            PRIMARY KEY (session, key)
-        )
-        """,
-    ),
-}
-assert max(_STEPS) == FORMAT
+# digest: see codec.digest_of.
+_TABLES = (
+    """
+    CREATE TABLE record (
+        session INTEGER NOT NULL,  -- 1, 2, ...: in order of opening
+        seq     INTEGER NOT NULL,  -- 0, 1, ... within the session, without gaps
+        at      REAL    NOT NULL,  -- session time in seconds
+        type    TEXT    NOT NULL,  -- class of the event
+        body    TEXT    NOT NULL,  -- its fields as JSON
+        digest  BLOB    NOT NULL,
+        PRIMARY KEY (session, seq)
+    ) WITHOUT ROWID
+    """,
+    """
+    CREATE TABLE snapshot (
+        session INTEGER PRIMARY KEY,
+        version TEXT NOT NULL,  -- of the program that wrote it
+        body    BLOB NOT NULL
+    )
+    """,
+    """
+    CREATE TABLE owner (
+        session_id TEXT NOT NULL,
+        name       TEXT NOT NULL,  -- see driver/fence.py
+        digest     BLOB NOT NULL,
+        PRIMARY KEY (session_id, name)
+    ) WITHOUT ROWID
+    """,
+    """
+    CREATE TABLE object (
+        session INTEGER NOT NULL,
+        key     TEXT    NOT NULL,  -- see core/keys.py; the record that names it has its digest
+        data    BLOB    NOT NULL,
+        PRIMARY KEY (session, key)
+    )
+    """,
+)
 
 
 class _DiskFull(JournalError):
@@ -391,7 +380,7 @@ class SqliteJournal:
         db.execute("PRAGMA locking_mode=EXCLUSIVE")
         # Before anything is written: what is not ours must stay as it is.
         db.execute("BEGIN EXCLUSIVE")
-        found = self._find_format(db)
+        is_new = self._is_new(db)
         db.execute("ROLLBACK")  # in this locking mode the lock stays
         (mode,) = db.execute("PRAGMA journal_mode=WAL").fetchone()
         if mode != "wal":
@@ -399,12 +388,10 @@ class SqliteJournal:
         db.execute("PRAGMA synchronous=FULL")
         # macOS: its plain fsync leaves the data in the drive's cache. No effect elsewhere.
         db.execute("PRAGMA fullfsync=ON")
-        if found < FORMAT:
-            db.create_function("digest_of", -1, digest_of, deterministic=True)
+        if is_new:
             with _transaction(db):
-                for number in range(found + 1, FORMAT + 1):
-                    for statement in _STEPS[number]:
-                        db.execute(statement)
+                for statement in _TABLES:
+                    db.execute(statement)
                 db.execute(f"PRAGMA application_id={APPLICATION_ID}")
                 db.execute(f"PRAGMA user_version={FORMAT}")
         row = db.execute(
@@ -418,23 +405,24 @@ class SqliteJournal:
             case _:  # never written, so somebody else has
                 raise self._damaged("its last record has no number")
 
-    def _find_format(self, db: sqlite3.Connection) -> int:
-        """Version of the journal's format; 0 if the file is empty."""
+    def _is_new(self, db: sqlite3.Connection) -> bool:
+        """Whether the file is empty. Raises JournalError if its content is no journal of this
+        format."""
         (application_id,) = db.execute("PRAGMA application_id").fetchone()
         (version,) = db.execute("PRAGMA user_version").fetchone()
         (num_tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if (application_id, version, num_tables) == (0, 0, 0):
-            return 0
+            return True
         if application_id != APPLICATION_ID:
             raise JournalError(
                 f"{self._path} is a database of another program; choose another [journal] path"
             )
-        if version not in _STEPS:
+        if version != FORMAT:
             raise JournalError(
-                f"{self._path} has format {version}, this version of the program reads up to "
+                f"{self._path} has format {version}, this version of the program reads "
                 f"{FORMAT}; use the version that wrote it, or choose another [journal] path"
             )
-        return int(version)
+        return False
 
     def _damaged(self, how: str) -> JournalDamaged:
         return JournalDamaged(f"the journal {self._path} is damaged: {how}; {_DAMAGED_HINT}")

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from pathlib import Path
 from random import Random
 
@@ -22,11 +21,8 @@ from structlog.testing import capture_logs
 from xain_coordinator.core.events import RoundClosed, SessionFinished, SessionOpened
 from xain_coordinator.core.evolve import begin
 from xain_coordinator.core.history import History
-from xain_coordinator.core.values import Phase, Rules
-from xain_coordinator.driver.clock import SessionClock
-from xain_coordinator.driver.driver import Driver
-from xain_coordinator.journal.codec import FORMAT, decode_record, digest_of
-from xain_coordinator.journal.memory import MemoryJournal
+from xain_coordinator.core.values import Rules
+from xain_coordinator.journal.codec import FORMAT, digest_of
 from xain_coordinator.journal.restore import restore
 from xain_coordinator.journal.sqlite import APPLICATION_ID, MAX_PREPARED_BYTES, SqliteJournal
 from xain_coordinator.journal.wal import require_sound_log
@@ -335,72 +331,6 @@ def test_another_format_is_left_alone(
         SqliteJournal(path)
     assert path.read_bytes() == content
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_journal_of_format_1_goes_on(tmp_path: Path) -> None:
-    """The journal of an earlier version is read, and gets what is new in one transaction: tables,
-    and a checksum for every record. Neither the records nor their text change."""
-    path = tmp_path / "journal"
-    with closing(sqlite3.connect(path)) as db:
-        db.executescript(FORMAT_1.read_text(encoding="utf-8"))
-        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        db.execute("PRAGMA user_version = 1")
-        before = list(db.iterdump())
-    with closing(SqliteJournal(path)) as journal:
-        records = list(journal.load())
-        assert (len(records), records[-1].at) == (31, 21.0)
-        assert journal.snapshot() is None
-        opened = records[0].event
-        assert isinstance(opened, SessionOpened)
-        assert opened.rules.fraction_participants == Fraction(2, 3)
-        assert opened.rules.consistency == "bsp"
-        assert RoundClosed(0) in [record.event for record in records]
-    with closing(sqlite3.connect(path)) as db:
-        after = list(db.iterdump())
-        assert db.execute("PRAGMA user_version").fetchone() == (FORMAT,)
-    kept = [re.sub(r",X'[0-9A-F]{16}'\);$", ");", line) for line in after]  # the checksums
-    for lines in (kept, before):
-        lines[:] = [line for line in lines if not line.startswith("CREATE TABLE")]
-    assert kept == before
-    with closing(SqliteJournal(path)) as journal:
-        journal.append([closed(5)])
-        assert list(journal.load()) == [*records, closed(5)]
-
-
-def test_every_part_of_a_journal_of_format_1_leads_somewhere() -> None:
-    """Whenever the earlier version was stopped, this one goes on with the same session."""
-    with closing(sqlite3.connect(":memory:")) as db:
-        db.executescript(FORMAT_1.read_text(encoding="utf-8"))
-        rows = list(db.execute("SELECT at, type, body FROM record ORDER BY seq"))
-    records = [decode_record(row) for row in rows]
-    for number in range(1, len(records) + 1):
-        journal = MemoryJournal()
-        journal.append(records[:number])
-        driver = Driver.open(journal, SessionClock, rules(), lambda: "another")
-        driver._disk.shutdown()
-        assert driver.session.session_id == "s1"
-    session, history = driver.session, driver.history
-    assert (session.phase, session.cause, session.round) == (Phase.FINISHED, "completed", 1)
-    assert list(session.members) == ["d", "e", "f"]
-    assert [record.contributors for record in history.rounds] == [("b", "c", "d"), ("f", "e")]
-    assert history.contributions == dict.fromkeys("bcdef", 1)
-    assert list(history.models) == ["0/global", "1/global", "2/global"]
-
-
-def test_an_upgrade_that_fails_changes_nothing(tmp_path: Path) -> None:
-    """The earlier version may still be the one to go on with."""
-    path = tmp_path / "journal"
-    with closing(sqlite3.connect(path)) as db:
-        db.executescript(FORMAT_1.read_text(encoding="utf-8"))
-        db.execute("CREATE TABLE snapshot (x)")  # in the way
-        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        db.execute("PRAGMA user_version = 1")
-        before = list(db.iterdump())
-    with pytest.raises(JournalError, match="cannot be used: table snapshot already exists"):
-        SqliteJournal(path)
-    with closing(sqlite3.connect(path)) as db:
-        assert list(db.iterdump()) == before
-        assert db.execute("PRAGMA user_version").fetchone() == (1,)
 
 
 # --- torn writes ---
