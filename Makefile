@@ -20,12 +20,15 @@ endif
 # They need a Docker engine, where there is one.
 CONTAINER_TESTS := tests/e2e/test_containers.py tests/e2e/test_compose.py \
 	tests/e2e/test_launch_containers.py
+# They run what the documents and the examples show, and the benchmarks.
+DOCS_TESTS := $(patsubst %,tests/e2e/test_%.py,benchmarks demo examples gradient_page http_page \
+	neural new_projects notebook parameter_server_page readme take_home tutorials)
 
 # From the raw limits to what takes longest.
 BENCHMARKS := baselines round_overhead gradient_steps pipeline messaging aggregation parameter_server recovery restart s3_store fleet large_model simulation learning
 WITH_PEERS := round_overhead large_model
 
-.PHONY: help demo test test-e2e test-integration test-code test-containers kills simulate bench check format lint types protos protos-check dist lock setup setup-dev setup-torch clean
+.PHONY: help demo test test-e2e test-docs test-integration test-code test-containers stand-ins kills simulate bench check format lint types protos protos-check dist lock setup setup-dev setup-torch clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -33,12 +36,15 @@ help:  ## this list
 demo: setup  ## four participants train one model on real data through a real coordinator
 	@$(BIN)/xain-coordinator demo
 
-test: test-e2e test-integration test-code test-containers  ## every test
+# Four beside each other (make --jobs=4 --output-sync=target) keep two cores busy: some wait for
+# processes and for the engine while the others compute. What waits most comes first.
+test: test-containers test-e2e test-docs test-integration test-code  ## every test
 
-# Three beside each other (make --jobs=3 --output-sync=target) keep two cores busy: one waits for
-# processes and for the engine while the others compute. The longest part comes first.
 test-e2e: setup-dev
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(CONTAINER_TESTS)) tests/e2e
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(CONTAINER_TESTS) $(DOCS_TESTS)) tests/e2e
+
+test-docs: setup-dev
+	$(BIN)/python -m pytest $(DOCS_TESTS)
 
 test-integration: setup-dev
 	$(BIN)/python -m pytest tests/integration
@@ -46,8 +52,12 @@ test-integration: setup-dev
 test-code: setup-dev
 	$(BIN)/python -m pytest --ignore=tests/integration --ignore=tests/e2e
 
-test-containers: setup-dev
+test-containers: setup-dev $(if $(STAND_INS),stand-ins)
 	$(BIN)/python -m pytest $(CONTAINER_TESTS)
+
+# Images for the tests with containers, where no registry can be reached.
+stand-ins: setup-dev
+	tests/support/containers/stand_ins.sh $(VENV)
 
 simulate: setup-dev  ## simulate the whole system with SEEDS=1000 plans of faults (FIRST=0), or one: SEED=7
 	@PYTHONPATH=tests $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED),--first $(or $(FIRST),0) --seeds $(or $(SEEDS),1000))
