@@ -64,7 +64,7 @@ from processes import free_port
 from xain_foundation.logs import configure
 from xain_participant import Participant
 from xain_participant.agent import run
-from xain_participant.connection import SILENCE_S
+from xain_participant.connection import Connections
 
 AGENTS = Path(__file__).with_name("fleet_agents.py")
 BARE = Path(__file__).with_name("fleet_bare.py")
@@ -369,7 +369,7 @@ def restart(crowd: Crowd, server: Server) -> Figures:
     return {
         "back_s": round(seen["watching_since"] - server.started_at, 2),
         "rejoined": seen["rendezvous"],
-        "slow": sum(answered_s > SILENCE_S for _, answered_s in seen["heartbeats"]),
+        "slow": sum(answered_s > Connections.silence_s for _, answered_s in seen["heartbeats"]),
     }
 
 

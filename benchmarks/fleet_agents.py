@@ -28,11 +28,11 @@ import xxhash
 
 from xain_participant import actions as a
 from xain_participant import events as e
-from xain_participant.agent import MAX_WATCH_PAUSE_S, MIN_WATCH_PAUSE_S
+from xain_participant.agent import Agent
 from xain_participant.client import (
     CALL_TIMEOUT_S,
     CHANNEL_OPTIONS,
-    HAND_IN_TIMEOUT_S,
+    CoordinatorClient,
     told_with,
 )
 from xain_participant.protocol import Protocol, jittered
@@ -219,9 +219,9 @@ class LightAgent:
                 self._is_back.clear()
                 self.post(e.ConnectionLost())
                 await self._is_back.wait()
-            ceiling = min(MAX_WATCH_PAUSE_S, MIN_WATCH_PAUSE_S * 2 ** min(failures, 8))
+            ceiling = min(Agent.max_watch_pause_s, Agent.min_watch_pause_s * 2 ** min(failures, 8))
             failures += 1
-            pause_s = self._chance.uniform(MIN_WATCH_PAUSE_S, ceiling)
+            pause_s = self._chance.uniform(Agent.min_watch_pause_s, ceiling)
             if retry_after_s:
                 pause_s = jittered(self._chance, retry_after_s)
             await asyncio.sleep(pause_s)  # as the participant's own stream does
@@ -261,7 +261,7 @@ class LightAgent:
             participant_id=self._name, number_samples=10, metrics="[]", round=round_, update=ref
         )
         await self._stub.EndTrainingRound(
-            request, metadata=self._metadata, timeout=HAND_IN_TIMEOUT_S
+            request, metadata=self._metadata, timeout=CoordinatorClient.hand_in_timeout_s
         )
         return e.HandedIn(round_)
 

@@ -48,8 +48,6 @@ LEAVE_TIMEOUT_S = 2.0
 # Threads that are not in the participant's own code end by themselves once the channel is closed.
 JOIN_TIMEOUT_S = 2.0
 
-MIN_WATCH_PAUSE_S = 0.1
-MAX_WATCH_PAUSE_S = 2.0
 NO_WATCH_PAUSE_S = 30.0  # where there is no stream
 
 # A state that we do not know asks nothing of us, as STANDBY does.
@@ -163,6 +161,9 @@ class Agent:
     Raises ValueError if participant_id or instance_id cannot be a name, or the participant_id is
     another than the state's, or the tags cannot be sent.
     """
+
+    min_watch_pause_s = 0.1
+    max_watch_pause_s = 2.0
 
     def __init__(
         self,
@@ -448,7 +449,7 @@ class Agent:
                 self._mailbox.put(_posted(news))
 
     def _watch(self) -> None:
-        backoff = Backoff(MIN_WATCH_PAUSE_S, MAX_WATCH_PAUSE_S, self._watch_chance)
+        backoff = Backoff(self.min_watch_pause_s, self.max_watch_pause_s, self._watch_chance)
         while not self._closing:
             lost = has_finished = False
             retry_after_s = 0.0

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from xain_foundation.fields import proxy_options
 from xain_messaging.spare import Spare
-from xain_participant import connection
 from xain_participant.connection import Connection, Connections, Question
 from xain_participant.direct import DirectTransfer, OfferFailed, with_host
 from xain_participant.download import Damaged, Download
@@ -43,15 +42,10 @@ from xain_workloads.profile import DataProfile
 MESSAGE_BYTES = 256 << 10
 
 CALL_TIMEOUT_S = 5.0
-# Answered when the update is durable: measured, synchronised to disk, and committed. One that was
-# put into the store the coordinator copies and reads before, which takes time by its size.
-HAND_IN_TIMEOUT_S = 60.0
 SLOWEST_STORE_BYTES_PER_S = 16 * 1024 * 1024
 # A stream gets this long plus the time its bytes take on the slowest line that is worth using.
 STREAM_TIMEOUT_S = 60.0
 SLOWEST_BYTES_PER_S = 128 * 1024
-# Bytes of an upload that gRPC, the kernel and a router may have taken and not sent yet.
-MAX_BUFFERED_BYTES = 8 * 1024 * 1024
 
 CHANNEL_OPTIONS = (
     # A coordinator that has restarted is to be found again within seconds, not gRPC's two minutes.
@@ -200,6 +194,12 @@ class CoordinatorClient:
     on_offer_failed: told when weights go through the coordinator because of it.
     runtime: where to wait; by default the real one.
     """
+
+    # Answered when the update is durable: measured, synchronised to disk, and committed. One that
+    # was put into the store the coordinator copies and reads before, which takes time by its size.
+    hand_in_timeout_s = 60.0
+    # Bytes of an upload that gRPC, the kernel and a router may have taken and not sent yet.
+    max_buffered_bytes = 8 * 1024 * 1024
 
     def __init__(
         self,
@@ -360,7 +360,7 @@ class CoordinatorClient:
                 pb.Evaluation(num_samples=evaluation.num_samples, metrics=evaluation.metrics)
             )
         size_bytes = update.size_bytes if update is not None else 0
-        timeout_s = HAND_IN_TIMEOUT_S + size_bytes / SLOWEST_STORE_BYTES_PER_S
+        timeout_s = self.hand_in_timeout_s + size_bytes / SLOWEST_STORE_BYTES_PER_S
         answer = self._unary(lambda stub: stub.EndTrainingRound, request, timeout_s)
         return self._complete(answer.next_round) if answer.HasField("next_round") else None
 
@@ -463,7 +463,7 @@ class CoordinatorClient:
             round=round_, size_bytes=upload.size_bytes, digest=upload.digest
         )
         # A restarted coordinator reads again what the one before it has received.
-        timeout_s = HAND_IN_TIMEOUT_S + upload.size_bytes / SLOWEST_STORE_BYTES_PER_S
+        timeout_s = self.hand_in_timeout_s + upload.size_bytes / SLOWEST_STORE_BYTES_PER_S
         found = self._unary(lambda stub: stub.FindUpload, request, timeout_s)
         return found.offset if upload.can_begin_at(found.offset) else 0
 
@@ -476,18 +476,18 @@ class CoordinatorClient:
             encoding=upload.encoding,
             offset=offset,
         )
-        with self._connections.transfer(connection.STALL_S) as transfer:
+        with self._connections.transfer(self._connections.stall_s) as transfer:
 
             def messages() -> Iterator[pb.PutWeightsRequest]:
                 request = pb.PutWeightsRequest(header=header)
                 for chunk in upload.chunks(offset, MESSAGE_BYTES):
                     request.data = chunk
                     yield request
-                    transfer.allow(connection.STALL_S)
+                    transfer.allow(self._connections.stall_s)
                     request = pb.PutWeightsRequest()
                 # gRPC does not tell how the rest of the transfer gets on.
-                buffered_bytes = min(upload.size_bytes, MAX_BUFFERED_BYTES)
-                transfer.allow(HAND_IN_TIMEOUT_S + buffered_bytes / SLOWEST_BYTES_PER_S)
+                buffered_bytes = min(upload.size_bytes, self.max_buffered_bytes)
+                transfer.allow(self.hand_in_timeout_s + buffered_bytes / SLOWEST_BYTES_PER_S)
 
             with _guarded(transfer.connection):
                 response = transfer.connection.stub.PutWeights(
@@ -556,14 +556,14 @@ class CoordinatorClient:
     def _stream(self, ref: pb.WeightsRef, offset: int) -> Iterator[bytes]:
         request = pb.GetWeightsRequest(key=ref.key, offset=offset)
         timeout_s = _stream_timeout_s(ref.size_bytes)
-        with self._connections.transfer(connection.STALL_S) as transfer:
+        with self._connections.transfer(self._connections.stall_s) as transfer:
             with _guarded(transfer.connection):
                 stream = transfer.connection.stub.GetWeights(
                     request, metadata=self._metadata, timeout=timeout_s
                 )
             try:
                 for message in stream:
-                    transfer.allow(connection.STALL_S)
+                    transfer.allow(self._connections.stall_s)
                     if message.HasField("ref") and message.ref.digest != ref.digest:
                         raise Damaged("the coordinator sends another object")
                     yield message.data

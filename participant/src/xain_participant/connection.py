@@ -3,12 +3,12 @@
 A connection can be dead without either end having heard of it: the peer lost its power, a NAT
 forgot the connection, a middlebox acknowledges everything and passes on nothing. gRPC itself may
 take minutes to find out; by then the lease is long over. So a sign of life that is not answered
-within SILENCE_S is repeated over a fresh connection, and the first answer counts. With the default
+within silence_s is repeated over a fresh connection, and the first answer counts. With the default
 lease of 15 s and heartbeats every 10 s this is early enough to keep it.
 
 A coordinator that does not answer may as well be slow: a busy one answers the old question, too,
 and then the fresh connection is closed again. A dead connection never does. So the old connection
-is replaced only if it was silent for GRACE_S more, although the coordinator answers on the fresh
+is replaced only if it was silent for grace_s more, although the coordinator answers on the fresh
 one. The old connection is closed when its transfers, which may be what keeps it busy, have ended,
 or when none of them makes progress: their callers try again.
 """
@@ -25,18 +25,9 @@ from xain_foundation.backoff import Backoff
 from xain_participant.runtime import Queue, Runtime
 from xain_proto.fl.coordinator_pb2_grpc import CoordinatorStub
 
-SILENCE_S = 2.0
-# SILENCE_S and GRACE_S together are the time limit of a sign of life, so that a connection with an
-# answer within the limit is never replaced.
-GRACE_S = 3.0
-# Pause between two fresh connections: a little less than between two heartbeats, so that each
-# heartbeat may have one.
-# Twice as long after each that was needless, else a slow coordinator would be asked everything
-# twice just when it has too much to do.
-MIN_PAUSE_S = 8.0
+# Longest pause between two fresh connections. Each is twice as long after one that was needless,
+# else a slow coordinator would be asked everything twice just when it has too much to do.
 MAX_PAUSE_S = 120.0
-# A chunk takes 8 s on the slowest line that is worth using.
-STALL_S = 20.0
 
 _Answer = TypeVar("_Answer")
 _Answer_co = TypeVar("_Answer_co", covariant=True)
@@ -115,13 +106,22 @@ class Connections:
     open_: a new channel.
     """
 
+    silence_s = 2.0
+    # silence_s and grace_s together are the time limit of a sign of life, so that a connection with
+    # an answer within the limit is never replaced.
+    grace_s = 3.0
+    # Pause between two fresh connections: a little less than between two heartbeats, so that each
+    # heartbeat may have one.
+    min_pause_s = 8.0
+    stall_s = 20.0  # of a transfer; a chunk takes 8 s on the slowest line that is worth using
+
     def __init__(self, open_: Callable[[], grpc.Channel], runtime: Runtime) -> None:
         self._open = open_
         self._runtime = runtime
         self._lock = threading.Lock()  # never held while something may wait
         self._current = Connection(open_())
         self._open_ones = [self._current]  # the oldest first
-        self._backoff = Backoff(MIN_PAUSE_S, MAX_PAUSE_S)
+        self.backoff = Backoff(self.min_pause_s, MAX_PAUSE_S)
         self._not_before = runtime.now()  # when there may be another fresh one
         self.is_closed = False
 
@@ -143,11 +143,11 @@ class Connections:
         """Ask a question that may be asked twice, for timeout_s in all. Raises grpc.RpcError."""
         self._close_unused()
         asked = _Asked[_Answer](self._runtime.queue())
-        silence_s = min(SILENCE_S, timeout_s / 2)
+        silence_s = min(self.silence_s, timeout_s / 2)
         question = asked.add(ask(self._current.stub, timeout_s))
         if asked.is_done(silence_s):
             if _is_answered(question):
-                self._backoff.reset()
+                self.backoff.reset()
         elif self._runtime.now() >= self._not_before:
             return self._ask_afresh(ask, timeout_s - silence_s, asked, question)
         else:
@@ -176,7 +176,7 @@ class Connections:
         asked: "_Asked[_Answer]",
         old: Question[_Answer],
     ) -> _Answer:
-        self._not_before = self._runtime.now() + MIN_PAUSE_S
+        self._not_before = self._runtime.now() + self.min_pause_s
         fresh = self._open_fresh()
         is_needed = False
         try:
@@ -187,7 +187,7 @@ class Connections:
             if _is_answered(old) or not _is_answered(new):
                 return old.result()
             if not old.done():
-                asked.is_done(GRACE_S)
+                asked.is_done(self.grace_s)
             # A connection that is known to be broken is not silent: gRPC connects it again.
             is_needed = not old.done() or old.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             return new.result()
@@ -197,7 +197,7 @@ class Connections:
                 old.cancel()
             else:
                 fresh.retire()
-                self._not_before = self._runtime.now() + self._backoff.next_s()
+                self._not_before = self._runtime.now() + self.backoff.next_s()
             self._close_unused()
 
     def _open_fresh(self) -> Connection:
@@ -212,7 +212,7 @@ class Connections:
     def _use(self, fresh: Connection) -> None:
         with self._lock:
             old, self._current = self._current, fresh
-        self._backoff.reset()
+        self.backoff.reset()
         old.retire()
 
     def _close_unused(self) -> None:

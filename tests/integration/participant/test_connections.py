@@ -17,7 +17,8 @@ from integration.participant.scripted import (
     npy,
 )
 from support.fault_proxy import FaultProxy
-from xain_participant import Agent, CoordinatorClient, Participant, Refused, connection
+from xain_foundation.backoff import Backoff
+from xain_participant import Agent, CoordinatorClient, Participant, Refused
 from xain_participant import client as client_module
 from xain_participant.download import Download
 from xain_proto.fl import coordinator_pb2 as pb
@@ -41,12 +42,18 @@ def proxy(server: ScriptedCoordinator) -> Iterator[FaultProxy]:
         yield proxy
 
 
-@pytest.fixture(autouse=True)
-def silence_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorter than an answer may take on a busy machine: that it is early must not matter."""
-    monkeypatch.setattr(connection, "SILENCE_S", 0.3)
-    monkeypatch.setattr(connection, "GRACE_S", 0.3)
-    monkeypatch.setattr(connection, "MIN_PAUSE_S", 0.0)
+def hurry(client: CoordinatorClient) -> None:
+    """Let a silence be shorter than an answer may take on a busy machine: that it is early must not
+    matter."""
+    connections = client._connections
+    connections.silence_s = connections.grace_s = 0.3
+    connections.min_pause_s, connections.backoff = 0.0, Backoff(0.0, 0.0)
+
+
+def stall_soon(client: CoordinatorClient) -> None:
+    """Give up transfers that do not move, also after the last chunk, and hand-ins, early."""
+    client._connections.stall_s = client.hand_in_timeout_s = 0.2
+    client.max_buffered_bytes = 0
 
 
 @pytest.fixture
@@ -54,6 +61,7 @@ def client(proxy: FaultProxy) -> Iterator[CoordinatorClient]:
     with CoordinatorClient(
         f"127.0.0.1:{proxy.port}", "ward-7", call_timeout_s=PATIENCE_S
     ) as client:
+        hurry(client)
         client.rendezvous()
         yield client
 
@@ -166,14 +174,6 @@ def poll(reached: Callable[[], bool]) -> None:
     raise AssertionError("it never happened")
 
 
-@pytest.fixture
-def stalls_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also after the last chunk, and of a hand-in."""
-    monkeypatch.setattr(connection, "STALL_S", 0.2)
-    monkeypatch.setattr(client_module, "HAND_IN_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(client_module, "MAX_BUFFERED_BYTES", 0)
-
-
 def replace(client: CoordinatorClient, server: ScriptedCoordinator) -> None:
     """The connection, by a fresh one, which can only see that the old one is silent."""
     old = client._connections.current
@@ -187,11 +187,10 @@ def replace(client: CoordinatorClient, server: ScriptedCoordinator) -> None:
 def test_call_that_the_coordinator_works_on_is_not_repeated(
     client: CoordinatorClient,
     server: ScriptedCoordinator,
-    monkeypatch: pytest.MonkeyPatch,
     method: str,
 ) -> None:
     """All bytes are there, and it takes its time: to begin anew would take as long again."""
-    monkeypatch.setattr(connection, "STALL_S", 0.05)
+    client._connections.stall_s = 0.05
     if method == "PutWeights":
         may_answer = hold(server, method, after=True)
         call = Call(lambda: client.put_weights(0, BIG).key)
@@ -203,7 +202,7 @@ def test_call_that_the_coordinator_works_on_is_not_repeated(
         call = Call(lambda: client.end_round(0, ref, 5, "[]"))
         server.wait_until(lambda: server.calls[method] == 1)
     replace(client, server)
-    threading.Event().wait(4 * connection.STALL_S)
+    threading.Event().wait(4 * client._connections.stall_s)
     heartbeat(client)
     assert not call.is_over
     may_answer.set()
@@ -211,11 +210,11 @@ def test_call_that_the_coordinator_works_on_is_not_repeated(
     assert server.calls[method] == 1
 
 
-@pytest.mark.usefixtures("stalls_are_short")
 def test_an_upload_that_does_not_move_is_given_up(
     client: CoordinatorClient, server: ScriptedCoordinator, proxy: FaultProxy
 ) -> None:
     """Long before its own time limit, which is that of the slowest line."""
+    stall_soon(client)
     may_upload = hold(server, "PutWeights")
     upload = Call(lambda: client.put_weights(0, BIG))
     server.wait_until(lambda: server.calls["PutWeights"] == 1)
@@ -226,7 +225,6 @@ def test_an_upload_that_does_not_move_is_given_up(
     assert client.put_weights(0, BIG).key == "0/ward-7"
 
 
-@pytest.mark.usefixtures("stalls_are_short")
 def test_a_download_that_does_not_move_goes_on_over_the_new_one(
     client: CoordinatorClient,
     server: ScriptedCoordinator,
@@ -234,6 +232,7 @@ def test_a_download_that_does_not_move_goes_on_over_the_new_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """From where it stands."""
+    stall_soon(client)
     arrived = threading.Event()
 
     class Noted(Download):
@@ -295,9 +294,20 @@ def adder() -> Iterator[Adder]:
 
 
 @pytest.fixture
-def running(proxy: FaultProxy, adder: Adder) -> Iterator[Call]:
-    """An agent that takes part through the proxy."""
+def agent(proxy: FaultProxy, adder: Adder) -> Agent:
     agent = Agent(adder, f"127.0.0.1:{proxy.port}", "ward-7")
+    hurry(agent._client)
+    return agent
+
+
+@pytest.fixture
+def stalling_agent(agent: Agent) -> None:
+    stall_soon(agent._client)
+
+
+@pytest.fixture
+def running(agent: Agent) -> Iterator[Call]:
+    """An agent that takes part through the proxy."""
     running = Call(agent.run)
     yield running
     agent.stop()
@@ -319,7 +329,7 @@ def test_dead_connection_costs_no_lease(
     assert adder.trained == [0, 1]
 
 
-@pytest.mark.usefixtures("stalls_are_short")
+@pytest.mark.usefixtures("stalling_agent")
 @pytest.mark.parametrize("method", ["EndTrainingRound", "PutWeights", "GetWeights"])
 def test_calls_on_a_dead_connection_are_repeated(
     running: Call, adder: Adder, server: ScriptedCoordinator, proxy: FaultProxy, method: str
@@ -418,6 +428,7 @@ def test_a_watch_that_says_nothing_is_made_up_for_by_heartbeats(
     adder.may_finish.set()
     may_watch = hold(server, "Watch")
     agent = Agent(adder, server.target, "ward-7")
+    hurry(agent._client)
     running = Call(agent.run)
     try:
         assert running.answer() == 0

@@ -4,11 +4,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from integration.participant.scripted import PATIENCE_S, Ledger, ScriptedCoordinator
-from xain_participant import Agent, Participant, connection
-from xain_participant import agent as agent_module
+from xain_participant import Agent, Participant
+from xain_participant.connection import Connections
 
 Serve = Callable[..., ScriptedCoordinator]
 
@@ -23,14 +21,9 @@ class Idle(Participant):
         raise AssertionError("no round is open")
 
 
-def test_the_stream_comes_back_after_the_first_sign_of_life(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_stream_comes_back_after_the_first_sign_of_life(serve: Serve) -> None:
     """When that is sent is spread over time; a stream that went ahead would connect at once. And
     nobody joins again who is still a member."""
-    monkeypatch.setattr(agent_module, "MIN_WATCH_PAUSE_S", 0.001)
-    monkeypatch.setattr(agent_module, "MAX_WATCH_PAUSE_S", 0.01)
-    assert connection.SILENCE_S > 50 * agent_module.MAX_WATCH_PAUSE_S
     first = serve(Ledger(paused=True))
     may_beat = threading.Event()
 
@@ -38,6 +31,8 @@ def test_the_stream_comes_back_after_the_first_sign_of_life(
         assert may_beat.wait(PATIENCE_S)
 
     agent = Agent(Idle(), first.target, "ward-7")
+    agent.min_watch_pause_s, agent.max_watch_pause_s = 0.001, 0.01
+    assert Connections.silence_s > 50 * agent.max_watch_pause_s
     running = threading.Thread(target=agent.run)
     running.start()
     try:

@@ -198,7 +198,7 @@ def test_slow_connection_is_kept(answer_s: float) -> None:
         assert coordinator.beat() is grpc.StatusCode.OK
     assert coordinator.open_lines == coordinator.lines[:1]
     assert coordinator.num_asked == 360 + (len(coordinator.lines) - 1)
-    if answer_s < connection.SILENCE_S:
+    if answer_s < Connections.silence_s:
         assert len(coordinator.lines) == 1
     assert len(coordinator.lines) <= 1 + 4 + 3600 / connection.MAX_PAUSE_S
 
