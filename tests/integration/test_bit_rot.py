@@ -132,8 +132,8 @@ async def test_participant_brings_a_damaged_update_again(start, tmp_path, has_st
     target = f"127.0.0.1:{coordinator.port}"
     handed_in = threading.Event()
 
-    def observe(progress) -> None:
-        if progress.what == "handed_in":
+    def observe(step, *_) -> None:
+        if step == "handed_in":
             handed_in.set()
 
     state = StateDirectory(tmp_path / "state", "a") if has_state else None

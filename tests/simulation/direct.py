@@ -4,7 +4,7 @@ The participant's side is the real one, but for its connections: those are steps
 which may take long, break off, bring a byte that is not the right one, or lose the answer.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -100,14 +100,8 @@ class SimulatedDirect(DirectTransfer):
             except Damaged as damaged:
                 raise direct._Failed(str(damaged)) from None
 
-    def _send(
-        self,
-        connection: Any,
-        put: Any,
-        parts: Sequence[memoryview],
-        on_sent: Callable[[int], None],
-    ) -> direct.Stored:
-        data, key = b"".join(parts), put.target.path[1:]
+    def _send(self, connection: Any, put: Any, offset: int) -> str:
+        data, key = b"".join(put.parts), put.target.path[1:]
         self._hub.note(self._link.name, f"PUT {key}")
         self._process.touch()
 
@@ -118,11 +112,11 @@ class SimulatedDirect(DirectTransfer):
         # Whatever becomes of its sender meanwhile.
         self._hub.after(self._network.latency_s(), None, arrive)
         self._pass()
-        on_sent(len(data))
+        put.on_sent(len(data))
         thread = current()
         deadline = thread.now() + TIMEOUT_S
         while self._disk.visible.get(key) != data:
             if thread.now() > deadline:
                 raise direct._Failed("timed out")
             sleep(1.0)
-        return direct.Stored("")
+        return ""

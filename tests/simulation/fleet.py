@@ -23,7 +23,7 @@ from simulation.oracle import (
 )
 from simulation.scenario import Scenario
 from simulation.threads import Runtime, sleep
-from xain_participant.agent import Agent, Progress
+from xain_participant.agent import Agent
 from xain_participant.participant import Assignment, Participant
 from xain_workloads.profile import DataProfile
 
@@ -211,10 +211,10 @@ class _Training(Participant):
         self._can_evaluate = index in scenario.evaluators
         self._can_initialise = index not in scenario.without_weights
 
-    def observe(self, progress: Progress) -> None:
-        self._hub.note(self._name, f"{progress.what} {progress.round} {progress.message}")
-        if progress.what == "training":
-            self._round = progress.round
+    def observe(self, step: str, round_: int, reason: str) -> None:
+        self._hub.note(self._name, f"{step} {round_} {reason}")
+        if step == "training":
+            self._round = round_
 
     def profile(self) -> DataProfile | None:
         return DataProfile(5, 1, ())

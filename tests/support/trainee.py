@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xain_participant import Agent, Participant, Progress, StateDirectory, agent
+from xain_participant import Agent, Participant, StateDirectory, agent
 from xain_participant.participant import Assignment
 from xain_participant.signals import stopped_by_signals
 
@@ -60,11 +60,11 @@ class Trainee(Participant):
         if book is not None:
             self._book = os.open(book, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
-    def note(self, progress: Progress) -> None:
+    def note(self, step: str, round_: int, _: str) -> None:
         """The agent's observer."""
-        self._round = progress.round
-        if progress.what in STEPS:
-            self._write(progress.what)
+        self._round = round_
+        if step in STEPS:
+            self._write(step)
 
     def _write(self, what: str) -> None:
         if self._book >= 0:

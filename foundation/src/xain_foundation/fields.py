@@ -37,7 +37,7 @@ class Allowed:
 class Section(BaseModel):
     """Base of all settings: immutable, strict, and without unknown keys.
 
-    moved: what has become of keys that older systems knew, by dotted key, such as
+    moved: what has become of keys and sections that older systems knew, such as
         {"ai.rounds": "is called rounds.rounds now"}. Read from the outermost model only.
     """
 

@@ -24,7 +24,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from numpy.typing import NDArray
@@ -35,7 +34,7 @@ from xain.weights import Declared, LayoutMismatch, declare, require_same
 from xain_foundation.commands import split_host_port
 from xain_foundation.logger import get_logger
 from xain_foundation.settings import COMMAND_LINE, ConfigError, load
-from xain_participant.agent import Agent, Progress
+from xain_participant.agent import Agent
 from xain_participant.config import ENV_PREFIX, ParticipantConfig
 from xain_participant.participant import Assignment, BodyFailed, Participant
 from xain_participant.state import StateDirectory
@@ -250,12 +249,12 @@ class Loop:
         self._notify()
         return self._answers.get()
 
-    def _observe(self, progress: Progress) -> None:
-        match progress.what:
+    def _observe(self, step: str, _: int, reason: str) -> None:
+        match step:
             case "handed_in" | "dropped":
                 self._handed_in.set()
             case "finished":
-                self._message = progress.message
+                self._message = reason
 
     # --- the script's thread ---
 
@@ -462,12 +461,7 @@ class Rounds:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._loop.end(error)
 
     def __del__(self) -> None:

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from xain_participant.agent import Agent, Observer, Progress, run
+    from xain_participant.agent import Agent, Observer, run
     from xain_participant.client import CoordinatorClient, Refused
     from xain_participant.participant import Participant
     from xain_participant.state import StateDirectory, StateError
@@ -21,7 +21,6 @@ __all__ = [
     "CoordinatorClient",
     "Observer",
     "Participant",
-    "Progress",
     "Refused",
     "StateDirectory",
     "StateError",

@@ -13,10 +13,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from queue import Empty
 from random import Random
-from typing import Literal
 
 import grpc
 
@@ -53,38 +52,8 @@ NO_WATCH_PAUSE_S = 30.0  # where there is no stream
 # A state that we do not know asks nothing of us, as STANDBY does.
 _STATES: Mapping[int, State] = {pb.ROUND: State.ROUND, pb.FINISHED: State.FINISHED}
 
-What = Literal[
-    "joined",
-    "waiting",
-    "training",
-    "trained",
-    "evaluating",
-    "evaluated",
-    "handed_in",
-    "dropped",
-    "refused",
-    "warned",
-    "finished",
-]
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """One step of the agent, for observers.
-
-    round: of the step, or the last round that was begun; -1 before the first.
-    message: why, for waiting, dropped, refused, warned and finished.
-    metrics: for trained, the newest value of each name; for evaluated, those of the model.
-    """
-
-    what: What
-    participant_id: str
-    round: int
-    message: str = ""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-
-
-Observer = Callable[[Progress], None]
+# A step such as "training" or "handed_in", its round (the last one that was begun, or -1), and why.
+Observer = Callable[[str, int, str], None]
 
 
 def run(
@@ -109,7 +78,7 @@ def run(
     suffix.
     tags: what a selection may ask for, such as {"site": "north"}.
     direct: fetch and put weights at the URLs that the coordinator offers; if not, through it.
-    observer: called in this thread. alive: the file of the health check.
+    observer: told every step, in this thread. alive: the file of the health check.
     state: keeps a result until it is handed in, so that a participant that is killed after training
     need not train again; such as a StateDirectory. It stays open.
     instance_id: tells this process from others with the same participant id; by default a random
@@ -275,7 +244,7 @@ class Agent:
             self._profile = self._participant.profile()
             if self._profile is not None and self._profile.num_samples == 0:
                 self._info("nothing_to_train_on", reason="the local data has no rows; not joining")
-                self._tell("finished", message="the local data has no rows")
+                self._tell("finished", "the local data has no rows")
                 return 0
             self._info("starting", coordinator=self._target)
             if (left := self._work.result) is not None:
@@ -347,7 +316,7 @@ class Agent:
                 else:
                     self._jobs.put((Call.BEGIN_ROUND, round_))
             case a.Train(round_):
-                begins: What = "evaluating" if self._work.is_evaluation else "training"
+                begins = "evaluating" if self._work.is_evaluation else "training"
                 self._info(begins, round_=round_)
                 self._tell(begins, round_=round_)
                 self._work.session_id = self._protocol.session_id
@@ -405,7 +374,7 @@ class Agent:
         self._work.drop(is_kept=drop.accepted)
         if drop.invalid:
             self._log.error("update_invalid", round=drop.round, reason=drop.why)
-            self._tell("dropped", round_=drop.round, message=drop.why)
+            self._tell("dropped", drop.why, drop.round)
         else:
             self._log.debug("result_dropped", round=drop.round, reason=drop.why)
 
@@ -425,7 +394,7 @@ class Agent:
     def _on_exit(self, action: a.Exit) -> None:
         log = self._log.error if action.code == 1 else self._log.info
         log("exiting", round=self._protocol.round, code=action.code, reason=action.message)
-        self._tell("finished", message=action.message)
+        self._tell("finished", action.message)
 
     # --- the other threads ---
 
@@ -518,17 +487,17 @@ class Agent:
                 self._begin_answering()
             case e.AskedToWait(retry_after_s):
                 self._info("asked_to_wait", retry_after_s=retry_after_s)
-                self._tell("waiting", message="the coordinator asks us to come again later")
+                self._tell("waiting", "the coordinator asks us to come again later")
             case e.Trained(round_):
                 result = self._work.result
                 assert result is not None, "the worker keeps what it has trained"
                 evaluation = result.evaluation
                 if result.is_evaluation and evaluation is not None:
                     self._measured("evaluated", round_, evaluation.num_samples, evaluation.metrics)
-                    self._tell("evaluated", round_=round_, metrics=evaluation.metrics)
+                    self._tell("evaluated", round_=round_)
                 else:
                     self._measured("trained", round_, result.num_samples, result.metrics)
-                    self._tell("trained", round_=round_, metrics=result.metrics)
+                    self._tell("trained", round_=round_)
             case e.HandedIn(round_):
                 self._info("handed_in", round_=round_)
                 self._tell("handed_in", round_=round_)
@@ -538,12 +507,12 @@ class Agent:
             ):
                 self._finished_session = session_id
                 self._info("session_finished", session=session_id, cause=cause)
-                self._tell("waiting", message="the session is finished; waiting for the next one")
+                self._tell("waiting", "the session is finished; waiting for the next one")
             case e.Advertised(warning=warning) if warning != self._warning:
                 self._warning = warning
                 if warning:
                     self._log.warning("warned", round=self._protocol.round, message=warning)
-                    self._tell("warned", message=warning)
+                    self._tell("warned", warning)
             case e.RefusedBy():
                 self._note_refusal(event)
             case e.ConnectionLost():
@@ -568,7 +537,7 @@ class Agent:
         return pb.Transfer(direction=direction, percent=percent)
 
     def _measured(
-        self, event: What, round_: int, num_samples: int, metrics: Mapping[str, float]
+        self, event: str, round_: int, num_samples: int, metrics: Mapping[str, float]
     ) -> None:
         fields = {"metrics": dict(metrics)} if metrics else {}
         self._info(event, round_=round_, **fields, num_samples=num_samples)
@@ -593,7 +562,7 @@ class Agent:
             message=refused.message,
         )
         if not again:
-            self._tell("refused", message=refused.message or refused.reason or refused.status)
+            self._tell("refused", refused.message or refused.reason or refused.status)
 
     def _note_failed_offer(self, failed: OfferFailed) -> None:
         """Called by the worker. The weights go on their way through the coordinator."""
@@ -613,18 +582,9 @@ class Agent:
         number = self._protocol.round if round_ is None else round_
         self._log.info(event, round=number, **fields)
 
-    def _tell(
-        self,
-        what: What,
-        *,
-        round_: int | None = None,
-        message: str = "",
-        metrics: Mapping[str, float] | None = None,
-    ) -> None:
+    def _tell(self, step: str, reason: str = "", round_: int | None = None) -> None:
         if self._observer is not None:
-            number = self._protocol.round if round_ is None else round_
-            progress = Progress(what, self.participant_id, number, message, metrics or {})
-            self._observer(progress)
+            self._observer(step, self._protocol.round if round_ is None else round_, reason)
 
 
 def _posted(message: pb.WatchResponse, handled: Callable[[], None] = lambda: None) -> _Posted:

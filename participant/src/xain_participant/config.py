@@ -4,7 +4,7 @@ Read by xain_foundation.settings: TOML file, then XAIN_PARTICIPANT_SECTION__KEY 
 environment, then flags.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -41,23 +41,19 @@ _MAX_FEATURES = 1_000_000  # the coordinator takes no more
 _MAX_PARTS = 100_000  # each participant computes all parts
 
 
-def _check_name(name: str) -> str:
-    # The coordinator would refuse the name too, but only after the data are loaded. "": make one.
-    if name and (why := why_not(name)) is not None:
-        raise ValueError(why)
-    return name
+def _checked(why_not: Callable[[str], str | None]) -> AfterValidator:
+    """Refuse text that a coordinator would refuse too, but only after the data are loaded."""
+
+    def check(text: str) -> str:
+        if text and (why := why_not(text)) is not None:
+            raise ValueError(why)
+        return text
+
+    return AfterValidator(check)
 
 
-ParticipantName = Annotated[str, AfterValidator(_check_name), Allowed(RULE)]
-
-
-def _check_value(value: str) -> str:
-    if (why := tag_rules.why_not_value(value)) is not None:
-        raise ValueError(why)
-    return value
-
-
-TagValue = Annotated[str, AfterValidator(_check_value), Allowed(tag_rules.VALUE_RULE)]
+ParticipantName = Annotated[str, _checked(why_not), Allowed(RULE)]  # "": make one
+TagValue = Annotated[str, _checked(tag_rules.why_not_value), Allowed(tag_rules.VALUE_RULE)]
 
 
 def _check_scale(scale: float) -> float:
@@ -202,9 +198,6 @@ class TrainingSettings(Section):
     process_group_timeout_s: float = Field(default=60.0, gt=0, le=24 * 3600.0)
 
 
-_NO_STORAGE = "is gone: weights travel through the coordinator, and no participant needs a store"
-
-
 class ParticipantConfig(Section):
     """All settings of a participant."""
 
@@ -217,9 +210,6 @@ class ParticipantConfig(Section):
 
     moved: ClassVar[Mapping[str, str]] = {
         "coordinator.grpc_options": "is gone: the SDK of XAIN never used it",
-        "storage": _NO_STORAGE,
-        "storage.endpoint": _NO_STORAGE,
-        "storage.bucket": _NO_STORAGE,
-        "storage.access_key_id": _NO_STORAGE,
-        "storage.secret_access_key": _NO_STORAGE,
+        "storage": "is gone: weights travel through the coordinator, and no participant needs a "
+        "store",
     }

@@ -5,11 +5,9 @@ Commands import what they need, so that --help does not wait for it.
 
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import typer
@@ -217,13 +215,14 @@ def sparse(
         bound,
         seed,
     )
+    # SIGTERM ends the work as Ctrl-C does, and leaves the group on its way.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        with _stopped_by_signals():
-            # A scorer may come while worker-0 trains.
-            name = worker or (f"worker-{index}" if epochs else f"scorer-{os.getpid()}")
-            score = _work(target, certificates, name, job, data, test)
-    except _Stopped as stopped:
-        raise typer.Exit(128 + stopped.number) from None
+        # A scorer may come while worker-0 trains.
+        name = worker or (f"worker-{index}" if epochs else f"scorer-{os.getpid()}")
+        score = _work(target, certificates, name, job, data, test)
+    except KeyboardInterrupt:
+        raise typer.Exit(128 + signal.SIGINT) from None
     if score is not None:
         typer.echo(
             f"{score.num_rows:,} rows: log loss {score.loss:.4f}, accuracy {score.accuracy:.4f}, "
@@ -307,29 +306,6 @@ def sparse_data(
     except OSError as error:
         fail(PROGRAM, f"{folder} cannot be written: {error.strerror}", EXIT_FAILED)
     typer.echo(f"{scaled.num_rows:,} rows in {scaled.num_columns:,} columns")
-
-
-class _Stopped(BaseException):
-    """A signal has come."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-
-@contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """While open, the first SIGTERM or SIGINT raises _Stopped, the second one ends the process."""
-
-    def stop(number: int, _: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        raise _Stopped(number)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _target(server: str) -> str:

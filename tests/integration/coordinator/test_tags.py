@@ -77,7 +77,7 @@ async def test_an_agent_sends_its_tags(start: Any) -> None:
         target,
         "s",
         tags={"site": "south"},
-        observer=lambda step: has_joined.set() if step.what == "joined" else None,
+        observer=lambda step, *_: has_joined.set() if step == "joined" else None,
     )
     south_ends = asyncio.ensure_future(asyncio.to_thread(south.run))
     assert await asyncio.to_thread(has_joined.wait, 60)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from integration.participant.scripted import PATIENCE_S, Ledger
-from xain_participant import Agent, Participant, Progress
+from xain_participant import Agent, Participant
 from xain_participant.alive import Alive
 from xain_workloads.model import Layout
 from xain_workloads.profile import DataProfile
@@ -49,8 +49,8 @@ class Running:
     """An agent in a thread of its own."""
 
     def __init__(self, participant: Participant, target: str, alive: Alive | None) -> None:
-        self.seen: list[Progress] = []
-        self.agent = Agent(participant, target, "ward-7", observer=self.seen.append, alive=alive)
+        self.seen: list[tuple[str, int, str]] = []
+        self.agent = Agent(participant, target, "ward-7", observer=self._note, alive=alive)
         self._code: int | None = None
         # A daemon, so that a test that fails does not keep the others from ending.
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -64,9 +64,12 @@ class Running:
         assert self._code is not None, "it has not come to an end"
         return self._code
 
+    def _note(self, *step: Any) -> None:
+        self.seen.append(step)
+
     @property
     def steps(self) -> list[tuple[str, int]]:
-        return [(seen.what, seen.round) for seen in self.seen]
+        return [(step, round_) for step, round_, _ in self.seen]
 
 
 def large() -> Ledger:

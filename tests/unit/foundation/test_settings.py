@@ -150,7 +150,7 @@ def test_items_of_open_tables_are_read_as_toml(text: str, value: object) -> None
         ("[store]\nzzz = 1", "unknown key store.zzz; [store] has: login, api_key, extra"),
         ("[zzz]", "unknown key zzz; there are: [server], [store]"),
         ("[old]\nport = 1", "old.port is called server.port now"),
-        ("[old]\nother = 1", "old is gone"),
+        ("[old]\nother = 1", "old.other is gone"),
         ("[server]\nport = 7\nlimit = 2", "server.limit is 2; it must not be set with port 7"),
     ],
 )
