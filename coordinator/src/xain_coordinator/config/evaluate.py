@@ -34,7 +34,7 @@ class EvaluateSettings(Section):
         )
 
     @model_validator(mode="after")
-    def _has_direction(self) -> Self:
+    def _possible(self) -> Self:
         if self.direction and not self.metric:
             raise WrongSetting("direction", "it is that of evaluate.metric, which is not set")
         if self.metric and not self.direction and self.metric not in WELL_KNOWN:
@@ -49,10 +49,6 @@ class EvaluateSettings(Section):
             raise WrongSetting("patience", "with evaluate.every = 0 nothing is evaluated")
         if self.min_delta and not self.patience:
             raise WrongSetting("min_delta", "nothing would read it without evaluate.patience")
-        return self
-
-    @model_validator(mode="after")
-    def _has_data(self) -> Self:
         if not self.data:
             for name in ("target", "task", "scale"):
                 if getattr(self, name) != type(self).model_fields[name].default:

@@ -157,17 +157,13 @@ class RoundsSettings(Section):
         return self
 
     @model_validator(mode="after")
-    def _can_select(self) -> Self:
+    def _can_select_and_close(self) -> Self:
         with naming("controller", "controller_options", known_controllers):
             _ = self.whole_controller_options
         for key in self.tags:
             if (why := tag_rules.why_not_key(key)) is not None:
                 raise WrongSetting(f"tags.{key}", f"no participant can have such a tag: {why}")
-        return self
-
-    @model_validator(mode="after")
-    def _can_close(self) -> Self:
-        """A round that these settings describe can be complete."""
+        # A round that these settings describe can be complete.
         if self.consistency == "bsp":
             for name in ("staleness", "buffer_size"):
                 if getattr(self, name) is not None:

@@ -80,6 +80,10 @@ def require_rule_fits(config: "CoordinatorConfig") -> None:
             raise WrongSetting(key, f'leave it out with aggregation.rule = "{rule}"')
     if check := _CHECKS.get(rule):
         check(config)
+    elif rule == "gradient" and config.rounds.epochs != 1:
+        raise WrongSetting(
+            "rounds.epochs", 'a round of aggregation.rule = "gradient" is one step; set it to 1'
+        )
 
 
 def _check_trees(config: "CoordinatorConfig") -> None:
@@ -129,13 +133,6 @@ def _check_ensemble(config: "CoordinatorConfig") -> None:
         )
 
 
-def _check_gradient(config: "CoordinatorConfig") -> None:
-    if config.rounds.epochs != 1:
-        raise WrongSetting(
-            "rounds.epochs", 'a round of aggregation.rule = "gradient" is one step; set it to 1'
-        )
-
-
 def _check_assemble(config: "CoordinatorConfig") -> None:
     if config.rounds.initial_weights == "average":
         raise WrongSetting(
@@ -158,6 +155,5 @@ def _check_assemble(config: "CoordinatorConfig") -> None:
 _CHECKS = {
     "trees": _check_trees,
     "ensemble": _check_ensemble,
-    "gradient": _check_gradient,
     "assemble": _check_assemble,
 }

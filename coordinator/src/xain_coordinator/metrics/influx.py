@@ -10,7 +10,6 @@ sent alone, so that only those of their sender are lost.
 """
 
 import logging
-import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,8 +40,6 @@ _MAX_REASON = 200  # characters of what a server says, in a log line
 _WRITTEN = 204  # anything else may be a page to log in at
 _AWAY = frozenset({0, 408, 425, 429})  # and 5xx; 0 is the client's for a failed TLS handshake
 _POINTS_REFUSED = frozenset({400, 413, 422})
-# How InfluxDB says that it has written all but so many points; 2.0 did so with status 500.
-_PARTIAL = re.compile(r"partial write: .*dropped=(\d{1,18})", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +48,11 @@ class _Failure:
 
     status: 0 if there was no answer.
     retry_after_s: 0 if the server has not asked for it.
-    num_dropped: points that were lost, if it says that all others were written.
     """
 
     status: int
     reason: str
     retry_after_s: float = 0.0
-    num_dropped: int | None = None
 
     @property
     def is_away(self) -> bool:
@@ -66,7 +61,8 @@ class _Failure:
     @property
     def is_refusal(self) -> bool:
         """Whether the server has read the points, and will never take all of them."""
-        return self.num_dropped is not None or self.status in _POINTS_REFUSED
+        # InfluxDB 2.0 says so with status 500 of some points, and of the same ones each time.
+        return self.status in _POINTS_REFUSED or "partial write" in self.reason
 
 
 _Line = tuple[str, bytes]  # id of the participant, "" for the coordinator, and the line
@@ -117,14 +113,20 @@ class InfluxWriter:
         if failure is None:
             return 0
         by_participant = [list(group) for _, group in groupby(sorted(lines), lambda line: line[0])]
-        if failure.num_dropped is None and failure.is_refusal and len(by_participant) > 1:
+        if failure.is_refusal and len(by_participant) > 1:
             return sum(self._write(group, closing) for group in by_participant)
-        num_lost = len(lines)
-        if failure.num_dropped is not None:
-            num_lost = min(failure.num_dropped, len(lines))
         if failure.is_refusal:
-            self._tell_refusal([participant for participant, _ in lines], failure, num_lost)
-        return num_lost
+            # Told once: one participant may send such a point in every round, and they are counted.
+            tell = log.debug if self._has_refused else log.warning
+            self._has_refused = True
+            tell(
+                "metric_points_refused",
+                participant=lines[0][0],
+                points=len(lines),
+                status=failure.status,
+                error=failure.reason,
+            )
+        return len(lines)
 
     def _send_until_answered(
         self, lines: Sequence[bytes], closing: threading.Event
@@ -141,18 +143,6 @@ class InfluxWriter:
             if is_last:
                 return failure
             closing.wait(wait_s)
-
-    def _tell_refusal(self, participants: Sequence[str], failure: _Failure, num_lost: int) -> None:
-        """Told once: one participant may send such a point in every round, and they are counted."""
-        tell = log.debug if self._has_refused else log.warning
-        self._has_refused = True
-        tell(
-            "metric_points_refused",
-            participant=participants[0] if len(set(participants)) == 1 else None,
-            points=num_lost,
-            status=failure.status,
-            error=failure.reason,
-        )
 
     def _send(self, lines: Sequence[bytes]) -> _Failure | None:
         try:
@@ -179,13 +169,7 @@ class InfluxWriter:
         if isinstance(said, bytes):
             said = said.decode("utf-8", "replace")
         reason = f"{error.reason}: {said}" if said and said != error.reason else str(error.reason)
-        partial = _PARTIAL.search(reason)
-        return _Failure(
-            int(error.status),
-            self._clean(reason),
-            _retry_after_s(error.retry_after),
-            int(partial[1]) if partial else None,
-        )
+        return _Failure(int(error.status), self._clean(reason), _retry_after_s(error.retry_after))
 
     def _clean(self, text: str) -> str:
         # A proxy may show the request that it did not like.

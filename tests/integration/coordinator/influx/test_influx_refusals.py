@@ -27,24 +27,15 @@ def test_refused_points_of_one_cost_the_others_none(
     assert server.num_requests == 6, "all of them, and each sender's"
 
 
-def test_points_that_the_server_dropped_are_counted(
+def test_points_of_a_partial_write_count_as_lost(
     server: StrictInflux, write: Callable[..., int]
 ) -> None:
-    """InfluxDB takes the others: nothing is to be sent again."""
+    """Nothing is sent again, and nobody waits."""
     server.partial = True
     server.refuses = lambda line: line.fields["n"] in (3, 5)
-    assert write(numbered(*range(10))) == 2
+    assert write(numbered(*range(10))) == 10
     assert numbers(server) == [0, 1, 2, 4, 6, 7, 8, 9]
     assert server.statuses == [422]
-
-
-@pytest.mark.parametrize("said", ["11", "99999999", "1" + "0" * 30, "9" * 5000])
-def test_no_more_points_are_lost_than_were_sent(
-    server: StrictInflux, write: Callable[..., int], said: str
-) -> None:
-    """Whatever the server says: what does not fit into 64 bits would spoil `status`."""
-    server.always = Answer(422, f"partial write: x dropped={said}")
-    assert write(numbered(*range(10))) == 10
 
 
 @pytest.mark.parametrize("status", [400, 500])
@@ -54,7 +45,7 @@ def test_a_partial_write_is_one_with_any_status(
     """InfluxDB 2.0 said so with status 500; again and again it would be the same."""
     said = "unexpected error writing points to database: partial write: x dropped=2"
     server.next.append(Answer(status, said))
-    assert write(numbered(*range(10))) == 2
+    assert write(numbered(*range(10))) == 10
     assert server.num_requests == 1
 
 
@@ -66,7 +57,7 @@ def test_a_field_of_another_type_costs_its_point(server: StrictInflux) -> None:
         [Point("participant", {"loss": v}, {"id": str(i)}, i) for i, v in enumerate(values)]
     )
     metrics.close()
-    assert [line.fields["loss"] for line in server.lines] == [0.5, 0.25]
+    assert {line.fields["loss"] for line in server.lines} == {0.5, 0.25}, "twice is the same"
     assert metrics.num_lost == 1
 
 
