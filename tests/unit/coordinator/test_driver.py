@@ -8,7 +8,18 @@ from contextlib import suppress
 import pytest
 
 from support.clock import HeldClock
-from support.driver import MODEL, RULES, HeldJournal, Recorder, fails, settled, update
+from support.driver import (
+    MODEL,
+    RULES,
+    Bench,
+    HeldJournal,
+    Recorder,
+    fails,
+    model,
+    settled,
+    update,
+)
+from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
@@ -214,6 +225,34 @@ async def test_watchers_see_what_is_durable(bench):
     bench.journal.let_go()
     await initialised
     assert (await next_seen).phase is Phase.COLLECTING
+
+
+async def test_participants_that_wait_are_not_told_of_every_round():
+    """Of a fleet of which a few are selected, the others would hear of each round for nothing."""
+    rounds = {
+        "rounds": 2,
+        "min_participants": 1,
+        "fraction_participants": 0.5,
+        "start_participants": 2,
+        "controller": "ordered",
+        "initial_weights": "average",
+    }
+    bench = Bench(CoordinatorConfig.model_validate({"rounds": rounds}).rules())
+    driver = bench.driver
+    await driver.submit(c.Rendezvous("a"))
+    await driver.submit(c.Rendezvous("b"))
+
+    async def watch():
+        return [(seen.phase, seen.round) async for seen in driver.watch("b")]
+
+    watching = asyncio.create_task(watch())
+    await driver.submit(c.InitialisationDone(MODEL))
+    for number in range(2):
+        assert driver.session.round == number
+        await driver.submit(update("a", number))
+        await driver.submit(c.AggregationDone(model(number + 1)))
+    assert await watching == [(Phase.STANDBY, 0), (Phase.FINISHED, 1)]
+    await driver.close()
 
 
 async def test_a_caller_that_goes_away_disturbs_nobody(bench):
