@@ -287,19 +287,6 @@ async def test_participants_are_not_blamed_for_a_model_that_is_damaged_under_the
     assert coordinator.driver.session.selection.faults == {}
 
 
-async def test_session_of_an_earlier_default_keeps_its_mode(start, join, tmp_path: Path):
-    """A session that was opened when bagging was the default goes on when no mode is configured."""
-    data = parts(2)
-    coordinator = await start(**settings(rounds=2, epochs=1))
-    a, b = await gather(coordinator, join, data)
-    await train_first_round([a, b], data)
-    await coordinator.stop()
-    coordinator = await start(resume=False, **histograms_of(rounds=2))
-    await run_agents(coordinator, data)
-    model = array(await join(coordinator, "reader").download("2/global")).tobytes()
-    assert xgboost.Booster(model_file=bytearray(model)).num_boosted_rounds() == 2 * 2
-
-
 async def test_growing_goes_on_in_another_session_from_the_model_alone(start, join, tmp_path):
     """An iteration that was cut off at its second level gets its third one; the model is that of
     an undisturbed session. Bagging can go on from it, too, and histograms not from bagging."""

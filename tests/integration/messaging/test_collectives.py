@@ -134,41 +134,6 @@ def test_groups_that_overlap(
                 same(one, other)
 
 
-# Nothing, one element, fewer elements than members, a prime number, and so many that they go
-# around the ring, in parts that cannot all be of one size.
-SIZES = [(0, "f4"), (1, "i8"), (5, "f8"), (97, "f4"), (70_001, "f4")]
-LARGE = (1_000_003, "f8")
-
-
-@pytest.mark.parametrize("driver", ["grpc", "zmq"])
-def test_as_numpy_over_a_network(driver: str) -> None:
-    """Every operation, of 1 to 9 members."""
-    rng = np.random.default_rng(0)
-    with discovery_of("in-process") as discovery:
-        proxies = Proxies(discovery, driver)
-        try:
-            made = proxies.all(9)
-            until(lambda: all(len(p.peers["worker"]) == 8 for p in made), "all to know all")
-            for number in range(1, 10):
-                names = [proxy.name for proxy in made[:number]]
-                groups = [proxy.group("some", names) for proxy in made[:number]]
-                for size, dtype in [*SIZES, LARGE] if number == 3 else SIZES:
-                    arrays = arrays_of(rng, number, (size,), dtype)
-                    for operation in OPERATIONS:
-                        found = together(
-                            groups,
-                            lambda g, of=operation, arrays=arrays: getattr(g, of)(
-                                *given_to(of, arrays, g.rank)
-                            ),
-                        )
-                        for result, expected in zip(
-                            found, results_of(operation, arrays), strict=True
-                        ):
-                            same(result, expected)
-        finally:
-            proxies.close()
-
-
 def test_all_members_get_the_same_bits(workers: list[Proxy]) -> None:
     """Of sums that depend on their order, by tree and by ring, on every driver."""
     groups = [proxy.group("worker") for proxy in workers]

@@ -5,7 +5,6 @@ from tests.unit.core.bench import (
     HEARTBEAT_TIME_S,
     LEASE_S,
     PROFILE,
-    SHAPE,
     Bench,
     make_rules,
     opened_round,
@@ -285,13 +284,6 @@ def test_heartbeats_departures_and_the_coordinators_state_are_measured() -> None
     departure, coordinator = bench.points[-2:]
     assert (departure.fields, departure.tags) == ({"state": 2}, {"id": "b"})
     assert coordinator.fields == {"state": 0, "round": 0, "connected": 1, "selected": 1}
-
-
-def test_the_shape_of_the_bench_is_that_of_its_models() -> None:
-    """Guards the tests themselves: a good update must be good."""
-    model = opened_round("a").session.model
-    assert model is not None
-    assert model.shape == SHAPE
 
 
 # --- the initial model ---

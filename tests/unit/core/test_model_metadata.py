@@ -63,16 +63,3 @@ def test_metadata_that_differ_from_the_last_model_are_journalled() -> None:
     event = e.ModelPublished.after(last, changed, 1.0)
     assert decode(*encode(event)) == event
     assert event.published(last) == changed
-
-
-def test_journals_with_the_metadata_in_each_event_give_the_same_session() -> None:
-    """Earlier versions wrote them with every model."""
-    bench = trained(4)
-    session, history = replayed(bench.journal)
-    earlier: list[e.DurableEvent] = []
-    for event in bench.journal:
-        if isinstance(event, e.ModelPublished):
-            full = replace(event.model, layout=LAYOUT, metadata=METADATA)
-            event = e.ModelPublished(event.round, full, event.at)
-        earlier.append(event)
-    assert replayed(earlier) == (session, history)

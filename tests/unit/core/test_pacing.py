@@ -153,8 +153,3 @@ def test_gathered_once_is_gathered_even_if_they_go_again() -> None:
     bench.answer()
     assert bench.phase is Phase.COLLECTING
     assert len(bench.happened(e.ParticipantsGathered)) == 1
-
-
-def test_the_rules_of_the_session_say_how_long_a_lease_is() -> None:
-    """A lease is one heartbeat interval plus the timeout."""
-    assert make_rules().lease_s == 15.0

@@ -1,10 +1,8 @@
 """What a session measures of itself."""
 
-from tests.unit.core.bench import Bench, make_rules, opened_round, replay
+from tests.unit.core.bench import Bench, make_rules, opened_round
 
-from xain_coordinator.core import events as e
-from xain_coordinator.core.evolve import evolve
-from xain_coordinator.core.values import Phase, Point
+from xain_coordinator.core.values import Point
 
 OF_A_ROUND = {"round_seconds", "num_updates", "update_bytes", "aggregation_seconds"}
 
@@ -76,15 +74,3 @@ def test_aggregation_is_timed_over_a_restart() -> None:
     bench.answer()
     (point,) = of_rounds(bench)
     assert (point.fields["round_seconds"], point.fields["aggregation_seconds"]) == (5.0, 4.0)
-
-
-def test_a_journal_that_does_not_say_when_a_round_closed() -> None:
-    """It was begun by a version that did not write that; the rest is measured."""
-    bench = opened_round("a", rules=make_rules(rounds=1), answers=False)
-    bench.end("a")
-    before = [event for event in bench.journal if not isinstance(event, e.RoundClosed)]
-    bench.session = evolve(replay(before), e.RoundClosed(0))
-    assert bench.phase is Phase.AGGREGATING
-    bench.answer()
-    (point,) = of_rounds(bench)
-    assert OF_A_ROUND - point.fields.keys() == {"aggregation_seconds"}

@@ -11,7 +11,6 @@ from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
 from xain_coordinator.core.effects import InitialiseModel
-from xain_coordinator.core.evolve import begin, fold
 from xain_workloads.profile import DataProfile
 from xain_workloads.schema import Column
 from xain_workloads.table import Table
@@ -79,17 +78,3 @@ def test_statistics_are_forgotten_when_no_model_can_be_made_from_them_any_more()
     bench.end_all()
     bench.answer()
     assert bench.session.requested == (replace(told, statistics=""),) * 2
-
-
-def test_journals_with_all_profiles_in_one_event_give_the_same_session() -> None:
-    """Earlier versions wrote them with the request for the model."""
-    bench = Bench(make_rules(min_participants=2))
-    bench.join("a", "b", profile=profile("a"))
-    assert bench.session.requested is not None
-    opened, *others = bench.journal
-    assert isinstance(opened, e.SessionOpened)
-    earlier = [
-        e.ModelRequested((profile("a"), profile("a"))) if isinstance(one, e.ModelRequested) else one
-        for one in others
-    ]
-    assert fold(begin(opened), earlier) == fold(begin(opened), others) == bench.session

@@ -717,16 +717,18 @@ def test_finished_is_the_end(joined: Talk) -> None:
     assert joined.advertise(9) == [], "nothing follows"
 
 
-def test_an_end_without_a_result_is_a_failure_with_its_cause(joined: Talk) -> None:
+@pytest.mark.parametrize(
+    ("cause", "end"),
+    [
+        ("completed", FINISHED),
+        ("no model", [a.Exit(1, "the session has ended without a result: no model")]),
+    ],
+)
+def test_an_end_without_a_result_is_a_failure(
+    joined: Talk, cause: str, end: list[a.Action]
+) -> None:
     """A script that waits for the exit status must not take a failed training for a done one."""
-    ended = e.Advertised(State.FINISHED, 2, False, "s1", "no model can be made")
-    assert joined.hear(ended) == [
-        a.Exit(1, "the session has ended without a result: no model can be made")
-    ]
-
-
-def test_a_completed_session_is_a_success(joined: Talk) -> None:
-    assert joined.hear(e.Advertised(State.FINISHED, 2, False, "s1", "completed")) == FINISHED
+    assert joined.hear(e.Advertised(State.FINISHED, 2, False, "s1", cause)) == end
 
 
 def test_the_cause_is_remembered_while_the_last_acknowledgement_is_awaited(holding: Talk) -> None:
@@ -766,10 +768,6 @@ def test_finished_waits_a_moment_for_our_last_acknowledgement(
     assert Timer.WORK not in holding.timers, "every advertisement would put the end off"
     assert holding.refuse(Call.HEARTBEAT, "INVALID_NAME", "INVALID_ARGUMENT") == []
     assert [action for action in holding.hear(answer) if not isinstance(action, a.Drop)] == FINISHED
-
-
-def test_stopped_participant_leaves_the_session(holding: Talk) -> None:
-    assert holding.hear(e.StopRequested(130)) == [a.Leave(), a.Exit(130, "asked to stop")]
 
 
 def test_participant_stopped_after_the_end_exits_as_finished(holding: Talk) -> None:
@@ -840,23 +838,24 @@ def test_accepted_result_is_kept_until_its_round_is_over(back: Talk) -> None:
     assert back.advertise(4, State.STANDBY) == [a.Drop(3, "its round is over")]
 
 
-def test_a_result_from_before_waits_for_its_round(back: Talk) -> None:
-    """A coordinator that is starting has none open yet."""
+@pytest.mark.parametrize(
+    ("news", "told"),
+    [
+        # A coordinator that is starting has none open yet.
+        ([(3, State.STANDBY, False), (3, State.ROUND, False)], [a.HandIn(3)]),
+        # Its maker was killed between the acknowledgement and its removal.
+        ([(3, State.ROUND, True)], [a.Drop(3, "it is accepted", accepted=True)]),
+        ([(5, State.ROUND, False)], [a.BeginRound(5)]),
+    ],
+)
+def test_a_result_from_before_is_for_its_round(
+    back: Talk, news: list[tuple[int, State, bool]], told: list[a.Action]
+) -> None:
     back.hear(e.Joined("s1", 5.0))
-    assert back.advertise(3, State.STANDBY) == []
-    assert back.advertise(3) == [a.HandIn(3)]
-
-
-def test_a_result_from_before_that_has_arrived_is_dropped(back: Talk) -> None:
-    """Its maker was killed between the acknowledgement and its removal."""
-    back.hear(e.Joined("s1", 5.0))
-    assert back.advertise(3, accepted=True) == [a.Drop(3, "it is accepted", accepted=True)]
-
-
-def test_a_result_from_before_gives_way_to_another_round(back: Talk) -> None:
-    back.hear(e.Joined("s1", 5.0))
-    assert back.advertise(5) == [a.BeginRound(5)]
-    assert back.hear(e.Assigned(5)) == [a.Drop(3, "round 5 is open"), a.Train(5)]
+    done = [action for one in news for action in back.advertise(*one[:2], accepted=one[2])]
+    assert done == told
+    if told == [a.BeginRound(5)]:
+        assert back.hear(e.Assigned(5)) == [a.Drop(3, "round 5 is open"), a.Train(5)]
 
 
 @pytest.mark.parametrize("session", ["s2", ""])
@@ -873,54 +872,35 @@ def test_a_result_of_a_finished_session_is_dropped(back: Talk) -> None:
     assert back.advertise(9, State.FINISHED) == ended
 
 
-@pytest.mark.parametrize("is_durable", [True, False])
+@pytest.mark.parametrize(
+    ("happened", "told"),
+    [
+        ([], [a.Leave()]),
+        ([e.TimerFired(Timer.CONTACT)], [a.Leave()]),
+        ([e.Trained(3, is_durable=True)], []),
+        ([e.Trained(3, is_durable=False)], [a.Leave()]),
+        ([e.Saving(3)], []),
+        ([e.Saving(3), e.Trained(3, is_durable=False)], [a.Leave()]),
+        # Nobody wants that result, so its maker does not come back with it.
+        ([e.Saving(3), e.Joined("s2", 5.0)], [a.Leave()]),
+        (
+            [e.Trained(3, is_durable=True), e.HandedIn(3)],
+            [a.Drop(3, "it is accepted, and its sender leaves"), a.Leave()],
+        ),
+    ],
+)
 def test_participant_stopped_with_a_durable_result_stays_a_member(
-    joined: Talk, is_durable: bool
+    joined: Talk, happened: list[e.Event], told: list[a.Action]
 ) -> None:
     """Until the lease is over; whoever leaves is replaced, and comes back with a result that nobody
-    wants. Without one, the others need not wait."""
+    wants. Without one, or while one is only written as far as we know, the others need not wait."""
     joined.advertise(3)
-    joined.hear(e.Assigned(3), e.Trained(3, is_durable))
-    left = [] if is_durable else [a.Leave()]
-    assert joined.hear(e.StopRequested(143)) == [*left, a.Exit(143, "asked to stop")]
-
-
-def test_participant_stopped_while_its_result_is_written_does_not_leave(joined: Talk) -> None:
-    """As far as we know it comes back with it."""
-    joined.advertise(3)
-    assert joined.hear(e.Assigned(3), e.Saving(3)) == []
-    assert joined.hear(e.StopRequested(143)) == [a.Exit(143, "asked to stop")]
-
-
-def test_stop_says_goodbye_while_a_result_of_another_session_is_written(joined: Talk) -> None:
-    """Nobody wants that result, so its maker does not come back with it."""
-    joined.advertise(3)
-    joined.hear(e.Assigned(3), e.Saving(3), e.Joined("s2", 5.0))
-    assert joined.hear(e.StopRequested(143)) == [a.Leave(), a.Exit(143, "asked to stop")]
-
-
-def test_a_result_that_could_not_be_written_is_nothing_to_come_back_with(joined: Talk) -> None:
-    joined.advertise(3)
-    joined.hear(e.Assigned(3), e.Saving(3), e.Trained(3, is_durable=False))
-    assert joined.hear(e.StopRequested(143)) == [a.Leave(), a.Exit(143, "asked to stop")]
+    joined.hear(e.Assigned(3), *happened)
+    assert joined.hear(e.StopRequested(143)) == [*told, a.Exit(143, "asked to stop")]
 
 
 def test_participant_stopped_with_a_kept_result_stays_a_member(back: Talk) -> None:
     assert back.hear(e.StopRequested(143)) == [a.Exit(143, "asked to stop")]
-
-
-@pytest.mark.parametrize("stop_after", [e.HandedIn(3), e.TimerFired(Timer.CONTACT)])
-def test_participant_stopped_without_a_result_leaves(joined: Talk, stop_after: e.Event) -> None:
-    """Handed in, or in the middle of training, which is lost either way."""
-    joined.advertise(3)
-    joined.hear(e.Assigned(3))
-    if isinstance(stop_after, e.HandedIn):
-        joined.hear(e.Trained(3, is_durable=True))
-    joined.hear(stop_after)
-    *drops, leave, end = joined.hear(e.StopRequested(143))
-    assert (leave, end) == (a.Leave(), a.Exit(143, "asked to stop"))
-    kept = [a.Drop(3, "it is accepted, and its sender leaves")]
-    assert drops == (kept if isinstance(stop_after, e.HandedIn) else [])
 
 
 def test_the_same_events_and_chance_give_the_same_actions() -> None:
