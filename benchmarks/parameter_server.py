@@ -10,7 +10,9 @@ same run and in turns with it, the same work over TCP sockets, pyzmq (REQ and RE
 (streams of 2 MiB chunks): as many server processes, each with its part of the array, the same
 addition, and a pull that begins when all servers have added the push. One thread asks all servers,
 which is faster than a thread for each. A turn is three exchanges one after the other. Median of all
-exchanges.
+exchanges. "tcp" has the congestion control that a socket gets by default, as pyzmq and grpcio have;
+"tcp_reno" has Reno, which the parameter server chooses within a host. Where the default is BBR the
+two differ: it spaces packets in time.
 
 Sparse: batches of sorted keys, pushed and pulled, of tables with a bound and with open keys. New:
 the first pushes, which make the rows.
@@ -44,6 +46,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from multiprocessing.connection import Connection as Pipe
 from typing import Any, Protocol
 
@@ -153,12 +156,19 @@ def _receive(connection: socket.socket, array: Array) -> bool:
     return True
 
 
-def serve_tcp(pipe: Pipe, index: int, size: int) -> None:
+def _tune(connection: socket.socket, congestion: bytes) -> None:
+    """congestion: the congestion control; b"": the default."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if congestion and hasattr(socket, "TCP_CONGESTION"):  # Linux
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion)
+
+
+def serve_tcp(pipe: Pipe, index: int, size: int, congestion: bytes = b"") -> None:
     total, buffer = np.zeros(size, np.float32), np.empty(size, np.float32)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         pipe.send(listener.getsockname()[1])
         connection, _ = listener.accept()
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    _tune(connection, congestion)
     while command := connection.recv(1):
         if command == ADD:
             if not _receive(connection, buffer):
@@ -170,9 +180,9 @@ def serve_tcp(pipe: Pipe, index: int, size: int) -> None:
 
 
 class Tcp:
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, congestion: bytes = b"") -> None:
         self._socket = socket.create_connection(("127.0.0.1", port))
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _tune(self._socket, congestion)
 
     def push(self, values: Array) -> None:
         self._socket.sendall(ADD)
@@ -284,6 +294,7 @@ class Grpc:
 
 BARE: dict[str, tuple[Callable[..., None], Callable[[int], Line]]] = {
     "tcp": (serve_tcp, Tcp),
+    "tcp_reno": (partial(serve_tcp, congestion=b"reno"), partial(Tcp, congestion=b"reno")),
     "pyzmq": (serve_zmq, Zmq),
     "grpcio": (serve_grpc, Grpc),
 }
@@ -320,8 +331,10 @@ def dense(server: Server, size: int, turns: int) -> dict[str, Any]:
         "mb": round(pushed.nbytes / 1e6, 1),
         "gb_per_s": round(own, 2),
         **{f"{name}_gb_per_s": round(each, 2) for name, each in speed.items()},
-        "ratio_to_tcp": round(own / speed["tcp"], 2),
-        "ratio_to_grpcio": round(own / speed["grpcio"], 2),
+        **{
+            f"ratio_to_{name}": round(own / speed[name], 2)
+            for name in ("tcp", "tcp_reno", "grpcio")
+        },
     }
 
 

@@ -6,10 +6,9 @@ import math
 import ssl
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,24 +71,22 @@ class Piece:
     target: Array | None = None
     index: NDArray[np.intp] | None = None
 
-    def cut(self, table: TableSpec, ranges: list[Range]) -> "Iterator[tuple[int, Piece]]":
-        """(index of a range, the piece of it)."""
+    def rows(self, start: int, stop: int) -> "Piece":
+        """Some rows of a piece of a dense array."""
+        part = slice(start - self.start, stop - self.start)
         values, out = self.values, self.out
-        if self.keys is None:
-            assert table.bound is not None
-            for number, low, high in cut_rows(self.start, self.stop, ranges, table.bound):
-                part = slice(low - self.start, high - self.start)
-                yield (
-                    number,
-                    Piece(
-                        self.part,
-                        low,
-                        high,
-                        values=None if values is None else values[part],
-                        out=None if out is None else out[part],
-                    ),
-                )
-            return
+        return Piece(
+            self.part,
+            start,
+            stop,
+            values=None if values is None else values[part],
+            out=None if out is None else out[part],
+        )
+
+    def cut(self, table: TableSpec, ranges: Sequence[Range]) -> "Iterator[tuple[int, Piece]]":
+        """(index of a range, the keys of the piece that lie in it)."""
+        assert self.keys is not None
+        values, out = self.values, self.out
         for number, chosen in cut_keys(self.keys, ranges, table.bound):
             piece = Piece(
                 self.part,
@@ -113,10 +110,62 @@ class Piece:
 
 # The head of a request for a piece of a range, under a view.
 MakeHead: TypeAlias = Callable[[Piece, RangeView, View], Request]
+# Rows [start, stop) of a dense array, or a piece.
+_Part = TypeVar("_Part", tuple[int, int], Piece)
+# The server of a message and its parts, each with its range.
+_Message: TypeAlias = tuple[str, list[tuple[RangeView, _Part]]]
 # The connection to a server, or None.
 _Reach: TypeAlias = Callable[[View, str], Connection | None]
 # The pieces of one message to one server, each with its range.
 _Together: TypeAlias = list[tuple[RangeView, Piece]]
+
+
+class _Messages:
+    """The cuts of pieces into messages, under one view.
+
+    A worker asks for the same rows of a dense array in each clock: their cuts are kept.
+    """
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self._ranges = [each.range for each in view.ranges]
+        self._dense: dict[tuple[int, int, int], list[_Message[tuple[int, int]]]] = {}
+
+    def of(self, table: TableSpec, piece: Piece) -> Iterator[_Message[Piece]]:
+        """(server, the parts of the piece that go to it with one message). Server "": none has
+        these ranges."""
+        row_bytes = table.dim * np.dtype(table.dtype).itemsize
+        if piece.keys is not None:
+            parts = (
+                (number, each, row_bytes * each.num_rows)
+                for number, each in piece.cut(table, self._ranges)
+            )
+            yield from self._together(parts)
+            return
+        rows = (table.number, piece.start, piece.stop)
+        messages = self._dense.get(rows)
+        if messages is None:
+            assert table.bound is not None
+            cuts = cut_rows(piece.start, piece.stop, self._ranges, table.bound)
+            sized = ((number, (low, high), row_bytes * (high - low)) for number, low, high in cuts)
+            messages = self._dense[rows] = list(self._together(sized))
+        for server, together in messages:
+            yield server, [(range_, piece.rows(low, high)) for range_, (low, high) in together]
+
+    def _together(self, parts: Iterable[tuple[int, _Part, int]]) -> Iterator[_Message[_Part]]:
+        """parts: (index of a range, part, bytes of its rows)."""
+        messages: dict[str, list[tuple[RangeView, _Part]]] = {}
+        sizes: dict[str, int] = {}
+        for number, part, num_bytes in parts:
+            range_ = self.view.ranges[number]
+            server = range_.servers[0] if range_.servers else ""
+            message = messages.setdefault(server, [])
+            message.append((range_, part))
+            sizes[server] = sizes.get(server, 0) + num_bytes
+            if sizes[server] >= MESSAGE_BYTES or len(message) == MAX_SECTIONS:
+                del sizes[server]
+                yield server, messages.pop(server)
+        yield from messages.items()
 
 
 @dataclass(slots=True, eq=False)
@@ -145,6 +194,7 @@ class Requests:
         self._connecting: dict[str, threading.Lock] = {}
         self._connections: dict[str, Connection] = {}
         self._poller = Poller()
+        self._messages = _Messages(scheduler.view)
         # Servers whose last connection failed: when, and why.
         self._failed: dict[str, tuple[float, str]] = {}
         self._is_closed = False
@@ -175,24 +225,14 @@ class Requests:
         """
         row_bytes = table.dim * np.dtype(table.dtype).itemsize
 
-        def ask(
-            view: View, ranges: list[Range], piece: Piece, reach: _Reach
-        ) -> Iterator[_Asked | Piece]:
-            if not ranges:
+        def ask(view: View, piece: Piece, reach: _Reach) -> Iterator[_Asked | Piece]:
+            if not view.ranges:
                 yield piece
                 return
-            together: dict[str, _Together] = {}
-            sizes: Counter[str] = Counter()
-            for number, sub in piece.cut(table, ranges):
-                range_ = view.ranges[number]
-                server = range_.servers[0] if range_.servers else ""
-                parts = together.setdefault(server, [])
-                parts.append((range_, sub))
-                sizes[server] += row_bytes * sub.num_rows
-                if sizes[server] >= MESSAGE_BYTES or len(parts) == MAX_SECTIONS:
-                    del sizes[server]
-                    yield from self._ask(view, server, together.pop(server), head, row_bytes, reach)
-            for server, parts in together.items():
+            messages = self._messages
+            if messages.view is not view:
+                messages = self._messages = _Messages(view)
+            for server, parts in messages.of(table, piece):
                 yield from self._ask(view, server, parts, head, row_bytes, reach)
 
         self._until_done(f"table {table.name!r}", list(pieces), ask, generation)
@@ -202,9 +242,7 @@ class Requests:
     ) -> None:
         """Send the same request to every range; if one has moved, all ranges are asked again."""
 
-        def ask(
-            view: View, ranges: list[Range], piece: Piece, reach: _Reach
-        ) -> Iterator[_Asked | Piece]:
+        def ask(view: View, piece: Piece, reach: _Reach) -> Iterator[_Asked | Piece]:
             for each in view.ranges:
                 server = each.servers[0] if each.servers else ""
                 yield from self._ask(view, server, [(each, piece)], head, 0, reach)
@@ -273,7 +311,7 @@ class Requests:
         self,
         what: str,
         todo: list[Piece],
-        ask: "Callable[[View, list[Range], Piece, _Reach], Iterator[_Asked | Piece]]",
+        ask: "Callable[[View, Piece, _Reach], Iterator[_Asked | Piece]]",
         generation: int | None,
         timeout_s: float | None = None,
     ) -> None:
@@ -292,10 +330,9 @@ class Requests:
             ] = {}  # by identity: a piece that several ranges need is asked once
             asked: list[_Asked] = []
             reach = functools.partial(self.connection, since=time.monotonic(), deadline=deadline)
-            ranges = [each.range for each in view.ranges]
             try:
                 for piece in todo:
-                    for each in ask(view, ranges, piece, reach):
+                    for each in ask(view, piece, reach):
                         if isinstance(each, _Asked):
                             asked.append(each)
                         else:

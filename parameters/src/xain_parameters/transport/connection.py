@@ -30,7 +30,7 @@ from xain_parameters.messages import (
     Values,
 )
 from xain_parameters.transport.channel import HELLO_TIMEOUT_S, SMALL_BYTES, greeted, shut
-from xain_parameters.transport.frames import HungUp, Malformed, Unsent, pieces_of
+from xain_parameters.transport.frames import HungUp, Malformed, Unsent, bytes_of, pieces_of
 from xain_parameters.transport.poller import Answer, Poller
 
 Request: TypeAlias = Pull | Push | Mark | Several | Command
@@ -101,7 +101,7 @@ class Connection:
         out: C-contiguous arrays of as many bytes together that the rows are received into; by
             default they come with the message. They may be written to until the answer has come.
         """
-        memories = [each.reshape(-1).view(np.uint8).data for each in out]
+        memories = [bytes_of(each) for each in out]
         answer = Answer(self._poller, num_bytes, memories or None)
         with self._lock:
             if self._why is not None:
@@ -183,6 +183,8 @@ class Connection:
                     with self._lock:
                         answer = self._asked.pop(head.request)
                     self._poller.finish(answer, message)
+                    if not self._asked:  # it would ask the socket in vain
+                        return
         except BlockingIOError:
             pass
         except (HungUp, Malformed, OSError) as error:

@@ -89,17 +89,17 @@ def pieces_of(message: Message) -> list[Piece]:
     for keys, values in message.bodies or ((message.keys, message.values),):
         if keys is not None and len(keys):
             num_keys += len(keys)
-            pieces.append(_bytes_of(keys))
+            pieces.append(bytes_of(keys))
         if values is not None and values.nbytes:
             num_bytes += values.nbytes
-            pieces.append(_bytes_of(values))
+            pieces.append(bytes_of(values))
     pieces[0] = _SIZES.pack(len(head), num_keys, num_bytes) + head
     return pieces
 
 
-def _bytes_of(array: NDArray[np.generic]) -> memoryview:
+def bytes_of(array: NDArray[np.generic]) -> memoryview:
     assert array.flags.c_contiguous
-    return array.reshape(-1).view(np.uint8).data
+    return array.data.cast("B")
 
 
 def _check_sections(several: Several, num_keys: int, num_bytes: int) -> None:
