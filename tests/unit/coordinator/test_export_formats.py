@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ from xain_workloads.workload import create, initial_model
 
 ABOUT = {"session": "5e5510", "round": 7, "classes": [], "columns": [], "target": "outcome"}
 
-# Run without this program's packages: a file that needs them would fail.
-ALONE = """
+# Runs pieces of code without this program's packages: a file that needs them would fail.
+PLAIN = """
 import json, sys
 class Missing:
     def find_spec(self, name, path=None, target=None):
@@ -33,10 +34,13 @@ class Missing:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Missing())
 import numpy as np
-path, rows = sys.argv[1], json.loads(sys.argv[2])
-{code}
-print(json.dumps(np.asarray(result).tolist()))
+for line in sys.stdin:
+    code, path, rows = json.loads(line)
+    names = {"np": np, "json": json, "path": path, "rows": rows}
+    exec(code, names)
+    print(json.dumps(np.asarray(names["result"]).tolist()), flush=True)
 """
+Alone = Callable[[str, Path, Table], Any]
 
 
 def table(task: str, num_rows: int = 60) -> Table:
@@ -83,20 +87,26 @@ def predicted(model: Model, data: Table) -> Any:
     return workload.predict(model, prepare(model.metadata, data).features)
 
 
-def alone(code: str, path: Path, data: Table) -> Any:
-    rows = [
-        [None if value != value else value for value in data.values[c.name].tolist()]
-        for c in data.columns
-    ]
-    program = ALONE.replace("{code}", code)
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(path), json.dumps(rows)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return np.array(json.loads(done.stdout.splitlines()[-1]))
+@pytest.fixture(scope="module")
+def alone() -> Iterator[Alone]:
+    """Run code on a file and a table in a process that imports its libraries once for all tests."""
+    with subprocess.Popen(
+        [sys.executable, "-c", PLAIN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def run(code: str, path: Path, data: Table) -> Any:
+            rows = [
+                [None if value != value else value for value in data.values[c.name].tolist()]
+                for c in data.columns
+            ]
+            print(json.dumps([code, str(path), rows]), file=process.stdin, flush=True)
+            answer = process.stdout.readline()
+            assert answer, f"it ended with status {process.wait()}"
+            return np.array(json.loads(answer))
+
+        yield run
 
 
 def same(a: Any, b: Any, tolerance: float = 1e-9) -> bool:
@@ -143,7 +153,7 @@ result = pipeline.predict(table)
     ],
 )
 def test_a_pipeline_predicts_the_same_in_plain_scikit_learn(
-    tmp_path: Path, name: str, task: str
+    tmp_path: Path, alone: Alone, name: str, task: str
 ) -> None:
     """The file holds preprocessing and estimator; no package of this program is imported."""
     model, data = trained(name, task)
@@ -169,7 +179,9 @@ result = session.run(None, {"age": number(age), "dose": number(dose), "ward": te
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
 @pytest.mark.parametrize("name", ["sgd", "mlp", "neural"])
-def test_an_onnx_model_predicts_the_same(tmp_path: Path, name: str, task: str) -> None:
+def test_an_onnx_model_predicts_the_same(
+    tmp_path: Path, alone: Alone, name: str, task: str
+) -> None:
     """Up to single precision."""
     model, data = trained(name, task)
     path = tmp_path / "model.onnx"
@@ -186,7 +198,7 @@ result = [about["round"], booster.num_boosted_rounds()]
 """
 
 
-def test_plain_xgboost_loads_an_exported_model(tmp_path: Path) -> None:
+def test_plain_xgboost_loads_an_exported_model(tmp_path: Path, alone: Alone) -> None:
     """Its attribute tells where the model is from."""
     model, data = trained("xgboost", "classification")
     path = tmp_path / "model.json"
@@ -203,7 +215,7 @@ result = module(torch.ones(1, 3)).detach().numpy()
 """
 
 
-def test_a_torch_module_loads_safetensors(tmp_path: Path) -> None:
+def test_a_torch_module_loads_safetensors(tmp_path: Path, alone: Alone) -> None:
     """A model of a script of one's own, whose tensors have the names of its modules."""
     pytest.importorskip("torch", reason="PyTorch is not installed")
     tensors = {
@@ -266,6 +278,7 @@ def test_an_unknown_ending_is_refused(tmp_path: Path) -> None:
 
 REGISTER = """
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from xain_coordinator.export import formats
 from xain_coordinator.export.registry import register
