@@ -10,10 +10,9 @@ from random import Random
 
 import pytest
 
+from e2e.test_take_home import command
 from support.process import PATIENCE_S, CoordinatorProcess
-from xain_coordinator.cli.demo.training import Observer
 from xain_coordinator.server.inspection_client import fetch
-from xain_workloads.data import load_table
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -205,9 +204,9 @@ async def test_allowed_differences_train_one_model(tmp_path: Path) -> None:
                 await site.kill()
         assert [status for status, _ in ends] == [0, 0, 0], ends
         (tmp_path / "test.csv").write_text(csv(rows_of(4, 200), "age", "sex", "weight", "status"))
-        observer = Observer(coordinator.port, load_table(tmp_path / "test.csv"))
-        try:
-            observer.look()
-            assert observer.final_accuracy() >= 0.9
-        finally:
-            observer.close()
+        model, address = tmp_path / "model.npz", f"--address=127.0.0.1:{coordinator.port}"
+        status, _, told = await command("export", address, f"--to={model}")
+        assert status == 0, told
+    status, _, told = await command("predict", f"--model={model}", f"--data={tmp_path}/test.csv")
+    assert status == 0, told
+    assert float(told.split()[1]) >= 0.9
