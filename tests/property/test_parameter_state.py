@@ -264,9 +264,7 @@ def cut_of(script, start):
     pieces += reading
     pieces += cut.finish()
     run.primary.end_cut(1)
-    file = io.BytesIO()
-    cutfile.write(file, pieces)
-    return run, file.getvalue()
+    return run, b"".join(cutfile.encoded(pieces))
 
 
 def loaded(files, span=(0, END), **options):
@@ -313,9 +311,7 @@ def test_cut_can_be_loaded_into_parts_of_its_range_and_put_together_again(script
             replica.apply(replica.open(1 << 19, {}))
         replica.apply(replica.cut(9))
         cut = replica.cuts[9]
-        again = io.BytesIO()
-        cutfile.write(again, [*cut.pieces(), *cut.finish()])
-        files.append(again.getvalue())
+        files.append(b"".join(cutfile.encoded([*cut.pieces(), *cut.finish()])))
         replica.apply(replica.open((1 << 20) + number, {}))
         for one, rows in everything(replica).items():
             assert not together[one].keys() & rows.keys()

@@ -10,7 +10,7 @@ import numpy as np
 from xain_parameters.keys import END
 from xain_parameters.messages import Entry, Pull, Push
 from xain_parameters.replica import Replica
-from xain_parameters.specs import RangeView, TableSpec
+from xain_parameters.specs import Plugin, RangeView, TableSpec
 from xain_parameters.tables import initialisers, rules
 
 
@@ -31,8 +31,8 @@ def table(
         dim,
         is_dense,
         dtype,
-        rules.plugin(update or rules.Add()),
-        initialisers.plugin(init or initialisers.Zeros()),
+        Plugin.of(update or rules.Add()),
+        Plugin.of(init or initialisers.Zeros()),
     )
 
 

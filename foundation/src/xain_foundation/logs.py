@@ -81,6 +81,10 @@ class LoggingSettings(Section):
         """`console`, or what fits standard error."""
         return sys.stderr.isatty() if self.console is None else self.console
 
+    def configure(self) -> None:
+        """See configure() below."""
+        configure(self.level, self.use_console, self.third_party)
+
 
 def configure(level: str, console: bool, third_party: bool) -> None:
     """Send all logs of the process to standard error. A second call replaces the first.

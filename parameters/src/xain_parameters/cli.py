@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -24,6 +24,8 @@ from xain_foundation.commands import (
 )
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from xain_parameters.certificates import Certificates
     from xain_parameters.scheduler.client import SchedulerCalls
 
@@ -35,6 +37,8 @@ DEFAULT_PORT = 50052
 # A pull of a few rows waits no longer than this for the thread that applies a large push; with
 # Python's own 5 ms the slowest pulls take a fifth longer.
 SWITCH_S = 0.0005
+
+Model = TypeVar("Model", bound="BaseModel")
 
 app = make_app()
 
@@ -190,20 +194,15 @@ def _scheduler(
         "tls.folder": tls,
         **parse_assignments(PROGRAM, assignments, "scheduler.num_ranges=12"),
     }
-    from xain_foundation.logs import configure
-    from xain_foundation.settings import ConfigError, load
-    from xain_parameters.config import ENV_PREFIX, SchedulerConfig
+    from xain_parameters.config import SchedulerConfig
     from xain_parameters.scheduler.journal import Journal, JournalError
     from xain_parameters.scheduler.service import SchedulerServer
 
-    try:
-        settings = load(SchedulerConfig, config, ENV_PREFIX, values)
-    except ConfigError as error:
-        fail(PROGRAM, str(error), EXIT_BAD_CONFIG)
+    settings = _load(SchedulerConfig, config, values)
     ours = settings.scheduler
     address = _address(ours.listen)
     certificates = _certificates(settings.tls.folder)
-    configure(settings.logging.level, settings.logging.use_console, settings.logging.third_party)
+    settings.logging.configure()
     stopped = _stopped_by_signal()
     try:
         journal = Journal(ours.data / "scheduler.db")
@@ -242,22 +241,17 @@ def _serve(
     }
     import socket
 
-    from xain_foundation.logs import configure
-    from xain_foundation.settings import ConfigError, load
-    from xain_parameters.config import ENV_PREFIX, ServerConfig
+    from xain_parameters.config import ServerConfig
     from xain_parameters.node.server import ParameterServer
 
-    try:
-        settings = load(ServerConfig, config, ENV_PREFIX, values)
-    except ConfigError as error:
-        fail(PROGRAM, str(error), EXIT_BAD_CONFIG)
+    settings = _load(ServerConfig, config, values)
     ours = settings.server
     at, address = _address(ours.scheduler), _address(ours.listen)
     if not ours.advertised and address.rpartition(":")[0] in ("0.0.0.0", "[::]", "::"):
         text = f"others cannot connect to {address}: set server.advertised to this machine's name"
         fail(PROGRAM, text, EXIT_BAD_CONFIG)
     certificates = _certificates(settings.tls.folder)
-    configure(settings.logging.level, settings.logging.use_console, settings.logging.third_party)
+    settings.logging.configure()
     sys.setswitchinterval(SWITCH_S)
     called = ours.name or socket.gethostname().split(".")[0]
     if Path(called).name != called:
@@ -342,6 +336,16 @@ def _export(
     except Exception as error:  # a file system may raise anything
         fail(PROGRAM, str(error), EXIT_FAILED)
     typer.echo(f"{to}: {num_values} values")
+
+
+def _load(model: type[Model], file: Path | None, values: dict[str, Any]) -> Model:
+    from xain_foundation.settings import ConfigError, load
+    from xain_parameters.config import ENV_PREFIX
+
+    try:
+        return load(model, file, ENV_PREFIX, values)
+    except ConfigError as error:
+        fail(PROGRAM, str(error), EXIT_BAD_CONFIG)
 
 
 def _stopped_by_signal() -> threading.Event:

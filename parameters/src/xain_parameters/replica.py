@@ -181,9 +181,7 @@ class Replica:
         of the table's dtype. A push outside of clocks of an older process of the worker than one
         that has been heard (with a lower incarnation) is Invalid.
         """
-        part = self._parts.get(push.table)
-        if part is None:
-            raise self._no_table(push.table)
+        part = self._part_of(push.table)
         if self._is_known(worker, push):
             return None
         if push.clock < 0 and push.is_held:
@@ -235,19 +233,16 @@ class Replica:
         """Rows, (num_rows, dim), in the order of keys. Raises Invalid. Safe beside `apply` in
         another thread. Rows [start, stop) of a dense array are a view of the state itself, which
         later pushes change: send it soon, or copy it."""
-        part = self._parts.get(pull.table)
-        if part is None:
-            raise self._no_table(pull.table)
+        part = self._part_of(pull.table)
         keys = _none_if_block(pull, keys)
         part.check(keys, pull.start, pull.stop)
         return part.pull(keys, pull.start, pull.stop)
 
-    def _no_table(self, number: int) -> Invalid:
-        refused = self._refused.get(number)
-        return Invalid(
-            f"table number {number}, range {self.number}: "
-            f"{'no such table' if refused is None else refused}"
-        )
+    def _part_of(self, table: int) -> AnyPart:
+        if (part := self._parts.get(table)) is not None:
+            return part
+        why = self._refused.get(table, "no such table")
+        raise Invalid(f"table number {table}, range {self.number}: {why}")
 
     def _is_known(self, worker: str, push: Push) -> bool:
         known = self._known.get(worker)
@@ -466,7 +461,8 @@ class Replica:
                 number: self._part(part.spec, is_empty=number in state.tables)
                 for number, part in self._parts.items()
             }
-            self._set_state(state)
+            self.sequence, self.opened = state.sequence, state.opened
+            self._last_cut, self._known = state.last_cut, state.known
             self._held = []
             self.is_whole, self._has_state = False, True
             return
@@ -477,10 +473,6 @@ class Replica:
         self._take(Piece(tile.name, tile.meta, keys, body))
         if tile.is_last:
             self.is_whole = True
-
-    def _set_state(self, state: _State) -> None:
-        self.sequence, self.opened = state.sequence, state.opened
-        self._last_cut, self._known = state.last_cut, state.known
 
     def _take(self, piece: Piece) -> None:
         match piece.name:

@@ -4,12 +4,16 @@ Plain values that msgspec encodes. A newer view has the higher (generation, numb
 back to an older one.
 """
 
-from collections.abc import Iterator
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
+from xain_parameters.errors import Invalid
 from xain_parameters.keys import Range
+
+T = TypeVar("T")
 
 # The age in clocks that the rows of a pull may have: 0 is BSP, None ASP. "loop": the staleness of
 # the worker's loop over clocks.
@@ -21,6 +25,18 @@ class Plugin(msgspec.Struct, frozen=True):
 
     name: str
     options: dict[str, float | int | str | bool] = {}
+
+    @classmethod
+    def of(cls, plugin: Any) -> "Plugin":
+        """plugin: an update rule or initialiser, which is a dataclass of its parameters."""
+        return cls(plugin.name, asdict(plugin))
+
+    def made(self, kind: Callable[..., T], what: str) -> T:
+        """The plugin again. kind: its class. Raises Invalid for other parameters than it takes."""
+        try:
+            return kind(**self.options)
+        except (TypeError, ValueError) as error:
+            raise Invalid(f"{what} {self.name}: {error}") from error
 
 
 class TableSpec(msgspec.Struct, frozen=True):

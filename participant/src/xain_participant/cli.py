@@ -278,10 +278,7 @@ def _run(
         return
     settings = _load_settings(config, values)
 
-    from xain_foundation.logs import configure
-
-    logging = settings.logging
-    configure(logging.level, logging.use_console, logging.third_party)
+    settings.logging.configure()
     alive = _open_alive(settings)
     with _open_state(settings) or nullcontext() as state:
         participant = _load_participant(settings, state)

@@ -191,7 +191,7 @@ def sparse(
         _refuse("--epochs is 0, and --test is not set: there is nothing to do")
     _need_modules()
 
-    from xain_foundation.logs import LoggingSettings, configure
+    from xain_foundation.logs import LoggingSettings
     from xain_parameters import Invalid
     from xain_parameters.certificates import certificates_in
     from xain_participant.sparse_worker import Job
@@ -201,8 +201,7 @@ def sparse(
         certificates = certificates_in(tls)
     except Invalid as error:
         _refuse(str(error))
-    logging = LoggingSettings()
-    configure(logging.level, logging.use_console, logging.third_party)
+    LoggingSettings().configure()
     job = Job(
         table or model,
         LogisticRegression(l2) if model == "logistic" else FactorisationMachine(factors, l2),

@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from support.s3_servers import free_ports
+from xain_messaging import background
 from xain_parameters.client.core import Core
 from xain_parameters.client.sync import Server
 from xain_parameters.errors import Closed, Invalid, RolledBack, Unavailable
@@ -394,7 +395,7 @@ def test_server_whose_lease_was_over_gets_its_ranges_back(group):
     def fail(clock: int) -> None:
         if clock == 2:
             # As when the server was silent for longer than its lease.
-            made.scheduler._loop.call_soon_threadsafe(registry._remove, "parameters", "s0")
+            background.event_loop().call_soon_threadsafe(registry._remove, "parameters", "s0")
             wait_until(lambda: not all(each.servers for each in made.view().ranges))
 
     train(made.worker("w0"), 4, fail)

@@ -85,7 +85,7 @@ def test_seeds_give_different_rows():
 
 def test_an_initialiser_is_declared_by_name_and_options():
     for initialiser in (Zeros(), Constant(2.5), Uniform(1.0, seed=2), Normal(1.0)):
-        assert initialisers.made(initialisers.plugin(initialiser)) == initialiser
+        assert initialisers.made(Plugin.of(initialiser)) == initialiser
 
 
 @pytest.mark.parametrize(

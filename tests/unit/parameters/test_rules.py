@@ -55,7 +55,7 @@ def test_bias_correction_is_that_of_the_paper_for_any_number_of_steps(beta):
 
 @pytest.mark.parametrize("rule", EACH, ids=lambda rule: rule.name)
 def test_a_rule_is_declared_by_name_and_options(rule):
-    assert rules.made(rules.plugin(rule)) == rule
+    assert rules.made(Plugin.of(rule)) == rule
 
 
 @pytest.mark.parametrize(

@@ -428,7 +428,7 @@ def test_next_checkpoint_comes_when_it_is_due_after_one_that_failed() -> None:
     group.save({"w1": 2})
     group.tick("w1", 2)
     group.tick("w1", 3)
-    failed = c.SaveFailed(group.state.generation, 2, 3)
+    failed = c.SaveFailed(group.state.generation, 2, 3, "full")
     group(failed)
     assert group.state.cut is None
     assert [cut.number for cut in group.state.cuts] == [1]

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from xain_parameters.scheduler.journal import APPLICATION_ID, Journal, JournalError
-from xain_parameters.scheduler.state import ServerCame, Settings, State, fold
-from xain_parameters.specs import encoded
+from xain_parameters.scheduler.journal import Journal, JournalError
+from xain_parameters.scheduler.state import ServerCame, fold
 
 EVENTS = [ServerCame(f"s{index}", f"host:{index}", index + 1) for index in range(3)]
 
@@ -49,18 +48,3 @@ def test_damaged_record_is_named(path: Path, command: str, text: str) -> None:
     execute(path, command)
     with pytest.raises(JournalError, match=rf"scheduler\.db: {text}"):
         Journal(path)
-
-
-def test_journal_without_checksums_is_read_and_gets_them(tmp_path: Path) -> None:
-    path = tmp_path / "scheduler.db"
-    with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        db.execute(f"PRAGMA application_id={APPLICATION_ID}")
-        db.execute("PRAGMA user_version=1")
-        db.execute("CREATE TABLE snapshot (body BLOB NOT NULL)")
-        db.execute("CREATE TABLE event (seq INTEGER PRIMARY KEY, body BLOB NOT NULL)")
-        db.execute("INSERT INTO snapshot VALUES (?)", (encoded(State(Settings(), generation=5)),))
-        db.executemany("INSERT INTO event (body) VALUES (?)", [(encoded(e),) for e in EVENTS])
-    for _ in range(2):
-        journal = Journal(path)
-        assert journal.state == fold(State(Settings(), generation=5), EVENTS)
-        journal.close()

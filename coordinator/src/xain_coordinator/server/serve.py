@@ -33,7 +33,7 @@ from xain_messaging.discovery.service import (
     MembershipService,
 )
 from xain_proto.fl import coordinator_pb2, coordinator_pb2_grpc, inspection_pb2, inspection_pb2_grpc
-from xain_proto.messaging import membership_pb2, membership_pb2_grpc
+from xain_proto.messaging import membership_pb2
 
 COORDINATOR = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name
 INSPECTION = inspection_pb2.DESCRIPTOR.services_by_name["Inspection"].full_name
@@ -174,7 +174,7 @@ class GrpcServer:
             parameters,
         )
         inspection_pb2_grpc.add_InspectionServicer_to_server(self.inspection, services)
-        membership_pb2_grpc.add_MembershipServicer_to_server(self._membership, services)
+        self._membership.add_to(services)
         self._health = Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, services)
         # The real server: reflection tells that of an event loop from others by its type.

@@ -22,7 +22,10 @@ from xain_messaging.discovery.registry import (
 from xain_messaging.errors import DiscoveryUnavailable, MembershipLost, MessagingError, NameTaken
 from xain_messaging.ports import Member, Roster
 from xain_proto.messaging import membership_pb2 as pb
-from xain_proto.messaging.membership_pb2_grpc import MembershipServicer
+from xain_proto.messaging.membership_pb2_grpc import (
+    MembershipServicer,
+    add_MembershipServicer_to_server,
+)
 
 log = get_logger(__name__)
 
@@ -68,7 +71,7 @@ class _WatchStream:
 
 
 class MembershipService(MembershipServicer):
-    """Add it to a server with add_MembershipServicer_to_server. One event loop has it.
+    """Add it to a server with add_to(). One event loop has it.
 
     lease_s: for how long a member lives without a sign of life.
     settle_s: how long newcomers wait for the members of a service that was here before.
@@ -98,6 +101,9 @@ class MembershipService(MembershipServicer):
             grace_s,
             on_barrier=self._wake_barriers,
         )
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        add_MembershipServicer_to_server(self, server)
 
     def _new_incarnation(self) -> int:
         # The time of day, so that the process after this one goes on above it, as this one does

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from xain_parameters.client.core import Core
-from xain_parameters.specs import Staleness, TableSpec
-from xain_parameters.tables import initialisers, rules
+from xain_parameters.specs import Plugin, Staleness, TableSpec
 from xain_parameters.tables.initialisers import Initialiser, Zeros
 from xain_parameters.tables.rules import Add, Rule
 
@@ -63,8 +62,8 @@ class Server:
             num_rows,
             dim,
             np.dtype(dtype).name,
-            rules.plugin(update),
-            initialisers.plugin(init),
+            Plugin.of(update),
+            Plugin.of(init),
             shape,
             staleness,
         )
@@ -91,8 +90,8 @@ class Server:
             bound,
             dim,
             np.dtype(dtype).name,
-            rules.plugin(update),
-            initialisers.plugin(init),
+            Plugin.of(update),
+            Plugin.of(init),
             None,
             staleness,
         )

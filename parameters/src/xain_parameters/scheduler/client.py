@@ -7,7 +7,6 @@ scheduler: they are asked again until their time is over, and none does anything
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
 import grpc
@@ -20,13 +19,9 @@ from xain_messaging.errors import (
     MessagingError,
     NameTaken,
 )
-from xain_messaging.ports import Roster
 from xain_parameters.certificates import Certificates
 from xain_parameters.errors import Closed, Evicted, Invalid, TableConflict, Unavailable
-from xain_parameters.scheduler.reports import (
-    Status,
-    decode_status,
-)
+from xain_parameters.scheduler.reports import Status, decode_status
 from xain_parameters.scheduler.service import GROUP
 from xain_parameters.specs import TableSpec, View, decode_table, decode_view, encoded
 from xain_proto.parameters import scheduler_pb2 as pb
@@ -82,12 +77,7 @@ class SchedulerCalls:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -200,7 +190,7 @@ class SchedulerMember(SchedulerCalls):
                     self.name,
                     self._address,
                     timeout_s=min(left_s, CALL_S),
-                    on_change=_ignore,
+                    on_change=lambda roster: None,  # members are in the views
                     on_lost=self._lose,
                 )
             except (NameTaken, DiscoveryUnavailable) as error:
@@ -318,7 +308,3 @@ def _is_done(call: Any, timeout_s: float) -> bool:
     except grpc.FutureCancelledError:
         pass
     return True
-
-
-def _ignore(roster: Roster) -> None:
-    """Do nothing with a roster: members are in the views."""

@@ -1,8 +1,10 @@
-"""The commands to the scheduler's decider."""
+"""The commands to the scheduler's decider. Servers report those that are msgspec's."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
+
+import msgspec
 
 from xain_parameters.scheduler.state import Settings
 from xain_parameters.specs import TableSpec
@@ -53,8 +55,7 @@ class ServerDied:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class LearnerWhole:
+class LearnerWhole(msgspec.Struct, frozen=True):
     """A learner has everything.
 
     The primary says so, after it has begun to wait for the learner's Have before each
@@ -116,8 +117,7 @@ class CheckpointDue:
     """A user asks for a checkpoint now. A checkpoint that is under way is the answer too."""
 
 
-@dataclass(frozen=True, slots=True)
-class RangeSaved:
+class RangeSaved(msgspec.Struct, frozen=True):
     """The primary of a range has written its part of a checkpoint.
 
     path: the path of the file, below the folder of the checkpoint.
@@ -128,16 +128,16 @@ class RangeSaved:
     cut: int
     range: int
     path: str
-    clocks: Mapping[str, int] = field(default_factory=dict)
+    clocks: dict[str, int] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class SaveFailed:
+class SaveFailed(msgspec.Struct, frozen=True):
     """The primary of a range cannot write its part of a checkpoint."""
 
     generation: int
     cut: int
     range: int
+    why: str
 
 
 @dataclass(frozen=True, slots=True)

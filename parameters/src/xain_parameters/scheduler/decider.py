@@ -89,7 +89,7 @@ def _answer(state: State, command: c.Command) -> Iterable[AnyEvent]:
             if state.range(number) is None or number in state.cut.saved:
                 return ()
             return (e.PartSaved(number, path, dict(clocks)),)
-        case c.SaveFailed(generation, cut, number):
+        case c.SaveFailed(generation, cut, number, _):
             if state.cut is None or (state.generation, state.cut.number) != (generation, cut):
                 return ()
             return () if number in state.cut.saved else (e.CutGivenUp(),)

@@ -27,7 +27,7 @@ from xain_parameters.scheduler.state import AnyEvent, Settings, State, Ticked, f
 from xain_parameters.specs import encoded
 
 APPLICATION_ID = 0x58414950  # "XAIP"
-FORMAT = 2  # 1 had no checksums
+FORMAT = 2
 MAX_EVENTS = 5_000
 
 _decode_state = msgspec.msgpack.Decoder(State).decode
@@ -37,12 +37,8 @@ _decode_event = msgspec.msgpack.Decoder(AnyEvent).decode
 _SUM_BYTES = 8
 
 
-def _checksum(body: bytes) -> bytes:
-    return xxhash.xxh3_64_digest(body)
-
-
 def _with_checksum(body: bytes) -> bytes:
-    return _checksum(body) + body
+    return xxhash.xxh3_64_digest(body) + body
 
 
 class JournalError(Exception):
@@ -93,22 +89,19 @@ class Journal:
         elif application != APPLICATION_ID:
             raise JournalError(f"{self._path} is no journal of a scheduler")
         format_ = db.execute("PRAGMA user_version").fetchone()[0]
-        if format_ not in (1, FORMAT):
-            text = f"{self._path} has format {format_}; this program reads up to {FORMAT}"
+        if format_ != FORMAT:
+            text = f"{self._path} has format {format_}; this program reads {FORMAT}"
             raise JournalError(text)
         (snapshot,) = db.execute("SELECT body FROM snapshot").fetchone()
         rows = db.execute("SELECT seq, body FROM event ORDER BY seq").fetchall()
-        if format_ != 1:
-            snapshot = self._checked(snapshot, "the snapshot")
-            for expected, (seq, _) in enumerate(rows, 1):
-                if seq != expected:
-                    raise self._damaged(f"event {expected} is missing")
-            rows = [(seq, self._checked(body, f"event {seq}")) for seq, body in rows]
-        self.state = fold(_decode_state(snapshot), (_decode_event(body) for _, body in rows))
+        first = _decode_state(self._checked(snapshot, "the snapshot"))
+        events = []
+        for expected, (seq, record) in enumerate(rows, 1):
+            if seq != expected:
+                raise self._damaged(f"event {expected} is missing")
+            events.append(_decode_event(self._checked(record, f"event {seq}")))
+        self.state = fold(first, events)
         self._num_events = len(rows)
-        if format_ == 1:
-            self._replace_events(self.state)
-            db.execute(f"PRAGMA user_version={FORMAT}")
         db.execute("COMMIT")
 
     def append(self, events: Sequence[AnyEvent], state: State) -> None:
@@ -141,7 +134,7 @@ class Journal:
 
     def _checked(self, record: bytes, what: str) -> bytes:
         body = record[_SUM_BYTES:]
-        if record[:_SUM_BYTES] != _checksum(body):
+        if record[:_SUM_BYTES] != xxhash.xxh3_64_digest(body):
             raise self._damaged(f"{what} is damaged")
         return body
 

@@ -6,7 +6,6 @@ servers that have few. The key space does not change hands anywhere else.
 """
 
 from collections import Counter
-from collections.abc import Iterable
 
 from xain_parameters.scheduler.state import (
     AnyEvent,
@@ -193,14 +192,10 @@ def _candidates(state: State, each: RangeView) -> list[str]:
 
 def _copies(state: State) -> Counter[str]:
     """The number of ranges that each server has, or will have when all learners are whole."""
-    copies = Counter(_flat((*each.servers, *each.learners) for each in state.ranges))
+    copies = Counter(name for each in state.ranges for name in (*each.servers, *each.learners))
     copies.subtract(state.leaves.values())
     return copies
 
 
 def _primaries(state: State) -> Counter[str]:
     return Counter(each.servers[0] for each in state.ranges if each.servers)
-
-
-def _flat(names: Iterable[tuple[str, ...]]) -> Iterable[str]:
-    return (name for each in names for name in each)

@@ -5,34 +5,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from xain_parameters.scheduler.commands import LearnerWhole, RangeSaved, SaveFailed
 from xain_parameters.specs import View
-
-
-class Whole(msgspec.Struct, frozen=True):
-    """A learner has everything; see commands.LearnerWhole."""
-
-    range: int
-    epoch: int
-    server: str
-
-
-class Saved(msgspec.Struct, frozen=True):
-    """A part of a checkpoint is written; see commands.RangeSaved."""
-
-    generation: int
-    cut: int
-    range: int
-    path: str
-    clocks: dict[str, int] = {}
-
-
-class SaveFailed(msgspec.Struct, frozen=True):
-    """A part of a checkpoint cannot be written; see commands.SaveFailed."""
-
-    generation: int
-    cut: int
-    range: int
-    why: str
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -54,8 +28,8 @@ class Returned(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True):
     """Everything that a server has done since its last report. A report may arrive twice."""
 
-    wholes: tuple[Whole, ...] = ()
-    saved: tuple[Saved, ...] = ()
+    wholes: tuple[LearnerWhole, ...] = ()
+    saved: tuple[RangeSaved, ...] = ()
     failed: tuple[SaveFailed, ...] = ()
     returned: Returned | None = None
     is_leaving: bool = False

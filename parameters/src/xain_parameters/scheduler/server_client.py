@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from xain_foundation.logger import get_logger
 from xain_parameters.certificates import Certificates
 from xain_parameters.scheduler.client import CALL_S, RETRY_S, SchedulerMember
-from xain_parameters.scheduler.reports import Load, Report, Returned, Saved, SaveFailed, Whole
+from xain_parameters.scheduler.commands import LearnerWhole, RangeSaved, SaveFailed
+from xain_parameters.scheduler.reports import Load, Report, Returned
 from xain_parameters.scheduler.service import SERVER
 from xain_parameters.specs import View, encoded
 from xain_proto.parameters import scheduler_pb2 as pb
@@ -53,18 +54,14 @@ class ServerScheduler(SchedulerMember):
         self._start(self._report)
 
     def report_whole(self, range_: int, epoch: int, server: str) -> None:
-        """Report that a learner has everything, and that this primary acknowledges nothing without
-        it any more."""
-        self._add(wholes=(Whole(range_, epoch, server),))
+        self._add(wholes=(LearnerWhole(range_, epoch, server),))
 
     def report_saved(
         self, generation: int, cut: int, range_: int, path: str, clocks: dict[str, int]
     ) -> None:
-        """Report that the part of a range of a checkpoint is written; see commands.RangeSaved."""
-        self._add(saved=(Saved(generation, cut, range_, path, clocks),))
+        self._add(saved=(RangeSaved(generation, cut, range_, path, clocks),))
 
     def report_save_failed(self, generation: int, cut: int, range_: int, why: str) -> None:
-        """Report that the part of a range of a checkpoint cannot be written."""
         self._add(failed=(SaveFailed(generation, cut, range_, why),))
 
     def report_returned(self, generation: int, has: dict[int, int], lacks: dict[int, int]) -> None:

@@ -6,19 +6,19 @@ and a new process under its name goes on at its clock.
 """
 
 import asyncio
-import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from types import TracebackType
-from typing import Any, Final, NoReturn, Self
+from functools import partial
+from typing import Any, Final, NoReturn
 
 import grpc
 import msgspec
 
 from xain_foundation.logger import get_logger
-from xain_messaging.discovery.service import KEEPALIVE, MembershipService
+from xain_messaging.discovery.server import ServiceServer
+from xain_messaging.discovery.service import MembershipService
 from xain_parameters.certificates import Certificates
 from xain_parameters.errors import (
     Evicted,
@@ -32,9 +32,8 @@ from xain_parameters.scheduler import reports
 from xain_parameters.scheduler.decider import decide, is_saved
 from xain_parameters.scheduler.journal import Journal
 from xain_parameters.scheduler.manifests import delete_cut, delete_unfinished, write_manifest
-from xain_parameters.scheduler.state import Cut, Settings, State, closed, view_of
+from xain_parameters.scheduler.state import Cut, Settings, State, Worker, closed, view_of
 from xain_parameters.specs import View, cut_folder, decode_table, encoded
-from xain_proto.messaging.membership_pb2_grpc import add_MembershipServicer_to_server
 from xain_proto.parameters import scheduler_pb2 as pb
 from xain_proto.parameters.scheduler_pb2_grpc import (
     SchedulerServicer,
@@ -55,8 +54,6 @@ WORKER_LEASE_S = 10.0
 
 RETRY_S = 2.0
 DELETE_ATTEMPTS = 3
-START_S = 30.0
-STOP_S = 1.0
 
 _STATUSES: Final = {
     TableConflict: grpc.StatusCode.ALREADY_EXISTS,
@@ -104,7 +101,7 @@ class SchedulerService(SchedulerServicer):
         self._timer = loop.call_later(max(0.0, self._settled_at - time.monotonic()), self._look)
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        add_MembershipServicer_to_server(self.membership, server)
+        self.membership.add_to(server)
         add_SchedulerServicer_to_server(self, server)
 
     def end(self) -> None:
@@ -148,10 +145,12 @@ class SchedulerService(SchedulerServicer):
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def _when(self, is_so: Any) -> None:
-        """Wait until is_so(), or the service ends."""
+    async def _when(self, context: Context, is_so: Callable[[], bool]) -> None:
+        """Wait until is_so(). Refuses the call if the service ends before."""
         while not self._has_ended and not is_so():
             await self._changed.wait()
+        if self._has_ended:
+            await _refuse(context, grpc.StatusCode.UNAVAILABLE, "the scheduler is being stopped")
 
     def _write_manifest(self) -> None:
         """Once all parts of a checkpoint are written: its manifest, then what is too old goes."""
@@ -185,10 +184,10 @@ class SchedulerService(SchedulerServicer):
             except Exception as error:  # a file system may raise anything
                 log.warning("given_up_checkpoints_not_deleted", error=str(error))
 
-    def _give_up_cut(self, server: str, failed: reports.SaveFailed) -> None:
+    def _give_up_cut(self, server: str, failed: c.SaveFailed) -> None:
         """End the open checkpoint, a part of which cannot be written, and remove its folder."""
         before = self._state
-        state = self._run(c.SaveFailed(failed.generation, failed.cut, failed.range))
+        state = self._run(failed)
         if before.cut is None or state.cut == before.cut:
             return  # it has ended before
         log.error(
@@ -319,25 +318,22 @@ class SchedulerService(SchedulerServicer):
         except ParameterError as error:
             await _refuse_as(context, error)
 
-        def is_over() -> bool:
+        def living() -> Worker | None:
             worker = self._state.workers.get(request.name)
-            if worker is None or not worker.is_live or worker.incarnation != request.incarnation:
-                return True
-            # After a rollback too: the others may be behind in the checkpoint.
-            return self._state.may_begin(request.name, request.num_workers)
+            is_same = worker is not None and worker.incarnation == request.incarnation
+            return worker if worker is not None and worker.is_live and is_same else None
 
-        await self._when(is_over)
-        if self._has_ended:
-            await _refuse(context, grpc.StatusCode.UNAVAILABLE, "the scheduler is being stopped")
-        worker = self._state.workers.get(request.name)
-        if worker is None or not worker.is_live or worker.incarnation != request.incarnation:
+        # After a rollback too: the others may be behind in the checkpoint.
+        await self._when(
+            context,
+            lambda: living() is None or self._state.may_begin(request.name, request.num_workers),
+        )
+        worker = living()
+        if worker is None:
             await _refuse_as(context, Evicted(f"{request.name!r} was taken for dead"))
-        return self._tick_response(request.name)
-
-    def _tick_response(self, name: str) -> pb.TickResponse:
         state = self._state
         return pb.TickResponse(
-            clock=state.workers[name].ticked,
+            clock=worker.ticked,
             opened=state.opened,
             generation=state.generation,
             number=state.number,
@@ -354,9 +350,7 @@ class SchedulerService(SchedulerServicer):
             is_other = request.generation not in (0, self._state.generation)
             return is_other or self._state.opened >= request.clock
 
-        await self._when(is_over)
-        if self._has_ended:
-            await _refuse(context, grpc.StatusCode.UNAVAILABLE, "the scheduler is being stopped")
+        await self._when(context, is_over)
         state = self._state
         return pb.WaitResponse(
             opened=state.opened, generation=state.generation, number=state.number
@@ -376,11 +370,9 @@ class SchedulerService(SchedulerServicer):
                 c.ServerReturned(request.name, returned.generation, returned.has, returned.lacks)
             )
         for whole in report.wholes:
-            self._run(c.LearnerWhole(whole.range, whole.epoch, whole.server))
+            self._run(whole)
         for saved in report.saved:
-            self._run(
-                c.RangeSaved(saved.generation, saved.cut, saved.range, saved.path, saved.clocks)
-            )
+            self._run(saved)
         for failed in report.failed:
             self._give_up_cut(request.name, failed)
         if report.is_leaving:
@@ -405,9 +397,9 @@ class SchedulerService(SchedulerServicer):
             await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
         assert state.cut is not None
         number = state.cut.number
-        await self._when(lambda: self._state.cut is None or self._state.cut.number != number)
-        if self._has_ended:
-            await _refuse(context, grpc.StatusCode.UNAVAILABLE, "the scheduler is being stopped")
+        await self._when(
+            context, lambda: self._state.cut is None or self._state.cut.number != number
+        )
         cut = next((cut for cut in self._state.cuts if cut.number == number), None)
         if cut is None:
             given_up, why = self._why_given_up
@@ -440,8 +432,8 @@ class SchedulerService(SchedulerServicer):
         )
 
 
-class SchedulerServer:
-    """The service on a port of its own, in a thread, from start() to stop().
+class SchedulerServer(ServiceServer[SchedulerService]):
+    """The service on a port of its own, from start() to stop(), which closes the journal.
 
     listen: "HOST:PORT", port 0 for one that is free; see target. tls: None: nothing is encrypted.
     times: lease_s, grace_s and worker_lease_s of SchedulerService.
@@ -457,44 +449,10 @@ class SchedulerServer:
         tls: Certificates | None = None,
         **times: float,
     ) -> None:
-        self._host, _, port = listen.rpartition(":")
-        self._port = int(port)
+        credentials = None if tls is None else tls.of_server()
+        make = partial(SchedulerService, journal, settings, **times)
+        super().__init__(make, listen, credentials)
         self._journal = journal
-        self._settings = settings
-        self._tls = tls
-        self._times = times
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._work, name="scheduler", daemon=True)
-        self._server: grpc.aio.Server | None = None
-        self._service: SchedulerService | None = None
-
-    @property
-    def target(self) -> str:
-        return f"{self._host}:{self._port}"
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    def start(self) -> None:
-        """Serve; returns when the port accepts calls."""
-        self._thread.start()
-        try:
-            self._await(self._serve())
-        except RuntimeError as error:  # gRPC: the port is taken, or the host is not ours
-            self.stop()
-            raise OSError(f"cannot listen on {self.target}: {error}") from None
-        except BaseException:
-            self.stop()
-            raise
 
     def status(self) -> reports.Status:
         """The state of the group. Safe for any thread, once started."""
@@ -502,38 +460,8 @@ class SchedulerServer:
         return self._service.status()
 
     def stop(self) -> None:
-        """Stop serving and close the journal; returns when both are done. A second call does
-        nothing."""
-        if not self._thread.is_alive():
-            return
-        self._await(self._end())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(START_S)
+        super().stop()
         self._journal.close()
-
-    async def _serve(self) -> None:
-        # Before the port, which gRPC frees for a server only that was started.
-        self._service = SchedulerService(self._journal, self._settings, **self._times)
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *KEEPALIVE.items()])
-        if self._tls is None:
-            self._port = self._server.add_insecure_port(self.target)
-        else:
-            self._port = self._server.add_secure_port(self.target, self._tls.of_server())
-        self._service.add_to(self._server)
-        await self._server.start()
-
-    async def _end(self) -> None:
-        if self._service is not None:
-            self._service.end()
-        if self._server is not None:
-            await self._server.stop(STOP_S)
-
-    def _await(self, work: Any) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(START_S)
-
-    def _work(self) -> None:
-        self._loop.run_forever()
-        self._loop.close()
 
 
 async def _refuse_as(context: Context, error: ParameterError) -> NoReturn:

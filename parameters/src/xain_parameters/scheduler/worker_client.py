@@ -18,7 +18,7 @@ log = get_logger(__name__)
 
 
 class WorkerScheduler(SchedulerMember):
-    """The scheduler as a worker sees it."""
+    """The scheduler as a worker sees it; see ports.Scheduler."""
 
     def __init__(self, target: str, name: str, tls: Certificates | None = None) -> None:
         super().__init__(target, WORKER, name, tls=tls)
@@ -33,7 +33,6 @@ class WorkerScheduler(SchedulerMember):
 
     @property
     def opened(self) -> tuple[int, int]:
-        """Generation and clock: all pushes of clocks below counted when this worker joined."""
         return self._opened
 
     def opened_now(self, timeout_s: float) -> tuple[int, int]:
@@ -65,10 +64,6 @@ class WorkerScheduler(SchedulerMember):
         num_workers: int = 1,
         is_over: Callable[[], bool] = lambda: False,
     ) -> Progress:
-        """Begin a loop over clocks; waits until the first one may begin.
-
-        num_workers: wait for as many. is_over: asked while it waits; True: Closed is raised.
-        """
         request = pb.TickRequest(
             name=self.name,
             incarnation=self.incarnation,
@@ -81,15 +76,12 @@ class WorkerScheduler(SchedulerMember):
     def tick(
         self, clock: int, generation: int, is_over: Callable[[], bool] = lambda: False
     ) -> Progress:
-        """Complete a clock, and wait until the next one may begin, which is an earlier one after a
-        rollback."""
         request = pb.TickRequest(
             name=self.name, incarnation=self.incarnation, clock=clock, generation=generation
         )
         return self._tick_once(request, is_over)
 
     def end(self) -> None:
-        """End the loop over clocks: nobody waits for this worker any more."""
         request = pb.EndRequest(name=self.name, incarnation=self.incarnation)
         self._ask(self._stub.End, request, CALL_S)
 

@@ -7,8 +7,9 @@ arithmetic after it is rounded exactly by IEEE 754 (no log, sin or pow of the ma
 that it gives the same bits on every machine.
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Protocol
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,33 +25,23 @@ Array = NDArray[Any]
 Floats = NDArray[np.float64]
 
 
-class Initialiser(Protocol):
-    """name: as in Plugin.name. is_zero: all rows begin as zeros."""
+class Initialiser(ABC):
+    """name: as in Plugin.name."""
 
     name: ClassVar[str]
 
     @property
-    def is_zero(self) -> bool: ...
+    def is_zero(self) -> bool:
+        """Whether all rows begin as zeros."""
+        return False
 
+    @abstractmethod
     def rows(self, keys: Keys, dim: int, dtype: np.dtype[Any]) -> Array:
         """The first values of the rows of keys, (n, dim)."""
-        ...
 
 
-@dataclass(frozen=True, slots=True)
-class Zeros:
-    name: ClassVar[str] = "zeros"
-
-    @property
-    def is_zero(self) -> bool:
-        return True
-
-    def rows(self, keys: Keys, dim: int, dtype: np.dtype[Any]) -> Array:
-        return np.zeros((len(keys), dim), dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
+@dataclass(frozen=True)
+class Constant(Initialiser):
     value: float
     name: ClassVar[str] = "constant"
 
@@ -66,65 +57,72 @@ class Constant:
         return np.full((len(keys), dim), self.value, dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class Uniform:
+@dataclass(frozen=True)
+class Zeros(Initialiser):
+    name: ClassVar[str] = "zeros"
+
+    @property
+    def is_zero(self) -> bool:
+        return True
+
+    def rows(self, keys: Keys, dim: int, dtype: np.dtype[Any]) -> Array:
+        return np.zeros((len(keys), dim), dtype)
+
+
+@dataclass(frozen=True)
+class _Random(Initialiser):
+    scale: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.scale < np.inf:
+            raise Invalid(f"{self.name}: scale must not be negative: {self.scale}")
+        if isinstance(self.seed, float) or not 0 <= self.seed < 1 << 64:
+            raise Invalid(f"{self.name}: seed must be a number from 0 to 2**64 - 1: {self.seed}")
+
+    @abstractmethod
+    def _values(self, bits: NDArray[np.uint64]) -> Floats:
+        """Values of scale 1 from 64 random bits each."""
+
+    def rows(self, keys: Keys, dim: int, dtype: np.dtype[Any]) -> Array:
+        out = np.empty((len(keys), dim), dtype)
+        size = max(1, BLOCK_VALUES // dim)
+        for start in range(0, len(keys), size):
+            values = self._values(random_bits(self.seed, keys[start : start + size], dim))
+            values *= self.scale
+            out[start : start + size] = values
+        return out
+
+
+@dataclass(frozen=True)
+class Uniform(_Random):
     """Uniform in [-scale, scale)."""
 
-    scale: float
-    seed: int = 0
     name: ClassVar[str] = "uniform"
 
-    def __post_init__(self) -> None:
-        _check(self.name, self.scale, self.seed)
-
-    @property
-    def is_zero(self) -> bool:
-        return False
-
-    def rows(self, keys: Keys, dim: int, dtype: np.dtype[Any]) -> Array:
-        out = np.empty((len(keys), dim), dtype)
-        for part, bits in _blocks(self.seed, keys, dim):
-            values = (bits >> np.uint64(11)).astype(np.float64)
-            values *= 2.0**-52
-            values -= 1.0
-            values *= self.scale
-            out[part] = values
-        return out
+    def _values(self, bits: NDArray[np.uint64]) -> Floats:
+        values = (bits >> np.uint64(11)).astype(np.float64)
+        values *= 2.0**-52
+        values -= 1.0
+        return values
 
 
-@dataclass(frozen=True, slots=True)
-class Normal:
+@dataclass(frozen=True)
+class Normal(_Random):
     """Normal with mean 0 and standard deviation scale, by inversion."""
 
-    scale: float
-    seed: int = 0
     name: ClassVar[str] = "normal"
 
-    def __post_init__(self) -> None:
-        _check(self.name, self.scale, self.seed)
-
-    @property
-    def is_zero(self) -> bool:
-        return False
-
-    def rows(self, keys: Keys, dim: int, dtype: np.dtype[Any]) -> Array:
-        out = np.empty((len(keys), dim), dtype)
-        for part, bits in _blocks(self.seed, keys, dim):
-            p = (bits >> np.uint64(12)).astype(np.float64)
-            p += 0.5
-            p *= 2.0**-52  # in (0, 1), without the ends
-            out[part] = normal_quantile(p) * self.scale
-        return out
+    def _values(self, bits: NDArray[np.uint64]) -> Floats:
+        p = (bits >> np.uint64(12)).astype(np.float64)
+        p += 0.5
+        p *= 2.0**-52  # in (0, 1), without the ends
+        return normal_quantile(p)
 
 
 INITIALISERS: dict[str, type[Initialiser]] = {
     each.name: each for each in (Zeros, Constant, Uniform, Normal)
 }
-
-
-def plugin(initialiser: Initialiser) -> Plugin:
-    """The initialiser as a table's declaration carries it; `made` gives it again."""
-    return Plugin(initialiser.name, asdict(initialiser))  # type: ignore[call-overload]
 
 
 def made(declared: Plugin) -> Initialiser:
@@ -133,10 +131,7 @@ def made(declared: Plugin) -> Initialiser:
     if kind is None:
         names = ", ".join(sorted(INITIALISERS))
         raise Invalid(f"no initialiser {declared.name!r}; there are {names}")
-    try:
-        initialiser: Initialiser = kind(**declared.options)
-    except (TypeError, ValueError) as error:
-        raise Invalid(f"initialiser {declared.name}: {error}") from error
+    initialiser: Initialiser = declared.made(kind, "initialiser")
     return initialiser
 
 
@@ -193,21 +188,6 @@ def _polynomial(x: Floats, coefficients: list[float]) -> Floats:
         out *= x
         out += coefficient
     return out
-
-
-def _blocks(seed: int, keys: Keys, dim: int) -> Any:
-    """(rows, their bits) of consecutive parts of keys."""
-    size = max(1, BLOCK_VALUES // dim)
-    for start in range(0, len(keys), size):
-        part = slice(start, start + size)
-        yield part, random_bits(seed, keys[part], dim)
-
-
-def _check(name: str, scale: float, seed: int) -> None:
-    if not 0 <= scale < np.inf:
-        raise Invalid(f"{name}: scale must not be negative: {scale}")
-    if isinstance(seed, float) or not 0 <= seed < 1 << 64:
-        raise Invalid(f"{name}: seed must be a number from 0 to 2**64 - 1: {seed}")
 
 
 # fmt: off

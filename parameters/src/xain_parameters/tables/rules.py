@@ -8,7 +8,7 @@ down, so the package is installed beside the scheduler and beside each server.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -219,11 +219,6 @@ RULES: Mapping[str, type[Rule]] = {
 }
 
 
-def plugin(rule: Rule) -> Plugin:
-    """The rule as a table's declaration carries it; `made` gives the rule again."""
-    return Plugin(rule.name, asdict(rule))  # type: ignore[call-overload]
-
-
 def made(declared: Plugin) -> Rule:
     """The rule that a table declares. Raises Invalid if there is none of that name, or if it does
     not take these options."""
@@ -236,10 +231,7 @@ def made(declared: Plugin) -> Rule:
     if kind is None:
         names = ", ".join(sorted({*RULES, *_installed()}))
         raise Invalid(f"no update rule {declared.name!r}; there are {names}")
-    try:
-        rule = kind(**declared.options)
-    except (TypeError, ValueError) as error:
-        raise Invalid(f"update rule {declared.name}: {error}") from error
+    rule = declared.made(kind, "update rule")
     if not isinstance(rule, Rule):
         raise Invalid(f"update rule {declared.name}: the plug-in has no name, state and update")
     return rule

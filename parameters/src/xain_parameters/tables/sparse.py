@@ -137,11 +137,16 @@ class OpenPart(Part):
 
     def _rows(self, keys: Keys | None, start: int, stop: int) -> Rows:
         assert keys is not None
+        rows = self._found(keys)
+        return slice(int(rows[0]), int(rows[-1]) + 1) if is_block(rows) else rows
+
+    def _found(self, keys: Keys) -> Numbers:
+        """Row numbers of keys; rows that are not there yet are made."""
         rows = self._live.find(keys)
         new = np.flatnonzero(rows == 0)
         if len(new):
             rows[new] = self._make(keys[new])
-        return slice(int(rows[0]), int(rows[-1]) + 1) if is_block(rows) else rows
+        return rows
 
     def _make(self, keys: Keys) -> Numbers:
         """Rows for keys that have none."""
@@ -212,10 +217,6 @@ class OpenPart(Part):
 
     def _put(self, keys: Keys, fields: Mapping[str, Array]) -> None:
         here = np.flatnonzero(self._is_here(keys))
-        keys = keys[here]
-        rows = self._live.find(keys)
-        new = np.flatnonzero(rows == 0)
-        if len(new):
-            rows[new] = self._make(keys[new])
+        rows = self._found(keys[here])
         for name, values in fields.items():
             put(self.fields[name], rows, values[here])
