@@ -72,10 +72,7 @@ async def test_unregistered_client_is_told_to_rendezvous(start, join):
     for call in calls:
         code, why, message = await refused(call)
         assert (code, why) == (Code.PERMISSION_DENIED, "NOT_A_MEMBER")
-        assert message == (
-            "Unknown participant unregistered. "
-            "Please try to rendezvous with the coordinator before making a request."
-        )
+        assert "unregistered" in message
 
 
 async def test_an_end_without_an_upload_is_refused(start, join):
@@ -114,7 +111,7 @@ async def test_a_second_update_is_answered_or_refused(start, join):
     assert await a.upload([1.0, 2.0]) == ref
     code, why, message = await refused(a.end(ref, num_samples=4))
     assert (code, why) == (Code.ALREADY_EXISTS, "DUPLICATE_UPDATE")
-    assert message == "Participant a already submitted another update for round 0."
+    assert "round 0" in message
     code, why, _ = await refused(a.upload([9.0, 9.0]))
     assert (code, why) == (Code.ALREADY_EXISTS, "DUPLICATE_UPDATE")
     other = pb.WeightsRef(key=ref.key, size_bytes=ref.size_bytes, digest=bytes(16))
@@ -223,7 +220,7 @@ async def test_too_large_is_resource_exhausted(start, join):
     await a.until(pb.ROUND, 0)
     code, why, message = await refused(a.upload(np.zeros(1000)))
     assert (code, why) == (Code.RESOURCE_EXHAUSTED, "TOO_LARGE")
-    assert message == "an upload of 8128 bytes; at most 1000 are taken"
+    assert "8128 bytes; at most 1000" in message
     data = npy(np.zeros(1000))
     code, why, _ = await refused(a.end(pb.WeightsRef(data=data, digest=digest(data))))
     assert (code, why) == (Code.RESOURCE_EXHAUSTED, "TOO_LARGE")

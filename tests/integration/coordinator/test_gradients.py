@@ -137,9 +137,7 @@ async def test_tolerance_ends_the_session(start):
     await run_agents(coordinator, parts(load("wine"), 2, by_label=False))
     session = coordinator.driver.session
     assert session.cause == "completed"
-    assert session.evaluation.ended_because == (
-        "converged: the loss has not fallen by 0.001 in 2 steps"
-    )
+    assert session.evaluation.ended_because.startswith("converged: ")
     assert session.model is not None
     assert 5 < session.model.round < 500
 

@@ -136,7 +136,7 @@ async def test_malformed_request_is_invalid_on_every_method_and_logged_once(star
             if method.name != "List":  # of Health, which gRPC's asyncio servicer does not have
                 code, details = await answers(coordinator, name, [b"\xff\xff"])
                 assert (name, code) == (name, Code.INVALID_ARGUMENT)
-                assert details == "the request is not a protobuf message of its method"
+                assert "not a protobuf message" in details
     (line,) = (entry for entry in entries if entry["log_level"] in ("warning", "error"))
     assert (line["event"], line["num"]) == ("invalid_requests", 1)
     assert coordinator.counters["INVALID_REQUEST"] == len(BY_NAME) - 1
@@ -164,7 +164,7 @@ async def test_long_request_is_refused_before_it_is_parsed(start, join):
     too_long = b"\xff" * (requests.MAX_REQUEST_BYTES + 1)
     code, details = await answers(coordinator, "Coordinator/FindUpload", [too_long])
     assert code is Code.RESOURCE_EXHAUSTED
-    assert details == "a request of 16385 bytes; FindUpload takes 16384 at most"
+    assert "16385 bytes" in details
 
 
 async def test_long_values_are_shortened_in_messages(start, join):

@@ -278,10 +278,8 @@ def test_nobody_answers() -> None:
     result = run("status", "--address", "127.0.0.1:1")
     assert result.exit_code == 1
     assert result.stdout == ""
-    assert result.stderr == (
-        "xain-coordinator: nobody answers at 127.0.0.1:1; is a coordinator running there? "
-        "Try --address\n"
-    )
+    assert result.stderr.count("\n") == 1
+    assert "nobody answers at 127.0.0.1:1;" in result.stderr
 
 
 def test_no_answer_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +291,7 @@ def test_no_answer_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         result = run("status", "--address", address)
     assert result.exit_code == 1
-    assert result.stderr == f"xain-coordinator: no answer from {address} within 0.2 s\n"
+    assert f"no answer from {address} within 0.2 s" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -439,7 +439,7 @@ def test_proxy_sees_no_url_of_a_weights_port(
     failed = failure(
         lambda: direct.fetch(f"http://port.invalid:41000{PATH}{SECRET}", download_of())
     )
-    assert failed.reason == "the proxy does not let us through"
+    assert "proxy" in failed.reason
     assert store.calls == [("CONNECT", "port.invalid:41000", "")]
     assert store.headers[0]["Proxy-Authorization"] == "Basic dXNlcjpwQHNz"
 
@@ -459,7 +459,7 @@ def test_a_proxy_of_another_kind_is_not_gone_around(
 ) -> None:
     monkeypatch.setenv("http_proxy", proxy)
     failed = failure(lambda: direct.fetch(store.url("/m"), download_of()))
-    assert failed.reason == "the proxy of the environment is not an http:// one"
+    assert "is not an http:// one" in failed.reason
     assert store.calls == []
 
 

@@ -52,7 +52,7 @@ def test_url_of_another_session_or_secret_is_refused():
     """Each session has a secret, and its id is signed as well."""
     path = Capabilities(SECRET, "s1", 60).path(*ALLOWED)
     for other in (Capabilities(SECRET, "s2", 60), Capabilities(SECRET[::-1], "s1", 60)):
-        assert refused(other, "PUT", path) == "the URL is none of this session's"
+        assert refused(other, "PUT", path).endswith("none of this session's")
 
 
 def test_changed_url_is_refused():
@@ -66,7 +66,7 @@ def test_changed_url_is_refused():
     changed += [f"{payload}.{others}", payload, f"{payload}.", signature, "", "/.weights/", "/é.é"]
     changed += [f"{path}=", f"{path}?x", path[:-1]]
     for one in changed:
-        assert refused(capabilities, "PUT", one) == "the URL is none of this session's"
+        assert refused(capabilities, "PUT", one).endswith("none of this session's")
 
 
 def test_secret_and_port_outlive_the_process(tmp_path):

@@ -26,10 +26,8 @@ def test_flags_that_nobody_would_read_are_refused(
     monkeypatch.setattr(demo, "main", lambda _: 0)
     result = run(*flags, command)
     assert result.exit_code == 2
-    assert result.stderr == (
-        f"xain-coordinator: command line: {command} takes no flags before it; "
-        f"see xain-coordinator {command} --help\n"
-    )
+    assert result.stderr.count("\n") == 1
+    assert f"{command} takes no flags before it" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -492,9 +492,8 @@ def test_a_file_of_a_secret_that_is_missing_is_not_named(tmp_path: Path) -> None
     storage = config(**s3, storage__secret_access_key_file="hunter2/hunter2").storage
     with pytest.raises(StoreError) as caught:
         read_secret("storage", storage, "secret_access_key")
-    assert str(caught.value) == (
-        "cannot read storage.secret_access_key_file (not shown): No such file or directory"
-    )
+    assert "storage.secret_access_key_file (not shown)" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -843,9 +842,7 @@ def test_defaults_that_the_example_tells_are_true() -> None:
 
 def test_two_streams_cannot_share_a_file() -> None:
     told = error_of(logging__status_file="x.jsonl", logging__latency_file="x.jsonl")
-    assert told == (
-        'logging.latency_file is "x.jsonl"; logging.status_file is the same; name another one'
-    )
+    assert_told('logging.latency_file is "x.jsonl" | logging.status_file is the same', told)
 
 
 @pytest.mark.parametrize(

@@ -64,9 +64,7 @@ def test_without_a_participant_to_run_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(cli, "find_spec", lambda name: None)
     result = CliRunner().invoke(cli.app, [])
     assert result.exit_code == 1
-    assert result.stderr == (
-        "xain-coordinator demo: it runs participants here, too: pip install xain-participant\n"
-    )
+    assert result.stderr.endswith("pip install xain-participant\n")
 
 
 @pytest.mark.parametrize(

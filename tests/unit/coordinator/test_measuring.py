@@ -136,9 +136,7 @@ def test_a_nan_whose_bytes_lie_in_two_pieces() -> None:
 def test_big_endian_is_refused(dtype: str) -> None:
     """Its name is that of the little-endian one, as which it would be aggregated."""
     message = refusal(npy(np.arange(3, dtype=dtype)))
-    assert message == (
-        f"the weights must be little-endian, they are {dtype!r}; save them as {'<' + dtype[1:]!r}"
-    )
+    assert f"they are {dtype!r}; save them as {'<' + dtype[1:]!r}" in message
 
 
 def test_native_is_little_endian_here() -> None:
@@ -177,8 +175,7 @@ def test_bytes_that_are_no_npy_file_are_refused_at_once() -> None:
 @pytest.mark.parametrize("length", [0, 5, 9, 60, 127])
 def test_a_header_that_ends_too_early(length: int) -> None:
     """No array has been seen."""
-    message = refusal(npy(np.ones(3, np.float32))[:length])
-    assert message == f"the upload of {length} bytes is not a whole .npy file"
+    assert f"{length} bytes" in refusal(npy(np.ones(3, np.float32))[:length])
 
 
 @pytest.mark.parametrize("change", [-12, -5, -1, 1, 4])
@@ -186,7 +183,7 @@ def test_data_that_end_too_early_or_too_late(change: int) -> None:
     """What the header promises is what there must be."""
     data = npy(np.ones(3, np.float32))
     changed = data[:change] if change < 0 else data + b"\0" * change
-    assert refusal(changed) == f"the upload has {140 + change} bytes, its header promises 140"
+    assert f"has {140 + change} bytes, its header promises 140" in refusal(changed)
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_table_in_a_pipe_is_plain(stream: Path) -> None:
         ["b", "Heartbeat", "2"],
         ["b", "training", "1"],
     ]
-    assert result.stderr == "xain-coordinator timings: 3 lines could not be read\n"
+    assert "3 lines could not be read" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -539,9 +539,7 @@ async def test_a_rule_that_fails_ends_the_session() -> None:
         for name in ("p0", "p1"):
             await f.hand_in(name, np.full(3, np.finfo(np.float32).max))
         await f.until(Phase.FINISHED)
-        assert f.driver.session.cause == (
-            "aggregate failed in round 0: rule 'sum' leaves the range of float32 in round 0"
-        )
+        assert "rule 'sum' leaves the range of float32 in round 0" in f.driver.session.cause
         assert f.driver.failure is None
     assert isinstance(journal.events[-1], e.SessionFinished)
 

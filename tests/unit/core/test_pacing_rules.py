@@ -144,9 +144,9 @@ def test_session_time_is_recorded_while_the_wait_lasts() -> None:
 def test_status_tells_what_the_round_waits_for() -> None:
     bench = bench_of("a", "b", "c")
     bench.end("a")
-    assert waiting_for(bench.session) == (
-        "2 of 3 updates: b, c; at most 60 s after the first update."
-    )
+    told = waiting_for(bench.session)
+    assert "2 of 3 updates: b, c" in told
+    assert "60 s" in told
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])

@@ -66,7 +66,7 @@ def test_fit_ends_if_no_initial_model_can_be_made() -> None:
     bench.join("a", "b")
     bench.send(c.InitialisationFailed("the last layer gives 16 numbers"))
     assert bench.session.phase is Phase.FINISHED
-    assert bench.session.cause == "no initial model could be made: the last layer gives 16 numbers"
+    assert "the last layer gives 16 numbers" in bench.session.cause
 
 
 def test_cancelled_fit_ends_without_a_result() -> None:

@@ -191,10 +191,7 @@ def test_two_spellings_of_one_variable_are_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("fleet_server__port", "2")
     with pytest.raises(ConfigError) as caught:
         load(Fleet, env_prefix=PREFIX)
-    assert str(caught.value) == (
-        "environment variable fleet_server__port: FLEET_SERVER__PORT is the same key; "
-        "keep one of them"
-    )
+    assert "fleet_server__port: FLEET_SERVER__PORT is the same key" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -242,13 +239,15 @@ def test_flags_that_were_not_given_change_nothing() -> None:
 def test_the_first_error_is_told_and_the_others_are_counted(toml: Path) -> None:
     """One line, but nobody believes that it is the only mistake."""
     told = error_of(toml, "[server]\nport = -1\nverbose = 3\n[stor]\n")
-    assert told == "fleet.toml: unknown key stor; did you mean [store]? (and 2 more)"
+    assert told.startswith("fleet.toml: unknown key stor")
+    assert told.endswith("(and 2 more)")
 
 
 def test_conflicts_with_a_default_in_place_of_a_misspelt_key_are_not_told(toml: Path) -> None:
     """The second mistake would vanish with the first."""
     told = error_of(toml, "[server]\nport = 7\nlimit = 1\nkindd = 'memory'\n")
-    assert told == "fleet.toml: unknown key server.kindd; did you mean server.kind?"
+    assert "server.kindd; did you mean server.kind?" in told
+    assert "more" not in told
 
 
 def test_long_values_are_cut(toml: Path) -> None:
@@ -293,10 +292,8 @@ def test_secrets_from_anywhere_are_masked_in_force(
     monkeypatch.setenv("FLEET_SERVER__OPTIONS", f'{{"token": ["{SECRET}"]}}')
     with pytest.raises(ConfigError) as caught:
         load(Fleet, env_prefix=PREFIX)
-    assert str(caught.value) == (
-        "environment variable FLEET_SERVER__OPTIONS: server.options.token is ********; "
-        "it must be a whole number or text"
-    )
+    assert "FLEET_SERVER__OPTIONS: server.options.token is ********" in str(caught.value)
+    assert SECRET not in str(caught.value)
 
 
 def test_a_value_in_force_tells_where_it_came_from(

@@ -36,10 +36,8 @@ def test_examples_load_and_tell_every_key(model: type[Section], file: str) -> No
 def test_checkpoint_interval_without_a_folder_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         load(SchedulerConfig, overrides={"scheduler.checkpoint_interval": 5})
-    assert str(caught.value) == (
-        "command line: scheduler.checkpoint_interval is 5; scheduler.checkpoints must be given "
-        "too: the folder or fsspec URL for them"
-    )
+    assert "scheduler.checkpoint_interval is 5" in str(caught.value)
+    assert "scheduler.checkpoints must be given" in str(caught.value)
     load(
         SchedulerConfig,
         overrides={"scheduler.checkpoint_interval": 5, "scheduler.checkpoints": "cuts"},

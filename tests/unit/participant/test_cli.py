@@ -170,10 +170,8 @@ def test_a_state_directory_is_for_one_participant(tmp_path: Path) -> None:
     with StateDirectory(tmp_path, "ward-7"):
         in_use = run("--data", "iris", "--state-dir", str(tmp_path))
     assert in_use.exit_code == 2
-    assert in_use.output == (
-        f"xain-participant: participant.state_dir is {tmp_path}: another process uses it; each "
-        "participant needs one of its own\n"
-    )
+    assert in_use.output.count("\n") == 1
+    assert f"participant.state_dir is {tmp_path}: another process uses it" in in_use.output
     another = run("--data", "iris", "--state-dir", str(tmp_path), "--id", "ward-8")
     assert another.exit_code == 2
     assert "it is that of participant 'ward-7', not of 'ward-8'; give each" in another.output
@@ -216,10 +214,7 @@ def test_table_without_scikit_learn_names_the_extra(tmp_path: Path, command: lis
     program = "from xain_participant.cli import main\nsys.exit(main())"
     done = start_without(program, *command, "--data", str(tmp_path / "x.csv"))
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == (
-        "xain-participant: tables need pyarrow and scikit-learn: "
-        "pip install 'xain-participant[tables]'"
-    )
+    assert done.stderr.splitlines()[-1].endswith("pip install 'xain-participant[tables]'")
 
 
 def test_import_of_xain_loads_no_package_of_an_extra() -> None:
@@ -239,9 +234,8 @@ def test_new_project_overwrites_nothing(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     result = run("new", "--template", "torch", str(tmp_path))
     assert result.exit_code == 1
-    assert result.output == (
-        f"xain-participant: {tmp_path} is there already, and is no empty folder\n"
-    )
+    assert result.output.count("\n") == 1
+    assert str(tmp_path) in result.output
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 

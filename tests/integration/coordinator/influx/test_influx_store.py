@@ -217,9 +217,8 @@ def test_a_page_to_log_in_at_is_no_success(server: StrictInflux) -> None:
         metrics.close()
     assert numbers(server) == [1]
     assert metrics.num_lost == 0
-    assert logs[0]["error"] == (
-        "it answers 200 where InfluxDB says 204; check url, org, bucket and token of [metrics]"
-    )
+    assert "it answers 200" in logs[0]["error"]
+    assert "[metrics]" in logs[0]["error"]
 
 
 def test_a_redirection_in_a_circle_ends(server: StrictInflux, write: Callable[..., int]) -> None:
