@@ -15,8 +15,8 @@ from support.fault_proxy import FaultProxy
 from support.s3_servers import Identity, MinioGateway, S3Server, SeaweedFS
 from xain_coordinator.config.coordinator import StorageSettings
 from xain_coordinator.ports import KeyExists, StoreError, StoreUnavailable
-from xain_coordinator.stores import s3
 from xain_coordinator.stores.s3 import S3Store, open_s3
+from xain_coordinator.stores.s3_requests import Sizes
 
 MIB = 1 << 20
 TOKEN = "t0ken-that-nobody-issued"
@@ -322,15 +322,13 @@ class OneObject:
 
 @pytest.fixture
 def one_object(
-    connect: Open, monkeypatch: pytest.MonkeyPatch
+    connect: Open,
 ) -> Iterator[tuple[OneObject, S3Store]]:
-    monkeypatch.setattr(s3, "HEAD_BYTES", 1000)
     server = OneObject()
     with http_server(server) as url:
-        yield (
-            server,
-            connect({"kind": "s3", "endpoint": url, "bucket": "b", **Identity().settings()}),
-        )
+        store = connect({"kind": "s3", "endpoint": url, "bucket": "b", **Identity().settings()})
+        store._requests.sizes = Sizes(head=1000)
+        yield server, store
 
 
 def test_an_answer_that_breaks_off(one_object: tuple[OneObject, S3Store]) -> None:
@@ -460,14 +458,13 @@ def test_a_server_that_dies_and_comes_back(connect: Open, mortal: S3Server) -> N
 def test_killed_in_mid_upload(
     connect: Open,
     mortal: S3Server,
-    monkeypatch: pytest.MonkeyPatch,
     size: int,
     overwrite: bool,
     tmp_path: Path,
 ) -> None:
     """The upload fails; nothing is visible, and doing it again works."""
-    monkeypatch.setattr(s3, "PART_BYTES", 5 * MIB)
     store = connect(mortal.settings(mortal.new_bucket()))
+    store._requests.sizes = Sizes(part=5 * MIB)
     upload = store.upload("1/global")
     upload.write(b"x" * size)
     mortal.kill()

@@ -36,21 +36,9 @@ from xain_coordinator.stores.s3_names import MAX_NAME_BYTES, key_to_name, name_t
 from xain_coordinator.stores.s3_requests import Requests, results
 from xain_coordinator.stores.settings import StoreSettings
 
-_MIB = 1 << 20
-
-# Bytes read with the opening of an object if no range is asked for: all of a small object.
-HEAD_BYTES = 256 << 10
-# A read of more is cut into ranges, which come at the same time.
-RANGE_BYTES = 8 * _MIB
-# An object of more is uploaded in parts, of which there may be 10,000: 156 GiB.
-PART_BYTES = 16 * _MIB
-MAX_PARTS = 10_000
 MAX_PARTS_IN_FLIGHT = 3  # of one upload
 # A part waits in memory up to here and in a file from there on: many may upload at once.
 SPOOL_BYTES = 256 << 10
-# A copy of more goes in parts. S3 would do 5 GiB at once, but some servers are silent while they
-# copy, for longer than we wait.
-COPY_PART_BYTES = 128 * _MIB
 
 # Readers at a time that a caller had better use. Amazon's S3 takes 20 to 100 ms for a request.
 NUM_PARALLEL = 16
@@ -102,12 +90,13 @@ class S3Store:
 
     def open(self, key: str, start: int = 0, length: int | None = None) -> "S3Reader":
         name = self._name(key)
-        length = HEAD_BYTES if length is None else min(max(length, 1), RANGE_BYTES)
+        sizes = self._requests.sizes
+        length = sizes.head if length is None else min(max(length, 1), sizes.range)
         try:
             first = self._bucket.get(key, name, start, length)
         except Declined:
             # The object ends before `start`, or is empty.
-            start, first = 0, self._head(key, name, HEAD_BYTES)
+            start, first = 0, self._head(key, name, sizes.head)
         return S3Reader(self._bucket, self._requests, key, name, start, first)
 
     def upload(self, key: str, label: str = "", size_bytes: int = 0) -> "S3Upload":
@@ -171,7 +160,7 @@ class S3Store:
             self._bucket.put(target, to, b"")
             return
         try:
-            self._bucket.copy(source, from_, to, head.etag, COPY_PART_BYTES)
+            self._bucket.copy(source, from_, to, head.etag, self._requests.sizes.copy_part)
         except Declined:
             raise ObjectChanged(source) from None
 
@@ -229,10 +218,10 @@ class S3Reader(Reader):
             return 0
         known = self._take(offset, end)
         buffer[: len(known)] = known
-        starts = range(offset + len(known), end, RANGE_BYTES)
+        step = self._requests.sizes.range
+        starts = range(offset + len(known), end, step)
         pieces = [
-            (start, buffer[start - offset : min(start + RANGE_BYTES, end) - offset])
-            for start in starts
+            (start, buffer[start - offset : min(start + step, end) - offset]) for start in starts
         ]
         if len(pieces) == 1:
             self._range_into(*pieces[0])
@@ -270,7 +259,7 @@ class S3Reader(Reader):
 
 
 class S3Upload:
-    """Up to PART_BYTES one request, beyond that parts that are sent while the next is filled. A
+    """Up to sizes.part one request, beyond that parts that are sent while the next is filled. A
     failed write or commit ends it: nothing of it stays, if the server can still be asked to."""
 
     def __init__(
@@ -284,6 +273,7 @@ class S3Upload:
     ) -> None:
         self._bucket = bucket
         self._requests = requests
+        self._sizes = requests.sizes
         self._claims = claims
         self._spool = spool
         self._key = key
@@ -301,9 +291,9 @@ class S3Upload:
         with self._ended_by_failure():
             self._digest.update(view)
             while view:
-                if self._file_bytes == PART_BYTES:
+                if self._file_bytes == self._sizes.part:
                     self._send_part()
-                taken = view[: PART_BYTES - self._file_bytes]
+                taken = view[: self._sizes.part - self._file_bytes]
                 self._keep(taken)
                 view = view[len(taken) :]
 
@@ -353,10 +343,10 @@ class S3Upload:
         if not self._upload_id:
             self._upload_id = self._bucket.begin(self._key, self._name)
         number = len(self._parts) + 1
-        if number > MAX_PARTS:
+        if number > self._sizes.max_parts:
             raise StoreError(
-                f"{self._key!r} is too large for S3: an object has at most {MAX_PARTS} parts, "
-                f"of {PART_BYTES} bytes here"
+                f"{self._key!r} is too large for S3: an object has at most "
+                f"{self._sizes.max_parts} parts, of {self._sizes.part} bytes here"
             )
         if number > MAX_PARTS_IN_FLIGHT:
             self._parts[-MAX_PARTS_IN_FLIGHT][0].result()

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from typing import ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from xain_coordinator.ports import StoreUnavailable
 
@@ -13,10 +13,23 @@ T = TypeVar("T")
 NUM_THREADS = 12  # requests at a time beside those of the callers' own threads
 
 
+class Sizes(NamedTuple):
+    """Bytes of requests."""
+
+    head: int = 256 << 10  # with the opening if no range is asked for: all of a small object
+    range: int = 8 << 20  # a read of more is cut into ranges, which come at the same time
+    part: int = 16 << 20  # an object of more is uploaded in parts
+    max_parts: int = 10_000  # of an object: 156 GiB
+    # A copy of more goes in parts. S3 would do 5 GiB at once, but some servers are silent while
+    # they copy, for longer than we wait.
+    copy_part: int = 128 << 20
+
+
 class Requests:
     """Threads for requests, and a queue for those that find none free."""
 
     def __init__(self) -> None:
+        self.sizes = Sizes()
         self._pool = ThreadPoolExecutor(NUM_THREADS, "s3")
         self._lock = threading.Lock()
         self._closed = False

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +12,7 @@ from xain_coordinator.ports import KeyClaimed, KeyExists, KeyNotFound, StoreErro
 from xain_coordinator.stores.s3 import S3Upload
 from xain_coordinator.stores.s3_bucket import Bucket, Piece
 from xain_coordinator.stores.s3_claims import Claims
+from xain_coordinator.stores.s3_requests import Requests
 
 NUM_STEPS = 5  # requests of a writer that publishes, in the simplest case
 
@@ -75,7 +76,7 @@ class Writer:
         bucket = cast(Bucket, SlowBucket(server, self._turn))
         self._upload = S3Upload(
             bucket,
-            ThreadPoolExecutor(1),
+            Requests(),
             Claims(bucket, "", waits_s=()),
             folder,
             "1/global",
