@@ -91,16 +91,6 @@ def test_who_is_carried_over_is_told_of_its_own_round() -> None:
     assert staleness(bench) == {"b": 2}
 
 
-def test_who_has_handed_in_trains_the_newest_next() -> None:
-    """It is free again with the model that counts its update, and is then drawn like others."""
-    bench = buffered_round("a", "b")
-    bench.end("a")
-    bench.end("b", round_=0)
-    assert staleness(bench) == {"b": 1}
-    assert trains(bench) == {"a": 1, "b": 2}
-    assert bench.start("b").update_accepted is False
-
-
 def test_an_update_is_never_refused_for_its_age() -> None:
     """In ASP a participant may be as slow as it likes."""
     bench = buffered_round("a", "b")
@@ -159,19 +149,6 @@ def test_who_trains_longer_than_a_round_may_take_holds_nobodys_place() -> None:
     assert trains(bench) == {"a": 0, "b": 0, "c": 2, "d": 2, "e": 2}
     bench.end("a", round_=0)
     assert staleness(bench) == {"a": 2}
-
-
-def test_a_round_may_be_of_carried_participants_alone() -> None:
-    """When so many have left that the others would be too many."""
-    bench = buffered_round("a", "b", "c", "d", "e", "f", fraction="0.5")
-    bench.end("a")
-    bench.leave("d", "e", "f", "a")
-    assert bench.connected == ("b", "c")
-    bench.end("b", round_=0)
-    assert staleness(bench) == {"b": 1}
-    assert trains(bench) == {"c": 0}, "k is 1"
-    bench.end("c", round_=0)
-    assert staleness(bench) == {"c": 2}
 
 
 def test_the_first_model_is_made_of_all() -> None:
@@ -238,14 +215,6 @@ def test_work_is_assigned_while_a_model_is_made() -> None:
     assert staleness(bench) == {"b": 3}
 
 
-def test_in_ssp_work_is_assigned_while_a_model_is_made() -> None:
-    bench = ssp_round("a", "b", staleness=1)
-    bench.answers = False
-    bench.end("a")
-    assert bench.phase is Phase.AGGREGATING
-    assert bench.start("b").round == 0
-
-
 def test_participants_do_not_go_on_while_the_last_model_is_made() -> None:
     bench = buffered_round("a", "b", rounds=1)
     bench.answers = False
@@ -283,33 +252,6 @@ def test_between_two_rounds_the_slow_go_on() -> None:
     assert staleness(bench) == {"c": 1, "d": 0}
 
 
-def test_who_leaves_between_two_rounds_is_not_carried_over() -> None:
-    bench = buffered_round("a", "b", "c", "d", min_participants=3, buffer_size=3)
-    bench.answers = False
-    for name in ("a", "b", "c"):
-        bench.end(name)
-    bench.leave("a", "b")
-    bench.answer()
-    assert bench.session.buffered.carried == {"d": 0}
-    assert bench.session.earlier_rounds == {0}
-    bench.leave("d")
-    assert bench.session.earlier_rounds == set()
-    bench.join("d", "e")
-    assert trains(bench) == {"c": 1, "d": 1, "e": 1}
-
-
-def test_a_pause_keeps_what_everybody_trains() -> None:
-    bench = buffered_round("a", "b", "c", min_participants=2, buffer_size=2)
-    bench.end("a")
-    bench.end("b")
-    bench.leave("a", "b")
-    assert bench.phase is Phase.STANDBY
-    bench.refuses_end(errors.NotInRound, "c", round_=0)
-    bench.join("d")
-    assert bench.phase is Phase.COLLECTING
-    assert trains(bench) == {"c": 0, "d": 1}
-
-
 # --- leaving and coming back ----------------------------------------------------------------------
 
 
@@ -324,40 +266,6 @@ def test_who_leaves_and_comes_back_trains_the_newest() -> None:
     bench.refuses_end(errors.StaleRound, "b", round_=0)
     bench.end("b", round_=1)
     assert staleness(bench) == {"b": 0}
-
-
-def test_who_leaves_while_a_model_is_made_is_not_carried_over() -> None:
-    bench = buffered_round("a", "b")
-    bench.answers = False
-    bench.end("a")
-    bench.leave("b")
-    bench.answer()
-    assert trains(bench) == {"a": 1}
-    assert bench.session.buffered.bases == {}
-    bench.join("b")
-    assert bench.heartbeat("b").round == 1
-
-
-def test_a_departed_senders_update_counts_with_its_staleness() -> None:
-    bench = buffered_round("a", "b", "c", buffer_size=2)
-    bench.end("a", "a@0")
-    bench.end("b", "b@0")
-    bench.end("c", "c@0", round_=0)
-    bench.leave("c")
-    bench.end("a", "a@1")
-    assert staleness(bench) == {"a": 0, "c": 1}
-
-
-def test_the_models_that_nobody_trains_from_are_forgotten() -> None:
-    """What is kept is bounded by those who train, not by the number of rounds."""
-    bench = buffered_round("a", "b", "c")
-    for i in range(10):
-        bench.end("a", f"a@{i}")
-    assert set(bench.session.buffered.bases) == {0}
-    bench.end("b", round_=0)
-    bench.end("c", round_=0)
-    bench.end("a")
-    assert set(bench.session.buffered.bases) == {11, 12}
 
 
 # --- bounded staleness ----------------------------------------------------------------------------
@@ -376,27 +284,6 @@ def test_in_ssp_the_fast_wait_for_the_slow() -> None:
     bench.end("c", "c@0", round_=0)
     assert staleness(bench) == {"a": 0, "b": 1, "c": 1}
     assert trains(bench) == {"a": 2, "b": 2, "c": 2}
-
-
-def test_a_larger_staleness_lets_them_wait_later() -> None:
-    bench = ssp_round("a", "b", staleness=3)
-    for i in range(3):
-        bench.end("a", f"a@{i}")
-        assert bench.session.round == i + 1
-    bench.end("a", "a@3")
-    assert (bench.session.round, trains(bench)) == (3, {"b": 0})
-    bench.end("b", round_=0)
-    assert staleness(bench) == {"a": 0, "b": 3}
-
-
-def test_a_departure_lets_the_fast_go_on() -> None:
-    """Nobody waits for one who is gone."""
-    bench = ssp_round("a", "b")
-    bench.end("a", "a@0")
-    bench.end("a", "a@1")
-    bench.leave("b")
-    assert staleness(bench) == {"a": 0}
-    assert trains(bench) == {"a": 2}
 
 
 def test_at_the_deadline_the_slowest_are_left_behind() -> None:
@@ -420,44 +307,6 @@ def test_at_the_deadline_the_slowest_are_left_behind() -> None:
     assert trains(bench) == {"a": 2, "c": 2, "d": 2}
     bench.refuses_end(errors.StaleRound, "c", round_=0)
     assert bench.start("c").model.round == 2
-
-
-def test_a_deadline_carries_those_who_are_near_enough() -> None:
-    bench = ssp_round("a", "b", "c", staleness=1, buffer_size=2)
-    bench.end("a", "a@0")
-    bench.end("b", "b@0")
-    assert trains(bench) == {"c": 0, "a": 1, "b": 1}
-    bench.end("a", "a@1")
-    bench.pass_time(DEADLINE_S)
-    assert trains(bench) == {"b": 1, "a": 2, "c": 2}
-    bench.end("b", "b@1", round_=1)
-    bench.end("a", "a@2")
-    assert staleness(bench) == {"a": 0, "b": 1}
-
-
-def test_an_overdue_round_leaves_the_slowest_behind_as_well() -> None:
-    """The first update that makes enough closes it, whatever the clocks say."""
-    bench = ssp_round("a", "b", "c", min_participants=2, buffer_size=2)
-    bench.end("a", "a@0")
-    bench.end("b", "b@0")
-    assert trains(bench) == {"c": 0, "a": 1, "b": 1}
-    bench.end("a", "a@1")
-    bench.pass_time(DEADLINE_S)
-    assert bench.happened(e.RoundOverdue) == [e.RoundOverdue(1, DEADLINE_S, ("c",))]
-    bench.end("b", "b@1")
-    assert staleness(bench) == {"a": 0, "b": 0}
-    assert trains(bench) == {"a": 2, "b": 2, "c": 2}
-    bench.refuses_end(errors.StaleRound, "c", round_=0)
-
-
-def test_a_synchronous_session_carries_nobody() -> None:
-    """In BSP the selection begins anew with every round."""
-    bench = buffered_round("a", "b", consistency="bsp", staleness=0)
-    bench.end("a")
-    bench.pass_time(DEADLINE_S)
-    assert trains(bench) == {"a": 1, "b": 1}
-    bench.refuses_end(errors.StaleRound, "b", round_=0)
-    assert bench.aggregates[-1].staleness == (0,)
 
 
 # --- exactly once ---------------------------------------------------------------------------------

@@ -7,14 +7,12 @@ import pytest
 from tests.unit.core.bench import (
     DEADLINE_S,
     IDLE_S,
-    LEASE_S,
     START_TIMEOUT_S,
     TIMED,
     Bench,
     closing,
     counted,
     make_rules,
-    replay,
     timed_round,
 )
 
@@ -41,25 +39,6 @@ def test_at_its_deadline_a_round_closes_with_what_it_has() -> None:
     assert closing(bench) == (DEADLINE_S, "deadline")
     assert counted(bench) == ("a",)
     assert (bench.session.round, bench.phase) == (1, Phase.COLLECTING)
-
-
-def test_a_round_that_has_all_does_not_wait_for_its_deadline() -> None:
-    bench = timed_round("a", "b")
-    bench.pass_time(30.0)
-    bench.end_all()
-    assert closing(bench) == (30.0, "complete")
-
-
-def test_each_round_has_its_own_deadline() -> None:
-    """It counts from the opening of that round."""
-    bench = timed_round("a", "b")
-    bench.pass_time(30.0)
-    bench.end_all()
-    bench.end("a")
-    bench.pass_time(DEADLINE_S - JUST)
-    assert bench.phase is Phase.COLLECTING
-    bench.pass_time(JUST)
-    assert closing(bench) == (30.0 + DEADLINE_S, "deadline")
 
 
 def test_a_tick_is_due_at_the_deadline() -> None:
@@ -97,16 +76,6 @@ def test_a_straggler_is_late() -> None:
     assert counted(bench) == ("a", "b"), "of round 1"
 
 
-def test_a_straggler_may_train_the_next_round() -> None:
-    """It is late, not banned."""
-    bench = timed_round("a", "b")
-    bench.end("a")
-    bench.pass_time(DEADLINE_S)
-    assert bench.heartbeat("b").round == 1
-    assert bench.start("b").round == 1
-    bench.end("b", round_=1)
-
-
 def test_with_too_few_updates_others_are_asked_besides() -> None:
     """An overdue round keeps its selection, since the late may still come, and asks everybody else
     as well. The update that makes enough closes it."""
@@ -124,47 +93,6 @@ def test_with_too_few_updates_others_are_asked_besides() -> None:
     bench.refuses_end(errors.StaleRound, "b", round_=0)
 
 
-def test_who_is_late_may_still_make_an_overdue_round_complete() -> None:
-    bench = timed_round("a", "b", "c", "d", "e", min_participants=2, fraction="0.5")
-    bench.end("a")
-    bench.pass_time(DEADLINE_S + 50)
-    bench.end("c")
-    assert counted(bench) == ("a", "c")
-
-
-def test_whoever_comes_later_helps_an_overdue_round() -> None:
-    """With nobody in the pool it waits for whoever comes."""
-    bench = timed_round("a", "b", min_participants=2)
-    bench.end("a")
-    bench.pass_time(DEADLINE_S)
-    assert bench.selected == ("a", "b")
-    bench.join("c", "d")
-    assert bench.selected == ("a", "b", "c", "d")
-    bench.leave("c")
-    bench.join("c")
-    bench.end("c")
-    assert counted(bench) == ("a", "c")
-
-
-def test_a_round_is_overdue_once() -> None:
-    """Else the wait for its updates would begin again and again."""
-    bench = timed_round("a", "b", min_participants=2)
-    bench.pass_time(DEADLINE_S + IDLE_S / 2)
-    assert len(bench.happened(e.RoundOverdue)) == 1
-
-
-def test_a_paused_round_closes_at_its_deadline_if_it_has_enough() -> None:
-    """Updates are enough for a model, connected participants are needed to train."""
-    bench = timed_round("a", "b", "c", min_participants=2)
-    bench.end("a")
-    bench.end("b")
-    bench.leave("a", "b")
-    assert bench.phase is Phase.STANDBY
-    bench.pass_time(DEADLINE_S)
-    assert closing(bench) == (DEADLINE_S, "deadline")
-    assert counted(bench) == ("a", "b")
-
-
 def test_what_a_paused_round_has_is_not_thrown_away() -> None:
     """An idle timeout before the deadline closes the round; if it is the last, all is well."""
     bench = timed_round("a", "b", "c", rounds=1, min_participants=2, deadline_s=10 * IDLE_S)
@@ -178,28 +106,6 @@ def test_what_a_paused_round_has_is_not_thrown_away() -> None:
     assert closing(bench) == (IDLE_S, "deadline")
     assert counted(bench) == ("a", "b")
     assert bench.session.cause == "completed"
-
-
-def test_a_round_that_is_resumed_after_its_deadline_is_overdue() -> None:
-    """Nobody could be late while it was paused."""
-    bench = timed_round("a", "b", min_participants=2)
-    bench.end("a")
-    bench.leave("b")
-    bench.pass_time(DEADLINE_S + 50)
-    assert bench.happened(e.RoundOverdue) == []
-    bench.join("c")
-    assert bench.happened(e.RoundOverdue) == [e.RoundOverdue(0, DEADLINE_S + 50, ("c",))]
-    bench.end("c")
-    assert counted(bench) == ("a", "c")
-
-
-def test_without_a_deadline_a_round_waits() -> None:
-    """As a session of an earlier version does."""
-    bench = timed_round("a", "b", deadline_s=None, idle_timeout_s=None)
-    bench.end("a")
-    bench.pass_time(10 * DEADLINE_S)
-    assert bench.phase is Phase.COLLECTING
-    assert bench.happened(e.TimePassed) == []
 
 
 # --- the idle timeout -----------------------------------------------------------------------------
@@ -307,15 +213,6 @@ def test_every_wait_ends(reach: Callable[[], Bench], phase: Phase, cause: str) -
     assert bench.restart() == ()
 
 
-@pytest.mark.parametrize("reach", [before_the_start, paused, between_rounds])
-def test_those_who_are_waited_for_may_come_at_the_last_moment(reach: Callable[[], Bench]) -> None:
-    bench = reach()
-    bench.answers = True
-    bench.pass_time(IDLE_S - JUST)
-    bench.join("z")
-    assert bench.phase is Phase.COLLECTING
-
-
 def test_enough_rather_start_than_end() -> None:
     """With N connected, an idle timeout that comes before the start timeout starts the session: it
     has all that it needs."""
@@ -328,54 +225,6 @@ def test_enough_rather_start_than_end() -> None:
     bench.pass_time(JUST)
     assert bench.phase is Phase.COLLECTING
     assert bench.happened(e.ParticipantsGathered) == [e.ParticipantsGathered(50.0)]
-
-
-def test_the_wait_for_a_model_is_its_own() -> None:
-    """It is as long if the participants gathered at the last moment."""
-    bench = Bench(make_rules(**TIMED), answers=False)
-    bench.pass_time(IDLE_S - JUST)
-    bench.join("a")
-    bench.pass_time(IDLE_S - JUST)
-    assert bench.phase is Phase.STANDBY
-    bench.pass_time(2 * JUST)
-    assert bench.session.cause.startswith("no initial model could be made")
-
-
-def test_the_wait_for_those_who_left_while_it_was_made_is_its_own() -> None:
-    bench = while_the_model_is_made()
-    bench.pass_time(IDLE_S - JUST)
-    bench.leave("b")
-    bench.answer()
-    bench.pass_time(IDLE_S - JUST)
-    assert bench.phase is Phase.STANDBY
-    bench.pass_time(JUST)
-    assert bench.session.cause == ALONE
-
-
-def test_the_wait_for_overdue_updates_goes_on_in_a_pause() -> None:
-    """Else whoever comes back at its end would end the session by that."""
-    bench = overdue()
-    began = bench.now
-    bench.pass_time(IDLE_S / 2)
-    bench.leave("b")
-    bench.pass_time(IDLE_S / 2 - JUST)
-    assert bench.phase is Phase.STANDBY
-    bench.pass_time(JUST)
-    (finished,) = bench.happened(e.SessionFinished)
-    assert finished.at == began + IDLE_S
-    assert finished.cause.startswith("round 0 had too few updates at its deadline")
-
-
-def test_the_wait_for_the_model_of_an_overdue_round_is_its_own() -> None:
-    bench = overdue()
-    bench.answers = False
-    bench.pass_time(IDLE_S - JUST)
-    bench.end("b")
-    assert bench.phase is Phase.AGGREGATING
-    bench.pass_time(IDLE_S - JUST)
-    assert bench.phase is Phase.AGGREGATING
-    bench.pass_time(JUST)
-    assert bench.session.cause == f"the model of round 0 could not be made {WAITED}"
 
 
 def test_profiles_that_come_and_go_do_not_prolong_the_wait_for_a_model() -> None:
@@ -408,63 +257,7 @@ def test_pauses_do_not_add_up_for_ever() -> None:
     assert DEADLINE_S + IDLE_S <= finished.at <= DEADLINE_S + IDLE_S + 30.0
 
 
-def test_a_tick_is_due_when_the_idle_timeout_ends() -> None:
-    bench = Bench(make_rules(min_participants=2, **TIMED))
-    bench.pass_time(3.0)
-    bench.join("a", "b")
-    bench.leave("b")
-    bench.pass_time(IDLE_S - 2.0)
-    assert next_deadline(bench.session) == 3.0 + IDLE_S
-
-
-def test_a_round_that_goes_well_is_not_ended_by_the_idle_timeout() -> None:
-    """A deadline longer than it is kept: to wait for those who train is not to be idle."""
-    bench = timed_round("a", "b", deadline_s=10 * IDLE_S)
-    bench.pass_time(9 * IDLE_S)
-    assert bench.phase is Phase.COLLECTING
-    bench.end_all()
-    assert bench.session.round == 1
-
-
 # --- restarts -------------------------------------------------------------------------------------
-
-
-def test_a_restart_keeps_the_deadline() -> None:
-    """It counts from the opening that the journal tells, whenever the coordinator came back."""
-    bench = timed_round("a", "b", "c")
-    bench.end("a")
-    for _ in range(9):
-        bench.pass_time(DEADLINE_S / 10)
-        bench.restart()
-    bench.pass_time(DEADLINE_S / 10 - JUST)
-    assert bench.phase is Phase.COLLECTING
-    bench.pass_time(2 * JUST)
-    at, cause = closing(bench)
-    assert at == pytest.approx(DEADLINE_S, abs=2 * JUST)
-    assert cause == "deadline"
-
-
-@pytest.mark.parametrize(
-    "reach",
-    [
-        before_the_start,
-        while_the_model_is_made,
-        without_a_model,
-        paused,
-        between_rounds,
-        overdue,
-        aggregating,
-    ],
-)
-def test_a_restart_keeps_the_idle_timeout(reach: Callable[[], Bench]) -> None:
-    """What was waited for is waited for as long as if nothing had been."""
-    bench = reach()
-    bench.pass_time(IDLE_S / 2)
-    bench.restart()
-    bench.pass_time(IDLE_S / 2 - JUST)
-    assert bench.phase is not Phase.FINISHED
-    bench.pass_time(JUST)
-    assert bench.phase is Phase.FINISHED
 
 
 @pytest.mark.parametrize(
@@ -524,50 +317,3 @@ def test_time_that_is_written_down_changes_nothing_else() -> None:
     assert bench.journal[-1] == e.TimePassed(10.0)
     assert replace(bench.session, noted_at=0.0) == before
     assert not bench.notified
-
-
-# --- journals of before ---------------------------------------------------------------------------
-
-
-def test_an_old_journal_goes_on_as_it_began() -> None:
-    """Without the fields that came later there are no deadlines, a round wants all of its
-    selection, and nobody is carried from one round into the next."""
-    bench = Bench(make_rules(min_participants=2))
-    bench.join("a", "b", "c")
-    bench.leave("c")
-    bench.end("a")
-    bench.leave("b")
-    bench.join("b")
-    bench.end_all()
-    old: list[e.DurableEvent] = []
-    for event in bench.journal:
-        match event:
-            case e.RoundOpened(number, selected, epochs, at):
-                old.append(e.RoundOpened(number, selected, epochs, at))
-            case e.RoundPaused(number) | e.RoundClosed(number):
-                old.append(type(event)(number))
-            case e.ParticipantsGathered():
-                old.append(e.ParticipantsGathered())
-            case e.UpdateAccepted(number, update):
-                old.append(e.UpdateAccepted(number, update))
-            case _:
-                old.append(event)
-    assert old != bench.journal
-    session = replay(old)
-    assert session.open_round is not None
-    assert session.open_round.num_wanted == 2
-    assert (session.buffered.carried, session.buffered.bases, session.gives_up_at) == ({}, {}, None)
-    same = ("phase", "round", "epoch_base", "model", "members", "open_round", "selection")
-    assert [getattr(session, name) for name in same] == [
-        getattr(bench.session, name) for name in same
-    ]
-    assert next_deadline(session) == LEASE_S
-
-
-def test_how_old_a_round_was_when_it_closed_may_be_unknown() -> None:
-    """A closing without its time is folded, and the wait for the model has an end all the same."""
-    bench = aggregating()
-    bench.journal[-1] = e.RoundClosed(0)
-    session = replay(bench.journal)
-    assert session.phase is Phase.AGGREGATING
-    assert session.gives_up_at == IDLE_S

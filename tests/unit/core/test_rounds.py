@@ -1,7 +1,6 @@
 """From the opening of a round to its model, with participants going and coming back."""
 
 from dataclasses import replace
-from itertools import permutations
 
 import pytest
 from tests.unit.core.bench import (
@@ -124,16 +123,6 @@ def test_no_round_opens_before_the_initial_model_is_there() -> None:
 # --- closing ---
 
 
-def test_the_last_update_closes_the_round() -> None:
-    bench = opened_round("a", "b", "c", answers=False)
-    bench.end("c")
-    bench.end("a")
-    assert bench.aggregates == []
-    bench.end("b")
-    assert bench.phase is Phase.AGGREGATING
-    assert len(bench.aggregates) == 1
-
-
 def test_updates_are_aggregated_in_the_order_of_names() -> None:
     """Neither the order of selection nor that of arrival changes the sum of the floats."""
     bench = opened_round("c", "a", "b", answers=False)
@@ -144,33 +133,6 @@ def test_updates_are_aggregated_in_the_order_of_names() -> None:
     assert [update.num_samples for update in aggregate.updates] == [97, 98, 99]
     assert aggregate.rule == "weighted_average"
     assert aggregate.base == bench.session.model
-
-
-def test_a_closed_round_takes_nothing_more() -> None:
-    """But whoever is in it may ask again for its answer."""
-    bench = opened_round("a", "b", answers=False)
-    bench.join("c")
-    bench.end_all()
-    bench.refuses(AssignmentFor("a"), errors.RoundAlreadyClosed)
-    bench.refuses(MayUpload("c", 0, "new"), errors.RoundAlreadyClosed)
-    bench.refuses_end(errors.RoundAlreadyClosed, "c")
-
-
-def test_the_last_updates_close_a_round_once() -> None:
-    """A round is aggregated once, whatever the order of its updates, and however often they are
-    sent."""
-    for order in permutations(["a", "b", "c"]):
-        bench = opened_round("a", "b", "c", answers=False)
-        for name in order:
-            bench.end(name, f"of {name}", round_=0)
-            bench.end(name, f"of {name}", round_=0)
-        for name in order:
-            bench.end(name, f"of {name}", round_=0)
-        (aggregate,) = bench.aggregates
-        bench.answer()
-        bench.refuses(answer_to(aggregate), errors.StaleModel)
-        assert bench.session.round == 1
-        assert bench.session.epoch_base == 5
 
 
 @pytest.mark.parametrize("gone", ["leaves", "expires"])
@@ -190,31 +152,6 @@ def test_a_departure_does_not_complete_a_round_that_has_too_few() -> None:
     bench.leave("b", "c")
     assert bench.phase is Phase.STANDBY
     assert bench.aggregates == []
-
-
-def test_a_round_can_complete_while_it_is_paused() -> None:
-    """Two of three needed are gone, two have submitted: when the last who owes goes too, the round
-    has all it can get, and it is enough."""
-    bench = Bench(make_rules(min_participants=2, fraction="0.5", start_participants=5))
-    bench.join("a", "b", "c", "d", "e")  # N = 3, k = 3
-    bench.answers = False
-    assert bench.selected == ("a", "b", "c")
-    bench.end("a")
-    bench.end("b")
-    bench.leave("d", "e", "a")
-    assert bench.phase is Phase.STANDBY
-    bench.leave("c")
-    assert bench.phase is Phase.AGGREGATING
-    assert [update.participant_id for update in bench.aggregates[0].updates] == ["a", "b"]
-
-
-def test_an_update_counts_whatever_becomes_of_its_sender() -> None:
-    bench = opened_round("a", "b", "c", rules=make_rules(min_participants=2, start_participants=3))
-    bench.end("a", "of a")
-    bench.leave("a")
-    bench.end("b", "of b")
-    bench.end("c", "of c")
-    assert [u.participant_id for u in bench.aggregates[0].updates] == ["a", "b", "c"]
 
 
 def test_a_departure_while_aggregating_changes_nothing_in_the_round() -> None:
@@ -253,27 +190,6 @@ def test_too_few_connected_pause_the_round_and_keep_it() -> None:
     assert len(bench.happened(e.RoundOpened)) == 2, "round 0 was opened once"
 
 
-def test_a_paused_round_selects_those_who_come_in_place_of_those_who_went() -> None:
-    bench = opened_round("a", "b")
-    bench.leave("a")
-    assert (bench.phase, bench.selected) == (Phase.STANDBY, ("b",))
-    bench.join("z")
-    assert (bench.phase, bench.selected) == (Phase.COLLECTING, ("b", "z"))
-
-
-def test_a_round_survives_the_loss_of_everybody() -> None:
-    bench = opened_round("a", "b", "c", rules=make_rules(min_participants=2))
-    bench.end("a", "of a")
-    bench.expire("a", "b", "c")
-    assert bench.connected == ()
-    assert bench.phase is Phase.STANDBY
-    bench.join("x", "y")
-    assert bench.phase is Phase.COLLECTING
-    assert bench.selected == ("a", "x")
-    bench.end("x", "of x")
-    assert [u.participant_id for u in bench.aggregates[0].updates] == ["a", "x"]
-
-
 def test_too_few_after_a_round_wait_for_the_next() -> None:
     """The next round is not opened, keeps its number and opens as soon as N are there."""
     bench = opened_round("a", "b", answers=False)
@@ -288,16 +204,6 @@ def test_too_few_after_a_round_wait_for_the_next() -> None:
     assert bench.selected == ("a", "c")
 
 
-def test_more_than_needed_may_go_without_a_pause() -> None:
-    bench = Bench(make_rules(min_participants=2, fraction="0.5", start_participants=5))
-    bench.join("a", "b", "c", "d", "e")
-    bench.leave("e", "d")
-    assert bench.phase is Phase.COLLECTING
-    bench.leave("c")
-    assert bench.phase is Phase.STANDBY
-    assert len(bench.happened(e.RoundPaused)) == 1
-
-
 # --- the end ---
 
 
@@ -307,12 +213,6 @@ def finished() -> Bench:
     bench.end_all()
     assert bench.phase is Phase.FINISHED
     return bench
-
-
-def test_the_last_model_ends_the_session() -> None:
-    bench = finished()
-    assert bench.session.cause == "completed"
-    assert bench.journal[-1] == e.SessionFinished("completed", bench.now)
 
 
 @pytest.mark.parametrize(
@@ -376,85 +276,7 @@ def test_a_failure_before_the_first_model_is_final_too() -> None:
     assert resume(bench.session) == ()
 
 
-# --- effects that come back late, twice, or from elsewhere ---
-
-
-def test_a_model_is_published_once() -> None:
-    """The second answer is refused: in the next round, while that is aggregated, after the end."""
-    bench = opened_round("a", "b", answers=False)
-    bench.end_all()
-    again = answer_to(bench.owed[0])
-    bench.answer()
-    bench.refuses(again, errors.StaleModel)
-    bench.end_all()
-    bench.refuses(again, errors.StaleModel)
-    bench.answer()
-    assert bench.phase is Phase.FINISHED
-    bench.refuses(again, errors.StaleModel)
-    assert len(bench.happened(e.ModelPublished)) == 2
-
-
-def test_a_model_that_nobody_asked_for_is_refused() -> None:
-    bench = opened_round("a", "b", answers=False)
-    model = model_from(InitialiseModel("workload", ()))
-    bench.refuses(c.InitialisationDone(model), errors.StaleModel)
-    bench.refuses(c.AggregationDone(model), errors.StaleModel)
-    bench.refuses(c.AggregationDone(replace(model, round=1)), errors.StaleModel)
-    bench.end_all()
-    bench.refuses(c.InitialisationDone(model), errors.StaleModel)
-    bench.refuses(c.AggregationDone(model), errors.StaleModel)
-    fresh = Bench(make_rules(min_participants=2), answers=False)
-    fresh.join("a")
-    fresh.refuses(c.InitialisationDone(model), errors.StaleModel)
-
-
 # --- restarts ---
-
-
-def test_a_restart_owes_the_aggregation_with_identical_arguments() -> None:
-    bench = opened_round("a", "b", answers=False)
-    bench.end_all()
-    (aggregate,) = bench.aggregates
-    assert bench.restart() == (aggregate,)
-    bench.answer()
-    assert bench.session.round == 1
-
-
-def test_a_restart_owes_the_initial_model_with_identical_arguments() -> None:
-    bench = Bench(make_rules(), answers=False)
-    bench.join("a")
-    (asked,) = bench.owed
-    assert bench.restart() == (asked,)
-    bench.answer()
-    assert bench.phase is Phase.COLLECTING
-
-
-def test_nothing_else_is_owed() -> None:
-    """Empty, gathering, collecting, paused, between rounds, finished: nothing."""
-    bench = Bench(make_rules(rounds=2, min_participants=2))
-    assert bench.restart() == ()
-    bench.join("a")
-    assert bench.restart() == ()
-    bench.join("b")
-    assert bench.phase is Phase.COLLECTING
-    assert bench.restart() == ()
-    bench.end("a")
-    assert bench.restart() == ()
-    bench.leave("b")
-    assert bench.phase is Phase.STANDBY
-    assert bench.restart() == ()
-    bench.join("c")
-    bench.answers = False
-    bench.end("c")
-    bench.leave("a")
-    bench.answer()
-    assert (bench.phase, bench.session.round) == (Phase.STANDBY, 1)
-    assert bench.restart() == ()
-    bench.answers = True
-    bench.join("a")
-    bench.end_all()
-    assert bench.phase is Phase.FINISHED
-    assert bench.restart() == ()
 
 
 def test_the_updates_of_a_round_without_a_model_make_no_earlier_model() -> None:
@@ -470,36 +292,6 @@ def test_the_updates_of_a_round_without_a_model_make_no_earlier_model() -> None:
     bench.send(c.EffectFailed("the disk is gone"))
     assert bench.phase is Phase.FINISHED
     assert effect_that_made(bench.session, models) is None
-
-
-def test_the_round_goes_on_after_a_restart() -> None:
-    """Same round, same selection, and what was acknowledged is not asked for again."""
-    bench = opened_round("a", "b", "c")
-    bench.end("b", "of b")
-    selected, opened_at = bench.selected, bench.session.open_round
-    bench.now = 500.0
-    bench.restart()
-    assert bench.selected == selected
-    assert bench.session.open_round == opened_at
-    assert bench.heartbeat("b").update_accepted
-    bench.end("b", "of b")
-    bench.end("a", "of a")
-    bench.end("c", "of c")
-    assert [u.weights.ref.digest for u in bench.aggregates[0].updates] == ["of a", "of b", "of c"]
-
-
-def test_every_prefix_of_decisions_folds() -> None:
-    """A journal that ends after any decision describes a session that goes on."""
-    bench = Bench(make_rules(rounds=2, min_participants=2, initial="empty"))
-    bench.join("a", "b")
-    bench.end_all()
-    bench.end("a")
-    bench.leave("a", "b")
-    bench.join("c", "d")
-    bench.end_all()
-    for length in range(1, len(bench.journal) + 1):
-        session = replay(bench.journal[:length])
-        assert len(resume(session)) <= 1
 
 
 def test_the_transition_table_says_all_that_can_happen() -> None:
