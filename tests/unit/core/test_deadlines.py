@@ -260,6 +260,21 @@ def test_pauses_do_not_add_up_for_ever() -> None:
 # --- restarts -------------------------------------------------------------------------------------
 
 
+def test_a_restart_keeps_the_deadline() -> None:
+    """It counts from the opening that the journal tells, whenever the coordinator came back."""
+    bench = timed_round("a", "b", "c")
+    bench.end("a")
+    for _ in range(9):
+        bench.pass_time(DEADLINE_S / 10)
+        bench.restart()
+    bench.pass_time(DEADLINE_S / 10 - JUST)
+    assert bench.phase is Phase.COLLECTING
+    bench.pass_time(2 * JUST)
+    at, cause = closing(bench)
+    assert at == pytest.approx(DEADLINE_S, abs=2 * JUST)
+    assert cause == "deadline"
+
+
 @pytest.mark.parametrize(
     ("deadline_s", "idle_s", "every_s"),
     [
