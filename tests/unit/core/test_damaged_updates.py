@@ -9,7 +9,6 @@ from tests.unit.core.bench import (
     counted,
     make_rules,
     opened_round,
-    replay,
     timed_round,
 )
 
@@ -71,16 +70,6 @@ def test_model_made_of_a_damaged_update_is_not_wanted() -> None:
     assert bench.session.round == 1
 
 
-def test_several_at_once_are_one_reopening() -> None:
-    bench = closed_round("a", "b", "c")
-    damage(bench, "a", "c")
-    assert bench.outstanding == ("a", "c")
-    bench.end("a", "a@0")
-    assert bench.phase is Phase.COLLECTING
-    bench.end("c", "c@0")
-    assert bench.phase is Phase.AGGREGATING
-
-
 def test_update_that_was_replaced_meanwhile_counts() -> None:
     """The news of the damage may be old, or come twice."""
     bench = closed_round("a", "b")
@@ -91,23 +80,6 @@ def test_update_that_was_replaced_meanwhile_counts() -> None:
     bench.send(answer_to(bench.aggregates[-1]))
     bench.send(c.NoteDamagedUpdates({key: REASON}))
     assert not bench.happened(e.UpdateDamaged)
-
-
-def test_at_the_deadline_the_round_closes_without_it() -> None:
-    """By its usual rules. The deadline is counted anew from the first damage, and only once."""
-    bench = timed_round("a", "b", "c")
-    bench.answers = False
-    bench.pass_time(30.0)
-    bench.end_all()
-    bench.owed.clear()
-    bench.pass_time(20.0)
-    damage(bench, "b")
-    bench.pass_time(10.0)
-    damage(bench, "c")
-    bench.answers = True
-    bench.pass_time(DEADLINE_S - 10.0)
-    assert closing(bench) == (50.0 + DEADLINE_S, "deadline")
-    assert counted(bench) == ("a",)
 
 
 def test_damaged_update_after_the_deadline_gets_a_deadline_of_its_own() -> None:
@@ -139,29 +111,6 @@ def test_damage_in_an_overdue_round_does_not_put_off_the_end_of_its_wait() -> No
     damage(bench, "b")
     assert bench.phase is Phase.COLLECTING
     assert bench.session.gives_up_at == DEADLINE_S + IDLE_S
-
-
-def test_somebody_else_replaces_a_sender_that_has_left() -> None:
-    bench = opened_round("a", "b", answers=False)
-    bench.end_all()
-    bench.leave("b")
-    bench.join("d")
-    damage(bench, "b")
-    assert bench.selected == ("a", "d")
-    bench.end("d")
-    assert counted(bench) == ("a", "d")
-
-
-def test_sender_that_has_left_and_is_not_replaced_pauses_the_round() -> None:
-    bench = opened_round("a", "b", answers=False)
-    bench.end_all()
-    bench.leave("b")
-    damage(bench, "b")
-    assert (bench.phase, bench.selected) == (Phase.STANDBY, ("a",))
-    bench.join("b")
-    assert bench.phase is Phase.COLLECTING
-    bench.end("b")
-    assert counted(bench) == ("a", "b")
 
 
 def test_damaged_update_of_a_round_that_still_collects_is_dropped_too() -> None:
@@ -204,14 +153,6 @@ def test_late_update_of_an_asynchronous_session_is_asked_for_of_its_own_round() 
     assert bench.heartbeat("c").update_damaged
     bench.end("c")
     assert bench.aggregates[-1].staleness == (0, 1)
-
-
-def test_restart_forgets_nothing_of_it() -> None:
-    bench = closed_round("a", "b", "c")
-    damage(bench, "b")
-    bench.restart()
-    assert bench.heartbeat("b").update_damaged
-    assert replay(bench.journal) == bench.session
 
 
 def test_reason_stands_in_the_record_of_the_round() -> None:

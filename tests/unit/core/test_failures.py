@@ -1,12 +1,11 @@
 """A participant whose own code fails, and one that misses its deadlines."""
 
-from tests.unit.core.bench import DEADLINE_S, Bench, counted, make_rules, opened_round
+from tests.unit.core.bench import DEADLINE_S, Bench, make_rules, opened_round
 
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
 from xain_coordinator.core.answers import MAX_KIND, MAX_REASON, MAX_TRACEBACK
-from xain_coordinator.core.selection_state import Faults
 from xain_coordinator.core.values import Phase, Rules
 
 LIMIT = 3
@@ -41,14 +40,6 @@ def test_failed_participant_is_replaced_and_not_selected_again_in_the_round() ->
     assert bench.connected == ("a", "b", "c")
     fail(bench, "b")
     assert bench.selected == ("c",), "neither a nor b again"
-
-
-def test_failed_participant_is_selected_for_the_next_round() -> None:
-    bench = opened_round("a", "b", "c", rules=strict(min_participants=2))
-    fail(bench, "a")
-    bench.end_all()
-    assert "a" in bench.selected
-    assert bench.session.selection.faults["a"] == Faults(in_a_row=1, last=0)
 
 
 def test_process_that_joins_anew_after_a_failure_is_selected_in_the_same_round() -> None:
@@ -95,17 +86,6 @@ def test_failures_and_refused_updates_in_a_row_leave_out() -> None:
     bench.end_all()
     fail(bench, "a")
     assert left_out(bench) == [("a", 4)]
-
-
-def test_overdue_round_asks_failed_participants_once_more() -> None:
-    bench = opened_round("a", "b", rules=strict(min_participants=2, deadline_s=DEADLINE_S))
-    bench.end("b")
-    fail(bench, "a")
-    assert bench.outstanding == ()
-    bench.pass_time(DEADLINE_S)
-    assert bench.outstanding == ("a",)
-    bench.end("a")
-    assert bench.session.round == 1
 
 
 def test_failure_of_another_round_changes_nothing() -> None:
@@ -157,15 +137,6 @@ def test_participant_that_misses_deadlines_in_a_row_is_left_out_and_comes_back()
     assert bench.selected == ("a", "b", "c")
 
 
-def test_update_ends_the_row_of_missed_deadlines() -> None:
-    bench = hanging()
-    for _ in range(3):
-        hang(bench, "a")
-        hang(bench, "a")
-        bench.end_all()
-    assert left_out(bench) == []
-
-
 def test_update_that_is_not_waited_for_is_no_fault() -> None:
     bench = hanging(quorum="participant:update:2")
     for _ in range(LIMIT + 1):
@@ -206,12 +177,3 @@ def test_with_a_limit_of_0_deadlines_leave_nobody_out() -> None:
         hang(bench, "a")
     assert left_out(bench) == []
     assert "a" in bench.selected
-
-
-def test_participant_left_out_for_0_rounds_is_selected_for_the_next() -> None:
-    bench = hanging(refused_rounds=0)
-    for _ in range(LIMIT + 1):
-        assert "a" in bench.selected
-        hang(bench, "a")
-    assert counted(bench) == ("b", "c")
-    assert left_out(bench) == [("a", LIMIT)]

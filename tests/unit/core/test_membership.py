@@ -150,16 +150,6 @@ def test_update_of_an_unregistered_client_is_refused() -> None:
 # --- leases ---
 
 
-def test_a_lease_ends_at_exactly_its_end() -> None:
-    bench = waiting("a")
-    assert next_deadline(bench.session) == LEASE_S
-    bench.tick(at=LEASE_S - 0.001)
-    assert bench.connected == ("a",)
-    bench.tick(at=LEASE_S)
-    assert bench.connected == ()
-    assert bench.happened(e.ParticipantLeft) == [e.ParticipantLeft("a", "expired")]
-
-
 def test_a_heartbeat_begins_a_lease_anew_and_is_not_journalled() -> None:
     bench = waiting("a")
     events = len(bench.journal)
@@ -168,43 +158,6 @@ def test_a_heartbeat_begins_a_lease_anew_and_is_not_journalled() -> None:
     assert next_deadline(bench.session) == 12.0 + LEASE_S
     bench.tick(at=LEASE_S)
     assert bench.connected == ("a",)
-
-
-def test_one_tick_sees_everybody_off_who_is_due() -> None:
-    bench = waiting("a", "b", "c")
-    bench.heartbeat("b", at=5.0)
-    bench.tick(at=LEASE_S + 1)
-    assert bench.connected == ("b",)
-
-
-def test_after_a_tick_the_next_deadline_is_ahead() -> None:
-    """Otherwise the driver would spin."""
-    bench = waiting("a", "b", "c")
-    bench.heartbeat("b", at=3.3)
-    bench.heartbeat("c", at=7.7)
-    while (due := next_deadline(bench.session)) is not None:
-        bench.tick(at=due)
-        after = next_deadline(bench.session)
-        assert after is None or after > due
-    assert bench.connected == ()
-
-
-def test_nothing_is_waited_for_when_nobody_is_here_or_all_is_done() -> None:
-    bench = Bench(make_rules(rounds=1))
-    assert next_deadline(bench.session) is None
-    bench.join("a")
-    assert next_deadline(bench.session) is not None
-    bench.end_all()
-    assert bench.phase is Phase.FINISHED
-    assert next_deadline(bench.session) is None
-
-
-def test_the_expired_must_rendezvous_again() -> None:
-    bench = waiting("a")
-    bench.tick(at=LEASE_S)
-    bench.refuses(c.Heartbeat("a"), errors.NotAMember)
-    bench.join("a")
-    bench.heartbeat("a")
 
 
 def test_a_new_lease_forgets_what_was_heard_before() -> None:
@@ -223,19 +176,6 @@ def test_leaving_takes_effect_at_once() -> None:
     assert decision.reply == r.Advertisement(Phase.STANDBY, 0, False)
     assert bench.connected == ("b",)
     assert bench.happened(e.ParticipantLeft) == [e.ParticipantLeft("a", "left")]
-
-
-def test_after_a_restart_everybody_has_a_full_lease() -> None:
-    """Nobody could be heard while the coordinator was down."""
-    bench = waiting("a", "b")
-    bench.heartbeat("a", at=14.0)
-    bench.now = 1000.0
-    bench.restart()
-    assert next_deadline(bench.session) == 1000.0 + LEASE_S
-    bench.tick(at=1000.0 + LEASE_S - 0.001)
-    assert bench.connected == ("a", "b")
-    bench.tick(at=1000.0 + LEASE_S)
-    assert bench.connected == ()
 
 
 def test_what_the_coordinator_is_late_for_ends_no_lease() -> None:

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.core.bench import START_TIMEOUT_S, Bench, make_rules
 
-from xain_coordinator.core import events as e
 from xain_coordinator.core.decider import next_deadline
 from xain_coordinator.core.pacing import exact_fraction, num_required, num_wanted
 from xain_coordinator.core.values import Phase
@@ -119,37 +118,3 @@ def test_after_the_start_timeout_n_are_enough() -> None:
     assert bench.phase is Phase.COLLECTING
     assert bench.selected == ("a", "b")
     assert next_deadline(bench.session) == 174.0, "the start is no longer waited for"
-
-
-def test_fewer_than_n_wait_longer_than_the_start_timeout() -> None:
-    """The timeout lowers start_participants to N, never below; whoever makes N starts the round."""
-    bench = Bench(make_rules(min_participants=2, start_participants=4))
-    bench.join("a", at=0.0)
-    for at in (10.0, 20.0, 30.0, 40.0, 50.0, 60.0):
-        bench.heartbeat("a", at=at)
-        bench.tick()
-    assert bench.phase is Phase.STANDBY
-    assert next_deadline(bench.session) == 75.0, "only the lease is waited for"
-    bench.join("b", at=61.0)
-    assert bench.phase is Phase.COLLECTING
-
-
-def test_start_participants_counts_for_the_first_round_only() -> None:
-    """Later rounds need N."""
-    bench = Bench(make_rules(min_participants=2, start_participants=4))
-    bench.join("a", "b", "c", "d")
-    bench.leave("c", "d")
-    bench.end_all()
-    assert bench.session.round == 1
-    assert bench.phase is Phase.COLLECTING
-    assert bench.selected == ("a", "b")
-
-
-def test_gathered_once_is_gathered_even_if_they_go_again() -> None:
-    """A participant lost while the initial model is made does not begin the start timeout anew."""
-    bench = Bench(make_rules(min_participants=2, start_participants=3), answers=False)
-    bench.join("a", "b", "c")
-    bench.leave("c")
-    bench.answer()
-    assert bench.phase is Phase.COLLECTING
-    assert len(bench.happened(e.ParticipantsGathered)) == 1

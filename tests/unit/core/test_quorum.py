@@ -4,7 +4,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from tests.unit.core.bench import DEADLINE_S, closing, counted, timed_round
+from tests.unit.core.bench import closing, counted, timed_round
 
 from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
@@ -60,32 +60,6 @@ def test_the_least_number_prevails_over_a_quorum() -> None:
     assert updates_until_closed("participant:update:1", *"abcde", min_participants=3) == 3
 
 
-def test_a_departure_can_make_a_quorum() -> None:
-    """Percentages are of those who are still selected."""
-    bench = timed_round("a", "b", "c", "d", quorum="participant:update:60%")
-    bench.end("a")
-    bench.end("b")
-    assert bench.phase is Phase.COLLECTING
-    bench.leave("d")
-    assert counted(bench) == ("a", "b")
-
-
-def test_a_quorum_that_does_not_come_ends_at_the_deadline() -> None:
-    bench = timed_round("a", "b", "c", quorum=("a:update:1", "c:update:1", "AND"))
-    bench.end("a")
-    bench.pass_time(DEADLINE_S)
-    assert closing(bench) == (DEADLINE_S, "deadline")
-    assert counted(bench) == ("a",)
-
-
-def test_what_comes_after_the_quorum_is_late() -> None:
-    bench = timed_round("a", "b", "c", "d", "e", quorum="participant:update:40%")
-    bench.end("a")
-    bench.end("b")
-    bench.refuses_end(errors.StaleRound, "c", round_=0)
-    assert bench.start("c").round == 1
-
-
 # --- over-selection -------------------------------------------------------------------------------
 
 
@@ -119,17 +93,6 @@ def test_the_first_k_of_those_selected_close_a_round() -> None:
     assert closing(bench) == (0.0, "complete")
     assert counted(bench) == ("b", "c")
     bench.refuses_end(errors.StaleRound, "a", round_=0)
-
-
-def test_who_leaves_is_replaced_but_no_more_are_wanted() -> None:
-    """The selection is filled up again; what is wanted stays k."""
-    bench = timed_round("a", "b", "c", "d", "e", fraction="0.4", over_selection=Fraction(1, 2))
-    assert bench.selected == ("a", "b", "c")
-    bench.leave("a")
-    assert bench.selected == ("b", "c", "d")
-    bench.end("b")
-    bench.end("d")
-    assert counted(bench) == ("b", "d")
 
 
 def test_all_whom_a_controller_chose_are_wanted() -> None:

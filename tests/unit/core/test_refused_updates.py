@@ -38,29 +38,6 @@ def test_each_refusal_is_counted_also_of_the_same_update() -> None:
     assert bench.selected == ("a", "b")
 
 
-def test_an_accepted_update_ends_the_row() -> None:
-    bench = opened_round("a", rules=strict())
-    for _ in range(4):
-        bench.bring_refused("a", LIMIT - 1)
-        bench.end_all()
-    assert faults(bench, "a") == Faults(num_refused=4 * (LIMIT - 1), in_a_row=0)
-    assert left_out(bench) == []
-
-
-def test_a_row_goes_on_over_rounds() -> None:
-    """What ends it is a good update, not another round."""
-    bench = opened_round(
-        "a", "b", "c", rules=strict(min_participants=2, start_participants=3, deadline_s=5.0)
-    )
-    bench.bring_refused("a", LIMIT - 1)
-    bench.end("b")
-    bench.end("c")
-    bench.tick(at=5.0)
-    assert bench.session.round == 1
-    bench.bring_refused("a")
-    assert left_out(bench) == ["a"]
-
-
 def test_three_in_a_row_and_somebody_else_takes_the_place() -> None:
     bench = opened_round("a", "b", "c", rules=strict(min_participants=2))
     assert bench.selected == ("a", "b")
@@ -71,29 +48,6 @@ def test_three_in_a_row_and_somebody_else_takes_the_place() -> None:
     assert bench.heartbeat("c").phase is Phase.COLLECTING
     assert bench.happened(e.ParticipantLeftOut) == [e.ParticipantLeftOut("a", until=3)]
     assert faults(bench, "a") == Faults(num_refused=LIMIT, in_a_row=0, left_out_until=3)
-
-
-def test_it_is_left_out_of_the_next_rounds_and_then_selected_again() -> None:
-    """Of so many as the rules say; "ordered" would take it first."""
-    bench = opened_round("a", "b", "c", rules=strict(min_participants=2))
-    bench.bring_refused("a", LIMIT)
-    selections = []
-    for _ in range(4):
-        selections.append(bench.selected)
-        bench.end_all()
-    assert selections == [("b", "c"), ("b", "c"), ("b", "c"), ("a", "b", "c")]
-    assert faults(bench, "a").num_refused == LIMIT, "they are still told of"
-
-
-def test_k_is_of_those_who_are_not_left_out() -> None:
-    """As if the others had gone: half of six are three, half of four are two."""
-    bench = opened_round(*"abcdef", rules=strict(fraction="0.5", start_participants=6))
-    assert bench.selected == ("a", "b", "c")
-    bench.bring_refused("a", LIMIT)
-    bench.bring_refused("b", LIMIT)
-    assert bench.selected == ("c", "d", "e")
-    bench.end_all()
-    assert bench.selected == ("c", "d")
 
 
 def test_who_is_left_out_hears_of_it_at_once() -> None:
@@ -118,15 +72,6 @@ def test_one_that_is_needed_is_asked_all_the_same() -> None:
     assert faults(bench, "a") == Faults(num_refused=LIMIT)
 
 
-def test_a_fraction_selects_nobody_who_is_left_out_while_others_are_enough() -> None:
-    """Half of the two others would be one, and the second place would go to a."""
-    bench = opened_round("a", "b", "c", rules=strict(min_participants=2, fraction="0.5"))
-    bench.bring_refused("a", LIMIT)
-    bench.end_all()
-    assert bench.happened(e.RoundOpened)[-1].selected == ("b", "c")
-    assert left_out(bench) == ["a"]
-
-
 def test_a_round_opens_with_those_whom_it_needs() -> None:
     """Of those who are left out as many as min_participants lacks, from the beginning."""
     bench = opened_round("a", "b", "c", rules=strict(min_participants=2))
@@ -148,30 +93,6 @@ def test_refusals_of_one_that_is_asked_all_the_same_do_not_fill_the_journal() ->
     assert set(bench.selected) == {"a", "b"}
 
 
-def test_one_that_is_asked_for_want_of_others_gives_way_to_who_comes() -> None:
-    """The round must not wait for it then."""
-    bench = opened_round("a", "b", rules=strict(min_participants=2, max_participants=9))
-    bench.bring_refused("a", LIMIT)
-    bench.join("c")
-    assert bench.selected == ("b", "c")
-    bench.end_all()
-    assert bench.session.round == 1
-    assert bench.selected == ("b", "c")
-    assert faults(bench, "a").left_out_until == 3, "no longer than it was"
-
-
-def test_only_as_many_are_asked_all_the_same_as_are_needed() -> None:
-    rules = strict(min_participants=2, start_participants=4)
-    bench = opened_round("a", "b", "c", "d", rules=rules)
-    for name in "abc":
-        bench.bring_refused(name, LIMIT)
-    assert len(bench.selected) == 2
-    assert "d" in bench.selected
-    bench.end_all()
-    assert len(bench.selected) == 2
-    assert "d" in bench.selected
-
-
 def test_what_was_accepted_of_it_counts() -> None:
     """Another one of the same round is refused as a duplicate, and no refusal comes of it."""
     bench = opened_round("a", "b", rules=strict(min_participants=2))
@@ -180,37 +101,6 @@ def test_what_was_accepted_of_it_counts() -> None:
         bench.send(c.NoteRefusedUpdate("a", bench.session.trained_by("a"), "late"))
     assert bench.selected == ("a", "b")
     assert faults(bench, "a") == Faults()
-
-
-def test_what_came_too_late_is_no_fault() -> None:
-    """Its sender began to bring it for a round that is over."""
-    bench = opened_round("a", "b", rules=strict(min_participants=2))
-    bench.end_all()
-    assert bench.session.trained_by("a") == 1
-    assert bench.send(c.NoteRefusedUpdate("a", 0, "late")).events == ()
-    assert faults(bench, "a") == Faults()
-
-
-def test_an_overdue_round_takes_help_from_everybody() -> None:
-    rules = strict(min_participants=2, start_participants=3, fraction="0.6", deadline_s=5.0)
-    bench = opened_round("a", "b", "c", rules=rules)
-    bench.bring_refused("a", LIMIT)
-    assert bench.selected == ("b", "c")
-    bench.tick(at=5.0)
-    assert bench.selected == ("b", "c", "a")
-    bench.end("a")
-    bench.end("b")
-    assert bench.session.round == 1
-
-
-def test_the_last_but_one_round_is_over_without_it() -> None:
-    """What remains is complete, and closes at once, whoever's refusal made it so."""
-    bench = opened_round("a", "b", "c", rules=strict(min_participants=2, start_participants=3))
-    bench.end("a")
-    bench.end("b")
-    bench.bring_refused("c", LIMIT)
-    assert bench.session.round == 1
-    assert bench.selected == ("a", "b")
 
 
 def test_in_asp_what_it_trains_is_given_up() -> None:
@@ -234,23 +124,6 @@ def test_in_asp_what_it_trains_is_given_up() -> None:
     assert bench.session.opened.carried == {}
     assert bench.selected == ("b", "c")
     assert [event.round for event in bench.happened(e.UpdateRefused)] == [0, 0, 0]
-
-
-def test_leaving_and_coming_back_changes_nothing() -> None:
-    """The row goes on, and so does the time for which it is left out."""
-    rules = strict(min_participants=2, start_participants=3)
-    bench = opened_round("a", "b", "c", rules=rules)
-    bench.bring_refused("a", LIMIT - 1)
-    bench.leave("a")
-    bench.join("a")
-    assert bench.selected == ("b", "c", "a")
-    bench.bring_refused("a")
-    assert left_out(bench) == ["a"]
-    bench.leave("a")
-    bench.join("a")
-    assert bench.selected == ("b", "c")
-    bench.end_all()
-    assert bench.selected == ("b", "c")
 
 
 def test_of_those_who_have_left_not_too_many_are_remembered(
