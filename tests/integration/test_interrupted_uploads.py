@@ -24,11 +24,10 @@ from support.transfers import (
     in_round,
     parts,
     put,
-    refused,
     until,
     written,
 )
-from support.wire import Member, digest, npy
+from support.wire import Member, digest, npy, refused
 from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.core.values import StoredWeights
 from xain_coordinator.updates.measured_upload import Announced, Header, MeasuredUpload

@@ -6,7 +6,8 @@ import threading
 import grpc
 import pytest
 
-from support.transfers import PATIENCE_S, VECTOR, put, refused, until
+from support.transfers import PATIENCE_S, VECTOR, put, until
+from support.wire import refused
 from xain_coordinator.core.values import StoredWeights
 from xain_coordinator.updates.measured_upload import MeasuredUpload
 from xain_proto.fl import coordinator_pb2 as pb

@@ -11,17 +11,8 @@ from typing import Any
 import grpc
 import pytest
 
-from support.transfers import (
-    DATA,
-    MIB,
-    PATIENCE_S,
-    VECTOR,
-    found,
-    parts,
-    put,
-    refused,
-    until,
-)
+from support.transfers import DATA, MIB, PATIENCE_S, VECTOR, found, parts, put, until
+from support.wire import refused
 from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.core.values import Phase
 from xain_coordinator.stores.files import FileReader

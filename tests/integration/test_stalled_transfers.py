@@ -5,19 +5,8 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from support.transfers import (
-    DATA,
-    LARGE,
-    MIB,
-    found,
-    header,
-    in_round,
-    put,
-    refused,
-    with_model,
-    written,
-)
-from support.wire import digest, npy
+from support.transfers import DATA, LARGE, MIB, found, header, in_round, put, with_model, written
+from support.wire import digest, npy, refused
 from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.updates import bodies
 from xain_proto.fl import coordinator_pb2 as pb

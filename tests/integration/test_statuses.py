@@ -3,14 +3,13 @@
 import inspect
 import json
 import traceback
-from collections.abc import Awaitable
 
 import grpc
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from support.wire import Member, digest, npy, reason
+from support.wire import Member, digest, npy, refused
 from xain_coordinator.core import errors
 from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.server.statuses import STATUSES
@@ -20,14 +19,6 @@ from xain_proto.fl.refusals_pb2 import RefusalReason
 
 Code = grpc.StatusCode
 TWO = {"min_participants": 2, "rounds": 2}
-
-
-async def refused(call: Awaitable[object]) -> tuple[Code, str, str]:
-    """(status, refusal code, message) of a call that must fail."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    error = caught.value
-    return error.code(), reason(error), error.details() or ""
 
 
 async def in_round(start, join, **rounds) -> tuple[Member, Member]:

@@ -8,18 +8,8 @@ import grpc
 import numpy as np
 import pytest
 
-from support.transfers import (
-    DATA,
-    HEADER_BYTES,
-    MIB,
-    VECTOR,
-    connected,
-    header,
-    in_round,
-    put,
-    refused,
-)
-from support.wire import digest, npy
+from support.transfers import DATA, HEADER_BYTES, MIB, VECTOR, connected, header, in_round, put
+from support.wire import digest, npy, refused
 from xain_participant.client import Refused
 from xain_participant.encoded import quantise
 from xain_proto.fl import coordinator_pb2 as pb

@@ -3,16 +3,13 @@
 import argparse
 import os
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 
 from simulation.scenario import from_seed
 from simulation.world import Failed, simulate
+from support.seeds import in_chunks
 
-CHUNK = 25  # seeds that a process takes at a time
 LOGGED_EVERY = 1000
-NUM_FAILURES_SHOWN = 3
 
 ABOUT = """\
 Simulate the whole system in one thread on a virtual clock, with faults drawn from a seed: crashes
@@ -49,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.seed is not None:
         return _show(given.seed)
-    return _run(range(given.first, given.first + given.seeds), max(1, given.jobs))
+    seeds = range(given.first, given.first + given.seeds)
+    return in_chunks(seeds, max(1, given.jobs), _chunk, _progress)
 
 
 def _show(seed: int) -> int:
@@ -62,26 +60,6 @@ def _show(seed: int) -> int:
         return 1
     _say(f"\nseed {seed}: {outcome}")
     return 0
-
-
-def _run(seeds: range, num_jobs: int) -> int:
-    began_at = time.monotonic()
-    num_done = 0
-    failures: list[str] = []
-    chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
-    with ProcessPoolExecutor(num_jobs) as pool:
-        for chunk, found in zip(chunks, pool.map(_chunk, chunks), strict=True):
-            num_done += len(chunk)
-            failures += found
-            _progress(num_done, len(seeds), time.monotonic() - began_at)
-            if len(failures) >= NUM_FAILURES_SHOWN:
-                pool.shutdown(cancel_futures=True)
-                break
-    for failure in failures[:NUM_FAILURES_SHOWN]:
-        _say(f"\n{failure}")
-    took_s = time.monotonic() - began_at
-    _say(f"\n{num_done} seeds in {took_s:.0f} s, {len(failures) or 'no'} failures")
-    return 1 if failures else 0
 
 
 def _chunk(seeds: range) -> list[str]:

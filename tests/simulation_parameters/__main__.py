@@ -3,7 +3,6 @@
 import argparse
 import os
 import sys
-import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
@@ -11,9 +10,7 @@ from itertools import repeat
 from simulation_parameters.mutations import FOUND_BY, MUTATIONS
 from simulation_parameters.scenario import Scenario, from_seed
 from simulation_parameters.world import Failed, simulate
-
-CHUNK = 20  # seeds that a process takes at a time
-NUM_FAILURES_SHOWN = 3
+from support.seeds import in_chunks
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,26 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if given.mutants is not None:
         return _find_mutants(range(given.first, given.first + given.mutants), max(1, given.jobs))
-    return _run(range(given.first, given.first + given.seeds), max(1, given.jobs))
-
-
-def _run(seeds: range, num_jobs: int) -> int:
-    began_at = time.monotonic()
-    failures: list[str] = []
-    num_done = 0
-    chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
-    with ProcessPoolExecutor(num_jobs) as pool:
-        for chunk, found in zip(chunks, pool.map(failures_of, chunks), strict=True):
-            num_done += len(chunk)
-            failures += found
-            if len(failures) >= NUM_FAILURES_SHOWN:
-                pool.shutdown(cancel_futures=True)
-                break
-    for failure in failures[:NUM_FAILURES_SHOWN]:
-        _say(f"\n{failure}")
-    took_s = time.monotonic() - began_at
-    _say(f"\n{num_done} seeds in {took_s:.0f} s, {len(failures) or 'no'} failures")
-    return 1 if failures else 0
+    seeds = range(given.first, given.first + given.seeds)
+    return in_chunks(seeds, max(1, given.jobs), failures_of)
 
 
 def _find_mutants(seeds: range, num_jobs: int) -> int:

@@ -5,12 +5,10 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
-import pytest
 
 from support.fault_proxy import FaultProxy
-from support.wire import Member, digest, npy, reason
+from support.wire import Member, digest, npy
 from xain_participant.client import CoordinatorClient
 from xain_proto.fl import coordinator_pb2 as pb
 
@@ -60,12 +58,6 @@ async def found(member: Member, **fields: Any) -> int:
     request = {"round": 0, "size_bytes": len(DATA), "digest": digest(DATA), **fields}
     answer = await member.stub.FindUpload(pb.FindUploadRequest(**request), metadata=member.metadata)
     return answer.offset
-
-
-async def refused(call: Any) -> tuple[grpc.StatusCode, str, str]:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value.code(), reason(caught.value), caught.value.details() or ""
 
 
 def parts(folder: Path) -> list[Path]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import pytest
 import xxhash
 from google.rpc.error_details_pb2 import ErrorInfo
 from grpc_status import rpc_status
@@ -129,6 +130,13 @@ class Member:
 
     async def close(self) -> None:
         await self.channel.close()
+
+
+async def refused(call: Any) -> tuple[grpc.StatusCode, str, str]:
+    """Status, refusal code and message of a call that must fail."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code(), reason(caught.value), caught.value.details() or ""
 
 
 def reason(error: grpc.aio.AioRpcError) -> str:

@@ -15,7 +15,7 @@ import xgboost
 from integration.conftest import config_for
 from integration.test_bit_rot import flip, stored
 from integration.test_direct_uploads import Reachable, put, store  # noqa: F401  # a fixture
-from support.wire import Member, digest, npy, reason
+from support.wire import Member, digest, npy, refused
 from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.assembly.warm_start import CannotStartFrom
 from xain_participant import Agent, WorkloadParticipant
@@ -73,12 +73,6 @@ def trained(work: pb.StartTrainingRoundResponse, vector: np.ndarray, data: Datas
         model, data, epochs=work.epochs, epoch_base=work.epoch_base, seed=work.round
     )
     return result.vector
-
-
-async def refused(call: Any) -> tuple[grpc.StatusCode, str, str]:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value.code(), reason(caught.value), caught.value.details() or ""
 
 
 async def gather(coordinator: Coordinator, join: Any, data: list[Dataset]) -> list[Member]:

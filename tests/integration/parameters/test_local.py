@@ -151,16 +151,6 @@ def test_every_push_counts_once_while_connections_are_cut():
             assert (server.table("t", dim=2).pull(np.arange(1_000)) == 50).all()
 
 
-async def test_push_after_a_loop_that_was_left_counts_at_once():
-    async with parameters.local(shards=2) as server:
-        w = await server.dense("w", shape=(4,))
-        for number in range(20):
-            async for _ in server.clocks(staleness=number % 2):
-                break
-            await w.push(np.ones(4, np.float32))
-            assert (await w.pull() == number + 1).all()
-
-
 async def test_end_of_a_loop_that_was_left_is_told_before_the_client_is_closed(monkeypatch):
     """The call to the scheduler is slow, and the client is closed at once."""
     end = WorkerScheduler.end

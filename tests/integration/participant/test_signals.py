@@ -58,7 +58,17 @@ def process(
             process.kill()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("process", "number", "code"),
+    [
+        ("", signal.SIGTERM, 143),
+        ("", signal.SIGINT, 130),
+        # run() keeps the handlers of its program, which decide how the program ends.
+        ("guest", signal.SIGTERM, 3),
+        ("guest", signal.SIGINT, -signal.SIGINT),
+    ],
+    indirect=["process"],
+)
 def test_a_signal_leaves_the_session_and_exits(
     server: ScriptedCoordinator,
     process: "subprocess.Popen[str]",
@@ -66,20 +76,6 @@ def test_a_signal_leaves_the_session_and_exits(
     code: int,
 ) -> None:
     """Not with 0: who is stopped has not done its part, and is to be started again."""
-    process.send_signal(number)
-    assert process.wait(PATIENCE_S) == code
-    assert server.heartbeats[-1] == (pb.FINISHED, 0)
-
-
-@pytest.mark.parametrize("process", ["guest"], indirect=True)
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 3), (signal.SIGINT, -signal.SIGINT)])
-def test_signal_handler_of_the_program_leaves_the_session_by_raising(
-    server: ScriptedCoordinator,
-    process: "subprocess.Popen[str]",
-    number: signal.Signals,
-    code: int,
-) -> None:
-    """run() keeps the handlers of its program, which decide how the program ends."""
     process.send_signal(number)
     assert process.wait(PATIENCE_S) == code
     assert server.heartbeats[-1] == (pb.FINISHED, 0)

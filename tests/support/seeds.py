@@ -1,0 +1,38 @@
+"""Many seeds of a simulation, on all processors."""
+
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+
+CHUNK = 25  # seeds that a process takes at a time
+NUM_FAILURES_SHOWN = 3
+
+
+def in_chunks(
+    seeds: range,
+    num_jobs: int,
+    failures_of: Callable[[range], list[str]],
+    progress: Callable[[int, int, float], None] = lambda *_: None,
+) -> int:
+    """Run seeds on several processors; returns the exit status. It ends after a few failures.
+
+    progress: told how many seeds are done, of how many, after how many seconds.
+    """
+    began_at = time.monotonic()
+    num_done = 0
+    failures: list[str] = []
+    chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
+    with ProcessPoolExecutor(num_jobs) as pool:
+        for chunk, found in zip(chunks, pool.map(failures_of, chunks), strict=True):
+            num_done += len(chunk)
+            failures += found
+            progress(num_done, len(seeds), time.monotonic() - began_at)
+            if len(failures) >= NUM_FAILURES_SHOWN:
+                pool.shutdown(cancel_futures=True)
+                break
+    for failure in failures[:NUM_FAILURES_SHOWN]:
+        sys.stdout.write(f"\n{failure}\n")
+    took_s = time.monotonic() - began_at
+    sys.stdout.write(f"\n{num_done} seeds in {took_s:.0f} s, {len(failures) or 'no'} failures\n")
+    return 1 if failures else 0
