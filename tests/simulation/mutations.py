@@ -38,7 +38,7 @@ from xain_coordinator.ports import Journal, Record, Snapshot, Unfinished
 from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.updates.measured_upload import MeasuredUpload
 from xain_coordinator.updates.measuring import Inspector
-from xain_messaging.clock_table import ClockTable
+from xain_foundation.clock_table import ClockTable
 from xain_participant import events, protocol
 from xain_participant import work as work_module
 from xain_participant.download import Download

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from xain_messaging.clock_table import ClockTable
+from xain_foundation.clock_table import ClockTable
 from xain_parameters.client.core import Core
 from xain_parameters.client.sync import Server
 from xain_parameters.errors import Closed, Invalid, TableConflict

@@ -19,10 +19,10 @@ from random import Random
 
 import grpc
 
+from xain_foundation import tags as tag_rules
 from xain_foundation.backoff import Backoff
 from xain_foundation.logger import get_logger
 from xain_foundation.names import why_not
-from xain_messaging import tags as tag_rules
 from xain_participant import actions as a
 from xain_participant import events as e
 from xain_participant.alive import Alive

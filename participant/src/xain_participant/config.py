@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from xain_foundation import tags as tag_rules
 from xain_foundation.fields import (
     Allowed,
     FilePath,
@@ -21,7 +22,6 @@ from xain_foundation.fields import (
 )
 from xain_foundation.logs import LoggingSettings
 from xain_foundation.names import RULE, why_not
-from xain_messaging import tags as tag_rules
 from xain_workloads.data import (
     BUNDLED,
     FOLDER_FILES,

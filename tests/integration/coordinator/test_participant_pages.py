@@ -10,7 +10,7 @@ import pytest
 from support.wire import Member
 from xain_coordinator.core.commands import Rendezvous
 from xain_coordinator.core.values import DataProfile
-from xain_messaging.tags import MAX_KEY_BYTES, MAX_TAGS, MAX_VALUE_BYTES
+from xain_foundation.tags import MAX_KEY_BYTES, MAX_TAGS, MAX_VALUE_BYTES
 from xain_proto.fl import inspection_pb2 as inspection
 
 

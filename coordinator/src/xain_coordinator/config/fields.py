@@ -10,8 +10,8 @@ from pydantic import AfterValidator, BeforeValidator, PlainSerializer, PlainVali
 from xain_coordinator.core import pacing
 from xain_coordinator.core.keys import MAX_PREFIX_BYTES, check_key
 from xain_coordinator.core.values import Expression
+from xain_foundation import tags as tag_rules
 from xain_foundation.fields import Allowed, join_host_port, parse_host, parse_json
-from xain_messaging import tags as tag_rules
 
 MAX_PARTICIPANTS = 1_000_000
 

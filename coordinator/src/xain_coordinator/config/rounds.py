@@ -23,9 +23,9 @@ from xain_coordinator.extensions.strategies import (
     make_controller,
     make_pacing,
 )
+from xain_foundation import tags as tag_rules
 from xain_foundation.fields import Section, WrongSetting
 from xain_foundation.names import why_not
-from xain_messaging import tags as tag_rules
 from xain_messaging.conditional_events import ConditionalEventError, parse
 from xain_proto.limits import MAX_INT32
 

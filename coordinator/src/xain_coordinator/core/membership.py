@@ -14,8 +14,8 @@ from xain_coordinator.core.replacing import replace
 from xain_coordinator.core.values import DataProfile, ParticipantState, Rules, Transfer
 from xain_coordinator.core.versioned import excluding, including, including_all
 from xain_foundation.names import why_not
-from xain_messaging.tags import MAX_TAGS
-from xain_messaging.tags import why_not as why_not_tags
+from xain_foundation.tags import MAX_TAGS
+from xain_foundation.tags import why_not as why_not_tags
 
 # A process can take up more connections, but then does little else.
 RECONNECTS_PER_S = 500

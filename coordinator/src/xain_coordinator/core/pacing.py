@@ -18,7 +18,7 @@ from typing import Protocol
 
 from xain_coordinator.core.round import Round
 from xain_coordinator.core.values import Expression, Rules, Task
-from xain_messaging.clock_table import ClockTable
+from xain_foundation.clock_table import ClockTable
 from xain_messaging.conditional_events import Condition, parse
 
 # A quorum counts the updates of participants.

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from xain_messaging.clock_table import ClockTable
+from xain_foundation.clock_table import ClockTable
 from xain_parameters.keys import even, is_cover
 from xain_parameters.specs import CutView, Gap, RangeView, TableSpec, View, cut_folder
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xain_messaging.clock_table import ClockTable
+from xain_foundation.clock_table import ClockTable
 
 
 def table(*clocks: int, staleness: int | None = 0) -> ClockTable:
