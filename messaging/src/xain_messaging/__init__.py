@@ -46,45 +46,27 @@ if TYPE_CHECKING:
     from xain_messaging.proxy import Proxy as Proxy
     from xain_messaging.proxy import Replies as Replies
 
-_HOMES = {
-    "BodyError": "errors",
-    "Bounds": "links",
-    "Closed": "errors",
-    "CollectiveFailed": "errors",
-    "ConditionalEventError": "conditional_events",
-    "CoordinatorDiscovery": "discovery.coordinator",
-    "DiscoveryUnavailable": "errors",
-    "EventTable": "conditional_events",
-    "EventTableFull": "conditional_events",
-    "Group": "collectives",
-    "GrpcDriver": "drivers.grpc_streams",
-    "InProcessDiscovery": "discovery.in_process",
-    "InProcessDriver": "drivers.in_process",
-    "MalformedMessage": "errors",
-    "MembershipLost": "errors",
-    "MembershipServer": "discovery.server",
-    "Message": "messages",
-    "MessagingError": "errors",
-    "NameTaken": "errors",
-    "NotificationSessionStage": "messages",
-    "OutboxFull": "errors",
-    "PeersChanged": "proxy",
-    "PeersMissing": "errors",
-    "Proxy": "proxy",
-    "RedisDiscovery": "discovery.redis",
-    "Replies": "proxy",
-    "SessionError": "errors",
-    "SessionMessage": "messages",
-    "SessionType": "messages",
-    "Switchboard": "drivers.in_process",
-    "TaskSessionStage": "messages",
-    "TimedOut": "errors",
-    "TlsFiles": "drivers.grpc_streams",
-    "TooFewPeers": "errors",
-    "UnknownPeer": "errors",
-    "ZmqDriver": "drivers.zeromq",
-    "dist": "distributed",
+_NAMES = {
+    "collectives": "Group",
+    "conditional_events": "ConditionalEventError EventTable EventTableFull",
+    "discovery.coordinator": "CoordinatorDiscovery",
+    "discovery.in_process": "InProcessDiscovery",
+    "discovery.redis": "RedisDiscovery",
+    "discovery.server": "MembershipServer",
+    "distributed": "dist",
+    "drivers.grpc_streams": "GrpcDriver TlsFiles",
+    "drivers.in_process": "InProcessDriver Switchboard",
+    "drivers.zeromq": "ZmqDriver",
+    "errors": (
+        "BodyError Closed CollectiveFailed DiscoveryUnavailable MalformedMessage "
+        "MembershipLost MessagingError NameTaken OutboxFull PeersMissing SessionError "
+        "TimedOut TooFewPeers UnknownPeer"
+    ),
+    "links": "Bounds",
+    "messages": "Message NotificationSessionStage SessionMessage SessionType TaskSessionStage",
+    "proxy": "PeersChanged Proxy Replies",
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(_HOMES)
 

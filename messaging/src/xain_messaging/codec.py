@@ -2,7 +2,8 @@
 
     frames = [envelope, array, array, ...]
 
-The envelope is msgpack: a list of the format's version, tag, session id, message id, type and stage
+The envelope is msgpack, encoded with the head of its packet if it is small and plain, see parts(),
+and by itself otherwise: a list of the format's version, tag, session id, message id, type and stage
 (None for a message that has none), and the body. In the body an array is an extension of type 1,
 which holds the number of its frame, its dtype and its shape; an array of up to 1 KiB lies in the
 extension itself, and so does each that is beyond the first 4,095. Who sent the message, and to
@@ -19,6 +20,7 @@ and nobody else's.
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, Final, TypeAlias
 
@@ -33,6 +35,7 @@ from xain_messaging.spare import spare
 VERSION: Final = 1
 MAX_DEPTH = 500  # of lists and maps in each other; msgpack goes no deeper than 511
 MAX_NDIM = 32
+MAX_ID = 256  # characters of the id of a message or a session
 BUFFER_BYTES = 2048  # of msgpack for an envelope, which grows; by default it takes 256 KiB for each
 SMALL_ARRAY_BYTES = 1024  # what is smaller costs more as a frame of its own
 MAX_FRAMES = 4096  # with the envelope, which takes care of further arrays
@@ -41,6 +44,10 @@ MAX_ENVELOPE_BYTES = (4 << 30) - 1  # what msgpack takes as one piece, see links
 
 Frame: TypeAlias = bytes | bytearray | memoryview
 Frames: TypeAlias = Sequence[Frame]
+Plain: TypeAlias = tuple[Any, ...] | list[Any]  # an envelope that is not encoded by itself
+Parts: TypeAlias = Sequence[Frame | Plain]
+MAX_PLAIN = 4096  # elements of text or bytes in such an envelope
+PLAIN_BYTES = 100  # in such an envelope beside them: ids and a tag
 
 _ARRAY: Final = 1
 # As they travel: the value of the type, and the position of the stage.
@@ -49,15 +56,41 @@ _STAGES: Final = {
     for kind, stages in STAGES.items()
     for position, stage in enumerate(stages)
 }
+_WIRE: Final = {stage: wire for wire, (_, stage) in _STAGES.items()}
 _KINDS: Final = "biufc"  # of dtypes: truth values, integers, floats, complex numbers
 _ARRAYS: Final = (np.ndarray, np.memmap)  # but no other subclass: what it adds would be lost
 _FOREIGN: Final = frozenset({msgpack.ExtType, msgpack.Timestamp})
 _EXTENSIONS: Final = bytes([0xC7, 0xC8, 0xC9, *range(0xD4, 0xD9)])  # bytes that one begins with
 _SCALAR_KINDS: Final = "biuf"  # msgpack has no complex numbers
 _PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes})
+_SIZED: Final = frozenset({str, bytes})
+_ENVELOPES: Final = (tuple, list)
 
 
 # --- to bytes -------------------------------------------------------------------------------------
+
+
+def parts(message: Message) -> Parts:
+    """The frames of a message. The envelope of a small one, whose body is a value that cannot
+    change, is not encoded: that costs less for all of a packet at once.
+
+    Raises BodyError as encode() does.
+    """
+    body = message.body
+    kind = type(body)
+    if (kind is bytes or (kind is str and body.isascii())) and len(body) <= MAX_PLAIN:
+        return (_envelope(message),)
+    if body is None or kind is float or kind is bool:
+        return (_envelope(message),)
+    return encode(message)
+
+
+def _envelope(message: Message) -> tuple[Any, ...]:
+    stage = None
+    if isinstance(message, SessionMessage):
+        assert message.session_stage is not None  # since __post_init__
+        stage = _WIRE[message.session_stage]
+    return (VERSION, message.tag, message.session_id, message.message_id, stage, message.body)
 
 
 def encode(message: Message) -> list[Frame]:
@@ -65,16 +98,13 @@ def encode(message: Message) -> list[Frame]:
 
     Raises BodyError with the path in the body.
     """
-    stage = (
-        [message.session_type.value, message.position]
-        if isinstance(message, SessionMessage)
-        else None
-    )
-    head = [VERSION, message.tag, message.session_id, message.message_id, stage, message.body]
     packing = _Packing()
     try:
         packing.frames[0] = msgpack.packb(
-            head, default=packing.pack_other, strict_types=True, buf_size=BUFFER_BYTES
+            list(_envelope(message)),
+            default=packing.pack_other,
+            strict_types=True,
+            buf_size=BUFFER_BYTES,
         )
     except (TypeError, ValueError, OverflowError, RecursionError, BufferError) as error:
         for path, why in _faults(message.body, "body", 0):
@@ -128,11 +158,11 @@ class _Packing:
         raise TypeError
 
 
-def snapshot(frames: Frames) -> list[Frame]:
+def snapshot(frames: Parts) -> Parts:
     """Copy frames, so that they no longer change when the sender goes on with its arrays. A
     read-only array is taken at its word and not copied."""
     if len(frames) == 1:
-        return [*frames]
+        return frames
     return [
         spare.copy(np.frombuffer(frame, np.uint8)).data
         if isinstance(frame, memoryview) and not frame.readonly
@@ -141,11 +171,15 @@ def snapshot(frames: Frames) -> list[Frame]:
     ]
 
 
-def num_bytes(frames: Frames) -> int:
-    """Return the size of all frames together."""
+def num_bytes(frames: Parts) -> int:
+    """Return the size of all frames together, roughly if the envelope is not encoded."""
     size = 0
     for frame in frames:
-        size += frame.nbytes if isinstance(frame, memoryview) else len(frame)
+        if isinstance(frame, _ENVELOPES):
+            body = frame[-1]
+            size += PLAIN_BYTES + (len(body) if type(body) in _SIZED else 0)
+        else:
+            size += frame.nbytes if isinstance(frame, memoryview) else len(frame)
     return size
 
 
@@ -249,27 +283,28 @@ def _faults(value: object, path: str, depth: int) -> Iterator[tuple[str, str]]:
 # --- from bytes -----------------------------------------------------------------------------------
 
 
-def decode(frames: Frames, source: str, destination: str) -> Message:
+def decode(frames: Parts, source: str, destination: str) -> Message:
     """The message of these frames; its arrays are views on them, writable if they are.
 
     Raises MalformedMessage, whatever the bytes are.
     """
     if not frames:
         raise MalformedMessage("a message has at least one frame")
-
-    def unpack_other(code: int, data: bytes) -> object:
-        if code != _ARRAY:
-            raise MalformedMessage(f"extension {code} is not known")
-        return _unpack_array(data, frames)
-
+    envelope = frames[0]
     try:
-        head = msgpack.unpackb(
-            frames[0], ext_hook=unpack_other, strict_map_key=False, raw=False, use_list=True
-        )
-        version, tag, session_id, message_id, stage, body = head
+        if isinstance(envelope, _ENVELOPES):
+            if type(envelope[-1]) not in _PLAIN:
+                raise MalformedMessage(f"an envelope in a head has the body {envelope[-1]!r:.40}")
+        else:
+            hook = partial(_unpack_array, frames)
+            envelope = msgpack.unpackb(envelope, ext_hook=hook, strict_map_key=False)
+        version, tag, session_id, message_id, stage, body = envelope
         if version != VERSION:
             raise MalformedMessage(f"version {version} of the format; this peer reads {VERSION}")
-        _text(session_id), _text(message_id)
+        if not type(session_id) is type(message_id) is str:
+            raise MalformedMessage("an id is no text")
+        if len(session_id) > MAX_ID or len(message_id) > MAX_ID:
+            raise MalformedMessage(f"an id of more than {MAX_ID} characters")
         if stage is None:
             return Message(
                 tag, source, destination, body, session_id=session_id, message_id=message_id
@@ -284,9 +319,13 @@ def decode(frames: Frames, source: str, destination: str) -> Message:
         raise MalformedMessage(f"not a message: {error!r:.200}") from error
 
 
-def _unpack_array(data: bytes, frames: Frames) -> Body:
+def _unpack_array(frames: Sequence[Any], code: int, data: bytes) -> Body:
+    if code != _ARRAY:
+        raise MalformedMessage(f"extension {code} is not known")
     number, dtype_text, shape, inside = msgpack.unpackb(data)
-    dtype = np.dtype(_text(dtype_text))
+    if type(dtype_text) is not str or len(dtype_text) > MAX_ID:
+        raise MalformedMessage("a dtype is no short text")
+    dtype = np.dtype(dtype_text)
     if dtype.kind not in _KINDS or dtype.str != dtype_text or len(shape) > MAX_NDIM:
         raise MalformedMessage(f"no array of plain numbers: dtype {dtype_text!r:.40}")
     if any(type(length) is not int or length < 0 for length in shape):
@@ -298,9 +337,3 @@ def _unpack_array(data: bytes, frames: Frames) -> Body:
         raise MalformedMessage(f"an array of {size_bytes} bytes comes with {has_bytes}")
     flat = np.frombuffer(buffer, dtype)
     return flat.astype(dtype.newbyteorder("="), copy=False).reshape(shape)
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str) or len(value) > 256:
-        raise MalformedMessage("what should be short text is not")
-    return value

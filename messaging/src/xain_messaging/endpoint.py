@@ -1,14 +1,18 @@
 """One peer among its peers: what comes, what goes, and which peers are there.
 
 One I/O thread runs the driver and does what is due: it handles packets, sends acks and batches, and
-looks for messages that a connection has lost. The program's threads talk to it through queues: the
-inbox, and the messages that the links keep. A message to a peer that has taken all others goes out
-on the program's thread, which saves a change of threads. A message behind others waits for more of
-them, which all go out in one packet: as soon as they fill one, or the program waits for something;
-at the latest the I/O thread sends them, delay_s after the first.
+looks for lost messages. A message to a peer that has taken all others goes out on the program's
+thread, which saves a change of threads. A message behind others waits for more of them, which all
+go out in one packet: as soon as they fill one, or the program waits for something; at the latest
+the I/O thread sends them, delay_s after the first.
+
+A program that waits runs the driver itself, which saves another change of threads: after the I/O
+thread has brought it something, the I/O thread leaves the driver to the program for poll_s. A
+program that works for longer than that, or waits for longer in vain, gives the driver back.
 
 An interrupt comes in the program's main thread only. That thread changes links in post() and take()
-alone, in an order that leaves a gap for the receiver to ask for.
+in an order that leaves a gap for the receiver to ask for, and handles packets in steps that may be
+done twice: the packet in which an interrupt came is handled once more, before all else.
 """
 
 import threading
@@ -21,7 +25,7 @@ from typing import TypeVar
 
 from xain_foundation.backoff import Backoff
 from xain_foundation.logger import get_logger
-from xain_messaging.codec import Frames, decode, num_bytes
+from xain_messaging.codec import Frames, Parts, decode, num_bytes
 from xain_messaging.errors import (
     Closed,
     MalformedMessage,
@@ -30,7 +34,18 @@ from xain_messaging.errors import (
     UnknownPeer,
 )
 from xain_messaging.inbox import Entry, Inbox
-from xain_messaging.links import COLLECTIVE, Bounds, Delivery, Kind, Link, Packet, Totals, read_head
+from xain_messaging.links import (
+    COLLECTIVE,
+    MESSAGE,
+    Bounds,
+    Delivery,
+    Head,
+    Kind,
+    Link,
+    Packet,
+    Totals,
+    read_head,
+)
 from xain_messaging.messages import Message, SessionMessage
 from xain_messaging.ports import Discovery, Driver, Member, Membership, Roster
 from xain_messaging.sessions import Sessions
@@ -72,6 +87,9 @@ class Endpoint:
     # An ack that no message carries waits for so long, and so does a message behind others that are
     # not taken, unless the program waits for something meanwhile.
     delay_s = 0.01
+    # How long the I/O thread leaves the driver to a program that does not wait, and how long a
+    # program that waits runs the driver in vain.
+    poll_s = 0.01
     forget_s = 3600.0  # how long messages are kept for a peer that is away
     # Peers that have left. Beyond it the first to leave are forgotten sooner, unless something is
     # kept for them, or waits here.
@@ -99,12 +117,20 @@ class Endpoint:
         self._totals = Totals(bounds)
         self._waiters: list[threading.Lock] = []  # each of a thread in wait_for()
         self._is_polling = False  # the I/O thread is in the driver, or about to be
+        self._is_woken = False  # and will come out
+        self._poller = 0  # the thread of the program that is in the driver
+        self._poll_until = 0.0  # the driver is left to the program
+        self._resume = threading.Event()  # the I/O thread is to run the driver again
+        self._packet: Frames | None = None  # that is being handled
+        self._num_packets = 0
+        self._close_later: float | None = None  # when the poller comes out of the driver
         self._links: dict[str, Link] = {}
         self._unsent: dict[str, Link] = {}  # with messages that travel at _send_at, or sooner
         self._received: list[Delivery] = []  # messages that the program may be working at
         self._owed: dict[str, Link] = {}  # acks
         self._owed_since = 0.0
         self._send_at = 0.0  # those of _unsent
+        self._has_posted = False  # some of them since the I/O thread has looked
         self._due_at = 0.0  # what the I/O thread does next, when it is polling
         self._probes: dict[str, _Probe] = {}
         self._probe_at = 0.0
@@ -209,6 +235,7 @@ class Endpoint:
         with self.lock:
             self._failure = self._failure or failure
             self._notify()
+        self._resume.set()
         self._driver.wake()
 
     def _forget_those_long_gone(self, now: float) -> None:
@@ -237,7 +264,7 @@ class Endpoint:
 
     # --- out ---
 
-    def post(self, message: Message, kind: Kind, frames: Frames, deadline: float) -> None:
+    def post(self, message: Message, kind: Kind, frames: Parts, deadline: float) -> None:
         """Send as try_to_post() does, but wait for room. Raises OutboxFull if there is none by the
         deadline."""
         why_not: str | None = None
@@ -250,7 +277,7 @@ class Endpoint:
         if self.wait_for(attempt, deadline, is_working=True) is None:
             raise OutboxFull(str(why_not))
 
-    def try_to_post(self, message: Message, kind: Kind, frames: Frames) -> str | None:
+    def try_to_post(self, message: Message, kind: Kind, frames: Parts) -> str | None:
         """Send a message, or keep it for a peer that is away. The frames, which are those of the
         message, must not change any more. Returns why there is no room; None if the message is on
         its way. Call it under `lock`.
@@ -273,13 +300,15 @@ class Endpoint:
             self.sessions.send(message)  # before anything can answer it
         if self._received:
             self._take_received(peer)  # an answer says that its task is done
-        if not self._unsent:
-            self._send_at = time.monotonic() + self.delay_s
-        self._unsent[peer] = link  # before the message: an interrupt may come
         if link.keep(kind, frames, size):
             self._send_batches(link)
-        elif self._due_at > self._send_at:
-            self._wake_io()
+        else:
+            if not self._unsent:
+                self._send_at = time.monotonic() + self.delay_s
+            self._unsent[peer] = link
+            self._has_posted = True
+            if self._due_at > self._send_at:
+                self._wake_io()
         if link.owes_ack:  # the peer is away, or other messages go first
             self._owe(link)
         return None
@@ -291,9 +320,9 @@ class Endpoint:
         if not link.owes_ack:  # it went with the messages
             self._owed.pop(link.name, None)
 
-    def has_room(self, message: Message, size_bytes: int) -> bool:
+    def has_room(self, peer: str, size_bytes: int) -> bool:
         """Whether post() would not wait. Call it under `lock`."""
-        link = self._links.get(message.destination)
+        link = self._links.get(peer)
         return link is None or link.why_no_room(size_bytes) is None
 
     def received(self, delivery: Delivery) -> None:
@@ -329,7 +358,7 @@ class Endpoint:
         if link.take(delivery):
             self._owed.pop(link.name, None)
             self._send(link, link.ack())
-        elif not is_sending and link.owes_ack:
+        elif not is_sending and link.name not in self._owed and link.owes_ack:
             self._owe(link)
         if self._totals.behind:
             self._ask_next()
@@ -367,41 +396,75 @@ class Endpoint:
             acknowledged yet therefore.
         Raises Closed and MembershipLost.
         """
+        has_polled = False
         while True:
             with self.lock:
                 if self._failure is not None:
                     raise self._failure
+                if self._packet is not None:
+                    self._handle_packet()
                 if self._received and not is_working:
                     self._take_received()
                 if self._unsent:
                     self._send_unsent()
                 result = attempt()
                 if result is not None:
+                    if has_polled and self._waiters:
+                        self._notify()  # another thread may poll
                     return result
-                left_s = deadline - time.monotonic()
-                if left_s <= 0:
+                now = time.monotonic()
+                left_s = deadline - now
+                can_poll = now < self._poll_until and not (self._poller or self._is_polling)
+                if left_s <= 0 and (has_polled or not can_poll):
                     return None
-                waiter = threading.Lock()
-                waiter.acquire()
-                self._waiters.append(waiter)
-            if not waiter.acquire(timeout=min(left_s, LONGEST_S)):
+                if not can_poll:
+                    waiter = threading.Lock()
+                    waiter.acquire()
+                    self._waiters.append(waiter)
+            if can_poll:
+                has_polled = self._poll(max(0.0, min(left_s, self.poll_s)))
+            elif not waiter.acquire(timeout=min(left_s, LONGEST_S)):
                 with self.lock, suppress(ValueError):  # it has been notified meanwhile
                     self._waiters.remove(waiter)
+
+    def _poll(self, timeout_s: float) -> bool:
+        """Run the driver in a thread of the program. If nothing comes for poll_s, the I/O thread
+        goes on. Returns whether the driver has run."""
+        me = 0
+        try:
+            with self.lock:
+                if self._poller or self._is_polling:
+                    return False  # another thread was faster
+                before = self._num_packets
+                me = self._poller = threading.get_ident()
+            self._driver.run(timeout_s)
+        finally:
+            if me:
+                self._poller = 0
+            if self._close_later is not None:
+                self._driver.close(self._close_later)
+        if self._num_packets > before or timeout_s < self.poll_s:
+            self._poll_until = time.monotonic() + self.poll_s
+        else:
+            self._poll_until = 0.0
+            self._resume.set()
+        return True
 
     def _notify(self) -> None:
         """Let the threads in wait_for() look again."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             waiter.release()
+        if self._poller and self._poller != threading.get_ident():
+            self._driver.wake()
 
     def _on_packet(self, frames: Frames) -> None:
         with self.lock:
-            if self._failure is not None:
-                return
-            try:
-                self._handle_packet(frames)
-            except MalformedMessage as error:
-                log.warning("malformed_message", error=str(error))
+            if self._packet is not None:
+                self._handle_packet()
+            self._packet = frames
+            self._num_packets += 1
+            self._handle_packet()
             # The I/O thread tells the others when it has done all else, see _run().
             if self._waiters and threading.current_thread() is not self._io:
                 self._notify()
@@ -412,21 +475,28 @@ class Endpoint:
             if self._failure is None and link is not None and link.is_here:
                 self._send_kept(link)
 
-    def _handle_packet(self, frames: Frames) -> None:
-        head = read_head(frames[0]) if frames else None
-        if head is None or head.name == self.name:
-            raise MalformedMessage("a packet of nobody")
-        if head.to != self.name:
-            return  # for a process that was at this address before
+    def _handle_packet(self) -> None:
+        """Handle what has come. After an interrupt another call goes on where this one was."""
+        try:
+            if self._packet and self._failure is None:
+                head = read_head(self._packet[0])
+                if head.to == self.name:  # and not of a process that was at this address before
+                    self._handle(head, self._packet[1:])
+        except MalformedMessage as error:
+            log.warning("malformed_message", error=str(error))
+        self._packet = None
+
+    def _handle(self, head: Head, arrays: Frames) -> None:
         link = self._links.get(head.name)
         if link is None:
             if len(self._unknown_peers) < MAX_UNKNOWN_PEERS:
                 self._unknown_peers.add(head.name)
             return  # it is asked for the packet when the roster lists it
-        for delivery in link.received(head, frames[1:]):
+        for delivery in link.received(head, arrays):
             self._hand(delivery)
-        for packet in link.again(head):
-            self._send(link, packet)
+        if head.kind != MESSAGE:
+            for packet in link.again(head):
+                self._send(link, packet)
         if link.owes_ack:
             self._owe(link)
 
@@ -436,17 +506,23 @@ class Endpoint:
             message = decode(delivery.frames, delivery.peer, self.name)
             if delivery.kind == COLLECTIVE:
                 self._on_collective(message, delivery)
-            elif isinstance(message, SessionMessage) and not self.sessions.received(message):
+            elif isinstance(message, SessionMessage) and not (
+                delivery.position or self.sessions.is_due(message)
+            ):
                 stage = str(message.session_stage)
                 log.warning(
                     "out_of_order", peer=delivery.peer, session=message.session_id, stage=stage
                 )
                 self.take(delivery)
             else:
-                delivery.frames = ()  # the message has its own memory, or the same
                 self.inbox.add(message, delivery)
+                if isinstance(message, SessionMessage):
+                    self.sessions.received(message)
+            delivery.is_handed = True
+            delivery.frames = ()  # the message has its own memory, or the same
         except Exception as error:
             # Whatever it leads to: it comes from outside, and must end nothing here.
+            delivery.is_handed = True
             why = str(error) if isinstance(error, MalformedMessage) else repr(error)
             log.warning("malformed_message", peer=delivery.peer, error=why[:MAX_WHY])
             self.take(delivery)  # it would only come again
@@ -461,30 +537,43 @@ class Endpoint:
     # --- the I/O thread ---
 
     def _wake_io(self) -> None:
-        if self._is_polling and threading.current_thread() is not self._io:
-            self._is_polling = False
+        if self._is_polling and not self._is_woken and threading.current_thread() is not self._io:
+            self._is_woken = True
             self._driver.wake()
 
     def _run(self) -> None:
+        num_packets = 0
         try:
             while True:
                 with self.lock:
                     if self._failure is not None:
                         return
-                    wait_s = self._do_what_is_due(time.monotonic())
-                    self._is_polling = True
-                    # Last: a thread that is woken waits until Python's lock is free, in the driver.
-                    waiters, self._waiters = self._waiters, []
+                    self._resume.clear()
+                    now = time.monotonic()
+                    wait_s = self._do_what_is_due(now)
+                    waiters: list[threading.Lock] = []
+                    if self._num_packets > num_packets:
+                        waiters, self._waiters = self._waiters, []
+                        num_packets = self._num_packets
+                    if waiters and self._driver.is_polled:
+                        self._poll_until = now + self.poll_s
+                    polls = self._is_polling = not self._poller and now >= self._poll_until
+                # Last: a thread that is woken waits until Python's lock is free, in the driver.
                 for waiter in waiters:
                     waiter.release()
-                self._driver.run(wait_s)
+                if polls:
+                    self._driver.run(wait_s)
+                else:
+                    self._resume.wait(min(wait_s, self.poll_s))
         except Exception as error:  # a defect: the program must not wait for what never comes
             log.exception("messaging_failed", peer=self.name)
             self._on_lost(MessagingError(f"the I/O thread has failed: {error!r}"))
 
     def _do_what_is_due(self, now: float) -> float:
         """Returns for how long nothing will be."""
-        self._is_polling = False
+        self._is_polling = self._is_woken = False
+        if self._packet is not None:
+            self._handle_packet()
         if now >= self._send_at:
             self._send_unsent()
         if self._owed and now - self._owed_since >= self.delay_s:
@@ -501,6 +590,9 @@ class Endpoint:
             wait_s = min(wait_s, self._owed_since + self.delay_s - now)
         if self._unsent:
             wait_s = min(wait_s, self._send_at - now)
+        elif self._has_posted:  # there will soon be more: the program need not wake this thread
+            wait_s = min(wait_s, self.delay_s)
+        self._has_posted = False
         self._due_at = now + wait_s
         return max(0.0, wait_s)
 
@@ -544,7 +636,7 @@ class Endpoint:
             that these tasks go to the process that comes back under this name.
         """
         try:
-            if linger_s > 0 and not has_failed:
+            if linger_s > 0 and not has_failed and self._poller != threading.get_ident():
                 with suppress(MessagingError):  # it is closed, or no member any more
                     self._wait_until_heard(time.monotonic() + min(linger_s, HEARD_S))
         finally:  # an interrupt too
@@ -575,12 +667,16 @@ class Endpoint:
             self._failure = Closed(f"{self.name!r} has been closed")
             self._notify()
         try:
+            self._resume.set()
             self._driver.wake()
             if self._io.is_alive():
                 self._io.join(END_S)
         finally:  # an interrupt too
             try:
-                self._driver.close(linger_s)
+                if self._poller == threading.get_ident():  # this is in a signal handler
+                    self._close_later = linger_s
+                else:
+                    self._driver.close(linger_s)
             finally:
                 with suppress(MessagingError):  # it expires by itself
                     self.membership.leave()

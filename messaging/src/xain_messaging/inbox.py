@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from xain_messaging.links import Delivery
-from xain_messaging.messages import Message, SessionMessage
+from xain_messaging.messages import Message
 
 
 class Entry(msgspec.Struct, eq=False, frozen=True, gc=False):
@@ -47,8 +47,9 @@ class Inbox:
         return len(self._entries)
 
     def add(self, message: Message, delivery: Delivery) -> None:
-        """Put a message at the end of the queue."""
-        number = self.newest = self.newest + 1
+        """Put a message at the end of the queue. Twice does no harm."""
+        number = delivery.position = delivery.position or self.newest + 1
+        self.newest = max(self.newest, number)
         self._entries[number] = Entry(number, message, delivery)
 
     def reserve(self, awaited: Awaited) -> None:
@@ -73,7 +74,7 @@ class Inbox:
 
     def _is_awaited(self, message: Message) -> bool:
         is_open = any(message.session_id in one.sessions for one in self._awaited)
-        return is_open and not _is_request(message)
+        return is_open and not message.is_request
 
     def new_answers(self, awaited: Awaited) -> list[Entry]:
         """Return the messages in the sessions of a call, acks included, that have come since its
@@ -83,7 +84,7 @@ class Inbox:
             if number <= awaited.seen:
                 break
             entry = self._entries[number]
-            if entry.message.session_id in awaited.sessions and not _is_request(entry.message):
+            if entry.message.session_id in awaited.sessions and not entry.message.is_request:
                 found.append(entry)
         awaited.seen = self.newest
         return found[::-1]
@@ -97,7 +98,3 @@ class Inbox:
         for entry in sorted(entries, key=lambda entry: -entry.number):
             self._entries[entry.number] = entry
             self._entries.move_to_end(entry.number, last=False)
-
-
-def _is_request(message: Message) -> bool:
-    return isinstance(message, SessionMessage) and message.is_request

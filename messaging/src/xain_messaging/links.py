@@ -34,29 +34,31 @@ follows: the number of the message before the first one on this connection, 0 if
 to_incarnation, heard, taken, untaken: the receiver's messages up to the number `heard` have come;
     those up to `taken` are taken, except for `untaken`. An incarnation of 0 tells nothing.
 messages: of each its number, its kind ("m" a message, "c" one of a collective operation), how many
-    of the packet's frames belong to it, and its envelope, see codec.py. Numbers count from 1 on, by
-    the sender for all peers together, so that they go on for a peer that was forgotten.
+    of the packet's frames belong to it, and its envelope, as a list or as bytes, see codec.py.
+    Numbers count from 1 on, by the sender for all peers together, so that they go on for a peer
+    that was forgotten.
 
-Pure: no I/O, no clock, no threads. Methods return what is to be sent. The program's own thread
-calls keep(), next_packet() and take(), where an interrupt may come between any two steps: at worst
-these leave a gap that the receiver asks for.
+Pure: no I/O, no clock, no threads. Methods return what is to be sent. An interrupt may come between
+any two steps. Of keep(), next_packet() and take() it leaves at worst a gap that the receiver asks
+for. received() may be called again for the same packet: it goes on where it was.
 """
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Annotated, Final, Literal, TypeAlias
+from operator import ge, itemgetter
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from xain_messaging.codec import Frame, Frames, num_bytes
+from xain_messaging.codec import Frame, Frames, Parts, Plain, num_bytes
 from xain_messaging.errors import MalformedMessage
-from xain_messaging.messages import check_name
+from xain_messaging.messages import check_names
 
 # Acks travel with messages that go the other way. When none goes: after so many messages or bytes,
 # or a moment later, see endpoint.py.
-ACK_EVERY = 64
+ACK_EVERY = 256
 ACK_EVERY_BYTES = 8 << 20
 
 Kind: TypeAlias = Literal["m", "c"]
@@ -67,7 +69,8 @@ _AGAIN: Final = "g"
 _WHERE: Final = "w"
 _LEAVING: Final = "l"
 
-Packet: TypeAlias = list[Frame]
+Packet: TypeAlias = list[Any]  # frames
+_Entry: TypeAlias = tuple[int, Kind, int, Frame | Plain]  # of a head
 
 # A packet takes further messages as long as their bytes are fewer than that.
 BATCH_BYTES = 64 << 10
@@ -136,30 +139,38 @@ class Head(msgspec.Struct, array_like=True, frozen=True, gc=False):
     heard: _Number
     taken: _Number
     untaken: list[_Number]
-    messages: list[tuple[_Number, Kind, _Number, bytes]]
+    messages: list[tuple[_Number, Kind, _Number, bytes | list[Any]]]
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(Head)
+_NUMBER: Final = itemgetter(0)
+_NUM_ARRAYS: Final = itemgetter(2)
 
 
 class Delivery(msgspec.Struct, eq=False, gc=False):
-    """A message that has come: to be handed to the program, and then to Link.take()."""
+    """A message that has come: to be handed to the program, and then to Link.take().
+
+    position: in the inbox, once the message is to be put there.
+    is_handed: the program has it, or will get it from the inbox.
+    """
 
     peer: str
     incarnation: int
     number: int
     kind: str
-    frames: Frames
+    frames: Parts
     num_bytes: int
+    position: int = 0
+    is_handed: bool = False
     is_taken: bool = False
 
 
 class _Kept(msgspec.Struct, eq=False, frozen=True, gc=False):
-    """A message on its way."""
+    """A message on its way. entry: in the head of its packet; arrays: frames after the head."""
 
-    kind: Kind
-    frames: Frames
+    entry: _Entry
+    arrays: Parts
     num_bytes: int
 
 
@@ -179,7 +190,7 @@ class Link:
     has_left: bool = False
     kept_bytes: int = 0
     _kept: dict[int, _Kept] = field(default_factory=dict)  # by number
-    _unsent: deque[int] = field(default_factory=deque)  # numbers, of those for this connection
+    _unsent: deque[_Kept] = field(default_factory=deque)  # of those, for this connection
     _last_sent: int = 0  # over this connection
     _told_heard: int = 0  # the highest number that the peer has told of over this connection
     _incarnation: int = 0  # of the peer's process, as the roster lists it
@@ -220,59 +231,60 @@ class Link:
         totals, bounds = self.totals, self.totals.bounds
         if not self._kept and (self.is_here or not totals.num_kept):
             return None
-        presence = f"{self.name!r} is {'here' if self.is_here else 'away'}"
         fits = self.kept_bytes + size_bytes <= bounds.max_bytes
         if self._kept and not (fits and len(self._kept) < bounds.max_messages):
-            return (
-                f"{self.name!r} has not taken {len(self._kept)} messages of {self.kept_bytes} "
-                f"bytes, and no more is kept for it; {presence}"
-            )
-        fits = totals.kept_bytes + size_bytes <= bounds.max_bytes_in_all
-        if not (fits and totals.num_kept < bounds.max_messages_in_all):
-            return (
+            why_not = f"{self.name!r} has not taken {len(self._kept)} messages of {self.kept_bytes}"
+        elif (
+            totals.num_kept >= bounds.max_messages_in_all
+            or totals.kept_bytes + size_bytes > bounds.max_bytes_in_all
+        ):
+            why_not = (
                 f"all peers together have not taken {totals.num_kept} messages of "
-                f"{totals.kept_bytes} bytes, and no more is kept; {presence}"
+                f"{totals.kept_bytes}"
             )
-        return None
+        else:
+            return None
+        presence = "here" if self.is_here else "away"
+        return f"{why_not} bytes, and no more is kept for {self.name!r}, which is {presence}"
 
     # --- out ---
 
-    def keep(self, kind: Kind, frames: Frames, size_bytes: int) -> bool:
+    def keep(self, kind: Kind, frames: Parts, size_bytes: int) -> bool:
         """Keep a message until it is taken; next_packet() sends it. Returns whether to do that now:
         the message is alone or large, or a packet is full."""
         totals = self.totals
         number = totals.last_number = totals.last_number + 1
-        self._kept[number] = _Kept(kind, frames, size_bytes)
+        entry = (number, kind, len(frames) - 1, frames[0])
+        kept = self._kept[number] = _Kept(entry, frames[1:], size_bytes)
         self.kept_bytes += size_bytes
         totals.num_kept += 1
         totals.kept_bytes += size_bytes
         if self.is_here:
-            self._unsent.append(number)
+            self._unsent.append(kept)
         is_full = len(self._unsent) >= BATCH_MESSAGES
         return is_full or size_bytes >= LARGE_BYTES or len(self._kept) == 1
 
     def next_packet(self) -> Packet | None:
         """Return the next messages that have not gone out over this connection; None if there are
         none, or the peer is away."""
-        follows, unsent, kept_by_number = self._last_sent, self._unsent, self._kept
-        messages: list[tuple[int, Kind, int, Frame]] = []
+        unsent = self._unsent
+        if not unsent:
+            return None
+        messages: list[_Entry] = []
         packet: Packet = [b""]
         size_bytes = 0
-        while unsent and len(messages) < BATCH_MESSAGES and size_bytes < BATCH_BYTES:
-            number = unsent[0]
-            kept = kept_by_number.get(number)
-            if kept is not None:
-                if messages and size_bytes + kept.num_bytes > BATCH_BYTES:
-                    break
-                size_bytes += kept.num_bytes
-                messages.append((number, kept.kind, len(kept.frames) - 1, kept.frames[0]))
-                if len(kept.frames) > 1:
-                    packet += kept.frames[1:]
-                # Before it is off the list: what an interrupt loses from here on leaves a gap.
-                self._last_sent = number
+        for kept in unsent:
+            size_bytes += kept.num_bytes
+            if messages and (size_bytes > BATCH_BYTES or len(messages) == BATCH_MESSAGES):
+                break
+            messages.append(kept.entry)
+            if kept.arrays:
+                packet += kept.arrays
+        follows = self._last_sent
+        # Before they are off the list: what an interrupt loses from here on leaves a gap.
+        self._last_sent = messages[-1][0]
+        for _ in messages:
             unsent.popleft()
-        if not messages:
-            return None
         packet[0] = self._head(MESSAGE, follows, messages)
         return packet
 
@@ -300,7 +312,7 @@ class Link:
 
     def _again(self, after: int) -> list[Packet]:
         """Send the kept messages after this number again; those before it have come."""
-        self._unsent = deque(number for number in self._kept if number > after)
+        self._unsent = deque(kept for number, kept in self._kept.items() if number > after)
         self._last_sent = self._told_heard = after
         return list(iter(self.next_packet, None))
 
@@ -338,7 +350,7 @@ class Link:
         self,
         kind: Literal["m", "a", "g", "w", "l"],
         follows: int,
-        messages: Sequence[tuple[int, Kind, int, Frame]] = (),
+        messages: Sequence[_Entry] = (),
     ) -> bytes:
         told: tuple[int, int, int, Sequence[int]] = (0, 0, 0, ())
         if self._num_untold or kind != MESSAGE:
@@ -385,18 +397,22 @@ class Link:
             elif head.kind == _LEAVING:
                 self.has_left = True
             return []
-        if sum(num_frames for _, _, num_frames, _ in head.messages) != len(frames):
+        if sum(map(_NUM_ARRAYS, head.messages)) != len(frames):
             raise MalformedMessage(f"a packet of {self.name!r} with {len(frames)} frames")
         found: list[Delivery] = []
-        totals, follows, at = self.totals, head.follows, 0
+        totals, untaken, follows, at = self.totals, self._untaken, head.follows, 0
         for number, kind, num_frames, envelope in head.messages:
             begin, at = at, at + num_frames
             if number <= self._heard:
-                self._num_untold += 1  # the word that it is taken may have been lost
+                delivery = untaken.get(number)
+                if delivery is None or delivery.is_handed:
+                    self._num_untold += 1  # the word that it is taken may have been lost
+                else:  # an interrupt came before
+                    found.append(delivery)
             elif follows > self._heard:
                 self._is_behind = True
                 break
-            elif self._untaken and totals.fills(1.0):
+            elif untaken and totals.fills(1):
                 self._is_behind, self._has_asked = True, False
                 if self.name not in totals.behind:
                     totals.behind[self.name] = self
@@ -408,13 +424,13 @@ class Link:
                         )
                 break
             else:
-                whole = [envelope, *frames[begin:at]] if num_frames else [envelope]
-                size = num_bytes(whole) if num_frames else len(envelope)
+                whole = (envelope, *frames[begin:at]) if num_frames else (envelope,)
+                size = num_bytes(whole)
                 delivery = Delivery(self.name, head.incarnation, number, kind, whole, size)
                 found.append(delivery)
                 self._is_behind = self._has_asked = False
+                untaken[number] = delivery
                 self._heard = number
-                self._untaken[number] = delivery
                 totals.num_waiting += 1
                 totals.waiting_bytes += size
             follows = number
@@ -441,7 +457,7 @@ class Link:
     @property
     def owes_ack(self) -> bool:
         """The peer has not been told of all that is taken, or is to be asked for what was lost."""
-        return self._num_untold > 0 or self._is_to_ask
+        return self._num_untold > 0 or (self._is_behind and self._is_to_ask)
 
     def _drop_taken(self, head: Head) -> None:
         """Drop the kept messages that the peer has taken."""
@@ -456,24 +472,24 @@ class Link:
         self._forget_kept(taken)
 
     def _forget_kept(self, numbers: list[int]) -> None:
+        totals = self.totals
         for number in numbers:
-            size_bytes = self._kept.pop(number).num_bytes
+            # Last: an interrupt may come, and must not leave bytes that nobody gives back.
+            size_bytes = self._kept[number].num_bytes
             self.kept_bytes -= size_bytes
-            self.totals.num_kept -= 1
-            self.totals.kept_bytes -= size_bytes
+            totals.num_kept -= 1
+            totals.kept_bytes -= size_bytes
+            del self._kept[number]
 
 
 def read_head(frame: Frame) -> Head:
     """Read the head of a packet. Raises MalformedMessage, whatever the bytes are."""
     try:
         head = _DECODER.decode(frame)
-        check_name("sender", head.name)
-        check_name("receiver", head.to)
+        check_names(head.name, head.to)
     except (msgspec.MsgspecError, ValueError) as error:
         raise MalformedMessage(f"not the head of a packet: {error!s:.200}") from None
-    before = 0
-    for number, *_ in head.messages:
-        if number <= before:
-            raise MalformedMessage(f"not the head of a packet: the number {number} after {before}")
-        before = number
+    numbers = [*map(_NUMBER, head.messages)]
+    if numbers and (numbers[0] < 1 or any(map(ge, numbers, numbers[1:]))):
+        raise MalformedMessage("not the head of a packet: the numbers of its messages must rise")
     return head

@@ -25,7 +25,7 @@ from xain_messaging.errors import SessionError
 from xain_messaging.ids import new_id
 
 MAX_TAG_BYTES = 256
-# Tags and names that are known to be right. A program has few, and each message has three.
+# Tags with names, and names, that are known to be right. A program has few of them.
 MAX_KNOWN = 4096
 
 # Of these: None, bool, int, float, str, bytes, list, tuple, dict, numpy.ndarray, numpy scalars.
@@ -40,18 +40,25 @@ SAME: Final = _Same.SAME
 """Marks a tag or body of a reply or a forwarded message that stays as it was."""
 
 
+# Enum's own hash() is written in Python, and each message looks up several tables by these.
 class SessionType(StrEnum):
+    __hash__ = str.__hash__
+
     TASK = "task"
     NOTIFICATION = "notification"
 
 
 class TaskSessionStage(StrEnum):
+    __hash__ = str.__hash__
+
     REQUEST = "task_request"
     RECEIVE = "task_receive"
     COMPLETE = "task_complete"
 
 
 class NotificationSessionStage(StrEnum):
+    __hash__ = str.__hash__
+
     REQUEST = "notification_request"
     RECEIVE = "notification_receive"
 
@@ -92,13 +99,21 @@ class Message(_Ids, frozen=True, eq=False):
     def __post_init__(self) -> None:
         if type(self.tag) is not str:
             msgspec.structs.force_setattr(self, "tag", tag_of(self.tag))
-        _checked_tag(self.tag)
-        check_name("source", self.source)
-        check_name("destination", self.destination)
+        _check(self.tag, self.source, self.destination)
 
-    def reply(self, tag: str | _Same = SAME, body: Body = SAME) -> Self:
+    @property
+    def is_final(self) -> bool:
+        """Whether it is the last of its session; a message without stages always counts as that."""
+        return True
+
+    @property
+    def is_request(self) -> bool:
+        """Whether it is the first stage of its session."""
+        return False
+
+    def reply(self, tag: str | _Same = SAME, body: Body = SAME, *, ack: bool = False) -> Self:
         """The answer to this one: back to its source, in its session. Tag and body stay as they are
-        unless they are given; a body of None is none."""
+        unless they are given; a body of None is none. ack: see SessionMessage."""
         return self._passed_on(self.destination, self.source, tag, body)
 
     def forward(self, destination: str, tag: str | _Same = SAME, body: Body = SAME) -> Self:
@@ -150,7 +165,7 @@ class SessionMessage(Message, frozen=True, eq=False):
     @property
     def is_request(self) -> bool:
         """Whether it is the first of its session."""
-        return self.position == 0
+        return self.session_stage == STAGES[self.session_type][0]
 
     def reply(self, tag: str | _Same = SAME, body: Body = SAME, *, ack: bool = False) -> Self:
         """Answer at the next stage: the last one of the session, or, with `ack`, only
@@ -182,6 +197,11 @@ def tag_of(tag: str) -> str:
 
 # What is refused is not remembered: of that there may be anything.
 @lru_cache(MAX_KNOWN)
+def _check(tag: str, source: str, destination: str) -> None:
+    _checked_tag(tag)
+    check_names(source, destination)
+
+
 def _checked_tag(text: str) -> str:
     if not text or text == "*" or ":" in text or text != text.strip():
         raise ValueError(
@@ -194,7 +214,8 @@ def _checked_tag(text: str) -> str:
 
 
 @lru_cache(MAX_KNOWN)
-def check_name(role: str, name: str) -> None:
-    """Raises ValueError if this cannot be the name of a peer. role: which one, for the message."""
-    if reason := why_not(name):
-        raise ValueError(f"{role} {name!r} cannot be the name of a peer: {reason}")
+def check_names(source: str, destination: str) -> None:
+    """Raises ValueError if one of these cannot be the name of a peer."""
+    for role, name in (("source", source), ("destination", destination)):
+        if reason := why_not(name):
+            raise ValueError(f"{role} {name!r} cannot be the name of a peer: {reason}")

@@ -17,6 +17,8 @@ class Driver(Protocol):
     user does, see links.py. Its user calls one method at a time, except for run() and wake().
     """
 
+    is_polled: bool  # packets come from run() only, whose caller may change from call to call
+
     @property
     def address(self) -> str:
         """Under which others connect to this driver. It listens from its construction on."""
@@ -36,7 +38,7 @@ class Driver(Protocol):
 
     def run(self, timeout_s: float) -> None:
         """Let packets come and go until something has come, or for timeout_s, or until woken. One
-        thread calls this again and again."""
+        thread at a time calls this, again and again."""
         ...
 
     def wake(self) -> None:

@@ -28,7 +28,7 @@ from typing import Any, Self
 import msgspec
 
 from xain_foundation.names import why_not
-from xain_messaging.codec import Frame, encode, num_bytes, snapshot
+from xain_messaging.codec import Parts, num_bytes, parts, snapshot
 from xain_messaging.collectives import Collectives, Group
 from xain_messaging.discovery import open_discovery
 from xain_messaging.drivers import open_driver
@@ -130,8 +130,8 @@ class Proxy:
             else dict.fromkeys(expected, minimal_peers)
         )
         self._minimal_timeout_s = minimal_peers_timeout_s
-        # By session: of whom so many answers are awaited. Under the endpoint's lock.
-        self._asked: OrderedDict[str, dict[str, int]] = OrderedDict()
+        # By session: who was asked, once for each answer. Under the endpoint's lock.
+        self._asked: OrderedDict[str, tuple[str, ...]] = OrderedDict()
         self._is_stopped = False
         self._last: int | None = None  # of the inbox, that receive() gives after stop()
         self._enough: Roster | None = None  # with which the minimal peers were here
@@ -249,8 +249,6 @@ class Proxy:
     def _require_peers(self, timeout_s: float | None) -> None:
         """Wait for `minimal_peers`. Raises TooFewPeers."""
         roster = self.endpoint.roster
-        if not self._minimal or roster is self._enough:
-            return
         waited_s = self._minimal_timeout_s if timeout_s is None else timeout_s
         waited_s = min(waited_s, self._minimal_timeout_s)
         if missing := self._wait_for_peers(self._minimal, time.monotonic() + waited_s):
@@ -265,7 +263,7 @@ class Proxy:
     def receive(self, timeout_s: float | None = None) -> Iterator[Message]:
         """Messages as they come, those that came while something else was awaited first. Ends when
         timeout_s are over, by default never, or after stop(), which is for good."""
-        deadline = _deadline_of(timeout_s)
+        deadline = self._deadline(math.inf if timeout_s is None else timeout_s)
         while (message := self._next(deadline)) is not None:
             yield message
             del message  # the next may be long in coming
@@ -300,7 +298,8 @@ class Proxy:
     def events(self, timeout_s: float | None = None) -> Iterator[Message | PeersChanged]:
         """Messages as receive() gives them, and the peers whenever one has come or gone since the
         last event, or, for the first, since this call."""
-        return self._events(_deadline_of(timeout_s), self.endpoint.roster)
+        deadline = self._deadline(math.inf if timeout_s is None else timeout_s)
+        return self._events(deadline, self.endpoint.roster)
 
     def _events(self, deadline: float, seen: Roster) -> Iterator[Message | PeersChanged]:
         endpoint = self.endpoint
@@ -324,13 +323,12 @@ class Proxy:
         lock; put it back if the call is interrupted."""
         message = entry.message
         self.endpoint.received(entry.delivery)
-        asked = self._asked.get(message.session_id) if self._asked else None
-        is_answer = message.is_final if isinstance(message, SessionMessage) else True
-        if asked is not None and is_answer and message.source in asked:
-            asked[message.source] -= 1
-            if not asked[message.source]:
-                del asked[message.source]
-            if not asked:
+        asked = self._asked.get(message.session_id)
+        if asked is not None and message.is_final and message.source in asked:
+            at = asked.index(message.source)
+            if len(asked) > 1:
+                self._asked[message.session_id] = asked[:at] + asked[at + 1 :]
+            else:
                 del self._asked[message.session_id]
         self.endpoint.inbox.pop(entry)
 
@@ -340,7 +338,9 @@ class Proxy:
         """The answers in these sessions, as isend(), iscatter() and ibroadcast() return them: one
         for each time that a session is named. An ack is not an answer to a task; it is taken, and
         the answer awaited. All else stays for the other calls."""
-        sessions = {targets: 1} if isinstance(targets, str) else dict(Counter(targets))
+        sessions: dict[str, int] = {}
+        for session_id in (targets,) if isinstance(targets, str) else targets:
+            sessions[session_id] = sessions.get(session_id, 0) + 1
         return self._await(Awaited(sessions), (), self._deadline(timeout_s))
 
     def _await(self, awaited: Awaited, messages: Iterable[Message], deadline: float) -> Replies:
@@ -348,9 +348,13 @@ class Proxy:
         try:
             self._reserve(awaited)
             unsent: list[Message] = []
-            self._post(messages, deadline, awaited=awaited, unsent=unsent)
-            found = self._answers(deadline, awaited)
-            replies = Replies(found, [*found.missing, *(message.destination for message in unsent)])
+            if messages:
+                self._post(messages, deadline, awaited=awaited, unsent=unsent)
+            self.endpoint.wait_for(lambda: self._have_answered(awaited), deadline)
+            missing = [message.destination for message in unsent]
+            if awaited.sessions:
+                missing = [*self._missing(awaited.sessions), *missing]
+            replies = Replies([entry.message for entry in awaited.entries], missing)
             self._release(awaited)
             return replies
         except BaseException:  # an interrupt too: what has come is for the other calls
@@ -363,37 +367,37 @@ class Proxy:
 
     def _release(self, awaited: Awaited, put_back: Sequence[Entry] = ()) -> None:
         with self.endpoint.lock:
-            self.endpoint.not_received(put_back)
+            if put_back:
+                self.endpoint.not_received(put_back)
             if self.endpoint.inbox.release(awaited) or put_back:
                 self.endpoint.wake()  # other calls may want it
 
-    def _answers(self, deadline: float, awaited: Awaited) -> Replies:
-        """See receive_by_id(). If this is interrupted, _await() puts back what has come."""
+    def _have_answered(self, awaited: Awaited) -> bool | None:
+        """Take the answers that have come. If this is interrupted, _await() puts them back. Returns
+        None while more may come."""
         wanted = awaited.sessions
+        for entry in self.endpoint.inbox.new_answers(awaited):
+            message = entry.message
+            if message.session_id not in wanted:
+                continue  # one more answer than was awaited
+            if not message.is_final:
+                self._take(entry)  # an ack
+                continue
+            awaited.entries.append(entry)
+            self._take(entry)
+            wanted[message.session_id] -= 1
+            if not wanted[message.session_id]:
+                del wanted[message.session_id]
+        return None if wanted and any(map(self._may_be_answered, wanted)) else True
 
-        def take() -> bool | None:
-            for entry in self.endpoint.inbox.new_answers(awaited):
-                message = entry.message
-                if message.session_id not in wanted:
-                    continue  # one more answer than was awaited
-                if isinstance(message, SessionMessage) and not message.is_final:
-                    self._take(entry)  # an ack
-                    continue
-                awaited.entries.append(entry)
-                self._take(entry)
-                wanted[message.session_id] -= 1
-                if not wanted[message.session_id]:
-                    del wanted[message.session_id]
-            return None if any(map(self._may_be_answered, wanted)) else True
-
-        self.endpoint.wait_for(take, deadline)
-        missing = []
+    def _missing(self, wanted: Mapping[str, int]) -> list[str]:
+        """Return the names of the peers that have not answered, of so many in each session."""
+        missing: list[str] = []
         with self.endpoint.lock:
             for session_id, number in wanted.items():
-                asked = self._asked.get(session_id, {})
-                names = [name for name, num_awaited in asked.items() for _ in range(num_awaited)]
-                missing += (names or [f"session {session_id}"] * number)[:number]
-        return Replies([entry.message for entry in awaited.entries], missing)
+                names = self._asked.get(session_id, (f"session {session_id}",) * number)
+                missing += names[:number]
+        return missing
 
     def _may_be_answered(self, session_id: str) -> bool:
         """Whether an answer may still come: not when all peers that were asked have left."""
@@ -498,10 +502,7 @@ class Proxy:
         """Answer a message that has come: with the last stage of its session, or, with ack_reply,
         only that it has come. Waits for nobody but for room. Raises SessionError if it has had that
         answer."""
-        if isinstance(message, SessionMessage):
-            answer: Message = message.reply(tag, body, ack=ack_reply)
-        else:
-            answer = message.reply(tag, body)
+        answer = message.reply(tag, body, ack=ack_reply)
         return self._post([answer], self._deadline(timeout_s), asks=False)
 
     def forward(
@@ -539,10 +540,12 @@ class Proxy:
 
     def _begin(self, timeout_s: float | None) -> float:
         """Wait for the minimal peers. Returns the deadline, on time.monotonic()."""
-        begun_at = time.monotonic()
+        deadline = self._deadline(timeout_s)
+        if not self._minimal or self.endpoint.roster is self._enough:
+            return deadline
         self._require_peers(timeout_s)
         # Without a time of its own for the call, the wait for peers has its own.
-        return self._deadline(timeout_s) if timeout_s is None else begun_at + timeout_s
+        return self._deadline(None) if timeout_s is None else deadline
 
     def _post(
         self,
@@ -562,9 +565,9 @@ class Proxy:
         """
         sessions: list[str] = []
         sent: list[tuple[str, str]] = []
-        waiting: list[tuple[Message, list[Frame]]] = []
-        frames: list[Frame] = []
-        copied: list[Frame] = []
+        waiting: list[tuple[Message, Parts]] = []
+        frames: Parts = ()
+        copied: Parts = ()
         encoded: str | None = None
         why_not: str | None = None
         own_name = self.name
@@ -573,18 +576,18 @@ class Proxy:
                 raise ValueError(f"{own_name!r} cannot send as {message.source!r}")
             if message.message_id != encoded:  # those of one broadcast are one message
                 encoded = message.message_id
-                frames = encode(message)
+                frames = parts(message)
                 copied = snapshot(frames)
             sessions.append(message.session_id)
-            is_behind = bool(waiting) and any(
-                other.destination == message.destination for other, _ in waiting
-            )
-            reason = None if is_behind else self._post_now(message, copied, asks, awaited)
-            if is_behind or reason is not None:
-                why_not = reason or why_not
-                waiting.append((message, frames))  # not the copy: there may be many
+            if waiting and any(other.destination == message.destination for other, _ in waiting):
+                reason = why_not
             else:
+                reason = self._post_now(message, copied, asks, awaited)
+            if reason is None:
                 sent.append((message.destination, message.session_id))
+            else:
+                why_not = reason
+                waiting.append((message, frames))  # not the copy: there may be many
         if not waiting:
             return sessions
         del frames, copied
@@ -593,7 +596,7 @@ class Proxy:
             seen = set()
             for i, (message, frames) in enumerate(waiting):
                 if message.destination not in seen:
-                    if self.endpoint.has_room(message, num_bytes(frames)):
+                    if self.endpoint.has_room(message.destination, num_bytes(frames)):
                         return i
                     seen.add(message.destination)
             return None
@@ -610,7 +613,7 @@ class Proxy:
         return sessions
 
     def _post_now(
-        self, message: Message, frames: list[Frame], asks: bool, awaited: Awaited | None
+        self, message: Message, frames: Parts, asks: bool, awaited: Awaited | None
     ) -> str | None:
         """Send if there is room. Returns why there is none."""
         with self.endpoint.lock:
@@ -624,13 +627,10 @@ class Proxy:
 
     def _remember(self, message: Message) -> None:
         """Note that an answer is awaited, so that its peer can be named if it does not come."""
-        asked = self._asked.get(message.session_id)
-        if asked is None:
-            self._asked[message.session_id] = {message.destination: 1}
-            if len(self._asked) > MAX_REMEMBERED:
-                self._asked.popitem(last=False)
-        else:
-            asked[message.destination] = asked.get(message.destination, 0) + 1
+        asked = self._asked
+        asked[message.session_id] = (*asked.get(message.session_id, ()), message.destination)
+        if len(asked) > MAX_REMEMBERED:
+            asked.popitem(last=False)
 
     def _deadline(self, timeout_s: float | None) -> float:
         return time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
@@ -658,8 +658,3 @@ class Proxy:
         either. Answers can be awaited still, as in send(). Safe in a signal handler."""
         self._is_stopped = True
         self.endpoint.wake()
-
-
-def _deadline_of(timeout_s: float | None) -> float:
-    """On time.monotonic(); without a time of its own there is none."""
-    return time.monotonic() + (math.inf if timeout_s is None else timeout_s)

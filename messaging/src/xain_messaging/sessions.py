@@ -44,18 +44,18 @@ class Sessions:
             raise SessionError(f"{message.session_stage} does not follow on {stage}")
         _note(self._to_answer, message, peer)
 
-    def received(self, message: SessionMessage) -> bool:
-        """Note a message that has come. Returns whether it comes at its stage; a second answer, or
-        one that was not asked for, does not and is to be dropped."""
+    def is_due(self, message: SessionMessage) -> bool:
+        """Whether a message that has come is at its stage; a second answer, or one that was not
+        asked for, is not and is to be dropped."""
         if message.is_request:
-            _note(self._to_answer, message, message.source)
             return True
-        key = (message.source, message.session_id)
-        last = self._asked[message.session_type].get(key)
-        if last is None or message.position <= last:
-            return False
-        _note(self._asked, message, message.source)
-        return True
+        last = self._asked[message.session_type].get((message.source, message.session_id))
+        return last is not None and message.position > last
+
+    def received(self, message: SessionMessage) -> None:
+        """Note a message that has come at its stage. Twice does no harm."""
+        table = self._to_answer if message.is_request else self._asked
+        _note(table, message, message.source)
 
     def forget(self, peer: str) -> None:
         """Forget the sessions of a peer that will not be back."""
@@ -68,7 +68,7 @@ class Sessions:
 def _note(tables: dict[SessionType, _Table], message: SessionMessage, peer: str) -> None:
     table, key = tables[message.session_type], (peer, message.session_id)
     if message.is_final:
-        del table[key]
+        table.pop(key, None)
         return
     table[key] = message.position
     if len(table) > MAX_SESSIONS[message.session_type]:

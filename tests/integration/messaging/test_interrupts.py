@@ -2,6 +2,7 @@
 lost."""
 
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from integration.messaging.conftest import Group
 from support.lossy import JoinLossy, LossyDriver, tags
 from support.messaging import PATIENCE_S, until
 from xain_messaging.codec import Frames
 from xain_messaging.endpoint import Endpoint
+from xain_messaging.errors import Closed
 from xain_messaging.inbox import Inbox
 from xain_messaging.messages import Message, SessionMessage, SessionType
 from xain_messaging.proxy import Proxy
@@ -205,4 +208,95 @@ def test_an_interrupted_close_leaves_the_group(
     with pytest.raises(KeyboardInterrupt):
         b.endpoint.close(0.0)
     assert closed == [0.0]
+    until(lambda: a.peers["peer"] == [], "it to have left")
+
+
+def interrupt_at(number: int) -> Callable[[Any, str, Any], Any]:
+    """A trace function that interrupts at the so many-th line of the package. What a call of the
+    proxy has taken and not returned yet is lost in an interrupt, so lines of proxy.py count not."""
+    left = number
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal left
+        path = frame.f_code.co_filename
+        if "xain_messaging" not in path or path.endswith("proxy.py"):
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    return trace
+
+
+def test_an_interrupt_at_any_line_loses_and_doubles_nothing(
+    lossy: JoinLossy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that runs the driver itself is interrupted at one line after the other. Every task
+    comes to it once and in order, and every answer to its peer."""
+    monkeypatch.setattr("xain_messaging.endpoint.PROBE_S", 0.02)
+    a, b, _ = two(lossy)
+    b.endpoint.poll_s = PATIENCE_S  # the I/O thread does not
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(b.receive_once)
+        until(lambda: bool(b.endpoint._waiters), "it to wait")
+        a.isend(Message("from now on the program runs the driver", "a", "b"))
+        assert first.result(PATIENCE_S) is not None
+    asked: list[str] = []
+    taken: list[str] = []
+
+    def answer(message: Message | None) -> None:
+        assert message is not None
+        taken.append(message.session_id)
+        b.reply(message)
+
+    is_interrupted = True
+    while is_interrupted:
+        asked += a.isend(SessionMessage("ask", "a", "b"))
+        is_interrupted = False
+        sys.settrace(interrupt_at(len(asked)))
+        try:
+            message = b.receive_once(PATIENCE_S)
+        except KeyboardInterrupt:
+            is_interrupted = True
+        finally:
+            sys.settrace(None)
+        if not is_interrupted:
+            answer(message)
+    assert len(asked) > 100
+    while len(taken) < len(asked):
+        answer(b.receive_once(PATIENCE_S))
+    assert taken == asked
+    assert b.receive_once(0.05) is None  # and all its answers go out
+    answers = [message.session_id for _, message in zip(asked, a.receive(PATIENCE_S), strict=False)]
+    assert answers == asked
+    assert a.receive_once(0.05) is None
+
+
+def test_a_signal_handler_may_close_a_proxy(group: Group) -> None:
+    """Though the thread that it interrupts runs the driver: the call ends with Closed."""
+    a, b = group("peer", name="a"), group("peer", name="b")
+    b.endpoint.poll_s = PATIENCE_S
+    until(lambda: a.peers["peer"] == ["b"], "the other")
+    main = threading.main_thread().ident or 0
+    received: list[Message | None] = []
+
+    def send_and_signal() -> None:
+        until(lambda: bool(b.endpoint._waiters), "it to wait")
+        a.isend(Message("first", "a", "b"))
+        until(lambda: bool(received), "it to be received")
+        until(lambda: bool(b.endpoint._poller or b.endpoint._waiters), "it to wait again")
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: b.close())
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            sent = pool.submit(send_and_signal)
+            received.append(b.receive_once())
+            with pytest.raises(Closed):
+                b.receive_once()
+            sent.result()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
     until(lambda: a.peers["peer"] == [], "it to have left")

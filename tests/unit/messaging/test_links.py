@@ -34,13 +34,16 @@ def send(link: Link, body: bytes) -> Packet | None:
 
 
 def come(link: Link, packets: Iterable[Packet | None]) -> list[Delivery]:
-    """Deliver packets."""
-    return [
+    """Deliver packets, and hand over their messages."""
+    found = [
         delivery
         for packet in packets
         if packet is not None
         for delivery in link.received(read_head(packet[0]), packet[1:])
     ]
+    for delivery in found:
+        delivery.is_handed = True
+    return found
 
 
 def ask(link: Link, packet: Packet | None) -> list[Packet]:
@@ -321,6 +324,7 @@ class Links(RuleBasedStateMachine):
 
     def delivered(self, name: str, found: list[Delivery]) -> None:
         for delivery in found:
+            delivery.is_handed = True
             self.inboxes[name].append(delivery)
             # The last words of an earlier process may be heard until the next one is.
             if name == "b" or delivery.incarnation == self.other:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from xain_messaging.codec import Frame, encode, snapshot
+from xain_messaging.codec import Parts, encode, snapshot
 from xain_messaging.collectives.members import Members, Step
 from xain_messaging.collectives.registry import Arrived, Differs, Registry
 from xain_messaging.endpoint import Endpoint
@@ -145,7 +145,7 @@ class Operation:
         where = {"group": group_id, "number": number, "to": self._group.incarnations[name]}
         return Message("collective", self._endpoint.name, name, {**where, **body})
 
-    def _post(self, message: Message, frames: list[Frame], deadline: float) -> None:
+    def _post(self, message: Message, frames: Parts, deadline: float) -> None:
         self._endpoint.post(message, COLLECTIVE, frames, deadline)
 
     def _try_to_post(

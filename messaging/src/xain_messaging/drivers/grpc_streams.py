@@ -193,6 +193,7 @@ class GrpcDriver:
 
     max_message_bytes = MAX_MESSAGE_BYTES
     small_bytes = 16 << 20  # of a small packet
+    is_polled = False  # the event loop reads
 
     def __init__(
         self,

@@ -37,6 +37,8 @@ class Switchboard:
 class InProcessDriver:
     """See ports.Driver."""
 
+    is_polled = True
+
     def __init__(self, switchboard: Switchboard) -> None:
         self._switchboard = switchboard
         # Packets, and names of peers whose connections have broken; None wakes.

@@ -34,6 +34,7 @@ MAX_AT_ONCE: Final = 64
 # pyzmq's enums cost more than the call that they are for.
 _EVENTS: Final = int(zmq.EVENTS)
 _POLLIN: Final = int(zmq.POLLIN)
+_RCVMORE: Final = int(zmq.RCVMORE)
 _SNDMORE: Final = int(zmq.SNDMORE)
 
 # Two for each peer. A socket that is not made costs nothing.
@@ -50,6 +51,8 @@ class ZmqDriver:
     host: the interface to listen on, and the address that others are told, unless `advertise` is
         another. One that stands for all interfaces, such as "*", needs that.
     """
+
+    is_polled = True
 
     def __init__(self, host: str = "127.0.0.1", *, advertise: str = "") -> None:
         host_told = told_host(host, advertise)  # before anything is open
@@ -106,9 +109,9 @@ class ZmqDriver:
     def send(self, peer: str, frames: Frames) -> None:
         """An interrupt between two frames spoils this packet and the next one: their receiver drops
         both, and asks for them again."""
-        self._check_open()
         push = self._sockets.get(peer)
         if push is None:
+            self._check_open()
             raise UnknownPeer(f"{peer!r} is not connected")
         left = len(frames)
         for frame in frames:
@@ -128,15 +131,13 @@ class ZmqDriver:
             ready = zmq.zmq_poll(self._polled, math.ceil(1000 * min(timeout_s, LONGEST_S)))
             if len(ready) > 1 or (ready and ready[0][0] is not self._pull):
                 self._drain_woken()
-            for _ in range(MAX_AT_ONCE):
-                if not int(self._pull.getsockopt(_EVENTS)) & _POLLIN:
-                    break
-                frame = self._pull.recv(copy=False)
-                frames: list[Frame] = [frame.bytes]
-                while frame.more:
+            pull, num_left = self._pull, MAX_AT_ONCE
+            while num_left and int(pull.getsockopt(_EVENTS)) & _POLLIN:
+                num_left -= 1
+                frames: list[Frame] = [pull.recv()]
+                while pull.getsockopt(_RCVMORE):
                     # Frames after the first are arrays, and stay in the memory they came in.
-                    frame = self._pull.recv(copy=False)
-                    frames.append(frame.buffer)
+                    frames.append(pull.recv(copy=False).buffer)
                 self._on_packet(frames)
 
     def _drain_woken(self) -> None:
