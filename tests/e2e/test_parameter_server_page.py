@@ -3,7 +3,6 @@
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from support.s3_servers import free_ports
 from support.terminals import files_of
 from xain_parameters import Assign, LocalGroup
 
@@ -49,9 +49,7 @@ def words_of(line: str, address: str) -> list[str]:
 @contextmanager
 def typed(folder: Path) -> Iterator[dict[str, str]]:
     """Type all commands of the page. Yields the output of each that has ended."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     for name, text in files_of(PAGE).items():
         (folder / name).write_text(text)
     running: list[subprocess.Popen[str]] = []

@@ -18,7 +18,7 @@ from support.wire import Member
 from xain_coordinator.cli.main import app as coordinator_app
 from xain_participant.cli import app as participant_app
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 LAYOUT = re.compile(r"[a-z]+/ +\w")  # of "Where things are": a folder and what is in it

@@ -5,9 +5,10 @@ import os
 import re
 import shlex
 import signal
-import socket
 import sys
 from pathlib import Path
+
+from support.s3_servers import free_ports
 
 BIN = Path(sys.executable).parent
 PROGRAMS = ("xain-coordinator", "xain-participant", "python")
@@ -36,9 +37,7 @@ class Terminals:
     def __init__(self, folder: Path, scripts: tuple[str, ...] = ()) -> None:
         self.folder = folder
         self.scripts = scripts
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        (self.port,) = free_ports(1)
         self.coordinator: asyncio.subprocess.Process | None = None
         self.participants: list[asyncio.subprocess.Process] = []
         self.serving: list[asyncio.subprocess.Process] = []  # participants that do not end

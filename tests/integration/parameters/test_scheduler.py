@@ -1,7 +1,6 @@
 """The scheduler over gRPC, and as a process that is killed."""
 
 import asyncio
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from support.logs import capture_logs
+from support.s3_servers import free_ports
 from xain_parameters.errors import Closed, Evicted, Invalid, TableConflict, Unavailable
 from xain_parameters.scheduler import commands as c
 from xain_parameters.scheduler.client import SchedulerCalls, SchedulerMember
@@ -388,7 +388,7 @@ def test_foreign_file_is_no_journal(tmp_path: Path) -> None:
 
 
 def test_nothing_is_lost_when_the_scheduler_is_killed(tmp_path: Path, stack: ExitStack) -> None:
-    listen = f"127.0.0.1:{free_port()}"
+    listen = f"127.0.0.1:{free_ports(1)[0]}"
     process = start_scheduler(tmp_path, listen)
     stack.callback(end, process)
     node = Node(listen, "a")
@@ -487,9 +487,3 @@ def end(process: "subprocess.Popen[str]") -> None:
     process.wait(LONG_S)
     assert process.stdout is not None
     process.stdout.close()
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

@@ -1,10 +1,10 @@
 """The compose stack, as a project of its own that leaves nothing behind."""
 
-import socket
 import uuid
 from pathlib import Path
 
 from support.containers.engine import BASE, PATIENCE_S, docker, run
+from support.s3_servers import free_ports
 from xain_coordinator.server import inspection_client
 
 OVERRIDE = Path(__file__).with_name("compose.test.yml")
@@ -58,15 +58,3 @@ class Stack:
     def end(self) -> None:
         """Everything is gone afterwards, whatever state it was in."""
         self.compose("down", "--volumes", "--remove-orphans", "--timeout=5")
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on at this moment."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
