@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tests.unit.core.bench import Bench
 
+from support.examples import keys_in, keys_of
 from xain_coordinator.config.coordinator import ENV_PREFIX, CoordinatorConfig
 from xain_coordinator.core import events as e
 from xain_coordinator.core.keys import attempt_key, incoming_key, model_key, update_key
@@ -20,7 +21,6 @@ from xain_coordinator.stores.s3 import S3Store
 from xain_coordinator.stores.s3_bucket import connect
 from xain_coordinator.stores.secret_files import read_secret
 from xain_foundation import names
-from xain_foundation.fields import Section
 from xain_foundation.settings import ConfigError, load
 from xain_workloads.schema import Column
 
@@ -715,28 +715,6 @@ def test_xains_keys_are_told_their_new_names(tmp_path: Path, text: str, message:
     assert "hunter2" not in str(caught.value)
 
 
-def keys_of(model: type[Section]) -> set[str]:
-    return {
-        f"{field.alias or section}.{key}" if key else section
-        for section, field in model.model_fields.items()
-        # A table, such as [train], has no keys of its own.
-        for key in getattr(field.annotation, "model_fields", [""])
-    }
-
-
-def keys_in(text: str) -> set[str]:
-    """Keys of an example, also those that are commented out."""
-    lines = [line.removeprefix("# ") for line in text.splitlines()]
-    section, keys = "", set()
-    for line in lines:
-        if line.startswith("["):
-            section = line.strip("[]")
-            keys.add(section)
-        elif " = " in line and line.split(" = ")[0].isidentifier():
-            keys.add(f"{section}.{line.split(' = ')[0]}")
-    return keys
-
-
 @pytest.mark.parametrize(
     ("written", "values"),
     [("north", ("north",)), (["north", "west"], ("north", "west")), ('["n", "w"]', ("n", "w"))],
@@ -802,9 +780,7 @@ def test_examples_load(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_key_occurs_in_an_example() -> None:
     """The examples are the reference; a new key is explained there or nowhere."""
-    texts = [file.read_text() for file in CONFIGS.glob("coordinator-*.toml")]
-    told = {key for text in texts for key in keys_in(text)}
-    assert keys_of(CoordinatorConfig) <= told
+    assert keys_of(CoordinatorConfig) <= keys_in(CONFIGS.glob("coordinator-*.toml"))
 
 
 def test_defaults_that_the_example_tells_are_true() -> None:

@@ -1,10 +1,10 @@
 """The settings of the scheduler and of a server, and their examples in configs/."""
 
-import re
 from pathlib import Path
 
 import pytest
 
+from support.examples import keys_in, keys_of
 from xain_foundation.fields import Section
 from xain_foundation.settings import ConfigError, load
 from xain_parameters.config import SchedulerConfig, ServerConfig
@@ -19,18 +19,8 @@ EXAMPLES = [
 @pytest.mark.parametrize(("model", "file"), EXAMPLES)
 def test_examples_load_and_tell_every_key(model: type[Section], file: str) -> None:
     load(model, CONFIGS / file)
-    section, told = "", set()
-    for line in (CONFIGS / file).read_text().splitlines():
-        if line.startswith("["):
-            section = line.strip("[]")
-        elif found := re.match(r"(?:# )?(\w+) = ", line):
-            told.add(f"{section}.{found[1]}")
-    keys = {
-        f"{section}.{key}"
-        for section, field in model.model_fields.items()
-        for key in field.annotation.model_fields  # type: ignore[union-attr]  # all are models
-    }
-    assert told == keys
+    told = {key for key in keys_in([CONFIGS / file]) if "." in key}
+    assert told == keys_of(model)
 
 
 def test_checkpoint_interval_without_a_folder_is_refused() -> None:

@@ -1,9 +1,8 @@
-import re
 from pathlib import Path
 
 import pytest
 
-from xain_foundation.fields import Section
+from support.examples import keys_in, keys_of
 from xain_foundation.settings import ConfigError, load
 from xain_participant.config import ENV_PREFIX, ParticipantConfig
 from xain_workloads.partition import Partition
@@ -96,14 +95,6 @@ def test_names_that_the_coordinator_refuses(name: str) -> None:
     assert "it must be a name of at most 128 bytes" in told
 
 
-def keys_of(model: type[Section]) -> set[str]:
-    return {
-        f"{section}.{key}"
-        for section, field in model.model_fields.items()
-        for key in field.annotation.model_fields  # type: ignore[union-attr]  # all are models
-    }
-
-
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("participant-*.toml")), ids=lambda f: f.stem)
 def test_examples_load(file: Path) -> None:
     """As they stand."""
@@ -112,16 +103,7 @@ def test_examples_load(file: Path) -> None:
 
 def test_every_key_occurs_in_an_example() -> None:
     """The examples are the reference; a new key is explained there or nowhere."""
-    told = set()
-    for file in CONFIGS.glob("participant-*.toml"):
-        section = ""
-        for line in file.read_text().splitlines():
-            if line.startswith("["):
-                section = line.strip("[]")
-                told.add(section)
-            elif found := re.match(r"(?:# )?(\w+) =", line):
-                told.add(f"{section}.{found[1]}")
-    assert keys_of(ParticipantConfig) <= told
+    assert keys_of(ParticipantConfig) <= keys_in(CONFIGS.glob("participant-*.toml"))
 
 
 def test_no_file_in_configs_is_of_another_kind() -> None:
