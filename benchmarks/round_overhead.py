@@ -1,6 +1,6 @@
 """Cost of a round beyond the training: 8 participant processes, a model of 10 float32.
 
-    python benchmarks/round_overhead.py [--participants 8] [--rounds 30] [--peers]
+    python benchmarks/round_overhead.py [--participants 8] [--rounds 300] [--peers]
 
 The participants are real agents whose updates are there before they are asked. A round lasts from
 its opening to the publication of its model, as the coordinator records it: every participant is
@@ -90,7 +90,7 @@ def call_echo(port: int, rounds: int) -> None:
 def main() -> None:
     parser = flags.parser(__doc__, quick="few rounds, to see that it works")
     parser.add_argument("--participants", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=30, help="after the warm-up")
+    parser.add_argument("--rounds", type=int, default=300, help="after the warm-up")
     parser.add_argument("--peers", action="store_true", help="also Flower and NVFLARE")
     parser.add_argument("--role", default="main", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
