@@ -17,7 +17,7 @@ from support.wire import Member
 from xain_workloads.dataset import Dataset
 from xain_workloads.held import unpack_holdings
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 
 PAGE = Path(__file__).parents[2] / "docs" / "bagging.md"
 RULES: dict[str, Any] = {

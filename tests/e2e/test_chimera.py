@@ -10,7 +10,7 @@ import pytest
 from support.served import SGD, Served
 from xain_workloads.data import load
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 
 CANCER = load("breast_cancer")
 AGGREGATION, SERVER = "/v1/chimera/aggregation", "/v1/chimera/parameter-server"

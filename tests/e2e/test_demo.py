@@ -14,7 +14,7 @@ import pytest
 
 from support.shown import Shown
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 class Demo(Shown):

@@ -11,7 +11,7 @@ from zipfile import ZipFile
 import numpy as np
 import pytest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
 
 

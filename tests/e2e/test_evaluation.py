@@ -14,7 +14,7 @@ import pytest
 from support.process import PATIENCE_S, CoordinatorProcess, ParticipantProcess, Process
 from support.training import close_gates
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 Launch = Callable[..., CoordinatorProcess]
 

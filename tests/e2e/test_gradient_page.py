@@ -7,7 +7,7 @@ import pytest
 
 from support.terminals import Terminals, commands_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[2]
 

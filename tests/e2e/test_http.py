@@ -13,7 +13,7 @@ import pytest
 from support.served import Served, error_of
 from xain_workloads.data import load
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 
 IRIS = load("iris")
 COLUMNS = list(IRIS.feature_names)

@@ -9,7 +9,7 @@ import pytest
 from support import http_hooks
 from support.served import PATIENCE_S, Served
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 
 # All checks are on. Two of them know only what every API does: a description cannot tell that a fit
 # is refused while another one goes on (409), that a round has no model (404), that rows do not fit

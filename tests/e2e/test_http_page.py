@@ -11,7 +11,7 @@ import pytest
 from support.served import Served
 from support.terminals import BIN
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 PAGE = Path(__file__).parents[2] / "docs" / "http.md"
 
 

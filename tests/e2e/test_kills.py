@@ -23,8 +23,9 @@ import pytest
 
 from support.fault_proxy import FaultProxy
 from support.influx_servers import VictoriaMetrics
+from support.ports import free_ports
 from support.process import Lines, ParticipantProcess
-from support.s3_servers import SeaweedFS, free_ports
+from support.s3_servers import SeaweedFS
 from support.training import Scenario, Training, close_gates, digests, training, undisturbed
 
 # The number of kills is what counts, so there is no hurry: this much only if all stands still.

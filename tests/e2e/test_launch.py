@@ -19,7 +19,7 @@ from xain_workloads.data import load
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 
 def write_wards(root: Path, *names: str) -> Path:

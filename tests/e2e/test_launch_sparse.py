@@ -21,7 +21,7 @@ from xain_coordinator.cli.launch.log_view import LogView
 from xain_parameters import connect_sync
 from xain_workloads.sparse.generator import SHAPES, write
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 SPARSE = ("--workload=sparse", "--data=rows", "--servers=2", "--workers=2")
 READY = "launch: ready: all 2 have joined"

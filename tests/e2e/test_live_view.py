@@ -14,7 +14,7 @@ import pytest
 from support.process import CoordinatorProcess
 from support.wire import Member
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.e2e
 
 
 def read_until(terminal: int, text: str) -> str:

@@ -12,7 +12,7 @@ from support.terminals import Terminals, commands_of
 
 pytest.importorskip("torch", reason="torch is not installed; `make setup-torch` installs it")
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
 
 

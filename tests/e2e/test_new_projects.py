@@ -7,7 +7,7 @@ import pytest
 
 from support.terminals import Terminals, commands_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 
 
 async def written(template: str, folder: Path) -> Path:

@@ -17,7 +17,7 @@ from support.parameter_worker import Floats, model, residual, train
 WORKERS = ("w0", "w1")
 TOLERANCE = 0.01  # 0.001 or so without deaths
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from support.s3_servers import free_ports
+from support.ports import free_ports
 from support.terminals import files_of
 from xain_parameters import Assign, LocalGroup
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "parameter-server.md").read_text(encoding="utf-8")

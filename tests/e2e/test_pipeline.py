@@ -21,7 +21,7 @@ from xain_workloads.preprocessing import prepare
 from xain_workloads.workload import initial_model
 
 pytest.importorskip("torch", reason="torch is not installed; `make setup-torch`")
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[2]
 ROUNDS, EPOCHS = 3, 40

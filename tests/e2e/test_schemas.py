@@ -14,7 +14,7 @@ from e2e.test_take_home import command
 from support.process import PATIENCE_S, CoordinatorProcess
 from xain_coordinator.server.inspection_client import fetch
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 
 HEADER = "age,sex,weight,status"
 ROWS = ("63,f,71.5,alive", "41,m,88,dead", "58,m,?,alive", "70,f,66,dead")

@@ -13,7 +13,7 @@ import pytest
 from support.process import PATIENCE_S, CoordinatorProcess, ParticipantProcess
 from support.wire import Member
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 Launch = Callable[..., CoordinatorProcess]
 

@@ -15,7 +15,7 @@ from support.process import CoordinatorProcess, Process
 from support.tables import write_rows
 from xain_coordinator.cli import main as cli
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 
 ROUNDS = 4
 SITES = ("north", "south", "west")

@@ -14,7 +14,7 @@ from support.wire import Member
 from xain_workloads.data import load
 from xain_workloads.dataset import Dataset
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 
 ROUNDS = 12
 SITES = ("north", "south", "west")

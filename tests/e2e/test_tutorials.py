@@ -10,7 +10,7 @@ import pytest
 from support.tables import write_rows
 from support.terminals import Terminals, commands_of, files_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
 TUTORIALS = ROOT / "docs" / "tutorials"
 

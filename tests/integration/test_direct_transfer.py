@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from support.logs import capture_logs
-from support.s3_servers import SeaweedFS, free_ports
+from support.ports import free_ports
+from support.s3_servers import SeaweedFS
 from support.wire import digest, npy
 from xain_coordinator.core.values import Phase
 from xain_coordinator.server.coordinator_service import CoordinatorService

@@ -17,8 +17,8 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from support.ports import free_ports
 from support.process import CoordinatorProcess
-from support.s3_servers import free_ports
 from support.trainee import Trainee
 from support.transfers import (
     DATA,

@@ -24,7 +24,8 @@ from urllib.parse import parse_qsl, quote, urlsplit
 
 import pytest
 
-from support.s3_servers import find_program, free_ports
+from support.ports import free_ports
+from support.s3_servers import find_program
 
 READY_S = 60.0  # for what takes a moment, on a machine that has other things to do
 

@@ -3,11 +3,9 @@
 import contextlib
 import json
 import os
-import random
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +20,8 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from support.ports import free_ports
+
 READY_S = 90.0  # servers that start within seconds, on a machine that has other things to do
 GRACE_S = 5.0
 
@@ -30,19 +30,6 @@ def find_program(name: str) -> str | None:
     """Beside our Python, or on the path."""
     beside = Path(sys.executable).with_name(name)
     return str(beside) if beside.exists() else shutil.which(name)
-
-
-def free_ports(number: int) -> list[int]:
-    """Ports that nobody listens on, below those that outgoing connections take: a server that was
-    killed must find its port free when it comes back."""
-    with contextlib.ExitStack() as held:
-        ports: list[int] = []
-        while len(ports) < number:
-            taken = held.enter_context(socket.socket())
-            with contextlib.suppress(OSError):
-                taken.bind(("127.0.0.1", random.randrange(12_000, 32_000)))
-                ports.append(taken.getsockname()[1])
-        return ports
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from support.s3_servers import free_ports
+from support.ports import free_ports
 
 BIN = Path(sys.executable).parent
 PROGRAMS = ("xain-coordinator", "xain-participant", "python")
@@ -37,7 +37,7 @@ class Terminals:
     def __init__(self, folder: Path, scripts: tuple[str, ...] = ()) -> None:
         self.folder = folder
         self.scripts = scripts
-        (self.port,) = free_ports(1)
+        self.port = free_ports(1)[0]
         self.coordinator: asyncio.subprocess.Process | None = None
         self.participants: list[asyncio.subprocess.Process] = []
         self.serving: list[asyncio.subprocess.Process] = []  # participants that do not end

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 import xain_parameters as parameters
 from support.certificates import certified, needs_openssl
+from support.ports import free_ports
 from support.process import CoordinatorProcess, ParticipantProcess
-from support.s3_servers import free_ports
 from xain_coordinator.assembly.parameter_group import ParameterGroup
 from xain_coordinator.cli import main as coordinator_cli
 from xain_coordinator.config.parameters import ParametersSettings

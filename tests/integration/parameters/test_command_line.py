@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.s3_servers import free_ports
+from support.ports import free_ports
 from xain_parameters.config import SchedulerSettings
 
 PROGRAM = [

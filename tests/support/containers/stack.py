@@ -4,7 +4,7 @@ import uuid
 from pathlib import Path
 
 from support.containers.engine import BASE, PATIENCE_S, docker, run
-from support.s3_servers import free_ports
+from support.ports import free_ports
 from xain_coordinator.server import inspection_client
 
 OVERRIDE = Path(__file__).with_name("compose.test.yml")

@@ -1,6 +1,5 @@
 """The rate limit admits calls at their reserved times, on a clock that the test keeps."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -92,7 +91,6 @@ def test_reservations_are_bounded():
     st.integers(1, 10),
     st.integers(1, 20),
 )
-@pytest.mark.timeout(120)
 def test_admitted_calls_never_exceed_rate_burst_and_late_callers(calls, burst, max_waiting):
     """In any time: the burst, the rate, and the reservations of callers that come late."""
     per_s = 8.0
