@@ -131,8 +131,7 @@ class Agent:
     another than the state's, or the tags cannot be sent.
     """
 
-    min_watch_pause_s = 0.1
-    max_watch_pause_s = 2.0
+    min_watch_pause_s, max_watch_pause_s = 0.1, 2.0
 
     def __init__(
         self,

@@ -198,8 +198,7 @@ class CoordinatorClient:
     # Answered when the update is durable: measured, synchronised to disk, and committed. One that
     # was put into the store the coordinator copies and reads before, which takes time by its size.
     hand_in_timeout_s = 60.0
-    # Bytes of an upload that gRPC, the kernel and a router may have taken and not sent yet.
-    max_buffered_bytes = 8 * 1024 * 1024
+    max_buffered_bytes = 8 << 20  # of an upload, that gRPC, the kernel and a router may hold
 
     def __init__(
         self,

@@ -40,8 +40,6 @@ Context = grpc.aio.ServicerContext[Any, Any]
 # after a kill instead of 5.7 s. 1,176 heartbeats, instead of none, took longer than an agent waits
 # until it opens a second connection.
 ADMISSIONS_PER_S = float(RECONNECTS_PER_S)
-# Calls admitted at once: a fleet of hundreds never notices that there is a limit.
-BURST = 300
 # Reservations of twenty seconds. Each is a name and a number.
 MAX_WAITING = 10_000
 
@@ -67,7 +65,7 @@ class RateLimitedService(CoordinatorService):
     ) -> None:
         super().__init__(driver, inbox, downloads, parse_points, predictions)
         self._counters = counters
-        self.limit(ADMISSIONS_PER_S, BURST)
+        self.limit(ADMISSIONS_PER_S, 300)  # a fleet of hundreds never notices a limit
 
     def limit(self, per_s: float, burst: int) -> None:
         """Begin to admit so many calls of each kind a second, after a burst."""

@@ -154,9 +154,7 @@ class Inbox:
     max_uploads = 500
     # When there are so many, one that has waited for its sender for so long is ended for a new one.
     max_wait_s = 5.0
-    # Parts of broken uploads are kept for so many participants. Each is an open file as large as
-    # what came, and some KiB of memory.
-    max_broken = 64
+    max_broken = 64  # participants whose broken uploads are kept: open files, as large as what came
 
     def __init__(
         self,

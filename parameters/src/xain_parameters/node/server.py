@@ -78,9 +78,8 @@ class ParameterServer:
     and Damaged.
     """
 
-    # The threads that write a checkpoint together take at most this share of one core while workers
-    # are served: training goes on at nearly its speed, and the checkpoint takes longer. A server
-    # that no worker has asked for anything within idle_s writes as fast as it can.
+    # Share of one core for the threads that write a checkpoint, while a worker has asked for
+    # anything within idle_s: training goes on at nearly its speed, the checkpoint takes longer.
     save_share = 0.1
     idle_s = 1.0
 
