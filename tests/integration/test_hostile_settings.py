@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -172,11 +171,3 @@ async def test_largest_counts_fit_the_wire(start, join, rounds):
         await a.inspection.GetStatus(inspection.GetStatusRequest())
         await a.inspection.ListParticipants(inspection.ListParticipantsRequest())
         await a.hand_in([1.0], round_=round_)
-
-
-def test_files_beyond_a_mebibyte_are_refused(tmp_path: Path) -> None:
-    """A file is not read to its end to find that it is no configuration."""
-    file = tmp_path / "large.toml"
-    file.write_text("# " + "x" * (1 << 20))
-    told = refusal(CoordinatorConfig, file=file)
-    assert told == f"{file}: it has more than 1048576 bytes"

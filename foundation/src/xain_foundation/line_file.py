@@ -36,7 +36,7 @@ class AppendedFile:
         here. Raises OSError."""
         if self._fd is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
             is_torn = _ends_within_a_line(self.path)
             self._fd = os.open(self.path, flags, 0o666)
             if is_torn:

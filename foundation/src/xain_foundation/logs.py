@@ -92,12 +92,8 @@ def configure(level: str, console: bool, third_party: bool) -> None:
     For programs only: a library that is imported by other programs must not call it.
 
     level: a Level, in any case. third_party: see LoggingSettings.
-    Raises ValueError if there is no such level.
     """
-    levels = logging.getLevelNamesMapping()
-    if level.upper() not in levels:
-        raise ValueError(f"there is no log level {level!r}")
-    threshold = levels[level.upper()]
+    threshold = logging.getLevelNamesMapping()[level.upper()]
 
     structlog.configure(
         processors=[structlog.stdlib.filter_by_level, to_record],

@@ -38,7 +38,6 @@ Model = TypeVar("Model", bound=BaseModel)
 Origin = Literal["default", "file", "environment", "flag"]
 
 COMMAND_LINE = "command line"
-_MAX_FILE_BYTES = 1 << 20
 
 # Kubernetes sets these in every pod beside a Service called xain-coordinator. All of ours have two
 # underscores after the section, so neither can be taken for the other.
@@ -150,8 +149,8 @@ def resolve(
         wrong = list(_wrong_values(schema, given, error))
         # Two keys at odds are worth a word only if all others are right: one of the two may be a
         # default that stands in for a misspelt key.
-        problems += [w.text for w in wrong if not w.is_conflict]
-        problems = problems or [w.text for w in wrong]
+        problems += [text for text, is_conflict in wrong if not is_conflict]
+        problems = problems or [text for text, _ in wrong]
     if problems:
         others = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise ConfigError(problems[0] + others)
@@ -205,27 +204,15 @@ def _from_file(schema: Schema, file: Path) -> _Source:
 
 def _read(file: Path) -> dict[str, object]:
     try:
-        with file.open("rb") as opened:
-            data = opened.read(_MAX_FILE_BYTES + 1)
-        if len(data) > _MAX_FILE_BYTES:
-            raise ConfigError(f"{file}: it has more than {_MAX_FILE_BYTES} bytes")
-        return tomllib.loads(data.decode())
+        data = file.read_bytes()
     except FileNotFoundError:
         raise ConfigError(f"{file}: there is no such file") from None
-    except IsADirectoryError:
-        raise ConfigError(f"{file}: this is a directory; name a TOML file") from None
-    except PermissionError:
-        raise ConfigError(f"{file}: no permission to read it") from None
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{file}: this is no TOML: it is not encoded in UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
+    try:
+        return tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: this is no TOML: {error}") from None
-    except ValueError:
-        raise ConfigError(f"{file}: a number in it has thousands of digits") from None
-    except RecursionError:
-        raise ConfigError(f"{file}: its lists and tables are nested too deeply") from None
 
 
 def _walk(
@@ -317,15 +304,10 @@ def _unknown(schema: Schema, key: Key, name: Callable[[Key], str]) -> str:
     return f"unknown key {dotted_unknown(key)}; {hint}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Wrong:
-    text: str
-    is_conflict: bool
-
-
 def _wrong_values(
     schema: Schema, given: Mapping[Key, _Given], error: ValidationError
-) -> Iterator[_Wrong]:
+) -> Iterator[tuple[str, bool]]:
+    """Messages about wrong values, and whether each is about two keys at odds."""
     seen = set()
     for details in error.errors(include_url=False):
         at = tuple(map(str, details["loc"]))
@@ -346,7 +328,7 @@ def _wrong_values(
                 text = f"{source}: {dotted(key)}: {must}"
             else:
                 text = f"{source}: {_is(schema, key, value)}; {must}"
-            yield _Wrong(text, isinstance(cause, WrongSetting))
+            yield text, isinstance(cause, WrongSetting)
 
 
 _NO_VALUE = object()

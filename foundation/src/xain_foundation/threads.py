@@ -25,13 +25,9 @@ async def wait_to_end(running: asyncio.Future[T]) -> T:
     cancelled: asyncio.CancelledError | None = None
     while not running.done():
         try:
-            await asyncio.shield(running)
+            await asyncio.wait([running])
         except asyncio.CancelledError as error:
             cancelled = error
-        except BaseException as error:  # the work may raise anything; told apart below
-            if not running.done() or running.exception() is not error:
-                raise  # thrown at us, by whoever ends the event loop
-            break  # the work's own; raised below
     if cancelled is not None:
         running.exception()  # nobody is left to hear it
         raise cancelled

@@ -206,10 +206,9 @@ class Agent:
         self._protocol = Protocol(chance, held, serve=serve)
         self._timers: dict[Timer, float] = {}  # the runtime's time at which each is due
         self._answers: deque[e.Event] = deque()  # to calls that the loop itself has made
-        # The mailbox holds six events at most: the worker has one piece of work, and posts once
-        # that it saves the result, or what an answer tells of the next round; the watch thread
-        # waits until its last event was handled (and may then report its end), and stop() posts
-        # once.
+        # At most six events: that a result is being saved, the outcome of a piece of work and news
+        # that came with its answer; two of the watch thread, which waits until its last one was
+        # handled; and one of stop().
         self._mailbox: Queue[_Posted] = runtime.queue()
         self._jobs: Queue[tuple[Call, int] | None] = runtime.queue()  # one, then the end
         self._watch_credit: Queue[None] = runtime.queue()  # one: to post what the stream says

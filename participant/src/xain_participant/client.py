@@ -56,13 +56,10 @@ CHANNEL_OPTIONS = (
     # One that has moved is found at its new address as soon as its name says so; by default gRPC
     # does not ask for a name again within 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 5000),
-    # gRPC servers take pings that come more often than every five minutes, with no data between,
-    # for an attack, and hang up with "too_many_pings"; ours do after 10 s, but others may stand
-    # between. Nor are more needed: it is the heartbeats, every 10 s, that keep the entries of NATs
-    # and load balancers alive (Azure's forget after 4 min, AWS's after 350 s, routers at home often
-    # sooner), and that find a dead connection, see connection.py. What this adds: Linux gives up on
-    # a connection on which nobody has acknowledged anything for as long as the timeout, which
-    # breaks all streams over it.
+    # gRPC servers, as they may stand between, hang up on pings more often than every five minutes
+    # ("too_many_pings"). Heartbeats keep the entries of NATs and load balancers alive, and find a
+    # dead connection, see connection.py. What this adds: Linux gives up on a connection on which
+    # nobody has acknowledged anything for as long as the timeout, which breaks its streams.
     ("grpc.keepalive_time_ms", 300_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 0),

@@ -18,7 +18,7 @@ class Damaged(Exception):
 class Download:
     """The bytes received of an object. One source may begin a download and another go on.
 
-    received: bytes so far, from the beginning of the object.
+    received: number of bytes so far.
     spare: source of the memory; None allocates it.
     """
 

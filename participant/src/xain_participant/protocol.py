@@ -66,8 +66,6 @@ NUM_DONE_KEPT = 256
 # cannot help. It leaves, so that the coordinator waits for another participant.
 MAX_INVALID = 4
 
-# The cause of a session that has come to its regular end.
-
 # The time that an update which is being sent has for its answer when the session is finished.
 FINISHING_S = 2.0
 
@@ -444,8 +442,7 @@ class Protocol:
         if self._held == round_:
             self._begin(Call.HAND_IN, round_)
         elif round_ in self._done:
-            # Advertised and assigned rounds differ for as long as a message is on its way. Should
-            # they differ for longer, asking without a pause would be a busy loop.
+            # The advertisement is older or newer than the answer; asking at once might loop.
             self._back_off()
         else:
             if self._accepted != round_:

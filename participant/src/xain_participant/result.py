@@ -49,12 +49,10 @@ class NotKept(Exception):
 
 
 class Keeper(Protocol):
-    """Keeper of the latest result of a participant."""
+    """Keeper of the latest result of a participant, such as a StateDirectory."""
 
     @property
-    def participant_id(self) -> str:
-        """Name of the participant that the results belong to."""
-        ...
+    def participant_id(self) -> str: ...
 
     @property
     def instance_id(self) -> str:

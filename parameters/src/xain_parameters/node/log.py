@@ -13,9 +13,9 @@ and a frame as on the wire, see messages. A crash tears the end of a file off, w
 told of; a record that was on disk and cannot be read is damage, and is told with its place.
 """
 
+import fcntl
 import os
 import struct
-import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -33,11 +33,6 @@ from xain_parameters.messages import Declare, Entry, Message, Tile, Whole, decod
 from xain_parameters.replica import OutOfOrder, Replica
 from xain_parameters.specs import RangeView, TableSpec, decode_table
 from xain_parameters.transport.frames import pieces_of
-
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
 
 logger = get_logger(__name__)
 
@@ -245,7 +240,7 @@ class DiskLog:
         make_directory(folder)
         self._lock_file = (folder / "lock").open("ab")
         try:
-            _lock(self._lock_file.fileno())
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._lock_file.close()
             raise FolderInUse(f"another server has its log in {folder}") from error
@@ -306,17 +301,6 @@ class DiskLog:
             return len(steps)
         self._has_failed = False
         return 0
-
-
-if sys.platform == "win32":
-
-    def _lock(descriptor: int) -> None:
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-
-else:
-
-    def _lock(descriptor: int) -> None:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _message(frame: memoryview) -> Message:
