@@ -531,6 +531,35 @@ def test_connections_beyond_the_limit_are_closed():
     listener.close()
 
 
+@needs_openssl
+@pytest.mark.parametrize("is_secure", [False, True])
+def test_connections_that_say_nothing_keep_no_worker_out(tmp_path, is_secure):
+    """The oldest one is closed for the next that comes; those that have said Hello stay."""
+    tls = Certificates(certified(tmp_path / "ours")) if is_secure else None
+    listener = Listener(
+        "127.0.0.1:0",
+        lambda channel, message: None,
+        lambda channel, why: None,
+        tls=None if tls is None else tls.accepts,
+        max_connections=3,
+    )
+    address = ("127.0.0.1", listener.port)
+    here = None if tls is None else tls.connects
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection(address)) for _ in range(3)]
+        wait_until(lambda: listener.num_connections == 3)
+        for name in ("v", "w"):
+            stack.enter_context(connected(f"127.0.0.1:{listener.port}", name, here))
+        wait_until(lambda: {channel.peer.name for channel in listener._channels} == {"v", "w"})
+        silent.append(stack.enter_context(socket.create_connection(address)))
+        for each in silent[:3]:
+            each.settimeout(PATIENCE_S)
+            assert each.recv(1) == b""
+        assert listener.num_connections == 3
+    wait_until(lambda: listener.num_connections == 0)
+    listener.close()
+
+
 def test_close_ends_all_connections_and_threads():
     before = threads()
     store = Store()

@@ -22,7 +22,6 @@ from xain_parameters.transport.frames import HungUp, Malformed, Receiver, Socket
 from xain_parameters.transport.tls import TlsSocket
 
 MAX_CONNECTIONS: Final = 1024
-HELLO_BYTES: Final = 4096
 
 log = get_logger(__name__)
 
@@ -34,6 +33,9 @@ def _only_hello(head: AnyHead, num_keys: int, num_bytes: int) -> None:
 
 class Listener:
     """Accepts connections, each with a reading thread of its own.
+
+    At most max_connections: the next one is closed, or takes the place of the oldest that has not
+    said Hello. So connections that say nothing keep no worker out.
 
     address: "HOST:PORT"; port 0 takes a free one, see `port`.
     on_message, on_closed: see Channel; called in the thread of the connection. While on_message
@@ -57,6 +59,7 @@ class Listener:
         self._lock = threading.Lock()
         self._is_closed = False
         self._greeting: dict[Socket, threading.Thread] = {}
+        self._silent: dict[Socket, None] = {}  # those without a Hello yet, the oldest first
         self._channels: set[Channel] = set()
         self._tls_failed = RateLimitedLog(log.warning, "tls_handshake_failed")
         host, _, port = address.rpartition(":")
@@ -108,6 +111,11 @@ class Listener:
                 continue
             with self._lock:
                 is_full = len(self._channels) + len(self._greeting) >= self._max_connections
+                if is_full and self._silent:
+                    oldest = next(iter(self._silent))
+                    del self._silent[oldest], self._greeting[oldest]
+                    shut(oldest)
+                    is_full = False
                 if is_full or self._is_closed:
                     connection.close()
                 else:
@@ -116,6 +124,7 @@ class Listener:
                         target=self._greet, args=(connection, host), name="greet", daemon=True
                     )
                     self._greeting[connection] = greet
+                    self._silent[connection] = None
                     greet.start()
             if is_full:
                 log.warning("connection_refused", reason="too many", limit=self._max_connections)
@@ -129,19 +138,25 @@ class Listener:
             if self._tls is not None:
                 # The descriptor moves from `accepted`; close() has to shut the one that has it.
                 with self._lock:
-                    if self._is_closed:
+                    if self._is_closed or accepted not in self._silent:
                         raise HungUp
                     wrapped = self._tls.wrap_socket(
                         accepted, server_side=True, do_handshake_on_connect=False
                     )
                     thread = self._greeting.pop(accepted)
+                    del self._silent[accepted]
                     connection = secured = TlsSocket(wrapped)
                     self._greeting[connection] = thread
+                    self._silent[connection] = None
                 secured.handshake()
             receiver = Receiver(connection, _only_hello)
             hello = receiver.receive().head
             assert isinstance(hello, Hello)
             receiver.destination = None
+            with self._lock:
+                if connection not in self._silent:  # another one has its place
+                    raise HungUp
+                del self._silent[connection]
             refused = None
             if hello.version != VERSION:
                 text = f"version {hello.version} of the protocol; this server speaks {VERSION}"
@@ -164,6 +179,7 @@ class Listener:
             log.exception("hello_failed")
         with self._lock:
             self._greeting.pop(connection, None)
+            self._silent.pop(connection, None)
             if channel is not None and not self._is_closed:
                 self._channels.add(channel)
                 channel.start()
