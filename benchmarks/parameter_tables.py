@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from xain_parameters.keys import END
 from xain_parameters.messages import Pull, Push
 from xain_parameters.replica import Replica
-from xain_parameters.specs import RangeView, TableSpec
+from xain_parameters.specs import Plugin, RangeView, TableSpec
 from xain_parameters.tables import initialisers, rules
 
 Array = NDArray[Any]
@@ -77,8 +77,8 @@ class Server:
             dim=case.dim,
             is_dense=False,
             dtype="float32",
-            update=rules.plugin(case.rule),
-            init=initialisers.plugin(initialisers.Zeros()),
+            update=Plugin.of(case.rule),
+            init=Plugin.of(initialisers.Zeros()),
         )
         self._replica = Replica(RangeView(1, 0, END - 1, 1, ("s",)), [spec], generation=1)
         self._num_pushes = 0
