@@ -41,4 +41,4 @@ async def test_a_participant_whose_updates_are_wrong_does_not_hold_up_the_round(
     session = coordinator.driver.session
     assert (session.phase, session.cause) == (Phase.FINISHED, "completed")
     assert session.selection.faults["wrong"] == Faults(num_refused=3, left_out_until=5)
-    assert coordinator.driver.history.contributions == {"a": 3, "b": 3, "wrong": 1}
+    assert coordinator.driver.history.accounts.contributions() == {"a": 3, "b": 3, "wrong": 1}

@@ -158,7 +158,7 @@ def test_session_warns_of_lost_samples_beyond_the_stated_share() -> None:
 def test_finished_session_names_sites_that_never_counted() -> None:
     history = session(("a", 10), ("b", 10))
     run_round(history, 0, ("a", "b"), ("a",), e.TrainingFailed("b", 0, "ValueError"))
-    assert history.accounts.never(history.contributions) == ["b"]
+    assert history.accounts.never() == ["b"]
     expected = "b has never counted; it was selected for 1 round: failed: ValueError."
     assert expected in history.warnings(is_over=True)
 
@@ -182,11 +182,11 @@ def test_initial_weights_count_as_no_round_of_their_maker() -> None:
         e.TrainingFailed("a", 0, "TypeError"),
         task=Task.INITIALISE,
     )
-    assert not history.contributions
+    assert not history.accounts.contributions()
     assert [account.num_selected for account in history.accounts.by_name.values()] == [0, 0, 0]
     assert history.rounds[-1].lost == (0, 0)
     assert history.accounts.by_name["a"].failure == "round 0: failed: TypeError"
     for number in (1, 2, 3):
         run_round(history, number, ("a", "b", "c"), ("a", "c"))
-    assert history.contributions == {"a": 3, "c": 3}
+    assert history.accounts.contributions() == {"a": 3, "c": 3}
     assert next(iter(history.warnings(is_over=True))).startswith("b has never counted")

@@ -7,8 +7,8 @@ import pytest
 
 from xain_coordinator.core import events as e
 from xain_coordinator.core import history as module
+from xain_coordinator.core.accounts import MAX_DEPARTED
 from xain_coordinator.core.history import (
-    MAX_DEPARTED,
     MAX_NAMES_OF_A_ROUND,
     MAX_ROUNDS,
     MAX_SITE_METRICS,
@@ -65,8 +65,7 @@ def test_participant_that_is_left_out_stays_selected_with_its_reason() -> None:
     )
     assert history.rounds[-1].selected == ("a", "b", "c")
     assert history.rounds[-1].missing == {"a": "replaced"}
-    assert history.contributions == {"b": 1}
-    assert not history.departed
+    assert history.accounts.contributions() == {"b": 1}
 
 
 def test_a_round_as_it_was() -> None:
@@ -81,7 +80,7 @@ def test_a_round_as_it_was() -> None:
     (record,) = history.rounds
     assert record == RoundRecord(0, ("a", "b"), 10.0, ("b", "a"), 10, 4.5, lost=(0, 10))
     assert history.models == {"1/global": model(1)}
-    assert history.contributions == {"a": 1, "b": 1}
+    assert history.accounts.contributions() == {"a": 1, "b": 1}
 
 
 def test_selected_are_all_that_were_with_the_reasons_of_those_that_went() -> None:
@@ -184,7 +183,8 @@ def test_a_copy_stays_as_it_is() -> None:
         history.apply(e.RoundOpened(number, (), 5, 0.0))
     assert [record.contributors for record in copy.rounds] == [("b",)]
     assert list(copy.models) == ["0/global"]
-    assert (copy.contributions, list(copy.departed)) == ({"b": 1}, ["b"])
+    assert copy.accounts.contributions() == {"b": 1}
+    assert copy.accounts.by_name["b"].away == "left"
     assert copy.rounds.maxlen == MAX_ROUNDS
 
 
@@ -231,10 +231,10 @@ def test_the_departed_are_forgotten_in_the_end() -> None:
             history.apply(event)
         # One that never contributed takes nobody's place.
         history.apply(e.ParticipantLeft(f"idle {number}", "left"))
-    assert len(history.contributions) == MAX_DEPARTED + 1
-    assert history.contributions["stays"] == 1
-    assert history.contributions["p2"] == 0  # forgotten
-    assert history.contributions[f"p{MAX_DEPARTED + 2}"] == 1
+    assert len(history.accounts.contributions()) == MAX_DEPARTED + 1
+    assert history.accounts.by_name["stays"].num_counted == 1
+    assert "p2" not in history.accounts.by_name
+    assert history.accounts.by_name[f"p{MAX_DEPARTED + 2}"].num_counted == 1
 
 
 def test_participant_that_comes_back_keeps_its_account() -> None:
@@ -249,7 +249,7 @@ def test_participant_that_comes_back_keeps_its_account() -> None:
     for number in range(MAX_DEPARTED + 1):
         history.apply(accepted(0, f"p{number}"))
         history.apply(e.ParticipantLeft(f"p{number}", "left"))
-    assert history.contributions["a"] == 1
+    assert history.accounts.by_name["a"].num_counted == 1
 
 
 # --- what was measured ---
@@ -377,7 +377,7 @@ def test_evaluation_of_the_last_model_is_a_round_of_its_own() -> None:
     assert record.seconds == 4.0
     assert record.evaluation == Evaluation(1, {"accuracy": 0.5})
     assert set(record.sites) == {"a"}
-    assert not history.contributions
+    assert not history.accounts.contributions()
 
 
 def test_memory_of_the_records_does_not_grow_with_the_rounds(

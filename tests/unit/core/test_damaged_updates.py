@@ -165,7 +165,7 @@ def test_reason_stands_in_the_record_of_the_round() -> None:
     record = history.rounds[-1]
     assert record.contributors == ("a", "c")
     assert (record.damaged, record.num_samples) == ({"b": REASON}, 2)
-    assert history.contributions["b"] == 0
+    assert history.accounts.by_name["b"].num_counted == 0
     num_events = len(bench.journal)
     bench.end("b", "b@0")
     bench.send(answer_to(bench.aggregates[-1]))
@@ -174,4 +174,4 @@ def test_reason_stands_in_the_record_of_the_round() -> None:
     record = history.rounds[0]
     assert set(record.contributors) == {"a", "b", "c"}
     assert (record.damaged, record.num_samples) == ({"b": REASON}, 3)
-    assert history.contributions["b"] == 1
+    assert history.accounts.by_name["b"].num_counted == 1

@@ -109,7 +109,7 @@ def aggregate(
     if work.optimizer and not work.base.is_empty:
         optimizer = optimizer_of_session(work.optimizer, work.optimizer_options)
     weights = work.updates[0].weights
-    dtype, length = _little_endian(weights.dtype), weights.shape[0]
+    dtype, length = np.dtype(weights.dtype).newbyteorder("<"), weights.shape[0]
     tiles: Tiles | InMemory
     if objects is not None:
         tiles = InMemory(store, length, objects)
@@ -374,15 +374,12 @@ class _Making:
     def _combine(self, tile: NDArray[Any], weights: Weights) -> Float64:
         with _calling(self.work, "combine"):
             combined = self.rule.combine(tile, weights)
-            self._check_combined(combined, tile)
+            if combined.shape != tile.shape[1:] or combined.dtype != np.float64:
+                raise RuleFailed(
+                    f"rule {self.work.rule!r} made {combined.dtype} of shape {combined.shape} out "
+                    f"of {tile.shape[1]} columns; it must make as many float64"
+                )
         return combined
-
-    def _check_combined(self, combined: Float64, tile: NDArray[Any]) -> None:
-        if combined.shape != tile.shape[1:] or combined.dtype != np.float64:
-            raise RuleFailed(
-                f"rule {self.work.rule!r} made {combined.dtype} of shape {combined.shape} out of "
-                f"{tile.shape[1]} columns; it must make as many float64"
-            )
 
     @property
     def _maker(self) -> str:
@@ -480,7 +477,3 @@ def _num_processors() -> int:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on this system
         return os.cpu_count() or 1
-
-
-def _little_endian(dtype: str) -> DType:
-    return np.dtype(dtype).newbyteorder("<")

@@ -164,7 +164,6 @@ class Tiles:
 
     @property
     def _width(self) -> int:
-        """Columns of a tile."""
         dtypes = [*(one.dtype for one in (*self.rows, *self.extras)), *self.made]
         column_bytes = sum(dtype.itemsize for dtype in dtypes)
         columns = self.tile_bytes // column_bytes

@@ -191,7 +191,6 @@ class Sessions:
     # --- the next session ---
 
     def _is_of(self, session: Session, config: CoordinatorConfig) -> bool:
-        """Whether a session that waits has the rules of this configuration."""
         if session.lineage is not None and config is self.config:
             return True  # it begins with a model, and that changes its rules
         return session.rules == config.rules()

@@ -77,7 +77,6 @@ def _derived(config: CoordinatorConfig) -> str:
 
 
 def _combined(config: CoordinatorConfig) -> str:
-    """Aggregation of a round's updates, in words."""
     rules = config.rules()
     told = f"The rule {_with(rules.aggregation, rules.aggregation_options)} combines them"
     if rules.optimizer:

@@ -250,7 +250,6 @@ async def on_terminal(ask: Callable[[int], Awaitable[Snapshot]]) -> AsyncIterato
 
 
 async def _keep_updating(live: Live, ask: Callable[[int], Awaitable[Snapshot]]) -> None:
-    """Ask for the status and update the display every EVERY_S, until cancelled."""
     while True:
         live.update(view(await ask(ROUNDS)), refresh=True)
         await asyncio.sleep(EVERY_S)

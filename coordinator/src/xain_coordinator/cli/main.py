@@ -188,7 +188,6 @@ def _check_config(
 
 
 def _with_port(address: str | None) -> str | None:
-    """The address with the port where coordinators listen, if it has none."""
     from xain_foundation.fields import join_host_port
 
     host, port = split_host_port(address or "")

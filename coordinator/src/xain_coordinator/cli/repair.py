@@ -134,8 +134,6 @@ def _drop(journal: SqliteJournal, last: Snapshot, update: Update, why: str) -> N
 
 
 class _Progress:
-    """Progress of a long check, on standard error."""
-
     def __init__(self, total_bytes: int) -> None:
         self._total_bytes = total_bytes
         self._num_bytes = 0

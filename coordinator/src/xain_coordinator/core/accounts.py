@@ -3,7 +3,6 @@
 Accounts are a part of the history (history.py), folded from the same events.
 """
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -16,6 +15,7 @@ from xain_coordinator.core.values import Rules
 # which it was by chance not selected is not among them.
 MANY_ROUNDS = 3
 
+MAX_DEPARTED = 1000  # that are remembered
 MAX_WARNINGS = 20  # that name a participant each
 
 # The reason of a selected participant without which the round was complete: neither a fault nor a
@@ -28,6 +28,7 @@ class Account:
     """Account of one participant: rounds that it was selected for and counted in.
 
     num_selected: number of rounds for which it was selected; selected_for: the latest of them.
+    num_counted: number of rounds that it counted in.
     missed: rounds in a row in which it was selected and did not count, or could not be selected.
     reason: why, in the last of these rounds.
     failure: the last refused update or failure, with the round; "" if there was none.
@@ -37,6 +38,7 @@ class Account:
     """
 
     num_selected: int = 0
+    num_counted: int = 0
     selected_for: int = -1
     missed: int = 0
     reason: str = ""
@@ -58,7 +60,7 @@ class Account:
 
 
 class Accounts:
-    """Accounts of all participants, by name.
+    """Accounts of all participants, by name; those that have left in the order in which they left.
 
     rules: of the session; None where nothing is known of them.
     begun: participants whose MANY_ROUNDS rounds without counting were full with the latest round.
@@ -66,6 +68,7 @@ class Accounts:
 
     def __init__(self, rules: Rules | None, accounts: Mapping[str, Account] | None = None) -> None:
         self.by_name = dict(accounts or {})
+        self._departed = {name: None for name, one in self.by_name.items() if one.away}
         self.begun: list[str] = []
         self._rules = rules
 
@@ -82,13 +85,14 @@ class Accounts:
             case e.ParticipantLeftOut(participant_id, until):
                 self._set(participant_id, left_out_until=until)
             case e.ParticipantJoined(participant_id, profile, _, tags):
+                self._departed.pop(participant_id, None)
                 is_eligible = self._rules is None or self._rules.is_eligible(tags)
                 num_samples = self._of(participant_id).num_samples
                 if profile is not None:
                     num_samples = profile.num_samples
                 self._set(participant_id, away="", is_eligible=is_eligible, num_samples=num_samples)
             case e.ParticipantLeft(participant_id, cause):
-                self._set(participant_id, away=cause)
+                self._leave(participant_id, cause)
             case _:
                 pass
 
@@ -139,15 +143,33 @@ class Accounts:
                 num_selected = account.num_selected + 1
                 self._set(name, num_selected=num_selected, selected_for=number)
 
+    def count(self, name: str, difference: int) -> None:
+        """Note that a participant counted in one more round, or in one less."""
+        self._set(name, num_counted=self._of(name).num_counted + difference)
+
+    def contributions(self) -> dict[str, int]:
+        """Number of rounds that each participant counted in which ever did."""
+        counted = {name: account.num_counted for name, account in self.by_name.items()}
+        return {name: number for name, number in counted.items() if number}
+
+    def _leave(self, name: str, cause: str) -> None:
+        account = self.by_name.pop(name, _NEW)
+        if account.num_selected or account.num_counted:
+            self.by_name[name] = replace(account, away=cause)
+            self._departed[name] = None
+        if len(self._departed) > MAX_DEPARTED:
+            forgotten = next(iter(self._departed))
+            del self._departed[forgotten], self.by_name[forgotten]
+
     def _miss(self, name: str, reason: str) -> None:
         missed = self._of(name).missed + 1
         self._set(name, missed=missed, reason=reason)
         if missed == MANY_ROUNDS:
             self.begun.append(name)
 
-    def warnings(self, contributions: Counter[str], *, is_over: bool) -> Iterator[str]:
+    def warnings(self, *, is_over: bool) -> Iterator[str]:
         """A sentence for each participant that does not count, the longest absence first."""
-        never = set(self.never(contributions)) if is_over else set()
+        never = set(self.never()) if is_over else set()
         found = [
             (-account.missed, name)
             for name, account in self.by_name.items()
@@ -165,12 +187,12 @@ class Accounts:
         if len(found) > MAX_WARNINGS:
             yield f"{len(found) - MAX_WARNINGS} more participants have not counted either."
 
-    def never(self, contributions: Counter[str]) -> list[str]:
+    def never(self) -> list[str]:
         """Participants that could have counted, or were not eligible, and never have."""
         return [
             name
             for name, account in sorted(self.by_name.items())
-            if not contributions[name] and (account.num_selected or account.missed)
+            if not account.num_counted and (account.num_selected or account.missed)
         ]
 
     def _of(self, name: str) -> Account:

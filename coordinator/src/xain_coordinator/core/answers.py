@@ -191,7 +191,6 @@ def _is_full(session: Session, *, is_eligible: bool) -> bool:
 
 
 def _check_profile(session: Session, profile: DataProfile | None) -> None:
-    """Check that a participant's data profile fits the session. Raises ProfileMismatch."""
     needed = session.rules.initial == "workload"
     if profile is None:
         if needed:
@@ -368,7 +367,6 @@ def _note_group_broken(session: Session, command: c.NoteGroupBroken) -> tuple[e.
 
 
 def _is_owed(session: Session, participant_id: str, round_: int) -> bool:
-    """Whether the participant still owes its update of this round."""
     if session.phase is Phase.FINISHED or not session.owes_update(participant_id):
         return False
     return session.trained_by(participant_id) == round_

@@ -159,7 +159,6 @@ def effect_that_made(session: Session, models: Mapping[str, GlobalModel]) -> Eff
 
 
 def _aggregation(rules: Rules, round_: Round, base: GlobalModel) -> Aggregate:
-    """The aggregation of a round's updates."""
     # Sorted by name: a participant that came back has another place in the selection, and a sum of
     # floats depends on its order.
     names = sorted(round_.updates)

@@ -169,7 +169,6 @@ def _moved(session: Session, event: e.Event, at: float | None = None) -> Session
 
 
 def _with_member(session: Session, joined: e.ParticipantJoined) -> Session:
-    """Add a participant that joins."""
     participant_id, profile = joined.participant_id, joined.profile
     if profile is not None:
         profile = profile if session.model is None else without_statistics(profile)

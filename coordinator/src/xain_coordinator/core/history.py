@@ -18,7 +18,6 @@ from xain_coordinator.core.evaluation import Spread, mean_evaluation, mean_metri
 from xain_coordinator.core.values import Evaluation, GlobalModel, Rules, Task
 
 MAX_ROUNDS = 1000
-MAX_DEPARTED = 1000
 
 # Selected and contributors together, of a round that is over. Its names are for a person to read;
 # those of a thousand rounds of a thousand participants would fill the memory, and every snapshot.
@@ -224,9 +223,8 @@ class RoundRecord:
 class History:
     """Fold with `apply`, in the order of the journal.
 
-    models: by key, oldest first. contributions: by participant. departed: those of `contributions`
-    who have left, longest ago first. evaluated: the coordinator's own evaluation of a model whose
-    round has not opened yet, with the model's number. accounts: how often each participant counted.
+    models: by key, oldest first. evaluated: the coordinator's own evaluation of a model whose round
+    has not opened yet, with the model's number. accounts: how often each participant counted.
     rules: of the session; None where nothing is known of them. max_lost_share: the present setting.
     """
 
@@ -234,8 +232,6 @@ class History:
         self,
         rounds: Iterable[RoundRecord] = (),
         models: Mapping[str, GlobalModel] | None = None,
-        contributions: Mapping[str, int] | None = None,
-        departed: Iterable[str] = (),
         evaluated: tuple[int, Evaluation] | None = None,
         accounts: Mapping[str, Account] | None = None,
         rules: Rules | None = None,
@@ -243,8 +239,6 @@ class History:
         self._rounds = deque(rounds, maxlen=MAX_ROUNDS)
         self._unwritten: list[e.Event] = []  # of the round that runs
         self.models = dict(models or {})
-        self.contributions = Counter(contributions or {})
-        self.departed = dict.fromkeys(departed)
         self.evaluated = evaluated
         self.accounts = Accounts(rules, accounts)
         self._rules = rules
@@ -267,14 +261,7 @@ class History:
 
     def _content(self) -> tuple[Any, ...]:
         """The arguments of another history like this one."""
-        return (
-            self.rounds,
-            self.models,
-            self.contributions,
-            self.departed,
-            self.evaluated,
-            self.accounts.by_name,
-        )
+        return self.rounds, self.models, self.evaluated, self.accounts.by_name
 
     def apply(self, event: e.Event) -> None:
         self.accounts.apply(event)
@@ -282,30 +269,32 @@ class History:
             case e.UpdateAccepted(number, update, staleness, _, evaluation):
                 self._note(event)
                 if self._is_training:
-                    self.contributions[update.participant_id] += 1
+                    self.accounts.count(update.participant_id, 1)
                 if staleness and evaluation is not None:
                     self._add_late(number - staleness, update.participant_id, evaluation)
             case e.UpdateDamaged(participant_id):
                 self._note(event)
                 if self._is_training:
-                    self.contributions[participant_id] -= 1
-            case e.ParticipantJoined(participant_id):
-                self.departed.pop(participant_id, None)
-            case e.ParticipantLeft(participant_id):
-                self._note(event)
-                self._leave(participant_id)
+                    self.accounts.count(participant_id, -1)
             case e.RoundRestarted(number, _, selected):
                 for participant_id in self.rounds[-1].contributors:
-                    self.contributions[participant_id] -= 1
+                    self.accounts.count(participant_id, -1)
                 self._note(event)
                 self.accounts.select(number, selected)
             case e.ParticipantsSelected(number, selected):
                 self._note(event)
                 if self._is_training:
                     self.accounts.select(number, selected)
-            case e.EvaluationAccepted() | e.ParticipantLeftOut() | e.UpdateRefused():
-                self._note(event)
-            case e.GroupBroken() | e.TrainingFailed() | e.RoundOverdue() | e.RoundClosed():
+            case (
+                e.EvaluationAccepted()
+                | e.UpdateRefused()
+                | e.TrainingFailed()
+                | e.GroupBroken()
+                | e.ParticipantLeft()
+                | e.ParticipantLeftOut()
+                | e.RoundOverdue()
+                | e.RoundClosed()
+            ):
                 self._note(event)
             case e.RoundOpened(number, selected, _, at, task=task):
                 record = RoundRecord(number, selected, at, task=task)
@@ -338,7 +327,7 @@ class History:
 
     def copy(self) -> "History":
         """A copy of the history for a reader in another thread."""
-        return History(*self._content(), self._rules)  # type: ignore[call-arg]  # 6 parts
+        return History(*self._content(), self._rules)  # type: ignore[call-arg]  # 4 parts
 
     def lost_share(self, *, before_last: bool = False) -> float:
         """Share of the samples that the latest SHARE_ROUNDS rounds that are over have lost.
@@ -353,7 +342,7 @@ class History:
 
     def warnings(self, *, is_over: bool) -> list[str]:
         """Warnings for an operator, one sentence each. is_over: whether the session is over."""
-        found = list(self.accounts.warnings(self.contributions, is_over=is_over))
+        found = list(self.accounts.warnings(is_over=is_over))
         share = self.lost_share()
         if share > self.max_lost_share:
             found.append(
@@ -368,7 +357,6 @@ class History:
             self._write()
 
     def _write(self) -> None:
-        """Update the record of the open round."""
         if self._unwritten:
             if self._rounds and self._rounds[-1].seconds is None:
                 self._rounds.append(self._rounds.pop().after(self._unwritten))
@@ -391,7 +379,6 @@ class History:
             self._rounds[index] = replace(old, sites={})
 
     def _add_own(self, number: int, evaluation: Evaluation) -> None:
-        """Keep the coordinator's own evaluation of a model with its round."""
         index = self._index_of(number)
         if index is None:
             if not self._rounds or number > self._rounds[-1].round:
@@ -418,18 +405,6 @@ class History:
         """Index of the record of a round; None if there is none, or not any more."""
         latest = reversed(range(len(self._rounds)))
         return next((index for index in latest if self._rounds[index].round == number), None)
-
-    def _leave(self, participant_id: str) -> None:
-        account = self.accounts.by_name.get(participant_id)
-        is_selected = account is not None and account.num_selected
-        if participant_id in self.contributions or is_selected:
-            self.departed[participant_id] = None
-        else:
-            self.accounts.by_name.pop(participant_id, None)
-        if len(self.departed) > MAX_DEPARTED:
-            forgotten = next(iter(self.departed))
-            del self.departed[forgotten], self.contributions[forgotten]
-            self.accounts.by_name.pop(forgotten, None)
 
     @property
     def _latest_model(self) -> GlobalModel | None:

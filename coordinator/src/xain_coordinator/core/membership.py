@@ -14,7 +14,6 @@ from xain_coordinator.core.replacing import replace
 from xain_coordinator.core.values import DataProfile, ParticipantState, Rules, Transfer
 from xain_coordinator.core.versioned import excluding, including, including_all
 from xain_foundation.names import why_not
-from xain_foundation.tags import MAX_TAGS
 from xain_foundation.tags import why_not as why_not_tags
 
 # A process can take up more connections, but then does little else.
@@ -267,12 +266,6 @@ def check_name(name: str) -> None:
     """
     if (why := why_not(name)) is not None:
         raise InvalidName(name, why)
-
-
-def check_number_of_tags(number: int) -> None:
-    """Raises InvalidTags."""
-    if number > MAX_TAGS:
-        raise InvalidTags(f"there are {number} tags; at most {MAX_TAGS} are taken")
 
 
 def check_tags(tags: Mapping[str, str]) -> None:

@@ -108,7 +108,6 @@ def _may_go_on(clock: int, round_: Round, rules: Rules) -> bool:
 
 
 def _clocks(round_: Round) -> dict[str, int]:
-    """The round that each participant trains whose answer is outstanding."""
     return {p: round_.trained_by(p) for p in round_.outstanding}
 
 

@@ -343,7 +343,6 @@ class Driver:
 
     @property
     def _is_durable(self) -> bool:
-        """Whether all decided events are on disk."""
         return not self._waiting and not self._committing
 
     def _when_durable(
@@ -360,9 +359,9 @@ class Driver:
         self._waiting.append(decided)
         if self._committing:
             return decided
-        if not _leaves_round_open(records):
+        if len(records) != 1 or not isinstance(records[0].event, e.UpdateAccepted):
             self._begin_commit()
-        elif self._gathering is None:
+        elif self._gathering is None:  # an update that its round does not close with
             loop = asyncio.get_running_loop()
             self._gathering = loop.call_later(self.gather_s, self._begin_commit)
         return decided
@@ -643,11 +642,6 @@ def _note_latency(
 def _records(decision: Decision, now: float) -> Sequence[Record]:
     events = (event for event in decision.events if not isinstance(event, e.SoftEvent))
     return [Record(now, event) for event in events]
-
-
-def _leaves_round_open(records: Sequence[Record]) -> bool:
-    """Whether all that happens is an update that its round does not close with."""
-    return len(records) == 1 and isinstance(records[0].event, e.UpdateAccepted)
 
 
 def _objects(records: Sequence[Record], update: bytes) -> Mapping[str, bytes]:

@@ -18,7 +18,7 @@ import os
 import re
 import socket
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -27,7 +27,7 @@ import structlog
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.driver.outage import Outage
 from xain_coordinator.journal.sqlite import SqliteJournal
-from xain_coordinator.ports import Fenced, Reader, StoreError, Unfinished, Upload, WeightsStore
+from xain_coordinator.ports import Fenced, StoreError, Unfinished, Upload, WeightsStore
 from xain_foundation.threads import run_to_end
 
 log = structlog.get_logger(__name__)
@@ -173,10 +173,9 @@ class FencedStore:
     def __init__(self, store: WeightsStore, check: Callable[[], None]) -> None:
         self._store = store
         self._check = check
-        self.num_parallel = store.num_parallel
 
-    def open(self, key: str, start: int = 0, length: int | None = None) -> Reader:
-        return self._store.open(key, start, length)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)  # other methods are those of the store
 
     def upload(self, key: str, label: str = "", size_bytes: int = 0) -> Upload:
         upload = self._store.upload(key, label, size_bytes)
@@ -185,18 +184,6 @@ class FencedStore:
     def find_unfinished(self, key: str, label: str) -> Unfinished | None:
         found = self._store.find_unfinished(key, label)
         return None if found is None else cast(Unfinished, _FencedUpload(found, self._check))
-
-    def sweep(self) -> None:
-        self._store.sweep()
-
-    def put(self, objects: Mapping[str, bytes]) -> None:
-        self._store.put(objects)
-
-    def settle(self, key: str) -> None:
-        self._store.settle(key)
-
-    def keys(self, prefix: str = "") -> Iterator[str]:
-        return self._store.keys(prefix)
 
     def delete(self, *keys: str) -> None:
         self._check()

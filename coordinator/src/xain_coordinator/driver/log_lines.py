@@ -132,9 +132,9 @@ def _log_losses(history: History, round_: int) -> None:
 
 def _log_account(history: History, round_: int) -> None:
     """Line at the end: rounds that each participant counted in, and participants without one."""
-    counts = history.contributions
+    counts = history.accounts.contributions()
     shown = dict(sorted(counts.items(), key=lambda one: (one[1], one[0]))[:MAX_NAMES_OF_A_ROUND])
-    never = history.accounts.never(counts)
+    never = history.accounts.never()
     log.info("participation", round=round_, rounds_contributed=shown)
     if never:
         log.warning("participants_never_counted", round=round_, **_named(never))
@@ -149,7 +149,6 @@ def _log_evaluation(history: History) -> None:
 
 
 def _awaited(session: Session) -> dict[str, object]:
-    """Participants whose update the round still awaits."""
     round_ = session.open_round
     return _named(round_.outstanding) if round_ is not None else {}
 

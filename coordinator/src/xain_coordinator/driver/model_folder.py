@@ -118,7 +118,6 @@ class ModelFolder:
 
 
 def _numbers(session: Session) -> tuple[int, int | None]:
-    """Numbers of the last and the best model."""
     best = session.evaluation.best
     last = -1 if session.model is None else session.model.round
     return last, None if best is None else best.round

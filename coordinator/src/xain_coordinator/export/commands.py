@@ -22,7 +22,7 @@ from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.values import Evaluation
 from xain_coordinator.export import formats
 from xain_coordinator.export.trained import Entry, NoModel, Trained, ask, open_files
-from xain_foundation.fields import proxy_options
+from xain_coordinator.server.inspection_client import open_channel
 from xain_proto.fl.inspection_pb2 import AskPredictionsRequest
 from xain_proto.fl.inspection_pb2_grpc import InspectionStub
 from xain_workloads.dataset import Task
@@ -233,8 +233,7 @@ def _asked(
     answered: set[str] | None = None
     missing: dict[str, str] = {}
     values: list[Any] = []
-    options = [("grpc.max_receive_message_length", -1), *proxy_options(address)]
-    with grpc.insecure_channel(address, options=options) as channel:
+    with open_channel(address) as channel:
         stub = InspectionStub(channel)
         for part in _parts(rows):
             request = AskPredictionsRequest(

@@ -16,13 +16,12 @@ from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Evaluation, GlobalModel, Task, WeightsRef
 from xain_coordinator.journal.restore import open_stopped
 from xain_coordinator.ports import StoreError
-from xain_coordinator.server.inspection_client import fetch
+from xain_coordinator.server.inspection_client import fetch, open_channel
 from xain_coordinator.server.translate import layout_of
 from xain_coordinator.stores.integrity import parse_vector, read_weights
 from xain_coordinator.stores.journalled import store_of_session
 from xain_coordinator.stores.opening import open_store
 from xain_foundation.commands import CommandFailed
-from xain_foundation.fields import proxy_options
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl.coordinator_pb2_grpc import CoordinatorStub
 from xain_workloads.model import Model
@@ -150,8 +149,7 @@ def ask(address: str) -> Iterator[Trained]:
     """The models of the coordinator that runs at "host:port". Raises NoModel and NoStatus."""
     snapshot = fetch(address, everything=True)
     status = snapshot.status
-    options = [("grpc.max_receive_message_length", -1), *proxy_options(address)]
-    with grpc.insecure_channel(address, options=options) as channel:
+    with open_channel(address) as channel:
         stub = CoordinatorStub(channel)
 
         def read(ref: WeightsRef) -> bytes:

@@ -98,7 +98,6 @@ def made_again(
 
 @lru_cache(64)
 def _parameters(kind: Any) -> tuple[Mapping[str, inspect.Parameter], Mapping[str, Any]]:
-    """The parameters of a class and their annotations."""
     annotated: Any = kind if is_dataclass(kind) else kind.__init__
     hints = get_type_hints(annotated, include_extras=True)
     return inspect.signature(kind).parameters, hints

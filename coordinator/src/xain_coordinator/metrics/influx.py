@@ -68,10 +68,6 @@ class _Failure:
 _Line = tuple[str, bytes]  # id of the participant, "" for the coordinator, and the line
 
 
-def _is_not_of_the_client(record: logging.LogRecord) -> bool:
-    return "influxdb_client" not in record.pathname
-
-
 class InfluxWriter:
     """Writes batches to a bucket. Raises StoreError if the token cannot be one."""
 
@@ -83,7 +79,7 @@ class InfluxWriter:
             )
         # The client logs answers that it does not understand, whole, to the root logger: a proxy's
         # may show the request, with the token.
-        logging.getLogger().addFilter(_is_not_of_the_client)
+        logging.getLogger().addFilter(lambda r: "influxdb_client" not in r.pathname)
         timeout_ms = max(1, round(1000 * timeout_s))  # 0 would mean none
         self._client = InfluxDBClient(
             url, token=token, org=org, timeout=timeout_ms, enable_gzip=True

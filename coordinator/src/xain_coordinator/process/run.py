@@ -36,6 +36,7 @@ from xain_coordinator.ports import (
     StoreUnavailable,
 )
 from xain_coordinator.process.allocator import configure_allocator
+from xain_coordinator.server.http.server import open_listener, serving
 from xain_coordinator.server.inspection_client import Snapshot, ask_service
 from xain_coordinator.server.weights_port import PortTaken
 from xain_foundation import logs
@@ -112,25 +113,13 @@ def run(
     with contextlib.ExitStack() as at_end:
         try:
             latencies = _open_log_files(logging, at_end)
-        except WrongSetting as error:
+            http, parameters = config.http, config.parameters
+            listener = at_end.enter_context(open_listener(http)) if http.is_on else None
+            group = _open_parameters(parameters) if parameters.is_on else None
+        except (WrongSetting, OSError) as error:
             log.error("cannot_start", error=str(error))
-            return EXIT_BAD_CONFIG
-        listener = None
-        if config.http.is_on:
-            from xain_coordinator.server.http.server import CannotServe, open_listener
-
-            try:
-                listener = at_end.enter_context(open_listener(config.http))
-            except CannotServe as error:
-                log.error("cannot_start", error=str(error))
-                return EXIT_ERROR
-        group = None
-        if config.parameters.is_on:
-            try:
-                group = _open_parameters(config.parameters)
-            except OSError as error:
-                log.error("cannot_start", error=str(error))
-                return EXIT_ERROR
+            return EXIT_BAD_CONFIG if isinstance(error, WrongSetting) else EXIT_ERROR
+        if group is not None:
             at_end.callback(group.close)
         make = partial(
             Coordinator, latencies=latencies, parameters=str if group is None else group.status
@@ -193,9 +182,14 @@ async def _run(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(NUM_THREADS, "store"))
-    coordinator = await _start(config, make, stop, at_end)
-    if not isinstance(coordinator, Coordinator):
-        return coordinator
+    try:
+        coordinator = await started(config, make, stop, at_end)
+    except STARTING_ERRORS as error:
+        log.error("cannot_start", error=str(error))
+        log.debug("cannot_start_because", exc_info=error)
+        return EXIT_OK if stop.is_set() else _status_after(error)
+    if coordinator is None:
+        return EXIT_OK
     # Imported objects stay until the end; a look at them in every collection would cost a small
     # round a tenth of its time.
     gc.freeze()
@@ -232,23 +226,6 @@ async def _run(
     if status == EXIT_OK:
         log.info("stopped", round=driver.session.round, phase=driver.session.phase.value)
     return status
-
-
-async def _start(
-    config: CoordinatorConfig,
-    make: Callable[[], Coordinator],
-    stop: asyncio.Event,
-    at_end: contextlib.ExitStack,
-) -> Coordinator | int:
-    """Start the coordinator of a process. Returns the exit status, with one line in the log, if it
-    cannot be started as things are, or the process is told to stop."""
-    try:
-        coordinator = await started(config, make, stop, at_end)
-    except STARTING_ERRORS as error:
-        log.error("cannot_start", error=str(error))
-        log.debug("cannot_start_because", exc_info=error)
-        return EXIT_OK if stop.is_set() else _status_after(error)
-    return EXIT_OK if coordinator is None else coordinator
 
 
 async def started(
@@ -357,8 +334,6 @@ async def _http_face(sessions: "Sessions", listener: socket.socket | None) -> As
     if listener is None:
         yield
         return
-    from xain_coordinator.server.http.server import serving
-
     await sessions.load_fitted()
     async with serving(sessions, listener):
         yield

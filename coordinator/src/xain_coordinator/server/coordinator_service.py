@@ -19,7 +19,6 @@ from xain_coordinator.core.errors import InvalidTags, ProfileMismatch
 from xain_coordinator.core.evaluation import checked
 from xain_coordinator.core.membership import (
     check_name,
-    check_number_of_tags,
     reconnect_spread_s,
 )
 from xain_coordinator.core.questions import AssignmentFor, advertise
@@ -120,7 +119,6 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def Rendezvous(
         self, request: pb.RendezvousRequest, context: Context
     ) -> pb.RendezvousResponse:
-        check_number_of_tags(len(request.tags))  # before a copy of them is made
         profile = _profile(request.profile) if request.HasField("profile") else None
         participant_id = participant_of(context)
         try:

@@ -60,9 +60,7 @@ def _fetch(address: str, everything: bool, num_rounds: int) -> Snapshot:
     limits = (_ALL, _ALL) if everything else (num_rounds, _MAX_MODELS)
     page_size = 0 if everything else MAX_PARTICIPANTS
     gives_up_at = time.monotonic() + DEADLINE_S
-    # A list of models with their layouts may exceed gRPC's usual 4 MiB.
-    options = [("grpc.max_receive_message_length", -1), *proxy_options(address)]
-    with grpc.insecure_channel(address, options=options) as channel:
+    with open_channel(address) as channel:
         stub = inspection_pb2_grpc.InspectionStub(channel)
         try:
             # Together, so that one deadline holds for all.
@@ -91,6 +89,13 @@ def _fetch(address: str, everything: bool, num_rounds: int) -> Snapshot:
             return Snapshot(status, participants, pending[2].result(), pending[3].result())
         except grpc.RpcError as error:
             raise NoStatus(_why(address, error)) from None
+
+
+def open_channel(address: str) -> grpc.Channel:
+    """A connection to the coordinator at "host:port"."""
+    # A list of models with their layouts may exceed gRPC's usual 4 MiB.
+    options = [("grpc.max_receive_message_length", -1), *proxy_options(address)]
+    return grpc.insecure_channel(address, options=options)
 
 
 async def ask_service(

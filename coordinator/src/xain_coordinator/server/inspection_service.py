@@ -230,7 +230,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
             )
             if member.profile
             else None,
-            rounds_contributed=self._driver.history.contributions[participant_id],
+            rounds_contributed=account.num_counted,
             round=number,
             tags=member.tags,
             num_refused=session.selection.faults_of(participant_id).num_refused,
@@ -305,7 +305,6 @@ class InspectionService(inspection_grpc.InspectionServicer):
 
 
 def _means(record: RoundRecord) -> inspection.RoundStatus:
-    """Means of the measurements of a round's model and training, over all sites."""
     return inspection.RoundStatus(
         evaluation=evaluation_message(record.evaluation),
         coordinator_evaluation=evaluation_message(record.coordinator_evaluation),
@@ -318,7 +317,6 @@ def _means(record: RoundRecord) -> inspection.RoundStatus:
 
 
 def _sites(record: RoundRecord) -> inspection.RoundStatus:
-    """Measurements of each site of a round with few sites."""
     if len(record.sites) > MAX_NAMES_OF_A_ROUND:
         return inspection.RoundStatus()
     return inspection.RoundStatus(
@@ -371,22 +369,19 @@ def warnings(session: Session, history: History) -> list[str]:
 
 def _accounts(history: History) -> list[inspection.SiteAccount]:
     """Participants that were selected, those that counted least often first."""
-    found = sorted(
-        (history.contributions[name], name)
-        for name, account in history.accounts.by_name.items()
-        if account.num_selected
-    )
+    selected = ((n, one) for n, one in history.accounts.by_name.items() if one.num_selected)
+    found = sorted(selected, key=lambda one: (one[1].num_counted, one[0]))
     return [
         inspection.SiteAccount(
             participant_id=name,
-            rounds_selected=(account := history.accounts.by_name[name]).num_selected,
-            rounds_contributed=contributed,
+            rounds_selected=account.num_selected,
+            rounds_contributed=account.num_counted,
             rounds_missed=account.missed,
             last_reason=account.reason,
             last_failure=account.failure,
             away=account.away,
         )
-        for contributed, name in found[:MAX_NAMES_OF_A_ROUND]
+        for name, account in found[:MAX_NAMES_OF_A_ROUND]
     ]
 
 

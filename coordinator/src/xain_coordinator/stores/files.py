@@ -229,7 +229,6 @@ class FileStore:
             self._settled.add(folder)
 
     def _temp(self, label: str = "") -> Path:
-        """New name for the file of an upload."""
         start = f"{label}." if label else ""
         return self._incoming / f"{start}{uuid.uuid4().hex}{_UPLOAD_SUFFIX}"
 
@@ -252,7 +251,6 @@ class FileStore:
                     self._sweep_one(Path(entry.path))
 
     def _labelled(self) -> list[Path]:
-        """Files of uploads with a label."""
         return list(self._incoming.glob(f"*.*{_UPLOAD_SUFFIX}"))
 
     def _resumable_uploads(self) -> set[Path]:

@@ -86,7 +86,6 @@ def cut(cells: Iterable[str]) -> list[str]:
 
 
 def _encode(name: str, suffix: str = "") -> str:
-    """Encode a part of a key as one or more parts of a path."""
     *parts, end = cut(chr(b) if b in _PLAIN else f"%{b:02x}" for b in name.encode())
     encoded = [f"{_harmless(part)}{CUT}" for part in parts]
     last = _harmless(end)

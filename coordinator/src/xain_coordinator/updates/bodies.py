@@ -219,7 +219,6 @@ class Outgoing:
 
 
 def _buffer() -> memoryview:
-    """Buffer of this thread for received bytes."""
     buffer: memoryview | None = getattr(_local, "buffer", None)
     if buffer is None:
         buffer = _local.buffer = memoryview(bytearray(PIECE_BYTES))

@@ -244,7 +244,6 @@ class Inbox:
         return stored if reference.means(round_, stored) else None
 
     async def _measured(self, base_key: str, announced: Announced, data: bytes) -> StoredWeights:
-        """Measure an update that came inside its call."""
         if len(data) > MAX_INLINE_UPDATE_BYTES:
             raise TooLarge(
                 f"an update of {len(data)} bytes inside its call; at most "

@@ -271,9 +271,6 @@ class MeasuredUpload:
 
     def _close(self) -> None:
         self._inspector.close()
-        self._end_decoding()
-
-    def _end_decoding(self) -> None:
         if self.decoder is not None:
             self.decoder.close()
             self.decoder = None

@@ -18,6 +18,7 @@ from random import Random
 import pytest
 from structlog.testing import capture_logs
 
+from xain_coordinator.core.accounts import Account
 from xain_coordinator.core.events import RoundClosed, SessionFinished, SessionOpened
 from xain_coordinator.core.evolve import begin
 from xain_coordinator.core.history import History
@@ -243,7 +244,7 @@ def test_no_room_for_a_snapshot(tmp_path: Path) -> None:
     chance = Random(1)
     names = [f"{chance.getrandbits(512):0128x}" for _ in range(200)]  # they do not compress
     before = Snapshot(1, 0.0, begin(OPENED.event), History())
-    large = replace(before, history=History(contributions=Counter(names)))
+    large = replace(before, history=History(accounts=dict.fromkeys(names, Account())))
     path = tmp_path / "journal"
     with closing(SqliteJournal(path)) as journal:
         journal.append([OPENED])

@@ -241,12 +241,8 @@ def _launch_sparse(
         )
     from xain_coordinator.cli.launch import sparse
 
-    def weakest(given: Mapping[str, object]) -> dict[str, object]:
-        chimera = plan.chimera_defaults(os.environ)
-        return {key: value for key, value in chimera.items() if key not in given}
-
     try:
-        resolved = sparse.load(config, values, weakest)
+        resolved = sparse.load(config, values, lambda _: plan.chimera_defaults(os.environ))
         settings = resolved.config.launch
         request = sparse.plan(resolved, *data, work or _work_of(settings), of_workers)
     except (ConfigError, CommandFailed) as error:
@@ -259,15 +255,13 @@ def _resolve(
     config: Path | None, data: str, values: Mapping[str, object], kind: str, *, serve: bool
 ) -> tuple[CoordinatorConfig, tuple[plan.Worker, ...], dict[str, object]]:
     """The settings in force, the workers, and the settings that the coordinator's flags give."""
-
     needed: dict[str, object] = {}
 
     def weakest(given: Mapping[str, object]) -> dict[str, object]:
         # The coordinator's image has no scikit-learn: participants are asked for predictions.
         is_asking = kind == "docker" and (serve or given.get("http.port") is not None)
         needed.update(plan.workload_defaults(given, can_publish=not is_asking))
-        chimera = plan.chimera_defaults(os.environ)
-        return {key: v for key, v in {**chimera, **needed}.items() if key not in given}
+        return {**plan.chimera_defaults(os.environ), **needed}
 
     try:
         first = resolve(CoordinatorConfig, config, ENV_PREFIX, values, weakest)

@@ -6,10 +6,9 @@ launcher finds what a killed one left behind.
 
 import contextlib
 import os
-import queue
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -18,6 +17,7 @@ from xain_coordinator.cli.launch.plan import COORDINATE, PARTICIPATE, SPARSE, Pr
 from xain_coordinator.cli.launch.programs import (
     KILLED,
     STOP_TIMEOUT_S,
+    LogFile,
     is_alive,
     launcher_id,
 )
@@ -103,7 +103,6 @@ class DockerBackend:
             raise CommandFailed("\n".join(missing))
 
     def _image(self, command: str) -> str:
-        """The image of a program. That of sparse workers has the parameter server too."""
         part = "coordinator" if command == COORDINATE else f"participant-{TARGETS[self._workload]}"
         return f"xain-{part}:{version('xain-coordinator')}"
 
@@ -142,7 +141,7 @@ class DockerBackend:
                 mounts=self._mounts(program),
                 cpu_shares=program.cpu_shares,
                 # It may read the data, and owns what is written.
-                user=f"{os.getuid()}:{os.getgid()}" if hasattr(os, "getuid") else None,
+                user=f"{os.getuid()}:{os.getgid()}",
                 init=True,
                 read_only=True,
                 tmpfs={"/tmp": "mode=1777"},
@@ -174,8 +173,7 @@ class DockerBackend:
         for number, source in enumerate(program.data):
             path, inside = _mounted(source, number)
             if path is not None:
-                target = PurePosixPath(inside)
-                mounts.append(_mount(path, target, is_read_only=True))
+                mounts.append(_mount(path, PurePosixPath(inside), is_read_only=True))
         return mounts
 
     def address(self, listens: int) -> str:
@@ -194,7 +192,6 @@ class DockerBackend:
 
     @contextlib.contextmanager
     def _explained(self, what: str) -> Iterator[None]:
-        """Turn errors of the engine into CommandFailed."""
         import docker
         import requests
 
@@ -212,21 +209,21 @@ class Container:
     def __init__(self, name: str, container: Any, log: Path) -> None:
         self.name = name
         self._container = container
+        log.touch()
+        self.new_lines = LogFile(log).new_lines
         self._log = log
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, name=f"log of {name}", daemon=True)
         self._reader.start()
         self._status: int | None = None
 
     def _read(self) -> None:
         with (
-            self._log.open("a", encoding="utf-8") as log,  # the lines before a restart stay
+            self._log.open("ab") as log,  # the lines before a restart stay
             contextlib.suppress(Exception),  # the engine or the container is gone
         ):
-            for line in whole_lines(self._container.logs(stream=True, follow=True)):
-                log.write(f"{line}\n")
+            for piece in self._container.logs(stream=True, follow=True):
+                log.write(piece)
                 log.flush()
-                self._lines.put(line)
 
     def status(self) -> int | None:
         import docker
@@ -241,30 +238,12 @@ class Container:
                     self._status = int(self._container.attrs["State"]["ExitCode"])
         return self._status
 
-    def new_lines(self) -> list[str]:
-        lines = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                lines.append(self._lines.get_nowait())
-        return lines
-
     def terminate(self) -> None:
         _terminate(self._container)
 
     def remove(self, timeout_s: float) -> None:
         _remove(self._container, timeout_s)
         self._reader.join(1.0)
-
-
-def whole_lines(chunks: Iterable[bytes]) -> Iterator[str]:
-    """Lines of a stream that comes in pieces of any length."""
-    rest = b""
-    for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            yield line.decode("utf-8", "replace")
-    if rest:
-        yield rest.decode("utf-8", "replace")
 
 
 def _connect() -> Any:

@@ -64,7 +64,6 @@ class Launch(ABC):
         return group[program.name]
 
     def _show(self) -> None:
-        """Print what programs have logged since the last call."""
         for group in reversed(self._groups):
             for one in group.values():
                 self._show_lines(one)
@@ -93,8 +92,6 @@ class Launch(ABC):
     def _keep_running(
         self, group: dict[str, Running], name: str, start: Callable[[], None], called: str = ""
     ) -> None:
-        """Revive a program without which the launch cannot go on. Raises CommandFailed if it has
-        ended."""
         status = self._revive(group, name, start, called)
         if status is not None:
             raise CommandFailed(f"{called or name} ended with status {status}")

@@ -83,7 +83,6 @@ def find_workers(
 
 
 def _folders(path: Path, settings: LaunchSettings) -> Sequence[str]:
-    """Names of the folders of the workers."""
     features, target = FOLDER_FILES
     there = sorted(folder.name for folder in path.iterdir() if is_folder(folder))
     if not there:

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from xain_coordinator.cli.launch.plan import COORDINATE, PARAMETERS, PARTICIPATE, Program
-from xain_coordinator.cli.launch.programs import STOP_TIMEOUT_S, is_alive, launcher_id
+from xain_coordinator.cli.launch.programs import STOP_TIMEOUT_S, LogFile, is_alive, launcher_id
 from xain_foundation.commands import CommandFailed
 from xain_foundation.fields import join_host_port
 
@@ -68,7 +68,7 @@ class ProcessBackend:
     def start(self, program: Program) -> "LocalProcess":
         path = self._logs / f"{program.name}.log"
         with path.open("ab") as log:  # the lines before a restart stay
-            begin = log.tell()
+            lines = LogFile(path)
             popen = subprocess.Popen(
                 [sys.executable, "-m", MODULES[program.command], *program.arguments],
                 stdin=subprocess.DEVNULL,
@@ -76,9 +76,9 @@ class ProcessBackend:
                 stderr=log,
                 env=self._environment(program.environment),
                 # Ctrl-C is for the launcher, which then stops the others in order.
-                start_new_session=os.name == "posix",
+                start_new_session=True,
             )
-        return LocalProcess(program.name, popen, path, begin)
+        return LocalProcess(program.name, popen, lines)
 
     def _environment(self, settings: Mapping[str, str]) -> dict[str, str]:
         inherited = {n: v for n, v in os.environ.items() if not n.upper().startswith(SETTINGS)}
@@ -96,14 +96,12 @@ class ProcessBackend:
 
 
 class LocalProcess:
-    """A process of a launch. The file `log` has its lines from the offset `begin` on."""
+    """A process of a launch."""
 
-    def __init__(self, name: str, popen: subprocess.Popen[bytes], log: Path, begin: int) -> None:
+    def __init__(self, name: str, popen: subprocess.Popen[bytes], log: LogFile) -> None:
         self.name = name
+        self.new_lines = log.new_lines
         self._popen = popen
-        self._log = log
-        self._offset = begin
-        self._rest = b""  # the beginning of a line that is not whole yet
 
     @property
     def pid(self) -> int:
@@ -112,14 +110,6 @@ class LocalProcess:
     def status(self) -> int | None:
         code = self._popen.poll()
         return code if code is None or code >= 0 else 128 - code
-
-    def new_lines(self) -> list[str]:
-        with self._log.open("rb") as log:
-            log.seek(self._offset)
-            data = log.read()
-        self._offset += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return [line.decode("utf-8", "replace") for line in lines]
 
     def terminate(self) -> None:
         if self.status() is None:

@@ -71,6 +71,24 @@ class Backend(Protocol):
         """Remove what prepare() made."""
 
 
+class LogFile:
+    """A log that a program appends to, from where it ends now."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = path.stat().st_size
+        self._rest = b""  # the beginning of a line that is not whole yet
+
+    def new_lines(self) -> list[str]:
+        """See Running."""
+        with self._path.open("rb") as log:
+            log.seek(self._offset)
+            data = log.read()
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [line.decode("utf-8", "replace") for line in lines]
+
+
 def launcher_id() -> str:
     """Identity of this process, distinct from a later process with the same number."""
     return f"{platform.node()}:{os.getpid()}:{start_of(os.getpid())}"

@@ -253,12 +253,10 @@ class SparseLaunch(Launch):
 
     @property
     def _folder(self) -> str:
-        """The work folder where programs run."""
         return self._backend.data_dir(self._request.work)
 
     @property
     def _scheduler_address(self) -> str:
-        """The scheduler as programs of the launch reach it."""
         return join_host_port(self._backend.host(SCHEDULER), self._listens)
 
     @property

@@ -93,8 +93,6 @@ def number(value: float) -> str:
 
 
 def _scale(low: float, high: float, start: float, end: float) -> _Scale:
-    """Map values between two bounds to pixels."""
-
     def at(value: float) -> float:
         share = (value - low) / (high - low) if high > low else 0.5
         return round(start + share * (end - start), 2)

@@ -68,7 +68,6 @@ def _head(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
 
 
 def _curves(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
-    """A chart for each metric of evaluations, then for each metric of training alone."""
     evaluated = dict.fromkeys(
         name
         for one in rounds
@@ -157,7 +156,6 @@ def _sites(snapshot: Snapshot, rounds: Sequence[RoundStatus]) -> str:
 
 
 def _roster(rounds: Sequence[RoundStatus]) -> str:
-    """A table of sites by rounds, with a mark for each site that counted or did not."""
     rosters = [one for one in rounds if one.selected or one.contributors or one.missing]
     # Initial weights are nobody's contribution. A failure to make them is among the reasons.
     shown = [one for one in rosters if one.task != pb.INITIALISE][-MAX_ROUNDS:]

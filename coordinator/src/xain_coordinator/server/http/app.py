@@ -48,10 +48,8 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": bodies.ErrorBody} for status in statuses}
 
 
-def make_app(
-    fits: Fits, settings: HttpSettings, is_full: Callable[[], bool] = lambda: False
-) -> Any:
-    """The ASGI application. is_full: whether there are too many connections."""
+def make_app(fits: Fits, settings: HttpSettings) -> Any:
+    """The ASGI application."""
     app = FastAPI(
         title="xain-coordinator",
         version="1",
@@ -65,7 +63,7 @@ def make_app(
     _add_errors(app)
     _add_paths(app, fits)
     app.include_router(chimera.make_router(fits))
-    return _Guarded(app, settings, is_full)
+    return _Guarded(app, settings)
 
 
 def _add_paths(app: FastAPI, fits: Fits) -> None:
@@ -244,22 +242,17 @@ def _add_errors(app: FastAPI) -> None:
 
 
 class _Guarded:
-    """Refuses requests of too many connections, requests that web pages of other sites make in a
-    browser on this machine, and bodies that are too large, before the bodies are read."""
+    """Refuses requests that web pages of other sites make in a browser on this machine, and bodies
+    that are too large, before the bodies are read."""
 
-    def __init__(self, app: Any, settings: HttpSettings, is_full: Callable[[], bool]) -> None:
+    def __init__(self, app: Any, settings: HttpSettings) -> None:
         self._app = app
-        self._is_full = is_full
         self._max = settings.max_body_bytes
         self._any_host = settings.insecure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-            return
-        if self._is_full():
-            busy = HttpError("TOO_BUSY", "there are too many connections; try again later")
-            await _answer(Request(scope), busy, {"connection": "close"})(scope, receive, send)
             return
         headers = dict(scope["headers"])
         if (error := self._foreign(headers)) is not None:

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import structlog
 
-from xain_coordinator.core import events as e
 from xain_coordinator.core.values import Evaluation, GlobalModel, Update
 from xain_coordinator.ports import Journal, JournalError, Record
 from xain_coordinator.server.http.errors import HttpError
@@ -30,9 +29,9 @@ KEEP_ALIVE_S = 15.0
 MAX_READERS = 64
 
 # Data about the sites, code of a site in a traceback, settings, which may be secret, and the id
-# with which a process takes the place of another one.
+# with which a process takes the place of another one; and `at`, which the record has too.
 _PRIVATE = frozenset(
-    ("profile", "profiles", "statistics", "traceback", "rules", "lineage", "instance_id")
+    ("profile", "profiles", "statistics", "traceback", "rules", "lineage", "instance_id", "at")
 )
 
 
@@ -129,25 +128,18 @@ class EventReaders:
 
 
 def _message(session_id: str, number: int, record: Record) -> str:
-    kind = type(record.event).__name__
+    event = record.event
+    kind = type(event).__name__
+    names = (field.name for field in fields(event) if field.name not in _PRIVATE)
     data = {
         "session": session_id,
         "number": number,
         "at": record.at,
         "type": kind,
-        **_fields(record.event),
+        **{name: _plain(getattr(event, name)) for name in names},
     }
     text = json.dumps(data)  # one line
     return f"id: {session_id}/{number}\nevent: {kind}\ndata: {text}\n\n"
-
-
-def _fields(event: e.DurableEvent) -> dict[str, Any]:
-    """Fields of an event that a reader may know, as plain values."""
-    return {
-        field.name: _plain(getattr(event, field.name))
-        for field in fields(event)
-        if field.name not in _PRIVATE and field.name != "at"
-    }
 
 
 def _plain(value: Any) -> Any:

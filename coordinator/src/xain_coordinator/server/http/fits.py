@@ -158,7 +158,6 @@ class Fits:
         return f"session {session.session_id} is fitting; see GET /v1/status"
 
     def _open(self, trained: Trained, entry: Entry) -> Predictor:
-        """Open a stored object in the thread pool."""
         known, round_ = self._predictor, entry.model.round
         if known is None or (known.session_id, known.round) != (trained.session_id, round_):
             model = trained.load(entry.model)

@@ -82,7 +82,6 @@ class Predictor:
 
     @property
     def _has_probabilities(self) -> bool:
-        """Whether the model gives class probabilities."""
         try:
             return bool(self.classes) and hasattr(self._estimator, "predict_proba")
         except ValueError:  # a network that scikit-learn does not have

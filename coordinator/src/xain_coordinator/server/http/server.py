@@ -24,17 +24,14 @@ STOP_S = 3  # for answers that are under way
 MAX_CONNECTIONS = 256
 
 
-class CannotServe(Exception):
-    """The HTTP face cannot be started."""
-
-
 def open_listener(settings: HttpSettings) -> socket.socket:
-    """Take the port; nobody can connect before `serving`. Raises CannotServe."""
+    """Take the port; nobody can connect before `serving`. Raises OSError with one line for the
+    operator."""
     try:
         import fastapi  # noqa: F401  # to say so now, and not when the coordinator has begun
         import uvicorn  # noqa: F401
     except ModuleNotFoundError as missing:
-        raise CannotServe(
+        raise OSError(
             f"http.port needs {missing.name}: pip install 'xain-coordinator[http]'"
         ) from None
     assert settings.port is not None, "it is on"
@@ -46,7 +43,7 @@ def open_listener(settings: HttpSettings) -> socket.socket:
         listener.bind((host, settings.port))
     except OSError as error:
         listener.close()
-        raise CannotServe(f"cannot listen on {settings.url(settings.port)}: {error}") from None
+        raise OSError(f"cannot listen on {settings.url(settings.port)}: {error}") from None
     return listener
 
 
@@ -63,17 +60,15 @@ async def serving(sessions: "Sessions", listener: socket.socket) -> AsyncIterato
     fits = Fits(sessions, loop)
     settings = sessions.config.http
 
-    def is_full() -> bool:
-        return len(server.server_state.connections) > MAX_CONNECTIONS
-
     config = uvicorn.Config(
-        make_app(fits, settings, is_full),
+        make_app(fits, settings),
         log_config=None,
         access_log=False,
         lifespan="off",
         ws="none",
         http="h11",
         server_header=False,
+        limit_concurrency=MAX_CONNECTIONS + 1,  # it counts the one that it refuses
         timeout_graceful_shutdown=STOP_S,
     )
     server = uvicorn.Server(config)
