@@ -32,6 +32,7 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from xain_foundation.fields import join_host_port, proxy_options
+from xain_foundation.sockets import leave_unpaced
 from xain_participant.download import Damaged, Download
 from xain_proto.weights_port import DIGEST_HEADER, KEY_HEADER, OFFSET_HEADER, PATH
 
@@ -381,6 +382,7 @@ class DirectTransfer:
                 raise _Failed("the client is closed")
             self._sockets.add(sock)
         sock.settimeout(self._chunk_timeout_s)
+        leave_unpaced(sock)
 
 
 class _Failed(Exception):

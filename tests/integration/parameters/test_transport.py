@@ -233,16 +233,6 @@ def test_buffer_that_was_used_last_is_used_first():
         assert buffers.take(1 << 20).ctypes.data == address
 
 
-@pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="Linux")
-def test_packets_within_a_host_are_not_paced(store):
-    """BBR, the default of many hosts, makes both sides wait for timers."""
-    with connected(store.address) as server:
-        [channel] = store.listener._channels
-        for each in (server._socket, channel._socket):
-            name = each.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-            assert name.rstrip(b"\0") == b"reno"
-
-
 def test_other_version_of_the_protocol_is_refused_with_the_reason(store):
     with pytest.raises(Invalid, match="version 99"):
         Connection(store.address, Hello(99, "worker", "w", 1))

@@ -36,6 +36,7 @@ from xain_coordinator.updates.inbox import Source
 from xain_coordinator.updates.measured_upload import Announced, Header, MeasuredUpload
 from xain_foundation.fields import join_host_port
 from xain_foundation.rate_limited_log import RateLimitedLog
+from xain_foundation.sockets import leave_unpaced
 from xain_foundation.threads import wait_to_end
 from xain_proto.weights_port import DIGEST_HEADER, KEY_HEADER, OFFSET_HEADER, PATH
 
@@ -269,6 +270,7 @@ class WeightsPort:
                 continue
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            leave_unpaced(sock)
             if not await self._make_room():
                 with contextlib.suppress(OSError):
                     sock.send(_full().encode())

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from xain_foundation.logger import get_logger
+from xain_foundation.sockets import leave_unpaced
 from xain_parameters.errors import Invalid, Unavailable
 from xain_parameters.messages import VERSION, AnyHead, Done, Hello, Message, Refused
 from xain_parameters.transport.frames import (
@@ -294,13 +295,7 @@ def tune(connection: socket.socket) -> None:
     ):
         if hasattr(socket, name):  # Linux
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    # BBR, the default of many hosts, spaces packets in time: within one host the sender only waits
-    # for timers, for a third of a large message's time. Reno spaces nothing, and every kernel has
-    # it.
-    is_within_host = connection.getpeername()[0] == connection.getsockname()[0]
-    if is_within_host and hasattr(socket, "TCP_CONGESTION"):
-        with contextlib.suppress(OSError):  # the administrator allows other algorithms only
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+    leave_unpaced(connection)
 
 
 def shut(connection: Socket) -> None:

@@ -1,0 +1,27 @@
+"""Options of TCP connections."""
+
+import contextlib
+import socket
+
+import pytest
+
+from xain_foundation.sockets import leave_unpaced
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="Linux")
+def test_packets_within_a_host_are_not_paced() -> None:
+    """BBR, the default of many hosts, makes both sides wait for timers."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as connection,
+    ):
+        with contextlib.suppress(OSError):  # most kernels have it
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
+        leave_unpaced(connection)
+        name = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        assert name.rstrip(b"\0") == b"reno"
+
+
+def test_connection_that_has_ended_keeps_its_options() -> None:
+    with socket.socket() as unconnected:
+        leave_unpaced(unconnected)
