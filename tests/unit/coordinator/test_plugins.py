@@ -325,7 +325,9 @@ async def _status_of(config: CoordinatorConfig) -> object:
     """The exit status of a start that fails."""
     with contextlib.ExitStack() as at_end:
         start = partial(Coordinator, config, resume=True)
-        return await run._start(config, start, asyncio.Event(), at_end)
+        with pytest.raises(run.STARTING_ERRORS) as raised:
+            await run.started(config, start, asyncio.Event(), at_end)
+        return run._status_after(raised.value)
 
 
 def test_a_session_whose_plug_in_is_gone(site: Path, tmp_path: Path) -> None:
