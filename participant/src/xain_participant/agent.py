@@ -2,12 +2,10 @@
 
     run(participant, "localhost:50051")
 
-The calling thread takes one event after another, asks the Protocol, carries out the actions, and
+The calling thread owns the Protocol: it takes one event after another, carries out the actions, and
 sends the heartbeats, so they go on while the participant trains. A worker thread does one piece of
-work at a time. While the calling thread waits, the worker handles the events of its work itself:
-two threads that wake each other four times took a tenth of a small round. A watch thread listens,
-and only posts events. Where fitted estimators stay at the participant, one more thread answers
-questions for predictions.
+work at a time; a watch thread listens. Both only ever post events. Where fitted estimators stay at
+the participant, one more thread answers questions for predictions.
 """
 
 import logging
@@ -80,7 +78,7 @@ def run(
     suffix.
     tags: what a selection may ask for, such as {"site": "north"}.
     direct: fetch and put weights at the URLs that the coordinator offers; if not, through it.
-    observer: told every step, in one thread at a time. alive: the file of the health check.
+    observer: told every step, in this thread. alive: the file of the health check.
     state: keeps a result until it is handed in, so that a participant that is killed after training
     need not train again; such as a StateDirectory. It stays open.
     instance_id: tells this process from others with the same participant id; by default a random
@@ -211,14 +209,7 @@ class Agent:
         # At most six events: that a result is being saved, the outcome of a piece of work and news
         # that came with its answer; two of the watch thread, which waits until its last one was
         # handled; and one of stop().
-        self._mailbox: Queue[_Posted | None] = runtime.queue()  # None: look again
-        # Here while the calling thread waits for events. The protocol, the timers and the exit
-        # status belong to the thread that has taken it.
-        self._turn: Queue[None] = runtime.queue()
-        self._code: int | None = None  # the exit status, at the end
-        self._error: BaseException | None = None  # of the worker, for run() to raise
-        # Events that the worker has posted, and how many of them the calling thread has handled.
-        self._num_posted = self._num_handled = 0
+        self._mailbox: Queue[_Posted] = runtime.queue()
         self._jobs: Queue[tuple[Call, int] | None] = runtime.queue()  # one, then the end
         self._watch_credit: Queue[None] = runtime.queue()  # one: to post what the stream says
         self._watch_credit.put(None)
@@ -264,54 +255,40 @@ class Agent:
     # --- the loop ---
 
     def _loop(self) -> int:
-        posted: _Posted | None = _Posted(e.Started())
+        self._answers.append(e.Started())
         try:
-            while self._code is None:
-                if posted is not None:
-                    self._handle(posted)
-                posted = self._next() if self._code is None else None
-                if self._error is not None:
-                    raise self._error
+            while (code := self._step(self._next())) is None:
+                pass
         except (KeyboardInterrupt, SystemExit):  # of the program's signal handlers
             self._step(_Posted(e.StopRequested(1)))
             raise
-        return self._code
+        return code
 
-    def _handle(self, posted: _Posted) -> None:
-        """Handle an event, and the answers to the calls that follow from it."""
-        self._step(posted)
-        while self._answers and self._code is None:
-            self._step(_Posted(self._answers.popleft()))
-
-    def _step(self, posted: _Posted) -> None:
+    def _step(self, posted: _Posted) -> int | None:
+        """Handle an event. Returns the exit status at the end."""
         self._note(posted.event)
         for action in self._protocol.handle(posted.event):
             if isinstance(action, a.Exit):
                 self._on_exit(action)
-                self._code = action.code
-                return
+                return action.code
             self._do(action, posted.work)
         posted.handled()
+        return None
 
-    def _next(self) -> _Posted | None:
-        """Wait for an event. None if there is none, but the timers or the exit status may have
-        changed."""
+    def _next(self) -> _Posted:
+        """The next event, waiting for it."""
+        if self._answers:
+            return _Posted(self._answers.popleft())
         # The protocol always has a rendezvous or a heartbeat before it, so there is a timer.
-        timer, due = min(self._timers.items(), key=lambda one: one[1])
-        wait_s = max(0.0, due - self._runtime.now())
+        timer = min(self._timers, key=lambda timer: self._timers[timer])
+        wait_s = max(0.0, self._timers[timer] - self._runtime.now())
         if self._alive is not None:
             self._alive.expect(wait_s)
-        self._turn.put(None)
         try:
             return self._mailbox.get(timeout=wait_s)
         except Empty:
-            pass
-        finally:
-            self._turn.get()
-        if self._code is not None or self._timers.get(timer) != due:
-            return None
-        del self._timers[timer]
-        return _Posted(e.TimerFired(timer))
+            del self._timers[timer]
+            return _Posted(e.TimerFired(timer))
 
     def _do(self, action: a.Action, announced: pb.StartTrainingRoundResponse | None) -> None:
         """announced: the work that came with the event, of the same session and round."""
@@ -433,37 +410,10 @@ class Agent:
 
     def _run_jobs(self) -> None:
         while (job := self._jobs.get()) is not None:
-            self._deliver(_Posted(self._work.do(*job), self._note_handled))
+            self._mailbox.put(_Posted(self._work.do(*job)))
             news, self._work.next_round = self._work.next_round, None
             if news is not None:
-                self._deliver(_posted(news, self._note_handled))
-
-    def _deliver(self, posted: _Posted) -> None:
-        """Handle an event in the worker if the calling thread waits, else leave it to that thread,
-        as every event after one that it has not handled yet."""
-        self._num_posted += 1
-        if self._num_posted - self._num_handled > 1 or not self._takes_turn():
-            self._mailbox.put(posted)
-            return
-        timers = dict(self._timers)
-        try:
-            self._handle(posted)
-        except BaseException as error:  # of an observer, or a defect of ours
-            self._error = error
-        is_awaited = self._code is not None or self._error is not None or self._timers != timers
-        self._turn.put(None)
-        if is_awaited:
-            self._mailbox.put(None)
-
-    def _takes_turn(self) -> bool:
-        try:
-            self._turn.get(timeout=0.0)
-        except Empty:
-            return False
-        return True
-
-    def _note_handled(self) -> None:
-        self._num_handled += 1
+                self._mailbox.put(_posted(news))
 
     def _watch(self) -> None:
         backoff = Backoff(self.min_watch_pause_s, self.max_watch_pause_s, self._watch_chance)
@@ -592,7 +542,7 @@ class Agent:
 
     def _note_saving(self, round_: int) -> None:
         """Called by the worker."""
-        self._deliver(_Posted(e.Saving(round_), self._note_handled))
+        self._mailbox.put(_Posted(e.Saving(round_)))
 
     def _note_refusal(self, refused: e.RefusedBy) -> None:
         # A coordinator that is away is worth a line a call, not one for every attempt of a weekend.
