@@ -78,11 +78,17 @@ def parts(message: Message) -> Parts:
     """
     body = message.body
     kind = type(body)
+    if not (_is_short_text(message.session_id) and _is_short_text(message.message_id)):
+        return encode(message)  # which refuses what cannot be sent before it is kept
     if (kind is bytes or (kind is str and body.isascii())) and len(body) <= MAX_PLAIN:
         return (_envelope(message),)
     if body is None or kind is float or kind is bool:
         return (_envelope(message),)
     return encode(message)
+
+
+def _is_short_text(own_id: object) -> bool:
+    return type(own_id) is str and own_id.isascii() and len(own_id) <= MAX_ID
 
 
 def _envelope(message: Message) -> tuple[Any, ...]:

@@ -452,9 +452,8 @@ class Endpoint:
 
     def _notify(self) -> None:
         """Let the threads in wait_for() look again."""
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            waiter.release()
+        _wake_all(self._waiters)
+        self._waiters = []  # last: after an interrupt the I/O thread does it again
         if self._poller and self._poller != threading.get_ident():
             self._driver.wake()
 
@@ -559,8 +558,7 @@ class Endpoint:
                         self._poll_until = now + self.poll_s
                     polls = self._is_polling = not self._poller and now >= self._poll_until
                 # Last: a thread that is woken waits until Python's lock is free, in the driver.
-                for waiter in waiters:
-                    waiter.release()
+                _wake_all(waiters)
                 if polls:
                     self._driver.run(wait_s)
                 else:
@@ -680,6 +678,12 @@ class Endpoint:
             finally:
                 with suppress(MessagingError):  # it expires by itself
                     self.membership.leave()
+
+
+def _wake_all(waiters: Sequence[threading.Lock]) -> None:
+    for waiter in waiters:
+        with suppress(RuntimeError):  # it was woken before an interrupt
+            waiter.release()
 
 
 def _process(member: Member | None) -> tuple[int, str] | None:

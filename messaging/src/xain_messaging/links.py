@@ -487,7 +487,8 @@ def read_head(frame: Frame) -> Head:
     try:
         head = _DECODER.decode(frame)
         check_names(head.name, head.to)
-    except (msgspec.MsgspecError, ValueError) as error:
+    # RecursionError: of lists in each other.
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise MalformedMessage(f"not the head of a packet: {error!s:.200}") from None
     numbers = [*map(_NUMBER, head.messages)]
     if numbers and (numbers[0] < 1 or any(map(ge, numbers, numbers[1:]))):

@@ -274,6 +274,59 @@ def test_an_interrupt_at_any_line_loses_and_doubles_nothing(
     assert a.receive_once(0.05) is None
 
 
+def test_an_interrupt_while_others_are_woken_keeps_none_of_them_asleep(lossy: JoinLossy) -> None:
+    """The main thread reads a message for another thread, and is interrupted at one line after the
+    other of what wakes that thread."""
+    a, b, _ = two(lossy)
+    b.endpoint.poll_s = PATIENCE_S  # the I/O thread does not read
+    main = threading.main_thread().ident or 0
+    functions = {"_notify", "_wake_all"}
+
+    def interrupt_at(left: int) -> Callable[[Any, str, Any], Any]:
+        def trace(frame: Any, event: str, argument: Any) -> Any:
+            nonlocal left
+            left -= event == "line" and frame.f_code.co_name in functions
+            if not left and event == "line":
+                left -= 1
+                raise KeyboardInterrupt
+            return trace if frame.f_code.co_filename.endswith("endpoint.py") else None
+
+        return trace
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(b.receive_once)
+        until(lambda: bool(b.endpoint._waiters), "it to wait")
+        a.isend(Message("from now on the program reads", "a", "b"))
+        assert first.result(PATIENCE_S) is not None
+
+        def await_other(session_id: str) -> None:
+            until(lambda: b.endpoint._poller == main, "the main thread to read")
+            other = pool.submit(b.receive_by_id, session_id, 10 * PATIENCE_S)
+            until(lambda: bool(b.endpoint._waiters), "the other to wait")
+            a.isend(Message("for the other", "a", "b", session_id=session_id))
+            assert [each.session_id for each in other.result(PATIENCE_S)] == [session_id]
+            a.isend(Message("for the main thread", "a", "b"))
+
+        number, is_interrupted = 0, True
+        while is_interrupted:
+            number += 1
+            is_interrupted = False
+            done = pool.submit(await_other, f"s{number}")
+            sys.settrace(interrupt_at(number))
+            try:
+                message = b.receive_once(2 * PATIENCE_S)
+            except KeyboardInterrupt:
+                is_interrupted = True
+            finally:
+                sys.settrace(None)
+            done.result()
+            if is_interrupted:
+                message = b.receive_once(PATIENCE_S)
+            assert message is not None
+            assert message.tag == "for the main thread"
+    assert number > 4
+
+
 def test_a_signal_handler_may_close_a_proxy(group: Group) -> None:
     """Though the thread that it interrupts runs the driver: the call ends with Closed."""
     a, b = group("peer", name="a"), group("peer", name="b")

@@ -23,6 +23,7 @@ from xain_messaging.codec import (
     decode,
     encode,
     num_bytes,
+    parts,
     snapshot,
 )
 from xain_messaging.errors import BodyError, MalformedMessage
@@ -316,3 +317,16 @@ def test_a_message_with_other_bytes_is_a_message_or_malformed(data: st.DataObjec
         head[data.draw(st.integers(0, len(head) - 1))] = data.draw(st.integers(0, 255))
     with suppress(MalformedMessage):
         decode([head, *frames[1:]], "a", "b")
+
+
+@pytest.mark.parametrize("own_id", ["\ud800", object()], ids=["surrogate", "object"])
+@pytest.mark.parametrize("field", ["session_id", "message_id"])
+def test_an_id_that_cannot_be_sent_is_refused_before_the_message_is_kept(
+    field: str, own_id: Any
+) -> None:
+    with pytest.raises(BodyError):
+        parts(Message("tag", "a", "b", b"small", **{field: own_id}))
+
+
+def test_a_long_id_counts_among_the_bytes_of_a_message() -> None:
+    assert num_bytes(parts(Message("tag", "a", "b", b"small", session_id="x" * 5000))) > 5000

@@ -253,6 +253,7 @@ def changed(**fields: Any) -> bytes:
         changed(at_9=[[1, "m", -1, b""]]),
         changed(at_9=[[1, "m", 0, None]]),
         changed(at_9=[[2, "m", 0, b""], [2, "m", 0, b""]]),
+        changed(at_9=[[1, "m", 0, b""]])[:-2] + b"\x91" * 5000 + b"\xc0",  # in each other
     ],
 )
 def test_what_is_no_head_is_malformed(head: bytes) -> None:
