@@ -2,8 +2,8 @@
 
 A worker's clock is the number of iterations, or rounds, that it has behind it. One whose clock is c
 works on the next one as long as the slowest worker is at most `staleness` behind it, and waits
-otherwise. So whoever works at clock c builds on all that everybody did before clock c - staleness,
-and the slowest never waits.
+otherwise. So a worker at clock c builds on the work of all workers before clock c - staleness, and
+the slowest never waits.
 
 BSP, bulk synchronous parallel, is a staleness of 0: nobody begins the next iteration before all
 have ended this one. SSP, stale synchronous parallel, is any other number. ASP, asynchronous
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class ClockTable:
-    """The clocks of those who work. A change gives a new table, the old one stays as it is.
+    """Clocks of the workers. Each change makes a new table; the old one stays as it is.
 
     staleness: s, not negative; None for no limit.
     slowest: the smallest clock; None if nobody is in the table.
@@ -39,22 +39,22 @@ class ClockTable:
         object.__setattr__(self, "slowest", min(self.clocks.values(), default=None))
 
     def admits(self, clock: int) -> bool:
-        """Whoever has this clock may work, in the table or not. False: it has to wait until the
-        slowest has advanced, or is gone."""
+        """Whether a worker with this clock, in the table or not, may work. If not, the worker waits
+        until the slowest worker has advanced or has left."""
         if self.staleness is None or self.slowest is None:
             return True
         return clock - self.slowest <= self.staleness
 
     def with_clock(self, worker: str, clock: int) -> "ClockTable":
-        """With a worker that has come, or that has another clock than it had, which may be a
-        smaller one: it has been rolled back."""
+        """Add a worker, or change its clock. The clock may be smaller than before, after a
+        rollback."""
         return ClockTable({**self.clocks, worker: clock}, self.staleness)
 
     def without(self, worker: str) -> "ClockTable":
-        """Without a worker that is gone: nobody waits for it any more."""
+        """Remove a worker that has left; no other worker waits for it any more."""
         clocks = {name: clock for name, clock in self.clocks.items() if name != worker}
         return ClockTable(clocks, self.staleness)
 
     def ticked(self, worker: str) -> "ClockTable":
-        """With one more iteration behind a worker. Raises KeyError if it is not in the table."""
+        """Advance the clock of a worker by one. Raises KeyError if it is not in the table."""
         return self.with_clock(worker, self.clocks[worker] + 1)

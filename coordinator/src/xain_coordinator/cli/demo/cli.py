@@ -31,8 +31,9 @@ scikit-learn's handwritten digits, split by label: each site has seen mostly som
 sites measure every round's model on rows that nobody trained on, and the last one is shown beside
 the same model trained on all rows in one place.
 
-While it runs, kill what you like with `kill -9`: the others go on without a participant, and a dead
-coordinator is started again and continues the same round.
+While it runs, kill what you like with `kill -9`: the others go on without a participant, and a
+coordinator that is killed while it serves is started again, up to 5 times, and continues the same
+round.
 """
 
 _EXAMPLES = """**Examples**

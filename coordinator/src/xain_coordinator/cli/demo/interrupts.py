@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-# Missing ones do not exist on Windows.
-_NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EXIT_BASE = 128  # a shell's exit status for a signal is this plus its number
 
 
@@ -69,10 +68,9 @@ class Interrupts:
         if threading.current_thread() is not threading.main_thread():
             yield  # only the main thread may
             return
-        numbers = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
         before = {
             number: signal.signal(number, self._came)
-            for number in numbers
+            for number in _SIGNALS
             if signal.getsignal(number) is not signal.SIG_IGN
         }
         try:

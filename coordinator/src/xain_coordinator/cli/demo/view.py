@@ -120,8 +120,8 @@ class Progress:
 
 @contextmanager
 def display(console: Console, progress: Progress) -> Iterator[Callable[[], None]]:
-    """Show the progress: live on a terminal, else a line per round. What it gives is to be called
-    after changes."""
+    """Show the progress: live on a terminal, else a line per round. The yielded function is to be
+    called after each change."""
     if not console.is_terminal:
         console.print(STARTING)
 
