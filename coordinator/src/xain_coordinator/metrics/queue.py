@@ -18,7 +18,7 @@ MAX_WAITING_BYTES = 32 * 1024 * 1024
 
 Stamped = tuple[int, Point]  # nanoseconds since 1970
 
-_POINT_BYTES = 200  # without what it holds: the Point, its tuples, its time
+_POINT_BYTES = 264  # without what it holds: the Point, its tuples, its time
 
 
 class Writer(Protocol):
