@@ -130,7 +130,7 @@ class Proxy:
             else dict.fromkeys(expected, minimal_peers)
         )
         self._minimal_timeout_s = minimal_peers_timeout_s
-        # By session: who was asked, once for each answer. Under the endpoint's lock.
+        # Peers that were asked, by session, once for each answer. The endpoint's lock guards it.
         self._asked: OrderedDict[str, tuple[str, ...]] = OrderedDict()
         self._is_stopped = False
         self._last: int | None = None  # of the inbox, that receive() gives after stop()

@@ -9,7 +9,7 @@ from xain_messaging.messages import Message, SessionMessage
 from xain_messaging.ports import Member
 
 
-def test_who_comes_back_after_it_was_forgotten_hears_what_is_new(lossy: JoinLossy) -> None:
+def test_forgotten_peer_that_comes_back_hears_new_messages(lossy: JoinLossy) -> None:
     """The same process: it has heard of what was before, and drops that."""
     (a, _), (b, _) = lossy("a"), lossy("b")
     until(lambda: "peer" in a.peers, "b")
@@ -33,7 +33,7 @@ def test_who_comes_back_after_it_was_forgotten_hears_what_is_new(lossy: JoinLoss
     assert tags(a, 1) == ["answer"]
 
 
-def test_what_is_taken_late_does_not_come_twice(lossy: JoinLossy) -> None:
+def test_message_that_is_taken_late_comes_once(lossy: JoinLossy) -> None:
     """Its sender was forgotten meanwhile, and is back."""
     (a, _), (b, line) = lossy("a"), lossy("b")
     until(lambda: "peer" in a.peers and "peer" in b.peers, "each other")
@@ -49,7 +49,7 @@ def test_what_is_taken_late_does_not_come_twice(lossy: JoinLossy) -> None:
     assert a.receive_once(0.05) is None
 
 
-def test_those_who_are_away_are_bounded(lossy: JoinLossy) -> None:
+def test_peers_that_are_away_are_bounded(lossy: JoinLossy) -> None:
     """The first to leave are forgotten sooner, but for those for whom something is kept."""
     a, _ = lossy("a")
     a.endpoint.max_away = 2

@@ -228,7 +228,7 @@ async def test_watchers_see_what_is_durable(bench):
 
 
 async def test_participants_that_wait_are_not_told_of_every_round():
-    """Of a fleet of which a few are selected, the others would hear of each round for nothing."""
+    """A fleet of which a few are selected would hear of each round for nothing."""
     rounds = {
         "rounds": 2,
         "min_participants": 1,

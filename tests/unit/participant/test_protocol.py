@@ -881,7 +881,7 @@ def test_a_result_of_a_finished_session_is_dropped(back: Talk) -> None:
         ([e.Trained(3, is_durable=False)], [a.Leave()]),
         ([e.Saving(3)], []),
         ([e.Saving(3), e.Trained(3, is_durable=False)], [a.Leave()]),
-        # Nobody wants that result, so its maker does not come back with it.
+        # That result is not wanted, so the participant does not come back with it.
         ([e.Saving(3), e.Joined("s2", 5.0)], [a.Leave()]),
         (
             [e.Trained(3, is_durable=True), e.HandedIn(3)],

@@ -140,7 +140,7 @@ class DockerBackend:
                 ports=self._ports if program.is_published else {},
                 mounts=self._mounts(program),
                 cpu_shares=program.cpu_shares,
-                # It may read the data, and owns what is written.
+                # The program may read the data, and owns what it writes.
                 user=f"{os.getuid()}:{os.getgid()}",
                 init=True,
                 read_only=True,
