@@ -59,9 +59,9 @@ import numpy as np
 import results
 from bulk_round import bulk_round
 from numpy.typing import NDArray
-from processes import free_port
 
 from xain_foundation.logs import configure
+from xain_foundation.sockets import free_ports
 from xain_participant import Participant
 from xain_participant.agent import run
 from xain_participant.connection import Connections
@@ -245,7 +245,7 @@ def wait(is_so: Callable[[], bool], what: str, server: Server) -> None:
 
 @contextmanager
 def coordinator(folder: Path, settings: dict[str, object]) -> Iterator[tuple[Server, int]]:
-    port = free_port()
+    port = free_ports(1)[0]
     changes = [f"--set={key}={value}" for key, value in settings.items()]
     server = Server(
         [
@@ -262,7 +262,7 @@ def coordinator(folder: Path, settings: dict[str, object]) -> Iterator[tuple[Ser
 
 @contextmanager
 def bare(folder: Path, scale: Scale) -> Iterator[tuple[Server, int]]:
-    port = free_port()
+    port = free_ports(1)[0]
     command = [sys.executable, str(BARE), str(port), str(round(1000 * scale.interval_s))]
     server = Server(command, folder / "log")
     try:

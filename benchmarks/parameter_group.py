@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import results
-from processes import PATIENCE_S, POLL_S, free_port
+from processes import PATIENCE_S, POLL_S
 
+from xain_foundation.sockets import free_ports
 from xain_parameters.client.connecting import connect_sync
 from xain_parameters.client.sync import Server
 from xain_parameters.scheduler.client import SchedulerCalls
@@ -26,7 +27,7 @@ class Group:
     """
 
     def __init__(self, folder: Path, *flags: str) -> None:
-        self.target = f"127.0.0.1:{free_port()}"
+        self.target = f"127.0.0.1:{free_ports(1)[0]}"
         self._folder = folder
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._num_starts: Counter[str] = Counter()

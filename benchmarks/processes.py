@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from pathlib import Path
 import grpc
 import results
 
+from xain_foundation.sockets import free_ports
 from xain_proto.fl import inspection_pb2 as inspection
 from xain_proto.fl import inspection_pb2_grpc
 
@@ -23,12 +23,6 @@ SESSION_LIMIT_S = 1800.0  # for what takes minutes
 POLL_S = 0.01
 AGENT = Path(__file__).with_name("agent.py")
 MAPPED_AGENT = Path(__file__).with_name("mapped_agent.py")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def peak_memory_mb(pid: int | None = None) -> float | None:
@@ -81,7 +75,7 @@ class CoordinatorProcess:
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, object]) -> None:
-        self.port = free_port()
+        self.port = free_ports(1)[0]
         flags = [f"--set={key}={value}" for key, value in settings.items()]
         self._command = [
             *(sys.executable, "-m", "xain_coordinator", f"--data-dir={folder}"),

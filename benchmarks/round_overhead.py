@@ -31,6 +31,8 @@ import grpc
 import processes
 import results
 
+from xain_foundation.sockets import free_ports
+
 SIZE = 10  # of the model, in float32
 WARM_UP_ROUNDS = 5  # imports and caches settle
 CALLS_PER_ROUND = 2  # the news of the round, and EndTrainingRound
@@ -52,7 +54,7 @@ def measure_rounds(participants: int, rounds: int) -> processes.Session:
 
 def measure_raw(clients: int, rounds: int) -> float:
     """Seconds for one round's calls of all clients, at full speed."""
-    port = processes.free_port()
+    port = free_ports(1)[0]
     server = spawn("echo-server", "--port", port)
     try:
         them = [spawn("echo-client", "--port", port, "--rounds", rounds) for _ in range(clients)]

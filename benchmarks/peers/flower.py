@@ -4,9 +4,8 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from processes import free_port
-
 from peers.environments import Found, PeerFailed, environment, intervals, prepare, tree, wait
+from xain_foundation.sockets import free_ports
 
 PACKAGE, VERSION = "flwr", "1.41.0"
 APP = Path(__file__).with_name("flower_app")
@@ -22,7 +21,7 @@ def run(folder: Path, participants: int, size: int, rounds: int) -> Found:
     prepare(folder, names, size)
     home, times = folder / "home", folder / "times"
     home.mkdir()
-    port = free_port()
+    port = free_ports(1)[0]
     (home / "config.toml").write_text(
         '[superlink]\ndefault = "bench"\n\n'
         f'[superlink.bench]\naddress = "127.0.0.1:{port}"\ninsecure = true\n',
@@ -43,7 +42,7 @@ def run(folder: Path, participants: int, size: int, rounds: int) -> Found:
                 tree(
                     [
                         *(programs / "flower-supernode", "--insecure"),
-                        *("--superlink", f"127.0.0.1:{port}", "--port", str(free_port())),
+                        *("--superlink", f"127.0.0.1:{port}", "--port", str(free_ports(1)[0])),
                         *("--node-config", f'update="{folder / name}.npy"'),
                     ],
                     folder / f"{name}.log",

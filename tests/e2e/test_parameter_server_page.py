@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from support.ports import free_ports
 from support.terminals import files_of
+from xain_foundation.sockets import free_ports
 from xain_parameters import Assign, LocalGroup
 
 pytestmark = pytest.mark.e2e

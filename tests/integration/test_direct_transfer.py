@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from support.logs import capture_logs
-from support.ports import free_ports
 from support.s3_servers import SeaweedFS
 from support.wire import digest, npy
 from xain_coordinator.core.values import Phase
 from xain_coordinator.server.coordinator_service import CoordinatorService
+from xain_foundation.sockets import free_ports
 from xain_participant import Agent, Participant
 from xain_participant.direct import DirectTransfer, OfferFailed
 from xain_participant.download import Download

@@ -17,7 +17,6 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from support.ports import free_ports
 from support.process import CoordinatorProcess
 from support.trainee import Trainee
 from support.transfers import (
@@ -37,6 +36,7 @@ from xain_coordinator.server.capabilities import Capabilities, PortFile
 from xain_coordinator.server.serve import WEIGHTS_PORT
 from xain_coordinator.server.weights_port import PortTaken
 from xain_coordinator.updates import bodies
+from xain_foundation.sockets import free_ports
 from xain_participant import Agent
 from xain_participant import direct as direct_module
 from xain_participant.client import CoordinatorClient

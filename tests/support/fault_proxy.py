@@ -24,7 +24,7 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any, Self
 
-from support.ports import free_ports
+from xain_foundation.sockets import free_ports
 
 PIECE_BYTES = 64 << 10
 PATIENCE_S = 60.0  # for what takes milliseconds, on a machine that has other things to do

@@ -12,7 +12,7 @@ from typing import Self
 
 import fsspec
 
-from support.ports import free_ports
+from xain_foundation.sockets import free_ports
 
 JARS = "XAIN_HADOOP_JARS"
 READY_S = 60.0

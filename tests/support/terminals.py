@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from support.ports import free_ports
+from xain_foundation.sockets import free_ports
 
 BIN = Path(sys.executable).parent
 PROGRAMS = ("xain-coordinator", "xain-participant", "python")

@@ -1,7 +1,27 @@
-"""Options of TCP connections."""
+"""Ports to listen on, and options of TCP connections."""
 
 import contextlib
+import random
 import socket
+
+# Systems give outgoing connections ports from 32,768 (Linux) or 49,152 (macOS) on.
+_BELOW_OUTGOING = (12_000, 32_000)
+_RANDOM = random.SystemRandom()  # programs that seeded `random` alike must not meet at one port
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports that no program listens on, at random among those that outgoing connections never take.
+
+    A server that starts later, or again after a kill, thus finds its port free.
+    """
+    with contextlib.ExitStack() as held:
+        ports: list[int] = []
+        while len(ports) < number:
+            probe = held.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                probe.bind(("", _RANDOM.randrange(*_BELOW_OUTGOING)))
+                ports.append(probe.getsockname()[1])
+        return ports
 
 
 def leave_unpaced(connection: socket.socket) -> None:

@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 
 import xain_parameters as parameters
 from support.certificates import certified, needs_openssl
-from support.ports import free_ports
 from support.process import CoordinatorProcess, ParticipantProcess
 from xain_coordinator.assembly.parameter_group import ParameterGroup
 from xain_coordinator.cli import main as coordinator_cli
 from xain_coordinator.config.parameters import ParametersSettings
+from xain_foundation.sockets import free_ports
 from xain_parameters import cli as server_cli
 from xain_parameters.node.server import ParameterServer
 from xain_parameters.scheduler.client import SchedulerCalls

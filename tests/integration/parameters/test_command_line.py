@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.ports import free_ports
+from xain_foundation.sockets import free_ports
 from xain_parameters.config import SchedulerSettings
 
 PROGRAM = [

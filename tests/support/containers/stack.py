@@ -4,8 +4,8 @@ import uuid
 from pathlib import Path
 
 from support.containers.engine import BASE, PATIENCE_S, docker, run
-from support.ports import free_ports
 from xain_coordinator.server import inspection_client
+from xain_foundation.sockets import free_ports
 
 OVERRIDE = Path(__file__).with_name("compose.test.yml")
 

@@ -1,11 +1,11 @@
-"""Options of TCP connections."""
+"""Ports to listen on, and options of TCP connections."""
 
 import contextlib
 import socket
 
 import pytest
 
-from xain_foundation.sockets import leave_unpaced
+from xain_foundation.sockets import free_ports, leave_unpaced
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="Linux")
@@ -25,3 +25,13 @@ def test_packets_within_a_host_are_not_paced() -> None:
 def test_connection_that_has_ended_keeps_its_options() -> None:
     with socket.socket() as unconnected:
         leave_unpaced(unconnected)
+
+
+def test_free_ports_are_distinct_and_no_outgoing_connection_takes_them() -> None:
+    ports = free_ports(200)
+    assert len(set(ports)) == 200
+    with contextlib.ExitStack() as opened:
+        for port in ports:
+            listener = opened.enter_context(socket.socket())
+            listener.bind(("127.0.0.1", port))
+    assert max(ports) < 32_768

@@ -8,7 +8,6 @@ file, so a process goes on writing it after the death of its launcher.
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from xain_coordinator.cli.launch.plan import COORDINATE, PARAMETERS, PARTICIPATE
 from xain_coordinator.cli.launch.programs import STOP_TIMEOUT_S, LogFile, is_alive, launcher_id
 from xain_foundation.commands import CommandFailed
 from xain_foundation.fields import join_host_port
+from xain_foundation.sockets import free_ports
 
 NAME_VARIABLE, LAUNCHER_VARIABLE = "XAIN_LAUNCH_NAME", "XAIN_LAUNCH_BY"
 SETTINGS = ("XAIN_COORDINATOR_", "XAIN_PARAMETERS_", "XAIN_PARTICIPANT_")
@@ -59,7 +59,10 @@ class ProcessBackend:
         return source
 
     def ports(self, wanted: tuple[int, int], *, http: bool) -> tuple[int, int]:
-        grpc_port, http_port = (port or _free_port() for port in wanted)
+        # Workers find a coordinator that starts again at the port that it had.
+        grpc_port, http_port = (
+            port or free for port, free in zip(wanted, free_ports(2), strict=True)
+        )
         return grpc_port, http_port
 
     def http_values(self) -> dict[str, object]:
@@ -121,14 +124,6 @@ class LocalProcess:
         except subprocess.TimeoutExpired:
             self._popen.kill()
             self._popen.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        assert isinstance(port, int)
-        return port
 
 
 # --- what an earlier launcher left behind ---------------------------------------------------------
