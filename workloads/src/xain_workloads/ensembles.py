@@ -9,9 +9,11 @@ length of the file as uint64, and the file. Numbers are little-endian. A file is
 """
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from io import BytesIO
 from struct import Struct
 from typing import Any
@@ -24,6 +26,9 @@ from xain_workloads.bagging_options import CLASSIFIERS, ONE_CLASS, REGRESSORS, B
 
 MAGIC = b"XENSEMB1"
 KEY = "ensemble"  # in the metadata of a model: {"num_features": p}
+
+# skops imports every package of scikit-learn, and this one imports PyTorch.
+_IMPORTS_TORCH = "sklearn.externals.array_api_compat.torch"
 
 # Types of fitted estimators that skops loads only if they are named as trusted. All others that it
 # loads are those of scikit-learn and numpy in its own list.
@@ -172,6 +177,21 @@ def check_file(file: bytes, options: BaggingOptions, num_features: int) -> None:
     check_types(file)
 
 
+def import_skops_io() -> Any:
+    """The module skops.io, without PyTorch, which would take another 2 s and 460 MB for nothing.
+
+    Raises ModuleNotFoundError.
+    """
+    is_hidden = _IMPORTS_TORCH not in sys.modules
+    if is_hidden:
+        sys.modules[_IMPORTS_TORCH] = None  # type: ignore[assignment]
+    try:
+        return import_module("skops.io")
+    finally:
+        if is_hidden:
+            del sys.modules[_IMPORTS_TORCH]
+
+
 def check_types(file: bytes) -> None:
     """Refuse a file with types outside of TRUSTED and of skops' own list of scikit-learn's types.
 
@@ -179,11 +199,11 @@ def check_types(file: bytes) -> None:
     Raises InvalidEnsemble.
     """
     try:
-        from skops.io import get_untrusted_types
+        skops_io = import_skops_io()
     except ModuleNotFoundError:
         return
     try:
-        found = set(get_untrusted_types(data=file)) - set(TRUSTED)
+        found = set(skops_io.get_untrusted_types(data=file)) - set(TRUSTED)
     except Exception as error:  # skops raises whatever a damaged schema leads to
         raise InvalidEnsemble(f"skops cannot read the file: {_text(error)}") from None
     if found:
@@ -195,10 +215,9 @@ def check_types(file: bytes) -> None:
 def load(file: bytes, options: BaggingOptions, num_features: int) -> Any:
     """The fitted estimator in a file. Raises InvalidEnsemble, and ModuleNotFoundError."""
     check_file(file, options, num_features)
-    from skops.io import loads
-
+    skops_io = import_skops_io()
     try:
-        return loads(file, trusted=list(TRUSTED))
+        return skops_io.loads(file, trusted=list(TRUSTED))
     except Exception as error:  # the states of objects are theirs to check
         raise InvalidEnsemble(f"skops cannot load the file: {_text(error)}") from None
 
@@ -327,9 +346,7 @@ def dump(estimator: Any) -> bytes:
 
     skops names objects and arrays by their addresses; here they are numbered in their order.
     """
-    from skops.io import dumps
-
-    members = _members(dumps(estimator))
+    members = _members(import_skops_io().dumps(estimator))
     schema = _schema(members)
     numbers: dict[object, int] = {}
     names: dict[str, str] = {}

@@ -213,19 +213,17 @@ def _read_json(path: Path) -> Exported:
 
 
 def _write_skops(path: Path, model: Model, about: Mapping[str, Any]) -> None:
-    from skops.io import dump
-
     pipeline = pipeline_of(model)
     pipeline.xain_ = json.dumps(about)
-    dump(pipeline, path)
+    ensembles.import_skops_io().dump(pipeline, path)
 
 
 def _read_skops(path: Path) -> Exported:
-    from skops.io import load
+    skops_io = ensembles.import_skops_io()
     from skops.io.exceptions import UntrustedTypesFoundException
 
     try:
-        pipeline = load(path, trusted=list(TRUSTED))
+        pipeline = skops_io.load(path, trusted=list(TRUSTED))
     except UntrustedTypesFoundException as error:
         raise NoModel(f"{path}: {' '.join(str(error).split())}") from None
     return Exported(json.loads(pipeline.xain_), pipeline=pipeline)
