@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from io import BytesIO
 from struct import Struct
 from typing import Any
@@ -186,7 +185,9 @@ def import_skops_io() -> Any:
     if is_hidden:
         sys.modules[_IMPORTS_TORCH] = None  # type: ignore[assignment]
     try:
-        return import_module("skops.io")
+        import skops.io
+
+        return skops.io
     finally:
         if is_hidden:
             del sys.modules[_IMPORTS_TORCH]
