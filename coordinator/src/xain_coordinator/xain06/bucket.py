@@ -88,6 +88,4 @@ class XainBucket:
                 header = npy_header(array.dtype, array.shape)
                 yield len(header) + array.num_bytes, chain((header,), array.pieces())
             except NotAnArray as error:
-                raise InvalidUpdate(
-                    f"the upload {key!r} is not the pickle of a flat vector of floats: {error}"
-                ) from None
+                raise InvalidUpdate(f"the upload {key!r} is no XAIN update: {error}") from None

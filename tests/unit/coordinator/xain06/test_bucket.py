@@ -134,21 +134,20 @@ def test_the_limit_is_for_the_elements(place):
 
 
 @pytest.mark.parametrize(
-    ("data", "reason"),
+    "data",
     [
-        (b"cos\nsystem\n(Vecho\ntR.", "does not begin with a protocol"),
-        (b"\x80\x03cos\nsystem\nX\x01\x00\x00\x00a\x85R.", "it names 'os.system'"),
-        (pickle.dumps([VECTOR]), "opcode EMPTY_LIST"),
-        (pickle.dumps(LONG)[:-10], "ends too early"),
-        (b"", "ends too early"),
+        b"cos\nsystem\n(Vecho\ntR.",
+        b"\x80\x03cos\nsystem\nX\x01\x00\x00\x00a\x85R.",
+        pickle.dumps([VECTOR]),
+        pickle.dumps(LONG)[:-10],
+        b"",
     ],
 )
-def test_an_update_that_is_no_array_is_refused(place, data, reason):
-    """With the reason, for its sender; nothing of it comes into the session's own objects."""
+def test_an_update_that_is_no_array_is_refused(place, data):
+    """Nothing of it comes into the session's own objects."""
     place.hand_in(data)
-    with pytest.raises(InvalidUpdate, match="the upload '1/name' is not the pickle of") as caught:
+    with pytest.raises(InvalidUpdate, match="the upload '1/name' is no XAIN update: hand in one"):
         place.fetch()
-    assert reason in str(caught.value)
     assert list(place.store.keys()) == []
 
 
@@ -162,8 +161,8 @@ class Untouched(MemoryStore):
 @pytest.mark.parametrize(
     ("array", "refusal", "reason"),
     [
-        (np.arange(3), InvalidUpdate, "of type 'i8'; only floats are taken"),
-        (np.ones((2, 3)), InvalidUpdate, "2 dimensions; hand in one flat vector"),
+        (np.arange(3), InvalidUpdate, "hand in one flat vector"),
+        (np.ones((2, 3)), InvalidUpdate, "hand in one flat vector"),
         (np.ones(MAX_UPDATE_BYTES // 4 + 1000, np.float32), TooLarge, "at most 2000000 are taken"),
     ],
     ids=lambda value: str(getattr(value, "dtype", "")),

@@ -83,38 +83,38 @@ def test_written_pickles_name_only_what_old_versions_know():
 
 
 @pytest.mark.parametrize(
-    ("array", "message"),
+    "array",
     [
-        (np.zeros((2, 3)), "2 dimensions; hand in one flat vector"),
-        (np.zeros((2, 3), order="F"), "2 dimensions; hand in one flat vector"),
-        (np.float32([1]).reshape(()), "0 dimensions; hand in one flat vector"),
-        (np.zeros(2, ">f4"), "the byte order '>' instead of '<'"),
-        (np.arange(3), "'i8'; only floats are taken"),
-        (np.ones(3, bool), "'b1'; only floats are taken"),
-        (np.ones(3, complex), "'c16'; only floats are taken"),
-        (np.zeros(2, "f4,i4"), "'V8'; only floats are taken"),
-        (np.array([{}]), "'O8'; only floats are taken"),
-        (np.array(["text"]), "'U4'; only floats are taken"),
-        (np.zeros(2, "M8[s]"), "'M8'; only floats are taken"),
-        (np.float32(1), "'numpy._core.multiarray.scalar', which is no part of a plain array"),
-        (np.ma.zeros(2), r"'numpy\.ma\..*', which is no part"),
-        ([np.zeros(2)], "no use for the opcode EMPTY_LIST"),
-        (None, "something else than one array"),
-        ((), "something else than one array"),
+        np.zeros((2, 3)),
+        np.zeros((2, 3), order="F"),
+        np.float32([1]).reshape(()),
+        np.zeros(2, ">f4"),
+        np.arange(3),
+        np.ones(3, bool),
+        np.ones(3, complex),
+        np.zeros(2, "f4,i4"),
+        np.array([{}]),
+        np.array(["text"]),
+        np.zeros(2, "M8[s]"),
+        np.float32(1),
+        np.ma.zeros(2),
+        [np.zeros(2)],
+        None,
+        (),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_other_objects_are_refused(protocol, array, message):
-    """What a participant may hand in by mistake is named in the reason."""
-    with pytest.raises(NotAnArray, match=message):
+def test_other_objects_are_refused(protocol, array):
+    """A participant that hands in another object by mistake is told what is taken."""
+    with pytest.raises(NotAnArray, match="hand in one flat vector of float16"):
         load(pickle.dumps(array, protocol))
 
 
 @pytest.mark.parametrize("protocol", [0, 1, 2])
 def test_the_oldest_protocols_are_refused(protocol):
     """No Python 3 writes them unless it is told to."""
-    with pytest.raises(NotAnArray, match="does not begin with a protocol from 3 to 5"):
+    with pytest.raises(NotAnArray, match="pickled as Python 3 does by default"):
         load(pickle.dumps(np.float32([1]), protocol))
 
 

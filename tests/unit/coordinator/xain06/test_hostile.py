@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from unit.coordinator.xain06.recorded import EMPTY, VECTORS
 from unit.coordinator.xain06.strict import StrictReader
-from xain_coordinator.xain06.codec import MAX_OPCODES, NotAnArray, find_array
+from xain_coordinator.xain06.codec import NotAnArray, find_array
 
 MARKER = "marker"
 COMMAND = f"echo > {MARKER}"
@@ -163,7 +163,6 @@ def test_exploits_take_no_memory(exploit):
 
 
 VECTOR = pickle.dumps(np.float32([1, 2]), 3)
-DOUBLE = b"h\x00h\x00\x86q\x00"  # a pair of what is remembered under 0, remembered in its place
 
 
 def filled(dtype: bytes, shape: bytes = b"K\x02\x85", data: bytes = b"C\x08" + bytes(8)) -> bytes:
@@ -184,74 +183,44 @@ def dtype(code: str = "f4", order: str = "<", state: bytes = b"") -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("data", "reason"),
+    "data",
     [
-        (b"", "ends too early"),
-        (b"anything", "does not begin with a protocol"),
-        (b"\x80\x06N.", "does not begin with a protocol from 3 to 5"),
-        (START + b".", "empty stack"),
-        (START + b"\xff.", "'ÿ' is no opcode"),
-        (START + b"\x82\x01.", "opcode EXT1"),
-        (START + b"\x83\x01\x00.", "opcode EXT2"),
-        (START + b"Pid\n.", "opcode PERSID"),
-        (START + b"NQ.", "opcode BINPERSID"),
-        (START + b"L" + b"9" * 1_000_000 + b"L\n.", "opcode LONG"),
-        (START + b"I" + b"9" * 1_000_000 + b"\n.", "opcode INT"),
-        (START + b"\x8b" + struct.pack("<I", 1 << 30) + b".", "opcode LONG4"),
-        (START + b"\x8a\xff" + b"\x7f" * 255 + b".", "a number of 255 bytes"),
-        (START + b"N2\x86.", "opcode DUP"),
-        (START + b"]2a.", "opcode EMPTY_LIST"),
-        (START + b"Nr\xff\xff\xff\x7f.", "opcode LONG_BINPUT"),
-        (START + b"h\x07.", "remembers nothing under 7"),
-        (START + b"Nt.", "empty stack"),
-        (START + b"N\x87.", "empty stack"),
-        (START + b")" + b"\x85" * 100_000 + b".", f"more than {MAX_OPCODES} opcodes"),
-        # 2 ** 60 times the same: harmless as long as nobody looks at all of them.
-        (START + b")q\x00" + DOUBLE * 60 + b"0.", "opcode POP"),
-        (START + b")q\x00" + DOUBLE * 60 + b".", "something else than one array"),
-        (START + b")q\x00" + DOUBLE * 60 + name("numpy", "dtype") + b"h\x00R.", "numpy.dtype with"),
-        (START + name("_codecs", "encode") + text("a") + text("rot13") + b"\x86R.", "_codecs.enc"),
-        (START + name("_codecs", "lookup") + text("idna") + b"\x85R.", "'_codecs.lookup'"),
-        (START + name("numpy", "load") + text("a.npy") + b"\x85R.", "it names 'numpy.load'"),
-        (START + name("numpy", "ndarray") + b"K\x02\x85R.", "calls numpy.ndarray with arguments"),
-        (START + name("numpy", "dtype") + text("f4") + b"\x85R.", "calls numpy.dtype with arg"),
-        (START + b"N)R.", "calls what numpy does not"),
-        (START + b"NNb.", "fills something in a way that numpy does not"),
-        (START + b"c" + b"a" * 200 + b"\nb\n.", "more than 100 characters"),
-        (START + b"ca\x80\nb\n.", "not UTF-8"),
-        (b"\x80\x04NN\x93.", "by what is no text"),
-        (b"\x80\x04" + text("numpy" * 100) + text("b") + b"\x93.", "a text of 500 bytes"),
-        (VECTOR + b"\x00", "1 bytes follow after its end"),
-        (VECTOR[:-1] + b"N.", "something else than one array"),
-        (START + b"N" + VECTOR[2:], "something else than one array"),
-        (b"\x80\x04\x95" + struct.pack("<Q", 300) + VECTOR[2:], "ends too early"),
-        (VECTOR.replace(b"K\x00\x85", b"K\x09\x85"), "_reconstruct with arguments"),
-        (VECTOR.replace(b"\x89C", b"NC"), "fills something"),
-        (filled(dtype("O")), "type 'O'; only floats"),
-        (filled(dtype("__import__('os')")), "only floats are taken"),
-        (filled(dtype("f4,f4")), "only floats are taken"),
-        (filled(dtype("f4", "=")), "the byte order '='"),
-        (filled(dtype("f4", "|")), "the byte order '|'"),
-        (filled(dtype("u1", "<")), "type 'u1'; only floats"),
-        (filled(dtype("f4", state=b"}NNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00")), "EMPTY_DICT"),
-        (filled(dtype("f4", state=b"NNNK\x04K\x04K\x3f")), "fills something"),
-        (filled(name("numpy", "dtype") + text("f4") + b"\x89\x88\x87R"), "fills something"),
-        (filled(b"N"), "fills something"),
-        (filled(dtype(), shape=b"K\x02"), "fills something"),
-        (filled(dtype(), shape=b"K\x03\x85"), "more or fewer elements than its shape says"),
-        (filled(dtype(), shape=b"J\xff\xff\xff\xff\x85"), "its shape is none"),
-        (filled(dtype(), shape=b"\x88\x85"), "its shape is none"),
-        (filled(dtype(), shape=b"(" + b"K\x01" * 40 + b"t"), "it has 40 dimensions"),
-        (filled(dtype(), shape=b"\x8a\x08" + b"\xff" * 7 + b"\x7f\x85"), "more or fewer elements"),
-        (filled(dtype(), data=b"N"), "its elements are not bytes"),
-        (filled(dtype(), data=text("a" * 8)), "its elements are not bytes"),
-        (filled(dtype(), data=text("a" * 200)), "a text of 200 bytes"),
-        (filled(dtype(), data=b"B" + struct.pack("<I", 1 << 31)), "ends too early"),
+        b"",
+        b"anything",
+        b"\x80\x06" + VECTOR[2:],
+        START + b".",
+        START + b"N" + VECTOR[2:],
+        START + b"L" + b"9" * 1_000_000 + b"L\n.",
+        START + b")" + b"\x85" * 100_000 + b".",
+        VECTOR + b"\x00",
+        VECTOR[:-1] + b"N.",
+        VECTOR[:-1] + b"q\x00" * 1000 + b".",
+        VECTOR.replace(b"K\x00\x85", b"K\x09\x85"),
+        VECTOR.replace(b"\x89C", b"NC"),
+        filled(dtype("O")),
+        filled(dtype("__import__('os')")),
+        filled(dtype("f4,f4")),
+        filled(dtype("f4", "=")),
+        filled(dtype("f4", "|")),
+        filled(dtype("u1", "<")),
+        filled(dtype("f4", state=b"}NNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00")),
+        filled(dtype("f4", state=b"NNNK\x04K\x04K\x3f")),
+        filled(name("numpy", "dtype") + text("f4") + b"\x89\x88\x87R"),
+        filled(b"N"),
+        filled(dtype(), shape=b"K\x02"),
+        filled(dtype(), shape=b"K\x03\x85"),
+        filled(dtype(), shape=b"J\xff\xff\xff\xff\x85"),
+        filled(dtype(), shape=b"\x88\x85"),
+        filled(dtype(), shape=b"(" + b"K\x01" * 40 + b"t"),
+        filled(dtype(), shape=b"\x8a\x08" + b"\xff" * 7 + b"\x7f\x85"),
+        filled(dtype(), data=b"N"),
+        filled(dtype(), data=text("a" * 8)),
+        filled(dtype(), data=b"B" + struct.pack("<I", 1 << 31)),
     ],
-)  # fmt: skip
-def test_opcodes_that_no_array_needs_are_refused(data, reason):
-    """With the opcode, name or value that is to blame."""
-    assert reason in refuse(data)
+)
+def test_what_numpy_does_not_write_is_refused(data):
+    """A pickle that differs from that of a vector in one opcode, name or value is refused."""
+    refuse(data)
 
 
 def test_the_pickle_that_the_others_are_made_of_is_an_array():
