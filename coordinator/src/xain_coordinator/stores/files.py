@@ -36,18 +36,6 @@ _WRITE_BEHIND_BYTES = 8 << 20  # a write that is worth a disk's while
 _LOCKED_S = 1.0
 _COPIED_BYTES = 1 << 20  # read at a time where the system cannot read into a buffer
 
-# Errors of a file system without hard links, or of one where policy forbids them.
-_NO_LINKS = frozenset(
-    (
-        errno.EPERM,
-        errno.EACCES,
-        errno.EINVAL,
-        errno.ENOSYS,
-        errno.ENOTSUP,
-        errno.EOPNOTSUPP,
-    )
-)
-
 
 class FileStore:
     """Objects below `root`, which is created if it is missing.
@@ -85,13 +73,9 @@ class FileStore:
         path = self._path(key)
         with _unavailable("write", path):
             temp = self._temp(label)
-            taken = self.spares.take(size_bytes, temp, marked=bool(label)) if size_bytes else None
-            if taken is not None:
-                fd, spare_bytes = taken
-                return FileUpload(
-                    self, key, path, temp, fd, spare_bytes=spare_bytes, is_marked=bool(label)
-                )
-            return FileUpload(self, key, path, temp, self._open_temp(temp))
+            taken = self.spares.take(size_bytes, temp) if size_bytes else None
+            fd, spare_bytes = taken or (self._open_temp(temp), 0)
+            return FileUpload(self, key, path, temp, fd, spare_bytes=spare_bytes)
 
     def find_unfinished(self, key: str, label: str) -> "FileUnfinished | None":
         path = self._path(key)
@@ -145,26 +129,27 @@ class FileStore:
 
     def delete(self, *keys: str) -> None:
         """Remove objects. After a power cut they may be back."""
-        kept: dict[Path, list[Path]] = {}  # by the folder that they come from
+        aside: dict[Path, Path] = {}  # spare files, with the folder that each comes from
         try:
             for key in keys:
                 path = self._path(key)
                 with _unavailable("delete", path), contextlib.suppress(FileNotFoundError):
                     # Other programs read and map models without a lock.
-                    spare = self.spares.keep(path) if is_attempt(key) else None
+                    spare = self.spares.set_aside(path) if is_attempt(key) else None
                     if spare is None:
                         path.unlink()
                     else:
-                        kept.setdefault(path.parent, []).append(spare)
-            if kept:
+                        aside[spare] = path.parent
+            if aside:
                 # Else a power cut could bring an object back with what was written over it.
-                self.sync(self._incoming)
-            for folder in list(kept):
-                self.sync(folder)
-                self.spares.release(kept.pop(folder))
-        finally:
-            for spares in kept.values():
-                self.spares.drop(spares)
+                for folder in (self._incoming, *dict.fromkeys(aside.values())):
+                    self.sync(folder)
+        except BaseException:
+            for spare in aside:
+                with contextlib.suppress(OSError):
+                    spare.unlink()
+            raise
+        self.spares.add(aside)
 
     def sync(self, folder: Path) -> None:
         """Make the names in a folder durable. Raises StoreUnavailable."""
@@ -180,21 +165,13 @@ class FileStore:
         if overwrite:
             temp.replace(path)
             return
-        try:
-            os.link(temp, path)
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            # FAT and some network file systems know no hard links, and nothing else in the standard
-            # library gives a file a name only if it is free. A lock on the root makes looking and
-            # renaming one step; the kernel frees it when its holder dies.
-            with (self._incoming / _LOCK).open("ab") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if path.exists():
-                    raise FileExistsError(path) from None
-                temp.replace(path)
-        else:
-            temp.unlink()
+        # A lock on the root makes looking and renaming one step; the kernel frees it when its
+        # holder dies. A hard link would need none, but not every file system has them.
+        with (self._incoming / _LOCK).open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.path.lexists(path):
+                raise FileExistsError(path)
+            temp.replace(path)
 
     def _path(self, key: str) -> Path:
         return self._root / key_to_path(key)
@@ -391,8 +368,8 @@ class FileUnfinished:
 class FileUpload:
     """A file in .incoming. A failed write or commit ends it: nothing of it stays.
 
-    size: of what is there already. spare_bytes: size of the file if it is written over; is_marked:
-    a mark at its end says how far that has come.
+    size: of what is there already. spare_bytes: size of the file if it is written over: a mark at
+    its end says how far that has come.
     """
 
     def __init__(
@@ -405,7 +382,6 @@ class FileUpload:
         size: int = 0,
         *,
         spare_bytes: int = 0,
-        is_marked: bool = False,
     ) -> None:
         self._store = store
         self._key = key
@@ -415,13 +391,12 @@ class FileUpload:
         self._size = size
         self._on_its_way = size  # bytes that the disk has been told of
         self._spare_bytes = spare_bytes
-        self._is_marked = is_marked
 
     def write(self, chunk: bytes | memoryview) -> None:
         fd = self._open_fd()
         with self._ended_by_failure(), _unavailable("write", self._path):
             view = memoryview(chunk).cast("B")
-            if self._is_marked and self._size + len(view) > self._spare_bytes - MARK_BYTES:
+            if self._spare_bytes and self._size + len(view) > self._spare_bytes - MARK_BYTES:
                 self._cut(fd)  # the mark is in the way; from here on the size tells
             self._size += len(view)
             while view:
@@ -430,7 +405,7 @@ class FileUpload:
                 except OSError as error:
                     if error.errno != errno.ENOSPC or not self._store.spares.clear():
                         raise
-            if self._is_marked:
+            if self._spare_bytes:
                 write_mark(fd, self._spare_bytes, self._size)
         if self._size - self._on_its_way >= _WRITE_BEHIND_BYTES:
             self._write_behind(fd)
@@ -439,7 +414,7 @@ class FileUpload:
         """Truncate a spare file behind the bytes that were written."""
         if self._spare_bytes > self._size:
             os.ftruncate(fd, self._size)
-        self._spare_bytes, self._is_marked = 0, False
+        self._spare_bytes = 0
 
     def _write_behind(self, fd: int) -> None:
         """Start writing the latest bytes to the disk, so that the sync at the end has little to

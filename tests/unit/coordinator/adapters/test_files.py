@@ -1,13 +1,12 @@
 """What FileStore does beyond the contract: on disks that are full, shared, or left behind."""
 
-import errno
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -61,15 +60,8 @@ def test_the_uploads_of_the_dead_are_swept_and_no_others(tmp_path: Path) -> None
     assert list(store.keys()) == ["1/b"]
 
 
-def test_without_hard_links_looking_and_renaming_are_one_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_looking_and_renaming_are_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Across processes: a rename that must find its name free happens under a lock on the root."""
-    fcntl = pytest.importorskip("fcntl")
-
-    def link(*_: object) -> NoReturn:
-        raise OSError(errno.ENOTSUP, "no hard links here")
-
     held: list[bool] = []
     replace = Path.replace
 
@@ -83,25 +75,10 @@ def test_without_hard_links_looking_and_renaming_are_one_step(
                 held.append(False)
         return replace(self, target)
 
-    monkeypatch.setattr(os, "link", link)
     monkeypatch.setattr(Path, "replace", watch)
     store = FileStore(tmp_path)
     store.upload("1/a").commit(overwrite=False)
     assert held == [True]
-
-
-def test_a_link_that_fails_otherwise_is_no_reason_to_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All stores of a root must exclude each other by the same means."""
-
-    def link(*_: object) -> NoReturn:
-        raise OSError(errno.EIO, "bad disk")
-
-    monkeypatch.setattr(os, "link", link)
-    with pytest.raises(StoreUnavailable, match="bad disk"):
-        put(FileStore(tmp_path), "1/a", b"x")
-    assert incoming(tmp_path) == []
 
 
 def test_foreign_files_are_no_keys(tmp_path: Path) -> None:
@@ -216,15 +193,14 @@ def test_object_that_is_committed_meanwhile_is_no_unfinished_upload(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An upload that goes on truncates its file first, which must not be an object by then."""
-    fcntl = pytest.importorskip("fcntl")
     store = FileStore(tmp_path)
     upload = store.upload("3/x", "label")
     upload.write(b"whole")
     flock = fcntl.flock
 
     def commit_first(fd: object, operation: int) -> None:
-        if operation & fcntl.LOCK_EX:
-            upload.commit(overwrite=False)
+        monkeypatch.setattr(fcntl, "flock", flock)
+        upload.commit(overwrite=False)
         flock(fd, operation)
 
     monkeypatch.setattr(fcntl, "flock", commit_first)
