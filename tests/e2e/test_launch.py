@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import select
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,9 +13,9 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from support.launches import VARIABLE, pid_with, processes_of
 from support.shown import Shown
 from support.terminals import BIN, Terminals, commands_of, files_of
-from xain_coordinator.cli.launch import processes
 from xain_workloads.data import load
 
 ROOT = Path(__file__).parents[2]
@@ -38,9 +39,11 @@ def write_wards(root: Path, *names: str) -> Path:
 
 @asynccontextmanager
 async def launched(folder: Path, *arguments: str) -> AsyncIterator[Shown]:
+    name = next((one.removeprefix("--name=") for one in arguments if "--name=" in one), "")
     process = await asyncio.create_subprocess_exec(
         *(str(BIN / "xain-coordinator"), "launch", *arguments),
         cwd=folder,
+        env={**os.environ, VARIABLE: name},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         limit=1 << 20,
@@ -56,16 +59,6 @@ async def launched(folder: Path, *arguments: str) -> AsyncIterator[Shown]:
 def pid_of(name: str, program: str) -> int:
     """Number of the process of a launch that runs a worker, or the coordinator."""
     return pid_with(name, "xain_coordinator" if program == "coordinator" else f"--id={program}")
-
-
-def pid_with(name: str, argument: str) -> int:
-    """Number of the process of a launch that has this argument."""
-    (pid,) = [
-        pid
-        for pid, _ in processes._labelled(name)
-        if argument in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    ]
-    return pid
 
 
 def name_of(folder: Path) -> str:
@@ -98,7 +91,7 @@ async def test_commands_of_the_page(tmp_path: Path, name: str) -> None:
         line = line.replace("xain-launch/wards", f"xain-launch/{name}-wards")
         outputs[line] = await terminals.do(line)
         for used in (name, f"{name}-wards"):
-            assert processes.is_live(used) is None
+            assert processes_of(used) == []
     output = next(text for line, text in outputs.items() if "bagging" in line)
     assert "launch: ready: all 2 have joined" in output
     assert re.search(r"^north       \| \d\d-\d\d \S+ joined ", output, re.MULTILINE)
@@ -149,7 +142,7 @@ async def test_deaths_are_reported_and_two_names_run_side_by_side(
         )
         async with launched(tmp_path, f"--name={one}", *LONG) as third:
             assert await third.end() == 1
-        assert f"a launch called {one} is running" in third.output
+        assert f"a launch is running in xain-launch/{one}" in third.output
         os.kill(pid_of(one, "coordinator"), signal.SIGKILL)
         await first.until(
             lambda output: (
@@ -162,38 +155,28 @@ async def test_deaths_are_reported_and_two_names_run_side_by_side(
 
         first.process.send_signal(signal.SIGINT)
         assert await first.end() == 130, first.output
-        assert processes.is_live(one) is None
+        assert processes_of(one) == []
         assert second.process.returncode is None
         second.process.send_signal(signal.SIGTERM)
         assert await second.end() == 143, second.output
-        assert processes.is_live(two) is None
+        assert processes_of(two) == []
         assert all(line.startswith("launch: ") for line in second.output.splitlines())
 
 
-async def test_next_launch_stops_what_a_killed_one_left(tmp_path: Path, name: str) -> None:
-    """The processes live on without their launcher until then, or until --clean."""
+async def test_processes_end_with_a_killed_launcher(tmp_path: Path, name: str) -> None:
+    """The next launch of the name trains in the same folder."""
     async with launched(tmp_path, f"--name={name}", *WAITING) as shown:
         await shown.until(lambda output: "launch: ready" in output)
+        assert len(processes_of(name)) == 2
+        handles = [os.pidfd_open(pid) for pid in processes_of(name)]
         shown.process.kill()
         assert await shown.end() == -signal.SIGKILL
-    assert processes.is_live(name) is False
-
-    async with launched(tmp_path, f"--name={name}", *WAITING) as shown:
-        await shown.until(lambda output: "launch: ready" in output)
-        stopped = re.search(
-            f"an earlier launch called {name} was killed; stopping (.*)", shown.output
-        )
-        assert stopped
-        assert len(stopped[1].split(", ")) == 2
-        shown.process.kill()
-        await shown.end()
-    async with launched(tmp_path, "--clean", name) as cleaned:
-        assert await cleaned.end() == 0
-    assert cleaned.output.count("process ") == 2
-    assert processes.is_live(name) is None
-    async with launched(tmp_path, "--clean", name) as cleaned:
-        assert await cleaned.end() == 0
-    assert "nothing is there" in cleaned.output
+        for handle in handles:
+            await asyncio.to_thread(select.select, [handle], [], [])
+            os.close(handle)
+    arguments = ("--workload=sgd", "--data=iris", "--workers=1", "--rounds=1")
+    async with launched(tmp_path, f"--name={name}", *arguments) as shown:
+        assert await shown.end() == 0, shown.output
 
 
 async def test_worker_that_cannot_start_ends_the_launch(tmp_path: Path, name: str) -> None:
@@ -206,7 +189,7 @@ async def test_worker_that_cannot_start_ends_the_launch(tmp_path: Path, name: st
     assert "south ended with status 1 before it had joined" in shown.output
     assert "south       | xain-participant: " in shown.output
     assert "the files belong together row by row" in shown.output
-    assert processes.is_live(name) is None
+    assert processes_of(name) == []
 
 
 async def test_bagging_is_fitted_over_http_until_ctrl_c(tmp_path: Path, name: str) -> None:
@@ -222,4 +205,4 @@ async def test_bagging_is_fitted_over_http_until_ctrl_c(tmp_path: Path, name: st
             assert json.load(answer) == {"fit": "ok"}
         shown.process.send_signal(signal.SIGINT)
         assert await shown.end() == 0, shown.output
-    assert processes.is_live(name) is None
+    assert processes_of(name) == []

@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from e2e.test_launch import launched, name_of, pid_with
+from e2e.test_launch import launched, name_of
 from support.certificates import certified, needs_openssl
-from xain_coordinator.cli.demo.interrupts import Interrupts
+from support.launches import VARIABLE, kill, pid_with, processes_of
 from xain_coordinator.cli.launch import processes, sparse
+from xain_coordinator.cli.launch.interrupts import Interrupted, Interrupts
 from xain_coordinator.cli.launch.lifecycle import Launcher
-from xain_coordinator.cli.launch.log_view import LogView
+from xain_coordinator.cli.launch.logs import LogView
 from xain_parameters import connect_sync
 from xain_workloads.sparse.generator import SHAPES, write
 
@@ -63,7 +64,7 @@ async def test_killed_server_and_worker_leave_the_same_model(folder: Path, name:
     arguments = (*SPARSE, *epochs, f"--name={name}", "--replicas=1")
     async with launched(folder, *arguments) as shown:
         assert await shown.end() == 0, shown.output
-    assert processes.is_live(name) is None
+    assert processes_of(name) == []
     undisturbed = model_of(folder, name)
     score = re.search(r"On [0-9,]+ rows of test.svm: log loss .*, AUC (0[.]\d+)", shown.output)
     assert score, shown.output
@@ -76,7 +77,7 @@ async def test_killed_server_and_worker_leave_the_same_model(folder: Path, name:
         os.kill(pid_with(name, "--worker=worker-2"), signal.SIGKILL)
         assert await shown.end() == 0, shown.output
     assert "worker-2 was killed; it is started again" in shown.output
-    assert processes.is_live(name) is None
+    assert processes_of(name) == []
     scheduler = folder / "xain-launch" / name / "logs/scheduler.log"
     assert '"rolled_back"' not in scheduler.read_text()
     disturbed = model_of(folder, name)
@@ -117,15 +118,18 @@ async def test_worker_that_had_ended_repeats_what_a_rollback_took(folder: Path, 
 
 
 @pytest.fixture
-def saving(folder: Path, name: str) -> Iterator[sparse.SparseLaunch]:
+def saving(
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[sparse.SparseLaunch]:
     """A launch with a table to save, whose only server does not answer."""
+    monkeypatch.setenv(VARIABLE, name)
     values = {"launch.servers": "1", "scheduler.log": "true"}
     resolved = sparse.load(None, values, lambda given: {})
     request = sparse.plan(resolved, str(folder / "rows"), "", folder / name, {})
-    backend = processes.ProcessBackend(name, "127.0.0.1")
+    backend = processes.ProcessBackend("127.0.0.1")
     interrupts = Interrupts()
     view = LogView(request.names, colors=False, is_quiet=True)
-    launch = sparse.SparseLaunch(request, Launcher(backend, view, print, interrupts.held))
+    launch = sparse.SparseLaunch(request, Launcher(backend, view, print, interrupts.pause))
     with interrupts.installed():
         try:
             launch.start_servers()
@@ -134,8 +138,7 @@ def saving(folder: Path, name: str) -> Iterator[sparse.SparseLaunch]:
             os.kill(pid_with(name, "--set=server.name=server-1"), signal.SIGSTOP)
             yield launch
         finally:
-            interrupts.hold_to_the_end()
-            processes.clean(name)
+            kill(name)
             launch.stop()
 
 
@@ -172,11 +175,11 @@ def test_interrupt_while_the_model_is_saved_ends_the_launch(
         signal.raise_signal(signal.SIGINT)
 
     at_first_look(saving, interrupt)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Interrupted):
         saving._save()
     os.kill(pid_with(name, "--set=server.name=server-1"), signal.SIGCONT)
     saving.stop()
-    assert processes.is_live(name) is None
+    assert processes_of(name) == []
     for thread in threading.enumerate():
         if thread.name.startswith("checkpoint"):
             thread.join(60)
@@ -191,4 +194,4 @@ async def test_ctrl_c_ends_the_launch_and_leaves_no_process(folder: Path, name: 
         shown.process.send_signal(signal.SIGINT)
         assert await shown.end() == 130, shown.output
     assert "launch: stopping ..." in shown.output
-    assert processes.is_live(name) is None
+    assert processes_of(name) == []

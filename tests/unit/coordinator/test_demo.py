@@ -3,7 +3,6 @@
 import io
 import re
 import signal
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,11 @@ from rich.console import Console, RenderableType
 from typer.testing import CliRunner
 
 from xain_coordinator.cli.demo import cli, view
-from xain_coordinator.cli.demo.interrupts import Interrupts
 from xain_coordinator.cli.demo.sites import DemoLaunch, Settings
 from xain_coordinator.cli.launch import processes
+from xain_coordinator.cli.launch.interrupts import Interrupted, Interrupts
 from xain_coordinator.cli.launch.lifecycle import Launcher
-from xain_coordinator.cli.launch.log_view import LogView
+from xain_coordinator.cli.launch.logs import LogView
 from xain_foundation.commands import CommandFailed
 from xain_proto.fl.coordinator_pb2 import Evaluation
 
@@ -29,8 +28,8 @@ def test_alpha_has_a_largest_value():
 
 def test_log_of_a_coordinator_that_did_not_start_is_quoted(tmp_path: Path):
     """The folder may be gone when the message is read."""
-    backend = processes.ProcessBackend("demo-test", "127.0.0.1")
-    launcher = Launcher(backend, LogView(["x"], colors=False, is_quiet=True), print, nullcontext)
+    backend = processes.ProcessBackend("127.0.0.1")
+    launcher = Launcher(backend, LogView(["x"], colors=False, is_quiet=True), print)
     launch = DemoLaunch(Settings(2, -1, 0.5, 0), tmp_path, Console(), launcher)
     try:
         with pytest.raises(CommandFailed, match=r"(?s)ended with status 2.*rounds\.rounds is -1"):
@@ -39,24 +38,16 @@ def test_log_of_a_coordinator_that_did_not_start_is_quoted(tmp_path: Path):
         launch.stop()
 
 
-def test_a_signal_waits_for_what_must_be_done_whole():
-    """While it is held back nothing is raised, and afterwards it is not forgotten."""
+def test_a_signal_waits_for_the_next_pause():
+    """The first one decides about the exit status."""
     interrupts = Interrupts()
-    done = []
-
-    def hold() -> None:
-        with interrupts.held():
-            signal.raise_signal(signal.SIGTERM)
-            done.append("whole")
-
     with interrupts.installed():
-        with pytest.raises(KeyboardInterrupt):
-            hold()
-        signal.raise_signal(signal.SIGHUP)  # at once, and so the same wish
-        interrupts.hold_to_the_end()
-        signal.raise_signal(signal.SIGINT)
-    assert done == ["whole"]
-    assert interrupts.exit_status == 128 + signal.SIGTERM
+        interrupts.pause(0)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.raise_signal(number)
+        with pytest.raises(Interrupted):
+            interrupts.pause(0)
+    assert interrupts.number == signal.SIGTERM
 
 
 def test_without_a_participant_to_run_it_says_what_to_install(monkeypatch):

@@ -2,17 +2,14 @@
 
 import os
 import re
-import signal
 from pathlib import Path
 
 import pytest
 
-from xain_coordinator.cli.demo.interrupts import Interrupts
-from xain_coordinator.cli.launch import cli, containers, plan, processes, programs, sparse
-from xain_coordinator.cli.launch.lifecycle import Launcher
-from xain_coordinator.cli.launch.log_view import LogView
+from xain_coordinator.cli.launch import cli, containers, plan, processes, sparse
+from xain_coordinator.cli.launch.logs import LogView
 from xain_coordinator.cli.launch.plan import Program, Worker, find_workers
-from xain_coordinator.cli.launch.rounds import Request, RoundsLaunch
+from xain_coordinator.cli.launch.work_folder import hold, is_held
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.config.launch import LaunchSettings
 from xain_foundation.commands import CommandFailed
@@ -181,50 +178,20 @@ def test_containers_that_serve_ask_participants_for_predictions(
     assert config.workload.options["publish"] is True
 
 
-def test_launcher_is_told_from_a_later_process_with_its_number() -> None:
-    own = programs.launcher_id()
-    assert programs.is_alive(own)
-    host, pid, start = own.rsplit(":", 2)
-    assert pid == str(os.getpid())
-    assert not programs.is_alive(f"{host}:{pid}:{int(start) - 1}")
-    assert not programs.is_alive(f"{host}:{2**22 + 1}:{start}")
-    assert programs.is_alive(f"elsewhere.example.org:{pid}:{start}")
+def test_work_folder_is_held_until_its_launcher_lets_go(tmp_path: Path) -> None:
+    """A folder that is gone is not held."""
+    held = hold(tmp_path)
+    with pytest.raises(BlockingIOError):
+        hold(tmp_path)
+    assert is_held(tmp_path)
+    os.close(held)
+    assert not is_held(tmp_path)
+    assert not is_held(tmp_path / "gone")
 
 
-@pytest.fixture
-def backend(tmp_path: Path):
-    name = f"t{os.getpid()}-{abs(hash(tmp_path)) % 10**8}"
-    yield processes.ProcessBackend(name, "127.0.0.1")
-    processes.clean(name)
-
-
-def test_interrupted_start_leaves_no_process(
-    tmp_path: Path, backend: processes.ProcessBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A signal that comes while a program is started waits until it is registered."""
-
-    def start_interrupted(program: Program) -> processes.LocalProcess:
-        started = start(program)
-        signal.raise_signal(signal.SIGINT)
-        return started
-
-    start = backend.start
-    monkeypatch.setattr(backend, "start", start_interrupted)
-    request = Request([], tmp_path, None, (0, 0), {"workload.name": "sgd"}, {}, "")
-    interrupts = Interrupts()
-    view = LogView(["coordinator"], colors=False, is_quiet=True)
-    launch = RoundsLaunch(request, Launcher(backend, view, print, interrupts.held))
-    with interrupts.installed():
-        with pytest.raises(KeyboardInterrupt):
-            launch.start()
-        interrupts.hold_to_the_end()
-        launch.stop()
-    assert processes.is_live(backend._name) is None
-
-
-def test_log_of_a_restarted_program_keeps_its_earlier_lines(
-    tmp_path: Path, backend: processes.ProcessBackend
-) -> None:
+def test_log_of_a_restarted_program_keeps_its_earlier_lines(tmp_path: Path) -> None:
+    backend = processes.ProcessBackend("127.0.0.1")
+    (tmp_path / "logs").mkdir()
     backend.prepare(tmp_path)
     lines = []
     for _ in range(2):

@@ -17,10 +17,9 @@ from xain_coordinator.cli.demo.training import (
     participant_settings,
     split,
 )
-from xain_coordinator.cli.launch.lifecycle import Launcher, have_ended
+from xain_coordinator.cli.launch.lifecycle import Launcher, Running, have_ended
 from xain_coordinator.cli.launch.plan import PARTICIPATE, Program, Worker
 from xain_coordinator.cli.launch.processes import LocalProcess
-from xain_coordinator.cli.launch.programs import Running
 from xain_coordinator.cli.launch.rounds import EXIT_FAILED, Request, RoundsLaunch
 from xain_coordinator.config.launch import COORDINATOR
 from xain_foundation.commands import CommandFailed
@@ -93,7 +92,7 @@ class DemoLaunch(RoundsLaunch):
         pid = _pid(self._coordinator[COORDINATOR])
         console.print(view.invitation(pid, self.address, command), soft_wrap=True)
         progress = view.Progress(settings.rounds)
-        with view.display(console, progress) as refresh:
+        with view.display(console, progress) as show:
             while not progress.finished:
                 # Before looking: those that leave after the end must not be taken for lost.
                 are_gone = have_ended(self._workers)
@@ -101,7 +100,7 @@ class DemoLaunch(RoundsLaunch):
                 if snapshot is None:
                     continue
                 progress.update(snapshot)
-                refresh()
+                show(snapshot)
                 # Participants that the demo has not started count, too.
                 is_empty = not snapshot.status.num_connected
                 if are_gone and is_empty and not progress.finished:

@@ -1,5 +1,4 @@
-"""Display of the demo: participants, a table that grows by a row per round, and the comparison at
-the end."""
+"""Display of the demo: participants, the session as it goes on, and the comparison at the end."""
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,14 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from xain_coordinator.cli.demo.training import Split
+from xain_coordinator.cli.live_view import view
 from xain_coordinator.server.inspection_client import Snapshot
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl.coordinator_pb2 import Evaluation
 from xain_proto.fl.inspection_pb2 import RoundStatus
 from xain_proto.metadata import COMPLETED
-
-LIVE_ROWS = 15  # the table on a terminal shows the latest so many rounds
-STARTING = "Participants are starting ..."
 
 
 def sites(pids: Mapping[str, int], data: Split) -> RenderableType:
@@ -64,76 +61,44 @@ class Progress:
         self.last = Evaluation()
         self._num_rounds = num_rounds
         self._rounds: dict[int, RoundStatus] = {}
-        self._waiting_for = STARTING
         self._next_told = 0
 
     def update(self, snapshot: Snapshot) -> None:
         """Take in what the coordinator answers."""
-        status = snapshot.status
         self._rounds |= {one.round: one for one in snapshot.rounds.rounds}
-        self._waiting_for = f"Waiting for: {status.waiting_for}"
-        if not self._rounds:  # nothing moves yet: Python and its libraries take a moment to load
-            self._waiting_for = f"{STARTING} {self._waiting_for}"
-        self.finished, self.cause = status.state == pb.FINISHED, status.cause
+        self.finished, self.cause = snapshot.status.state == pb.FINISHED, snapshot.status.cause
         if self._rounds:
             self.last = self._rounds[max(self._rounds)].evaluation
 
-    def _measured(self, start: int = 0) -> list[tuple[RoundStatus, float]]:
-        """Rounds of training from `start` on, and the accuracy of their models: the participants
-        of the next round measure it."""
-        rows = []
-        for number in sorted(self._rounds):
-            measured = self._rounds.get(number + 1)
-            is_over = measured is not None and measured.phase == "published"
-            if number >= start and measured is not None and (is_over or self.finished):
-                metrics = measured.evaluation.metrics
-                rows.append((self._rounds[number], metrics.get("accuracy", 0.0)))
-        return rows
-
-    def table(self, *, everything: bool = False) -> RenderableType:
-        """Table with a row per round: the latest rounds, or all."""
-        table = Table(title="Rounds", title_justify="left", show_edge=False, pad_edge=False)
-        for heading in ("round", "updates", "rows", "seconds", "test accuracy"):
-            table.add_column(heading, justify="right")
-        table.add_column("", no_wrap=True, width=20)
-        rows = self._measured()
-        for round_, accuracy in rows if everything else rows[-LIVE_ROWS:]:
-            table.add_row(
-                f"{round_.round + 1} / {self._num_rounds}",
-                f"{round_.num_contributors} of {round_.num_selected}",
-                str(round_.num_samples),
-                f"{round_.seconds:.2f}",
-                f"{accuracy:.1%}",
-                Text("█" * round(accuracy * 20), style="green"),
-            )
-        return table if everything else Group(table, Text(self._waiting_for, style="dim"))
-
     def new_lines(self) -> Iterator[str]:
-        """A line for each new round, where a table cannot grow."""
-        for round_, accuracy in self._measured(self._next_told):
-            self._next_told = round_.round + 1
+        """A line for each new round of training. The participants of the next round measure its
+        model."""
+        while (measured := self._rounds.get(self._next_told + 1)) is not None and (
+            measured.phase == "published" or self.finished
+        ):
+            round_ = self._rounds[self._next_told]
+            accuracy = measured.evaluation.metrics.get("accuracy", 0.0)
             yield (
                 f"round {round_.round + 1} of {self._num_rounds}: "
                 f"{round_.num_contributors} updates, test accuracy {accuracy:.1%}"
             )
+            self._next_told += 1
 
 
 @contextmanager
-def display(console: Console, progress: Progress) -> Iterator[Callable[[], None]]:
-    """Show the progress: live on a terminal, else a line per round. The yielded function is to be
-    called after each change."""
-    if not console.is_terminal:
-        console.print(STARTING)
+def display(console: Console, progress: Progress) -> Iterator[Callable[[Snapshot], None]]:
+    """Show the session: live on a terminal, else a line per round. The yielded function is to be
+    called with each new snapshot, of which the progress knows."""
+    if console.is_terminal:
+        with Live(console=console, auto_refresh=False) as live:
+            yield lambda snapshot: live.update(view(snapshot), refresh=True)
+    else:
 
-        def print_lines() -> None:
+        def print_lines(snapshot: Snapshot) -> None:
             for line in progress.new_lines():
                 console.print(line)
 
         yield print_lines
-    else:
-        with Live(progress.table(), console=console, auto_refresh=False, transient=True) as live:
-            yield lambda: live.update(progress.table(), refresh=True)
-    console.print(progress.table(everything=True))
 
 
 def comparison(progress: Progress, num_tested: int, centralised: float) -> RenderableType:

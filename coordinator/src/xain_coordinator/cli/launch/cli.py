@@ -12,11 +12,11 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from xain_coordinator.cli.demo.interrupts import Interrupts
-from xain_coordinator.cli.launch import plan, processes
-from xain_coordinator.cli.launch.lifecycle import Launch, Launcher
-from xain_coordinator.cli.launch.log_view import LogView
-from xain_coordinator.cli.launch.programs import Backend
+from xain_coordinator.cli.launch import containers, plan
+from xain_coordinator.cli.launch.interrupts import Interrupted, Interrupts
+from xain_coordinator.cli.launch.lifecycle import Backend, Launch, Launcher
+from xain_coordinator.cli.launch.logs import LogView
+from xain_coordinator.cli.launch.processes import ProcessBackend
 from xain_coordinator.cli.launch.rounds import Request, RoundsLaunch
 from xain_coordinator.config.coordinator import ENV_PREFIX, CoordinatorConfig
 from xain_coordinator.config.launch import LaunchSettings
@@ -37,6 +37,7 @@ EXIT_FAILED = 1
 EXAMPLE = "rounds.epochs=3"
 WORKER_EXAMPLE = "data.test_fraction=0.2"
 BACKENDS = ("process", "docker")
+EXIT_SIGNAL = 128  # a shell's exit status for a signal is this plus its number
 
 app = make_app()
 
@@ -52,8 +53,8 @@ divide at random: a file, or one that scikit-learn brings along.
 The launch waits until all workers have joined, shows their logs, reports a worker that dies while
 the others go on, starts a killed coordinator again, and tells at the end what was measured of the
 last model. Models, journal and logs stay in xain-launch/NAME, or in the folder of --work. At the
-end, after Ctrl-C and after SIGTERM everything is stopped and removed. What a killed launcher left
-is stopped by the next launch of the same name, or with --clean NAME.
+end, after Ctrl-C and after SIGTERM everything is stopped and removed. Processes end with a killed
+launcher; its containers are stopped by the next launch of the same name, or with --clean NAME.
 
 Settings come from --config, over it from the environment, over that from flags. The section
 [launch] has name, workers, host, ports, network, CPU shares; all other sections are those of any
@@ -82,7 +83,7 @@ _EXAMPLES = """**Examples**
 - `xain-coordinator launch --workload sparse --servers 2 --workers 4 --data clicks/train
   --test clicks/test --worker-set epochs=3` : a parameter server
 
-- `xain-coordinator launch --clean study` : stop what a killed launch left behind
+- `xain-coordinator launch --clean study` : stop containers that a killed launch left behind
 """
 
 
@@ -154,7 +155,9 @@ def _launch(
     quiet: Annotated[bool, typer.Option("--quiet", help="Leave the logs in their files.")] = False,
     clean: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Stop what is there of the launch NAME; no other flags."),
+        typer.Option(
+            metavar="NAME", help="Stop the containers of the launch NAME; no other flags."
+        ),
     ] = None,
 ) -> None:
     try:
@@ -305,41 +308,32 @@ def run(
     view = LogView(names, colors=colors, is_quiet=is_quiet)
     backend: Backend
     if kind == "process":
-        backend = processes.ProcessBackend(settings.name, settings.host)
-        _stop_leftovers(processes.is_live(settings.name), processes.clean, settings.name)
+        backend = ProcessBackend(settings.host)
     else:
-        from xain_coordinator.cli.launch import containers
-
         backend = containers.DockerBackend(settings, workload)
-        _stop_leftovers(containers.is_live(settings.name), containers.clean, settings.name)
-    launch = make(Launcher(backend, view, say, interrupts.held))
+        _stop_leftovers(settings.name)
+    launch = make(Launcher(backend, view, say, interrupts.pause))
     with interrupts.installed():
         try:
             return launch.follow()
-        except (KeyboardInterrupt, OSError):
+        except (Interrupted, OSError):
             # After SIGHUP there is no terminal any more, and to write to it is an OSError.
-            interrupts.hold_to_the_end()
             if not interrupts.number:
                 raise
             with suppress(OSError):
                 say("stopping ...")
             is_usual_end = is_serving and interrupts.number == signal.SIGINT
-            return 0 if is_usual_end else interrupts.exit_status
+            return 0 if is_usual_end else EXIT_SIGNAL + interrupts.number
         finally:
-            interrupts.hold_to_the_end()
             launch.stop()
 
 
 # --- what an earlier launcher left behind ---------------------------------------------------------
 
 
-def _stop_leftovers(
-    is_live: bool | None, clean: Callable[[str], tuple[str, ...]], name: str
-) -> None:
-    """Stop what a killed launcher left behind. Raises CommandFailed if the launch is running.
-
-    is_live: whether the launcher of what is there is alive; None if nothing is there.
-    """
+def _stop_leftovers(name: str) -> None:
+    """Stop containers of a killed launcher. Raises CommandFailed if the launch is running."""
+    is_live = containers.is_live(name)
     if is_live is None:
         return
     if is_live:
@@ -347,21 +341,14 @@ def _stop_leftovers(
             f"a launch called {name} is running; end it with Ctrl-C there or with {PROGRAM} "
             f"--clean {name}, or give this one another --name"
         )
-    _say(f"an earlier launch called {name} was killed; stopping {_listed(clean(name))}")
-
-
-def _clean(name: str) -> None:
-    """Stop processes and containers of a launch, whether or not its launcher is alive."""
-    stopped = processes.clean(name)
-    if find_spec("docker") is not None:
-        from xain_coordinator.cli.launch import containers
-
-        with suppress(CommandFailed):  # without an engine there are no containers
-            stopped += containers.clean(name)
     _say(
-        f"stopped {_listed(stopped)}" if stopped else f"nothing is there of a launch called {name}"
+        f"an earlier launch called {name} was killed; stopping {', '.join(containers.clean(name))}"
     )
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names)
+def _clean(name: str) -> None:
+    """Stop containers of a launch, whether or not its launcher is alive."""
+    stopped = ""
+    with suppress(CommandFailed):  # without an engine there are no containers
+        stopped = ", ".join(containers.clean(name))
+    _say(f"stopped {stopped}" if stopped else f"nothing is there of a launch called {name}")

@@ -1,11 +1,12 @@
 """Programs of a launch as containers, through the Docker SDK (extra `xain-coordinator[docker]`).
 
-Containers and network have labels, the name of the launch and its launcher, by which a later
+Containers and network have labels, the name of the launch and its work folder, by which a later
 launcher finds what a killed one left behind.
 """
 
 import contextlib
 import os
+import platform
 import re
 import threading
 from collections.abc import Iterator
@@ -13,20 +14,22 @@ from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from xain_coordinator.cli.launch.plan import COORDINATE, PARTICIPATE, SPARSE, Program
-from xain_coordinator.cli.launch.programs import (
+from xain_coordinator.cli.launch.logs import LogFile
+from xain_coordinator.cli.launch.plan import (
+    COORDINATE,
     KILLED,
+    PARTICIPATE,
+    SPARSE,
     STOP_TIMEOUT_S,
-    LogFile,
-    is_alive,
-    launcher_id,
+    Program,
 )
+from xain_coordinator.cli.launch.work_folder import is_held
 from xain_coordinator.config.launch import LaunchSettings
 from xain_foundation.commands import CommandFailed
 from xain_foundation.fields import join_host_port
 from xain_workloads.data import BUNDLED
 
-NAME_LABEL, LAUNCHER_LABEL = "org.xain.launch", "org.xain.launch.by"
+NAME_LABEL, WORK_LABEL = "org.xain.launch", "org.xain.launch.work"
 GRPC_PORT, HTTP_PORT = 50051, 8080  # in the container whose ports are published
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DATA_DIR = PurePosixPath("/var/lib/xain")
@@ -43,7 +46,10 @@ _WILDCARD = re.compile(r"[*?\[]")
 
 
 class DockerBackend:
-    """workload: its name, which decides about the image of the workers."""
+    """Starts programs as containers; see ProcessBackend.
+
+    workload: its name, which decides about the image of the workers.
+    """
 
     def __init__(self, settings: LaunchSettings, workload: str) -> None:
         """Raises CommandFailed without the SDK or without an engine."""
@@ -51,7 +57,7 @@ class DockerBackend:
         self._settings = settings
         self._workload = workload
         self._client = _connect()
-        self._labels = {NAME_LABEL: settings.name, LAUNCHER_LABEL: launcher_id()}
+        self._labels = {NAME_LABEL: settings.name}
         self._network: Any = None  # of ours; None if it was there before
         self._work = Path()
         self._config: Path | None = None
@@ -62,11 +68,10 @@ class DockerBackend:
         import docker
 
         self._require_images()
-        work.mkdir(parents=True, exist_ok=True)
         self._work = work
+        self._labels[WORK_LABEL] = f"{platform.node()}:{work.absolute()}"
         name, subnet = self._settings.effective_network_name, self._settings.subnet
         pools = [docker.types.IPAMPool(subnet=subnet)] if subnet else []
-        (work / "logs").mkdir(exist_ok=True)
         with self._explained(f"network {name}"):
             there = self._client.networks.list(names=[f"^{re.escape(name)}$"])
             if not there:
@@ -204,7 +209,8 @@ class DockerBackend:
 
 
 class Container:
-    """A container of a launch. A thread copies its log to a file."""
+    """A program that was started, as a container; see LocalProcess. A thread copies its log to a
+    file."""
 
     def __init__(self, name: str, container: Any, log: Path) -> None:
         self.name = name
@@ -295,11 +301,16 @@ def _mount(source: Path, target: PurePosixPath, *, is_read_only: bool = False) -
 
 def is_live(name: str) -> bool | None:
     """Whether the launcher of the launch with this name is alive; None if it has no containers.
-    Raises CommandFailed."""
+    Raises CommandFailed.
+
+    The launcher of another machine that shares the engine is not known to be dead.
+    """
     with contextlib.closing(_connect()) as client:
         found = _labelled(client.containers, name, all=True)
-        launchers = [container.labels.get(LAUNCHER_LABEL, "") for container in found]
-        return any(map(is_alive, launchers)) if launchers else None
+        folders = [container.labels.get(WORK_LABEL, "").partition(":") for container in found]
+    here = platform.node()
+    is_any = any(host != here or is_held(Path(work)) for host, _, work in folders)
+    return is_any if folders else None
 
 
 def clean(name: str) -> tuple[str, ...]:

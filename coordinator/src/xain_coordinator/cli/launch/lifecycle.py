@@ -1,20 +1,26 @@
 """Programs of a launch are started, watched and stopped: the base of all launches."""
 
 import contextlib
+import os
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 
-from xain_coordinator.cli.launch.log_view import LogView
-from xain_coordinator.cli.launch.plan import Program
-from xain_coordinator.cli.launch.programs import KILLED, STOP_TIMEOUT_S, Backend, Running
+from xain_coordinator.cli.launch.containers import Container, DockerBackend
+from xain_coordinator.cli.launch.logs import LogView
+from xain_coordinator.cli.launch.plan import KILLED, STOP_TIMEOUT_S, Program
+from xain_coordinator.cli.launch.processes import LocalProcess, ProcessBackend
+from xain_coordinator.cli.launch.work_folder import hold
 from xain_foundation.commands import CommandFailed
 
 POLL_S = 0.1
 MAX_RESTARTS = 5  # of each program
+
+Backend = ProcessBackend | DockerBackend
+Running = LocalProcess | Container
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +28,13 @@ class Launcher:
     """The process of a launch.
 
     say: prints a line of the launcher's own.
-    held: defers signals until a started program is registered, so that stop() stops it.
+    pause: sleeps for so many seconds; raises Interrupted if a signal has come.
     """
 
     backend: Backend
     view: LogView
     say: Callable[[str], None]
-    held: Callable[[], AbstractContextManager[None]]
+    pause: Callable[[float], None] = time.sleep
 
 
 class Launch(ABC):
@@ -38,7 +44,8 @@ class Launch(ABC):
         self._backend = launcher.backend
         self._view = launcher.view
         self._say = launcher.say
-        self._held = launcher.held
+        self._pause = launcher.pause
+        self._lock: int | None = None  # of the work folder
         # Programs by name, in groups; the last group is stopped first.
         self._groups: list[dict[str, Running]] = []
         self._num_restarts: Counter[str] = Counter()
@@ -57,10 +64,21 @@ class Launch(ABC):
         self._groups.append(group)
         return group
 
+    def _prepare(self, work: Path) -> None:
+        """Take the work folder. Raises CommandFailed."""
+        (work / "logs").mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock = hold(work)
+        except BlockingIOError:
+            raise CommandFailed(
+                f"a launch is running in {work}; end it with Ctrl-C there, or give this one "
+                "another --name"
+            ) from None
+        self._backend.prepare(work)
+
     def _start(self, group: dict[str, Running], program: Program) -> Running:
         """Start a program; it replaces an earlier process of its name."""
-        with self._held():
-            group[program.name] = self._backend.start(program)
+        group[program.name] = self._backend.start(program)
         return group[program.name]
 
     def _show(self) -> None:
@@ -107,6 +125,9 @@ class Launch(ABC):
                 with contextlib.suppress(OSError):  # a terminal that is gone
                     self._show_lines(one)
         self._backend.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
 
 def have_ended(group: dict[str, Running]) -> bool:

@@ -11,6 +11,8 @@ from xain_foundation.names import why_not
 from xain_workloads.data import BUNDLED, FOLDER_FILES, SUFFIXES, is_folder
 
 DEFAULT_WORKERS = 3  # that share one data set, unless their number is given
+KILLED = 128 + 9  # exit status of a program that was killed, as a shell and Docker have it
+STOP_TIMEOUT_S = 20.0  # above the drain of a coordinator
 SPARSE = "sparse"  # the workload that a parameter server trains, without a coordinator
 COORDINATOR_PREFIX = "XAIN_COORDINATOR_"  # of settings in the environment
 # Commands of programs.

@@ -9,13 +9,13 @@ from pathlib import Path
 from xain_coordinator.cli import status as status_view
 from xain_coordinator.cli.launch.lifecycle import POLL_S, Launch, Launcher, have_ended
 from xain_coordinator.cli.launch.plan import (
+    KILLED,
     START_TIMEOUT_S,
     Program,
     Worker,
     coordinator_program,
     worker_program,
 )
-from xain_coordinator.cli.launch.programs import KILLED
 from xain_coordinator.config.launch import COORDINATOR
 from xain_coordinator.server import inspection_client
 from xain_coordinator.server.inspection_client import NoStatus, Snapshot
@@ -81,17 +81,14 @@ class RoundsLaunch(Launch):
             url = f"http://{self._backend.address(self._listens[1])}"
             self._say(f"train with: curl -X POST {url}/v1/fit {JSON_BODY}    (Ctrl-C ends)")
         snapshot = self.watch()
-        with self._held():  # a signal within a call of gRPC may leave a channel that never closes
-            lines = result_lines(self.address, snapshot, self._request.work)
-        for line in lines:
+        for line in result_lines(self.address, snapshot, self._request.work):
             self._say(line)
         return 0 if snapshot.status.cause == COMPLETED else EXIT_FAILED
 
     def start(self) -> None:
         """Start the coordinator, and when it answers the workers. Raises CommandFailed."""
         request, backend = self._request, self._backend
-        with self._held():
-            backend.prepare(request.work)
+        self._prepare(request.work)
         self._listens = backend.ports(request.ports, http=request.serve)
         self._start_coordinator(is_restart=False)
         address = join_host_port(backend.host(COORDINATOR), self._listens[0])
@@ -123,7 +120,7 @@ class RoundsLaunch(Launch):
                 return
             if time.monotonic() > deadline:
                 raise CommandFailed(f"the coordinator does not answer for {START_TIMEOUT_S:g} s")
-            time.sleep(POLL_S)  # between two questions
+            self._pause(POLL_S)  # between two questions
 
     def _program(self, *, is_restart: bool) -> Program:
         request, backend = self._request, self._backend
@@ -178,7 +175,7 @@ class RoundsLaunch(Launch):
     def _look(self) -> Snapshot | None:
         """Print new lines of the logs, report programs that died, and poll the coordinator's
         status."""
-        time.sleep(POLL_S)  # between two looks
+        self._pause(POLL_S)  # between two looks
         self._show()
         self._report_workers()
         # On the same port, to go on with its session.
@@ -217,7 +214,7 @@ class RoundsLaunch(Launch):
             self._show()
             if have_ended(self._workers):
                 return
-            time.sleep(POLL_S)  # between two looks
+            self._pause(POLL_S)  # between two looks
 
 
 def result_lines(address: str, snapshot: Snapshot, work: Path) -> list[str]:

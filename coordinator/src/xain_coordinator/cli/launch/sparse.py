@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from xain_coordinator.cli.launch.lifecycle import POLL_S, Launch, Launcher
+from xain_coordinator.cli.launch.lifecycle import POLL_S, Launch, Launcher, Running
 from xain_coordinator.cli.launch.plan import (
     DEFAULT_WORKERS,
+    KILLED,
     PARAMETERS,
     PARTICIPATE,
     START_TIMEOUT_S,
@@ -26,7 +27,6 @@ from xain_coordinator.cli.launch.plan import (
     assignments,
     with_shares,
 )
-from xain_coordinator.cli.launch.programs import KILLED, Running
 from xain_coordinator.config.launch import COORDINATOR, LaunchSettings
 from xain_foundation.commands import CommandFailed
 from xain_foundation.fields import Section, join_host_port
@@ -238,10 +238,9 @@ class SparseLaunch(Launch):
             certificates = Certificates(tls) if tls else None
         except ParameterError as error:
             raise CommandFailed(f"tls.folder: {error}") from None
+        self._prepare(work)
         # Scheduler and servers would go on with the training of an earlier launch.
         shutil.rmtree(work / GROUP, ignore_errors=True)
-        with self._held():
-            self._backend.prepare(work)
         (work / CHECKPOINTS).mkdir(exist_ok=True)
         self._listens = self._backend.ports((self._request.port, 0), http=False)[0]
         self._start_scheduler()
@@ -345,8 +344,7 @@ class SparseLaunch(Launch):
         """The status from the scheduler; None if it does not answer."""
         assert self._calls is not None
         try:
-            with self._held():
-                return self._calls.status(ASK_S)
+            return self._calls.status(ASK_S)
         except ParameterError:
             return None
 
@@ -381,7 +379,7 @@ class SparseLaunch(Launch):
 
     def _look(self) -> None:
         """Show new lines of the logs, and start killed servers and a killed scheduler again."""
-        time.sleep(POLL_S)  # between two looks
+        self._pause(POLL_S)  # between two looks
         self._show()
         self._keep_running(self._scheduler, SCHEDULER, self._start_scheduler, "the scheduler")
         for name in list(self._servers):
@@ -414,8 +412,8 @@ class SparseLaunch(Launch):
         # checkpoint fails of the same death: every restart allows new ones for START_TIMEOUT_S.
         deadline = -math.inf
         while True:
-            # A signal within a call of gRPC would leave a channel that never closes: the call is
-            # in a thread, which ends when stop() closes the calls.
+            # In a thread, which ends when stop() closes the calls: the call may wait for a server
+            # that was killed and is started again meanwhile.
             thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
             saved = thread.submit(
                 lambda: (calls.checkpoint(CHECKPOINT_S), calls.status(CHECKPOINT_S))
@@ -479,7 +477,7 @@ class SparseLaunch(Launch):
             new = one.new_lines()
             self._view.show(one.name, new)
             lines += new
-            time.sleep(POLL_S)  # between two looks
+            self._pause(POLL_S)  # between two looks
         one.remove(0)
         new = one.new_lines()
         self._view.show(one.name, new)

@@ -1,12 +1,32 @@
-"""Lines of several programs in one stream, each with the name of its program before it."""
+"""Logs of programs: read from their files, and shown in one stream, each line with the name of its
+program before it."""
 
 import json
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 from xain_foundation.logs import line_for_people
 
 COLORS = ("36", "33", "35", "32", "34", "96", "93", "95", "92", "94")
+
+
+class LogFile:
+    """A log that a program appends to, from where it ends now."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = path.stat().st_size
+        self._rest = b""  # the beginning of a line that is not whole yet
+
+    def new_lines(self) -> list[str]:
+        """Whole lines of the program's log since the last call."""
+        with self._path.open("rb") as log:
+            log.seek(self._offset)
+            data = log.read()
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [line.decode("utf-8", "replace") for line in lines]
 
 
 class LogView:

@@ -1,0 +1,45 @@
+"""Ctrl-C, SIGTERM and SIGHUP end a launch at its next pause, between two steps: so a program that
+is started is registered, too, and a call of gRPC is never broken off."""
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupted(Exception):
+    """A signal has come."""
+
+
+class Interrupts:
+    """number: the first signal that came, 0 if none."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def pause(self, seconds: float) -> None:
+        """Sleep. Raises Interrupted if a signal has come."""
+        time.sleep(seconds)
+        if self.number:
+            raise Interrupted
+
+    def _came(self, number: int, frame: FrameType | None) -> None:
+        self.number = self.number or number
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Handle the signals here while the context is open. A signal that is ignored, as SIGHUP is
+        under nohup, stays ignored."""
+        before = {
+            number: signal.signal(number, self._came)
+            for number in _SIGNALS
+            if signal.getsignal(number) is not signal.SIG_IGN
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
