@@ -2,7 +2,6 @@
 they need."""
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -18,7 +17,6 @@ from grpc_status import rpc_status
 from support.silent import SilentConnection
 from support.wire import Member, reason
 from xain_coordinator.server.admission_control import (
-    CALL_BYTES,
     CALLS_PER_MEMBER,
     UNREGISTERED_READS,
 )
@@ -28,7 +26,6 @@ from xain_proto.fl import inspection_pb2 as inspection
 
 Code = grpc.StatusCode
 HEARTBEAT = "/xain_proto.fl.Coordinator/Heartbeat"
-INSPECTION = "/xain_proto.fl.Inspection"
 NUM_UNREGISTERED = 20
 
 
@@ -170,47 +167,6 @@ async def test_unregistered_clients_are_refused_while_younger_calls_fill_their_p
         health = health_pb2_grpc.HealthStub(silent.channel)
         answer = await health.Check(health_pb2.HealthCheckRequest(service="liveness"))
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
-    await until_open(coordinator, 0)
-
-
-@pytest.mark.parametrize(
-    "method", ["/xain_proto.fl.Inspection/GetStatus", "/grpc.health.v1.Health/Check"]
-)
-async def test_answers_that_are_not_taken_keep_no_place(start_small, join, caplog, method):
-    """A client without a window for answers is refused further calls; others are answered."""
-    answer_bytes = CALL_BYTES * (4 * NUM_UNREGISTERED - 1) // 2
-    coordinator = await start_small(2, answer_bytes=answer_bytes)
-    unregistered = join(coordinator, "a")
-    with SilentConnection(coordinator.port, window=0) as connection:
-        for number in range(1, 5):
-            connection.open_calls(method, NUM_UNREGISTERED // 2, b"")
-            await until_open(coordinator, number * NUM_UNREGISTERED // 2)
-        connection.open_calls(method, NUM_UNREGISTERED // 2, b"")
-        await eventually(lambda: coordinator.counters["TOO_MANY_CALLS"] == NUM_UNREGISTERED // 2)
-        await until_open(coordinator, 2 * NUM_UNREGISTERED)
-        health = health_pb2_grpc.HealthStub(unregistered.channel)
-        await health.Check(health_pb2.HealthCheckRequest())
-        assert (await unregistered.rendezvous()).reply == pb.ACCEPT
-    await until_open(coordinator, 0)
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-async def test_large_answers_that_are_not_taken_have_a_bound(start, join):
-    """Also to who calls itself a member; whoever asks for less is answered."""
-    coordinator = await start(rounds={"min_participants": 200})
-    coordinator._server.admission.answer_bytes = 100_000
-    members = [join(coordinator, f"{number:03}{'x' * 120}") for number in range(150)]
-    for member in members:
-        await member.rendezvous()
-    listing = inspection.ListParticipantsRequest()
-    with SilentConnection(coordinator.port, window=0) as connection:
-        connection.open_calls(f"{INSPECTION}/ListParticipants", 10, b"")
-        await eventually(lambda: coordinator.counters["TOO_MANY_CALLS"] > 0)
-        for metadata in ((), members[0].metadata):
-            call = members[1].inspection.ListParticipants(listing, metadata=metadata)
-            assert await status_of(call) is Code.RESOURCE_EXHAUSTED
-        listing.page_size = 1
-        assert len((await members[1].inspection.ListParticipants(listing)).participants) == 1
     await until_open(coordinator, 0)
 
 

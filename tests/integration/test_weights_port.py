@@ -388,7 +388,7 @@ async def test_idle_connections_give_way_to_new_ones(start, join):
     with refused requests whose answer they do not read to its end."""
     coordinator, a = await with_model(start, join, VECTOR)
     port = coordinator._weights_port
-    port.max_idle, port.max_connections, port.linger_s = 4, 8, 1e6
+    port.max_connections, port.linger_s = 8, 1e6
     work = await a.start()
     refused = head("GET", f"{work.model.url}x")
 
@@ -435,30 +435,6 @@ async def test_burst_of_connections_stays_within_the_limit(start, join, monkeypa
     for sock in socks:
         sock.close()
     assert max(most) == 4
-
-
-async def test_slow_transfer_gives_way_to_a_new_connection(start, join, tmp_path):
-    """When the port is full, the peer that has kept its transfer waiting for longest makes room,
-    and can go on with its upload later."""
-    coordinator, a = await with_model(start, join, VECTOR)
-    work = await a.start()
-    port = coordinator._weights_port
-    port.max_connections, port.max_wait_s = 1, 0.0
-
-    def status() -> int:
-        try:
-            return request("GET", work.model.url)[0]
-        except ConnectionResetError:  # refused, before the request came
-            return 503
-
-    with await asyncio.to_thread(put_part, work.upload.url, OTHER_DATA, 2 * MIB) as slow:
-        await written(tmp_path, 2 * MIB)
-        async with asyncio.timeout(PATIENCE_S):
-            while await asyncio.to_thread(status) == 503:  # until the slow transfer waits
-                pass
-        with suppress(ConnectionResetError):
-            assert slow.recv(1) == b""
-    assert await asyncio.to_thread(offset_of, work.upload.url, OTHER_DATA) == 2 * MIB
 
 
 async def test_participant_goes_on_with_a_put_whose_connection_broke(start, join, proxy):
@@ -564,9 +540,9 @@ async def test_training_by_the_port_makes_the_models_of_training_by_grpc(start, 
     puts: list[str] = []
     take = ports.WeightsPort._take_update
 
-    async def counted(self: Any, sock: Any, request: Any, allowed: Any, task: Any) -> None:
+    async def counted(self: Any, sock: Any, request: Any, allowed: Any) -> None:
         puts.append(allowed.participant_id)
-        await take(self, sock, request, allowed, task)
+        await take(self, sock, request, allowed)
 
     monkeypatch.setattr(ports.WeightsPort, "_take_update", counted)
     made: list[list[bytes]] = []
@@ -603,37 +579,6 @@ async def test_health_service_knows_the_port(start, join):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await status()
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
-
-
-async def test_port_that_has_ended_is_not_serving(start, join):
-    """An error that ends the thread of the port is told by the health service, and weights go
-    through gRPC."""
-    coordinator, a = await with_model(start, join, VECTOR)
-    work = await a.start()
-
-    def leave() -> None:
-        raise SystemExit
-
-    coordinator._weights_port._loop.call_soon_threadsafe(leave)
-
-    async with (
-        asyncio.timeout(PATIENCE_S),
-        grpc.aio.insecure_channel(f"127.0.0.1:{coordinator.port}") as channel,
-    ):
-        async for reply in HealthStub(channel).Watch(HealthCheckRequest(service=WEIGHTS_PORT)):
-            if reply.status == HealthCheckResponse.NOT_SERVING:
-                break
-    await until(lambda: not is_listening(work.model.url))
-    await a.hand_in(OTHER, round_=1)
-    await a.until(pb.FINISHED, 1)
-
-
-def is_listening(url: str) -> bool:
-    try:
-        connected(url).close()
-    except ConnectionRefusedError:
-        return False
-    return True
 
 
 async def test_malformed_requests_crash_and_leak_nothing(start, join):

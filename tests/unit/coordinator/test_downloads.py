@@ -13,7 +13,6 @@ from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.server.downloads import (
     BLOCK_BYTES,
-    MAX_UNREGISTERED,
     MESSAGE_BYTES,
     Downloads,
 )
@@ -104,28 +103,3 @@ async def test_bytes_of_models_in_memory_are_bounded(sender: Downloads) -> None:
 
 class Enough(Exception):
     """So much was received."""
-
-
-# --- unregistered clients ---
-
-
-async def test_unregistered_clients_that_take_nothing_delay_no_member(sender: Downloads) -> None:
-    """Nor is there an end to them: those who are too many are told so at once."""
-    passing = asyncio.Event()
-
-    async def dead(_: WeightsRef, chunk: bytes) -> None:
-        passing.set()
-        await asyncio.Event().wait()
-
-    unregistered_clients = [
-        asyncio.ensure_future(sender.send(KEY, 0, dead, is_unregistered=True))
-        for _ in range(MAX_UNREGISTERED)
-    ]
-    await passing.wait()
-    with pytest.raises(Unavailable, match="unregistered clients"):
-        await sender.send(KEY, 0, discard, is_unregistered=True)
-    await sender.send(KEY, 0, discard)
-    for one in unregistered_clients:
-        one.cancel()
-    await asyncio.wait(unregistered_clients)
-    await sender.send(KEY, 0, discard, is_unregistered=True)

@@ -13,11 +13,6 @@ its pool full ends the oldest call in it that is only waiting for its client; if
 new call is refused and told when to come again. Calls whose first message does not come within
 first_message_s are ended, and so are streams of unregistered clients after stream_s.
 
-A client that leaves no HTTP/2 window for its answers keeps them, and their calls, for ever: gRPC
-cannot end such a call, for a status comes after the answer. So a call gives up its slot when its
-answer is made. While such answers take answer_bytes, a large answer is refused, and
-so are further calls of a connection that has not taken one; a refusal needs no window.
-
 While a message comes, gRPC holds what is there of it, which may be [server] max_message_bytes. So
 messages of unregistered clients are read UNREGISTERED_READS at a time. Small ones come with their
 headers; a call whose message takes longer is ended when others wait to be read.
@@ -25,8 +20,8 @@ headers; a call whose message takes longer is ended when others wait to be read.
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -48,10 +43,8 @@ LOOK_S, SLOW_LOOKS = 0.07, 3
 CALLS_PER_MEMBER = 16
 # A silent call takes 20 KB.
 UNREGISTERED_CALLS = 1000
-CALL_BYTES = 16 << 10  # memory of an unregistered client's call beside its answer
 
 _UNREGISTERED, _CHECKS, _STREAMS = "calls of unregistered clients", "health checks", "streams"
-_ANSWERS = "answers"
 _INSPECTION = "/xain_proto.fl.Inspection/"
 _POOLS: Mapping[str, str] = {
     "/grpc.health.v1.Health/Check": _CHECKS,
@@ -62,39 +55,23 @@ _POOLS: Mapping[str, str] = {
 Pool = dict["Call", None]  # the oldest first
 
 
+@dataclass(slots=True, eq=False)
 class Call:
     """An open call.
 
-    waits: only for its client, so that ending it loses no work.
-    peer: the connection that its answer is sent to; "" without one, or for a member.
+    timer: of its end. look: at its read. waits: only for its client, so that ending it loses no
+    work. is_heard: its first message has come.
     """
 
-    __slots__ = (
-        "answer_bytes",
-        "context",
-        "is_ended",
-        "looks",
-        "opened_at",
-        "peer",
-        "pool",
-        "task",
-        "timer",
-        "waits",
-    )
-
-    def __init__(self, context: Context, pool: Hashable, opened_at: float) -> None:
-        task = asyncio.current_task()
-        assert task is not None, "a call has a task"
-        self.context = context
-        self.pool = pool
-        self.opened_at = opened_at
-        self.task = task
-        self.timer: asyncio.TimerHandle | None = None  # of its end
-        self.waits = True
-        self.peer = ""
-        self.answer_bytes = 0
-        self.looks = 0  # at its read
-        self.is_ended = False
+    context: Context
+    pool: Hashable
+    opened_at: float
+    task: asyncio.Task[Any]
+    timer: asyncio.TimerHandle = field(init=False)
+    look: asyncio.TimerHandle | None = None
+    waits: bool = True
+    is_heard: bool = False
+    is_ended: bool = False
 
 
 class AdmissionControl:
@@ -111,7 +88,6 @@ class AdmissionControl:
     stream_s = 3600.0
     # A call that is younger is not ended for another one: its message is probably on its way.
     min_silence_s = 1.0
-    answer_bytes = 32 << 20  # memory of answers to unregistered clients
 
     def __init__(
         self,
@@ -129,14 +105,8 @@ class AdmissionControl:
             _STREAMS: 100,
         }
         self._pools: dict[Hashable, Pool] = {}
-        self._silent: Pool = {}  # without a first message
-        self._timer: asyncio.TimerHandle | None = None
         self.reading = asyncio.Semaphore(UNREGISTERED_READS)
         self._num_waiting = 0  # to be read
-        self._reads: Pool = {}  # calls of unregistered clients that are being read
-        self._look_timer: asyncio.TimerHandle | None = None
-        self._untaken: Counter[str] = Counter()  # answers that are being sent, by connection
-        self._answer_bytes = 0  # of all of them, with their calls
         self._ends: set[asyncio.Task[None]] = set()
 
     @property
@@ -153,24 +123,25 @@ class AdmissionControl:
             # Inspection is for operators, and its answers are large.
             is_member = not method.startswith(_INSPECTION) and self._is_member(participant_id)
             pool = (participant_id,) if is_member else _UNREGISTERED
-        call = Call(context, pool, self._now())
+        task = asyncio.current_task()
+        assert task is not None, "a call has a task"
+        call = Call(context, pool, self._now(), task)
         self._enter(call, pool)
         # Not by the context, which would hold itself in a cycle with its callbacks.
         call.task.add_done_callback(lambda _: self._leave(call))
-        self._silent[call] = None
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(
-                self.first_message_s, self._end_silent
-            )
+        call.timer = asyncio.get_running_loop().call_later(
+            self.first_message_s, self._end_silent, call
+        )
         return call
 
     def heard(self, method: str, call: Call, request: Any) -> None:
         """Note that the first message of a call has come, which may name a member of another
         service.
         Raises TooManyCalls if that member has too many calls."""
-        if call not in self._silent:
-            return  # a later message
-        del self._silent[call]
+        if call.is_heard:
+            return
+        call.is_heard = True
+        call.timer.cancel()
         if call.pool == _STREAMS:
             refusal = Unavailable(f"a stream ends after {self.stream_s:g} s; open another one")
             loop = asyncio.get_running_loop()
@@ -181,22 +152,6 @@ class AdmissionControl:
         if member is not None:
             self._remove(call)
             self._enter(call, member)
-
-    def answered(self, call: Call, num_bytes: int) -> None:
-        """Free the slot of a call whose answer gRPC is about to send. Raises TooManyCalls."""
-        if call.pool not in self.capacities:
-            return  # of a member
-        peer = call.context.peer()
-        if self._answer_bytes + num_bytes > self.answer_bytes and (
-            num_bytes > CALL_BYTES or peer in self._untaken
-        ):
-            raise TooManyCalls("clients do not take their answers; ask again, or for less")
-        self._remove(call)
-        call.peer, call.pool = peer, _ANSWERS
-        self._pools.setdefault(_ANSWERS, {})[call] = None
-        self._untaken[peer] += 1
-        call.answer_bytes = CALL_BYTES + num_bytes
-        self._answer_bytes += call.answer_bytes
 
     def requests(self, method: str, call: Call) -> "Requests":
         """The messages of a stream of requests."""
@@ -231,15 +186,8 @@ class AdmissionControl:
         return None
 
     def _leave(self, call: Call) -> None:
-        self._silent.pop(call, None)
         self._remove(call)
-        if call.timer is not None:
-            call.timer.cancel()
-        if call.peer:
-            self._answer_bytes -= call.answer_bytes
-            self._untaken[call.peer] -= 1
-            if not self._untaken[call.peer]:
-                del self._untaken[call.peer]
+        call.timer.cancel()
 
     def _remove(self, call: Call) -> None:
         pool = self._pools.get(call.pool)
@@ -248,17 +196,8 @@ class AdmissionControl:
             if not pool:
                 del self._pools[call.pool]
 
-    def _end_silent(self) -> None:
-        """End the calls whose first message is overdue, and set the timer for the next ones."""
-        self._timer = None
-        now = self._now()
-        for call in list(self._silent):
-            left_s = call.opened_at + self.first_message_s - now
-            if left_s > 0:
-                self._timer = asyncio.get_running_loop().call_later(left_s, self._end_silent)
-                return
-            self._silent.pop(call)
-            self._end(call, RequestMissing(f"no message has come in {self.first_message_s:g} s"))
+    def _end_silent(self, call: Call) -> None:
+        self._end(call, RequestMissing(f"no message has come in {self.first_message_s:g} s"))
 
     async def read(self, call: Call) -> Any:
         """The next message of a call, or grpc.aio.EOF."""
@@ -269,28 +208,24 @@ class AdmissionControl:
             await self.reading.acquire()
         finally:
             self._num_waiting -= 1
-        call.looks = 0
-        self._reads[call] = None
-        self._look_later()
+        self._look_later(call, SLOW_LOOKS)
         try:
             return await call.context.read()
         finally:
-            del self._reads[call]
+            assert call.look is not None
+            call.look.cancel()
             self.reading.release()
 
-    def _look_later(self) -> None:
-        if self._look_timer is None and self._reads:
-            self._look_timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+    def _look_later(self, call: Call, looks: int) -> None:
+        call.look = asyncio.get_running_loop().call_later(LOOK_S, self._look, call, looks - 1)
 
-    def _look(self) -> None:
-        """End the calls whose reads are slow if others wait to be read."""
-        self._look_timer = None
-        refusal = Unavailable("the request takes long to come, and others wait; send it again")
-        for call in self._reads:
-            call.looks += 1
-            if call.looks >= SLOW_LOOKS and self._num_waiting:
-                self._end(call, refusal)
-        self._look_later()
+    def _look(self, call: Call, looks: int) -> None:
+        """End a call whose read is slow if others wait to be read. looks: that it still has."""
+        if looks > 0 or not self._num_waiting:
+            self._look_later(call, looks)
+        else:
+            refusal = Unavailable("the request takes long to come, and others wait; send it again")
+            self._end(call, refusal)
 
     def _end(self, call: Call, refusal: Refusal) -> None:
         if call.is_ended:
@@ -299,12 +234,6 @@ class AdmissionControl:
         task = asyncio.get_running_loop().create_task(_abort(call, refusal))
         self._ends.add(task)
         task.add_done_callback(self._ends.discard)
-
-    def close(self) -> None:
-        """Cancel the timers of a server that has stopped."""
-        for timer in (self._timer, self._look_timer):
-            if timer is not None:
-                timer.cancel()
 
 
 async def _abort(call: Call, refusal: Refusal) -> None:

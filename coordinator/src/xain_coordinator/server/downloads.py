@@ -1,7 +1,5 @@
-"""Global models on their way to participants: inside an answer, in a stream, or past gRPC.
-
-Operators' tools that are no members may have models, too, MAX_UNREGISTERED at a time.
-"""
+"""Global models on their way to participants and to operators' tools: inside an answer, in a
+stream, or past gRPC."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -32,8 +30,6 @@ log = structlog.get_logger(__name__)
 MESSAGE_BYTES = 64 << 10
 # In a read of the store, which is kept for all downloads that are about as far.
 BLOCK_BYTES = 256 << 10
-# Downloads at a time of those who are no members. Each holds a message in memory.
-MAX_UNREGISTERED = 32
 
 Write = Callable[[WeightsRef, bytes], Awaitable[None]]
 
@@ -72,50 +68,34 @@ class Downloads:
     # told of a round at the same time read its model at about the same speed; a small model is one
     # part, which everybody asks for at once.
     _blocks: dict[tuple[str, int], asyncio.Future[bytes]] = field(default_factory=dict)
-    _num_unregistered: int = 0
     _is_suspect: bool = False  # what is in memory of the model
 
-    async def send(
-        self, key: str, offset: int, write: Write, *, is_unregistered: bool = False
-    ) -> None:
+    async def send(self, key: str, offset: int, write: Write) -> None:
         """Send a global model from an offset on.
 
         write: given the data of each message, and the reference of the whole; returns when the
-        connection has taken it. is_unregistered: the receiver is no member.
-        Raises UnknownModel, and Unavailable if the receiver takes nothing or if there are too many
-        unregistered clients: the rest can be had from its offset on.
+        connection has taken it.
+        Raises UnknownModel, and Unavailable if the receiver takes nothing: the rest can be had from
+        its offset on.
         """
         model = self.driver.history.models.get(key)
         if model is None:
             raise UnknownModel(f"there is no global model under {shortened(key)!r}")
-        if is_unregistered and self._num_unregistered >= MAX_UNREGISTERED:
-            raise Unavailable(
-                f"{MAX_UNREGISTERED} unregistered clients download at the moment; come again "
-                "later, or rendezvous first"
-            )
-        self._num_unregistered += is_unregistered
-        try:
-            ref = model.ref
-            while offset < ref.size_bytes:
-                start = offset - offset % BLOCK_BYTES
-                block = await asyncio.shield(self._block(ref, start))
-                data = block[offset - start : offset - start + MESSAGE_BYTES]
-                del block
-                await self._write_in_time(write, ref, data)
-                offset += len(data)
-        finally:
-            self._num_unregistered -= is_unregistered
-
-    async def _write_in_time(self, write: Write, ref: WeightsRef, data: bytes) -> None:
-        """Raises Unavailable if the connection does not take the data."""
-        try:
-            async with asyncio.timeout(self.stalled_s):
-                await write(ref, data)
-        except TimeoutError:
-            raise Unavailable(
-                f"the receiver took less than {len(data)} bytes in {self.stalled_s:g} s; go on "
-                "with the next offset"
-            ) from None
+        ref = model.ref
+        while offset < ref.size_bytes:
+            start = offset - offset % BLOCK_BYTES
+            block = await asyncio.shield(self._block(ref, start))
+            data = block[offset - start : offset - start + MESSAGE_BYTES]
+            del block
+            try:
+                async with asyncio.timeout(self.stalled_s):
+                    await write(ref, data)
+            except TimeoutError:
+                raise Unavailable(
+                    f"the receiver took less than {len(data)} bytes in {self.stalled_s:g} s; go on "
+                    "with the next offset"
+                ) from None
+            offset += len(data)
 
     def _block(self, ref: WeightsRef, start: int) -> asyncio.Future[bytes]:
         """Read a block once for all downloads that are there at about the same time."""

@@ -110,9 +110,7 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
                 request = await only_request(partial(self._admission.read, call))
                 self._admission.heard(method, call, request)
             if not yields:
-                reply = await behaviour(request, context)
-                self._admission.answered(call, reply.ByteSize())
-                return reply
+                return await behaviour(request, context)
             async with aclosing(behaviour(request, context)) as messages:
                 async for message in messages:
                     await context.write(message)

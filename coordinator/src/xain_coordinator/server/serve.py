@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import cast
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
@@ -17,13 +17,11 @@ from xain_coordinator.driver.effects import StoreWorker
 from xain_coordinator.driver.log_files import LatencyFile
 from xain_coordinator.ports import DirectAccess, MetricsStore, WeightsStore
 from xain_coordinator.server.admission_control import UNREGISTERED_CALLS, AdmissionControl
-from xain_coordinator.server.coordinator_service import is_known
+from xain_coordinator.server.coordinator_service import CoordinatorService, is_known
 from xain_coordinator.server.downloads import Downloads
-from xain_coordinator.server.health import Health
 from xain_coordinator.server.inspection_service import InspectionService
 from xain_coordinator.server.interceptor import RefusalInterceptor
 from xain_coordinator.server.predictions import RemotePredictor
-from xain_coordinator.server.rate_limited_service import RateLimitedService
 from xain_coordinator.server.weights_port import PortTaken, WeightsPort
 from xain_coordinator.updates.inbox import Inbox
 from xain_coordinator.updates.sources import Bucket
@@ -43,7 +41,7 @@ SERVICES = (COORDINATOR, INSPECTION, MEMBERSHIP)
 # A name for health checks that restart what hangs: it is serving for as long as anybody answers,
 # also while the others are not serving any more.
 LIVENESS = "liveness"
-# A name that is serving while the weights port is; unknown without one.
+# A name that is serving beside the coordinator if there is a weights port; unknown without one.
 WEIGHTS_PORT = "weights-port"
 
 MIN_PENDING = 1000  # 20 KB each
@@ -145,7 +143,7 @@ class GrpcServer:
         self.predictions = RemotePredictor(
             driver, store, timeout_s=predict.timeout_s, max_retries=predict.max_retries
         )
-        self.service = service = RateLimitedService(
+        self.service = service = CoordinatorService(
             driver,
             self.inbox,
             Downloads(
@@ -175,7 +173,7 @@ class GrpcServer:
         )
         inspection_pb2_grpc.add_InspectionServicer_to_server(self.inspection, services)
         self._membership.add_to(services)
-        self._health = Health()
+        self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, services)
         # The real server: reflection tells that of an event loop from others by its type.
         reflection.enable_server_reflection(
@@ -196,14 +194,15 @@ class GrpcServer:
         if self._weights_port is not None:
             inbox = self.inbox
             # Refusals are not counted: the sender takes PutWeights then, and is refused there.
-            self._weights_port.start(inbox.receive, inbox.find_unfinished, self._weights_port_ended)
+            self._weights_port.start(inbox.receive, inbox.find_unfinished)
         await self._server.start()
-        self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
-        self._say_serving(True)
+        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
+        await self._say_serving(True)
 
     async def stop(self, drain_s: float) -> None:
         """Stop serving: calls under way may finish within drain_s, then the port is free."""
-        self._say_serving(False)
+        # A watcher of the health service that does not read holds this up until the server stops.
+        telling = asyncio.create_task(self._say_serving(False))
         self._driver.end_watches()
         self.predictions.end()
         self._membership.end()
@@ -215,18 +214,14 @@ class GrpcServer:
         ports = [self._server.stop(drain_s)]
         if self._weights_port is not None:
             ports.append(self._weights_port.stop(drain_s))
-        await asyncio.gather(*ports)
-        self.admission.close()
+        await asyncio.gather(*ports, telling)
         await self.inbox.close()
 
-    def _weights_port_ended(self) -> None:
-        self._health.set(WEIGHTS_PORT, health_pb2.HealthCheckResponse.NOT_SERVING)
-
-    def _say_serving(self, serving: bool) -> None:
+    async def _say_serving(self, serving: bool) -> None:
         response = health_pb2.HealthCheckResponse
         services = ("", *SERVICES, *([WEIGHTS_PORT] if self._weights_port is not None else []))
-        for service in services:
-            self._health.set(service, response.SERVING if serving else response.NOT_SERVING)
+        status = response.SERVING if serving else response.NOT_SERVING
+        await asyncio.gather(*(self._health.set(service, status) for service in services))
 
 
 class _ByGenericHandlers:

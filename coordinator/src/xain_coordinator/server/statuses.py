@@ -63,19 +63,19 @@ def status_of(
 ) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
     """gRPC status of a refusal, with message and trailing metadata, as context.abort() takes
     them."""
-    details = (("grpc-status-details-bin", status_details(refusal, refusal.retry_after_s)),)
+    details = (("grpc-status-details-bin", _status_details(refusal)),)
     return STATUSES[type(refusal)], message_of(refusal), details
 
 
-def status_details(refusal: errors.Refusal, retry_after_s: float | None = None) -> bytes:
+def _status_details(refusal: errors.Refusal) -> bytes:
     """The rich status that travels beside code and message: google.rpc.Status with an ErrorInfo
     whose reason is the refusal's code, and a RetryInfo if the caller is told when to come again."""
     info = AnyMessage()
     info.Pack(ErrorInfo(reason=refusal.code, domain=ERROR_DOMAIN))
     details = [info]
-    if retry_after_s is not None:
+    if refusal.retry_after_s is not None:
         retry = RetryInfo()
-        retry.retry_delay.FromNanoseconds(round(1e9 * retry_after_s))
+        retry.retry_delay.FromNanoseconds(round(1e9 * refusal.retry_after_s))
         details.append(AnyMessage())
         details[-1].Pack(retry)
     code: int = STATUSES[type(refusal)].value[0]

@@ -50,7 +50,6 @@ NUM_THREADS = 4  # that move bodies; each has a buffer of 1 MiB
 # 140 ms with it and 130 to 920 ms without; a round of benchmarks/large_model.py took as long.
 NICENESS = 10
 MAX_HEAD_BYTES = 16 << 10
-MAX_END_S = 1.0  # for the end of a connection that gives way, until which no other is accepted
 LINGER_BYTES = 1 << 20
 BACKLOG = 256
 
@@ -154,12 +153,9 @@ class WeightsPort:
     """
 
     head_s = 10.0  # for a whole head
-    # Connections of peers that have shown no capability yet, or have their answer and read it
-    # still. A new connection then ends the one of them that has taken longest.
-    max_idle = 128
+    # When there are so many, a new one ends the idle one that has taken longest: its peer has shown
+    # no capability yet, or has its answer and reads it still. If none is idle, it is refused.
     max_connections = 500
-    # When there are so many, one whose peer has kept it waiting for so long is ended for a new one.
-    max_wait_s = 5.0
     max_per_participant = 4
     linger_s = 1.0  # for a peer to read an answer that came before the end of its request
 
@@ -179,17 +175,15 @@ class WeightsPort:
         self._base = f"http://{advertised or f':{self.port}'}"
         self._receive: Receive
         self._find: Find
-        self._ended: Callable[[], None]
         self._core: asyncio.AbstractEventLoop
         self._loop = asyncio.new_event_loop()
         self._pool = ThreadPoolExecutor(NUM_THREADS, "weights", _yield_to_calls)
         self._thread = threading.Thread(target=self._serve, name="weights-port", daemon=True)
         self._is_stopped = False
         self._num_moving = 0  # pieces of work that have a thread or wait for one
-        # The oldest first; see max_idle.
+        # The oldest first; see max_connections.
         self._idle: dict[asyncio.Task[None], None] = {}
         self._connections: set[asyncio.Task[None]] = set()
-        self._moving: dict[asyncio.Task[None], Transfer] = {}
         self._by_participant: Counter[str] = Counter()
         self._crashed = RateLimitedLog(log.error, "weights_port_crashed")
 
@@ -202,11 +196,10 @@ class WeightsPort:
         path = self._capabilities.path(method, participant_id, round_, key, size_bytes)
         return self._base + path
 
-    def start(self, receive: Receive, find: Find, ended: Callable[[], None]) -> None:
-        """Serve. receive: take an upload. find: bytes that are there of one that broke off. ended:
-        called if the port serves no more, though nobody has stopped it. All of them run on the
-        event loop of the caller."""
-        self._receive, self._find, self._ended = receive, find, ended
+    def start(self, receive: Receive, find: Find) -> None:
+        """Serve. receive: take an upload. find: bytes that are there of one that broke off. Both
+        run on the event loop of the caller."""
+        self._receive, self._find = receive, find
         self._core = asyncio.get_running_loop()
         self._thread.start()
 
@@ -235,13 +228,6 @@ class WeightsPort:
         self._accepting = self._loop.create_task(self._accept())
         try:
             self._loop.run_forever()
-        except BaseException as error:  # whatever it is, participants have gRPC
-            log.critical("weights_port_ended", error=type(error).__name__, exc_info=error)
-            self._core.call_soon_threadsafe(self._ended)
-            left = asyncio.all_tasks(self._loop)
-            for task in left:
-                task.cancel()
-            self._loop.run_until_complete(asyncio.wait(left))
         finally:
             self._listener.close()
             self._loop.close()
@@ -282,29 +268,21 @@ class WeightsPort:
             task.add_done_callback(partial(self._forget, sock))
 
     async def _make_room(self) -> bool:
-        """Admit one more connection, in place of one that is idle or slow if need be."""
-        is_full = len(self._connections) >= self.max_connections
-        if self._idle and (is_full or len(self._idle) >= self.max_idle):
-            ended = next(iter(self._idle))
-            del self._idle[ended]
-        elif is_full:
-            slow = {task: moving.stall_timer.waited_s for task, moving in self._moving.items()}
-            if max(slow.values(), default=0.0) < self.max_wait_s or not slow:
-                return False
-            ended = max(slow, key=slow.__getitem__)
-            del self._moving[ended]
-        else:
+        """Admit one more connection, in place of one that is idle if need be."""
+        if len(self._connections) < self.max_connections:
             return True
+        if not self._idle:
+            return False
+        ended = next(iter(self._idle))
+        del self._idle[ended]
         ended.cancel()
-        # A transfer ends with the piece that a thread is writing.
-        await asyncio.wait([ended], timeout=MAX_END_S)
-        return ended.done()
+        await asyncio.wait([ended])
+        return True
 
     def _forget(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
         sock.close()  # a task that is cancelled before it begins never does
         self._connections.discard(task)
         self._idle.pop(task, None)
-        self._moving.pop(task, None)
 
     async def _connection(self, sock: socket.socket) -> None:
         request: _Request | None = None
@@ -323,7 +301,6 @@ class WeightsPort:
             said = _Answer(500, "internal error").encode()
         else:
             return  # the answer was a model
-        self._moving.pop(task, None)
         self._idle[task] = None
         await _say(self._loop, sock, self.linger_s, said)
 
@@ -379,9 +356,9 @@ class WeightsPort:
         self._by_participant[name] += 1
         try:
             if request.method == "GET":
-                await self._send_model(sock, request, allowed, task)
+                await self._send_model(sock, request, allowed)
             elif request.method == "PUT":
-                await self._take_update(sock, request, allowed, task)
+                await self._take_update(sock, request, allowed)
             else:
                 await self._say_offset(request, allowed)
         finally:
@@ -392,11 +369,7 @@ class WeightsPort:
     # --- down ---
 
     async def _send_model(
-        self,
-        sock: socket.socket,
-        request: _Request,
-        allowed: Capability,
-        task: asyncio.Task[None],
+        self, sock: socket.socket, request: _Request, allowed: Capability
     ) -> None:
         try:
             reader = await self._in_thread(self._open_model, allowed.key)
@@ -416,9 +389,7 @@ class WeightsPort:
             if not is_whole:
                 headers += (("Content-Range", f"bytes {start}-{end - 1}/{reader.size}"),)
             head = _head(200 if is_whole else 206, end - start, headers)
-            outgoing = self._moving[task] = Outgoing(
-                sock, head, reader, reader.fileno(), start, end
-            )
+            outgoing = Outgoing(sock, head, reader, reader.fileno(), start, end)
             try:
                 await self._move(outgoing)
             except (Stalled, StoreError) as error:
@@ -427,11 +398,7 @@ class WeightsPort:
     # --- up ---
 
     async def _take_update(
-        self,
-        sock: socket.socket,
-        request: _Request,
-        allowed: Capability,
-        task: asyncio.Task[None],
+        self, sock: socket.socket, request: _Request, allowed: Capability
     ) -> None:
         headers = request.headers
         if b"transfer-encoding" in headers or b"content-length" not in headers:
@@ -450,7 +417,7 @@ class WeightsPort:
             raise _Answer(413, f"at most {allowed.size_bytes} bytes are taken here")
         announced = Announced(allowed.round, size_bytes, _digest_of(headers))
         is_awaited = headers.get(b"expect", b"").lower() == b"100-continue" and not request.rest
-        incoming = self._moving[task] = Incoming(sock, request.rest, length)
+        incoming = Incoming(sock, request.rest, length)
         body = Body(self, Header(announced, offset), incoming, is_awaited=is_awaited)
         ref = await self._ask_core(self._receive(allowed.participant_id, body))
         raise _Answer(200, "the update is stored", ((KEY_HEADER, ref.key),))
