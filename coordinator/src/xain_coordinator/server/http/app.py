@@ -231,7 +231,7 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(405)
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> JSONResponse:
-        codes = {404: "NO_SUCH_PATH", 405: "NO_SUCH_METHOD"}
+        codes = {404: "NO_SUCH_PATH", 405: "NO_SUCH_METHOD", 413: "TOO_LARGE"}
         code = codes.get(error.status_code, "INVALID_REQUEST")
         return _answer(request, HttpError(code, str(error.detail)), error.headers)
 
@@ -243,7 +243,7 @@ def _add_errors(app: FastAPI) -> None:
 
 class _Guarded:
     """Refuses requests that web pages of other sites make in a browser on this machine, and bodies
-    that are too large, before the bodies are read."""
+    that are too large."""
 
     def __init__(self, app: Any, settings: HttpSettings) -> None:
         self._app = app
@@ -254,35 +254,20 @@ class _Guarded:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
-        if (error := self._foreign(headers)) is not None:
+        if (error := self._foreign(dict(scope["headers"]))) is not None:
             await _answer(Request(scope), error)(scope, receive, send)
             return
-        error = HttpError("TOO_LARGE", f"the body has more than {self._max} bytes")
-        answer = _answer(Request(scope), error)
-        length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._max:
-            await answer(scope, receive, send)
-            return
-        body = bytearray()
-        while True:  # a body is parsed as a whole
+        num_bytes = 0
+
+        async def receive_bounded() -> Message:
+            nonlocal num_bytes
             message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            body += message.get("body", b"")
-            if len(body) > self._max:
-                await answer(scope, receive, send)
-                return
-            if not message.get("more_body"):
-                break
-        messages: Iterator[Message] = iter(
-            [{"type": "http.request", "body": bytes(body), "more_body": False}]
-        )
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > self._max:
+                raise HTTPException(413, f"the body has more than {self._max} bytes")
+            return message
 
-        async def replay() -> Message:
-            return next(messages, None) or await receive()
-
-        await self._app(scope, replay, send)
+        await self._app(scope, receive_bounded, send)
 
     def _foreign(self, headers: dict[bytes, bytes]) -> HttpError | None:
         """The refusal of a request that another site's page makes; None for other requests.

@@ -262,30 +262,16 @@ def changed(config: CoordinatorConfig, request: bodies.FitRequest) -> Coordinato
         }
     if not sections:
         return config
-    fields = type(config).model_fields
-    whole: dict[str, Any] = {
-        field.alias or name: getattr(config, name) for name, field in fields.items()
-    }
+    whole = config.model_dump(by_alias=True, exclude_unset=True)
     for name, changes in sections.items():
-        section = whole[name]
-        whole[name] = _checked(
-            type(section), {**section.model_dump(exclude_unset=True), **changes}, name
-        )
-    made: CoordinatorConfig = _checked(type(config), whole, "")
-    return made
-
-
-def _checked(kind: Any, values: Mapping[str, Any], section: str) -> Any:
-    """Raises HttpError with the first wrong key."""
+        whole[name] = {**whole.get(name, {}), **changes}
     try:
-        return kind.model_validate(values)
+        return CoordinatorConfig.model_validate(whole)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         cause = first.get("ctx", {}).get("error")
-        where = [section, *map(str, first["loc"])] if section else [*map(str, first["loc"])]
-        text = first["msg"]
+        where, text = [*map(str, first["loc"])], first["msg"]
         if isinstance(cause, WrongSetting):
             where.append(cause.key)
             text = cause.text
-        key = ".".join(filter(None, where))
-        raise HttpError("INVALID_SETTING", f"{key}: {text}") from None
+        raise HttpError("INVALID_SETTING", f"{'.'.join(where)}: {text}") from None
