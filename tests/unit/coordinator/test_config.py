@@ -606,8 +606,12 @@ def test_number_of_stages_follows_from_the_workload() -> None:
         (SGD, "workload.options.eta0=-1", "workload.options.eta0 is -1; it must be above 0"),
         (SGD, "workload.options.eta0=fast", "workload.options.eta0 | it must be of type float"),
         (SGD, "workload.options.eta=1", "workload.options | unknown option 'eta' | known: alpha,"),
-        ("", "workload.name=xgboost", "settings: aggregation.rule | trains trees"),
-        ("", "aggregation.rule=trees", "aggregation.rule | it joins trees, which only"),
+        (
+            "",
+            "workload.name=xgboost",
+            'settings: aggregation.rule | workload.name = "xgboost" needs "trees"',
+        ),
+        ("", "aggregation.rule=trees", 'aggregation.rule | it needs workload.name = "xgboost"'),
         (
             TREES,
             "aggregation.options.mode=both",
@@ -628,8 +632,12 @@ def test_number_of_stages_follows_from_the_workload() -> None:
             "rounds.fraction_participants | 2 participants would",
         ),
         (TREES, "rounds.consistency=asp", "aggregation.rule | mixes updates"),
-        (BAGGING, "aggregation.rule=mean", "aggregation.rule | fits estimators, which cannot"),
-        ("", "aggregation.rule=ensemble", "aggregation.rule | joins estimators, which only"),
+        (
+            BAGGING,
+            "aggregation.rule=mean",
+            'aggregation.rule | workload.name = "bagging" needs "ensemble"',
+        ),
+        ("", "aggregation.rule=ensemble", 'aggregation.rule | it needs workload.name = "bagging"'),
         (BAGGING, "rounds.epochs=2", "rounds.epochs is 2; it must be 1: workload.options"),
         (BAGGING, "aggregation.optimizer=fedadam", "aggregation.optimizer | leave it out with"),
         (HELD, "evaluate.metric=accuracy", "evaluate.metric | publish = false nobody has the"),
@@ -646,7 +654,7 @@ def test_number_of_stages_follows_from_the_workload() -> None:
         (SLICES, "rounds.quorum=participant:update:1", "rounds.quorum is "),
         (SLICES, "rounds.epochs=0", "rounds.epochs is 0; it must be at least 1"),
         (SLICES, "rounds.initial_weights=average", "rounds.initial_weights is "),
-        (SLICES, "workload.name=sgd", 'aggregation.rule is "assemble"; it takes slices'),
+        (SLICES, "workload.name=sgd", 'aggregation.rule is "assemble"; it needs workload'),
         (
             STAGES,
             'aggregation.options={"stages":2}',

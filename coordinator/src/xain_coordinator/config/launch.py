@@ -3,10 +3,9 @@
 A running coordinator does not read the section.
 """
 
-from ipaddress import ip_network
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field, PlainValidator, model_validator
+from pydantic import Field, PlainValidator, model_validator
 
 from xain_coordinator.config.fields import MAX_PREDICT_RETRIES, MAX_PREDICT_TIMEOUT_S
 from xain_foundation.fields import Allowed, Host, Section, Texts, WrongSetting, parse_json
@@ -23,26 +22,6 @@ LaunchName = Annotated[
         'a name of at most 40 characters, of a to z, 0 to 9, "_", "." and "-", that begins with a '
         "letter or a digit"
     ),
-]
-
-
-NetworkName = Annotated[
-    str,
-    Field(pattern=r"\A([A-Za-z0-9][A-Za-z0-9_.-]{0,62})?\z"),
-    Allowed('the name of a Docker network: letters, digits, "_", "." and "-"'),
-]
-
-
-def _check_subnet(subnet: str) -> str:
-    if subnet:
-        ip_network(subnet)
-    return subnet
-
-
-Subnet = Annotated[
-    str,
-    AfterValidator(_check_subnet),
-    Allowed('the address of a network, such as "192.168.10.0/24", or "" for a free one'),
 ]
 
 
@@ -73,8 +52,8 @@ class LaunchSettings(Section):
     names: Texts = ()
     host: Host = "127.0.0.1"
     ports: Numbers = (0, 0)
-    network_name: NetworkName = ""
-    subnet: Subnet = ""
+    network_name: str = ""
+    subnet: str = ""
     cpu_shares: Numbers = ()
     max_retries: int = Field(default=0, ge=0, le=MAX_PREDICT_RETRIES)
     timeout_s: float = Field(default=100.0, gt=0, le=MAX_PREDICT_TIMEOUT_S)

@@ -1,7 +1,6 @@
 """Check that the rule of aggregation, the workload and the other settings fit together."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from xain_foundation.fields import WrongSetting
@@ -10,47 +9,12 @@ if TYPE_CHECKING:
     from xain_coordinator.config.coordinator import CoordinatorConfig
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """A rule and a workload, or a mode of workloads, that need each other.
-
-    why_rule: the sentence for a configuration with the workload and another rule.
-    why_workload: for one with the rule and another workload, or none if it is `named`.
-    """
-
-    workload: str
-    why_rule: str
-    why_workload: str
-    named: bool = True
-
-    def has_workload(self, config: "CoordinatorConfig") -> bool:
-        workload = config.workload
-        return self.workload == (workload.name if self.named else workload.options.get("mode"))
-
-
-_PAIRS: Mapping[str, _Pair] = {
-    "trees": _Pair(
-        "xgboost",
-        'the workload "xgboost" trains trees, which cannot be averaged; set it to "trees"',
-        'it joins trees, which only a workload makes; set workload.name = "xgboost"',
-    ),
-    "ensemble": _Pair(
-        "bagging",
-        'the workload "bagging" fits estimators, which cannot be averaged; set it to "ensemble"',
-        'it joins estimators, which only a workload fits; set workload.name = "bagging"',
-    ),
-    "gradient": _Pair(
-        "gradient",
-        'participants send gradients with workload.options.mode = "gradient"; set it to "gradient"',
-        'it takes gradients: set workload.options.mode = "gradient"',
-        named=False,
-    ),
-    "assemble": _Pair(
-        "pipeline",
-        'participants train stages with workload.options.mode = "pipeline"; set it to "assemble"',
-        'it takes slices: set workload.options.mode = "pipeline"',
-        named=False,
-    ),
+# Rules and the settings of the workload that need each other.
+_PAIRS = {
+    "trees": ("workload.name", "xgboost"),
+    "ensemble": ("workload.name", "bagging"),
+    "gradient": ("workload.options.mode", "gradient"),
+    "assemble": ("workload.options.mode", "pipeline"),
 }
 
 _OF_BYTES = ("aggregation.optimizer", "model.personal", "server.max_update_norm", "storage.format")
@@ -67,12 +31,15 @@ _LEFT_OUT: Mapping[str, tuple[str, ...]] = {
 def require_rule_fits(config: "CoordinatorConfig") -> None:
     """Raises WrongSetting."""
     rule = config.aggregation.rule
-    for needed, pair in _PAIRS.items():
-        has_workload = pair.has_workload(config)
+    workload = config.workload
+    for needed, (key, value) in _PAIRS.items():
+        is_named = key == "workload.name"
+        has_workload = value == (workload.name if is_named else workload.options.get("mode"))
         if has_workload and rule != needed:
-            raise WrongSetting("aggregation.rule", pair.why_rule)
-        if rule == needed and not has_workload and (pair.named or config.workload.name):
-            raise WrongSetting("aggregation.rule", pair.why_workload)
+            raise WrongSetting("aggregation.rule", f'{key} = "{value}" needs "{needed}"')
+        # Programs of others, without a workload of ours, may send gradients and slices.
+        if rule == needed and not has_workload and (is_named or workload.name):
+            raise WrongSetting("aggregation.rule", f'it needs {key} = "{value}"')
     for key in _LEFT_OUT.get(rule, ()):
         section, _, name = key.partition(".")
         settings = getattr(config, section)
