@@ -128,9 +128,9 @@ def test_status_for_people(address: str) -> None:
         "1 of 2 updates: south.",
         "2 connected, 2 required",
         "5e55104, 1 h 2 min, version 0.1.0",
-        "north yes in 12.2 s 12,000 3",
-        "yes awaited 0.0 s",
-        "west yes uploading 43 % 0.0 s",
+        "north handed in 12,000 3",
+        "selected 0",
+        "west uploading 43 % 0",
         "published 1/2 1,099,511,627,776 1.5 s south: deadline passed",
         "3/global, float32 10, 168 bytes",
         "INVALID_UPDATE 2",
@@ -140,32 +140,27 @@ def test_status_for_people(address: str) -> None:
 
 
 class Divided(Inspection):
-    """With tags, and two whose updates were refused."""
+    """With tags, and one that is left out."""
 
     def ListParticipants(self, request: Any, context: Any) -> Any:
         status = inspection_pb2.ParticipantStatus
         return inspection_pb2.ListParticipantsResponse(
             participants=[
                 status(participant_id="a", selected=True, tags={"ward": "7", "site": "north"}),
-                status(participant_id="b", num_refused=3, left_out_until=5, lease_seconds=1),
-                status(participant_id="c", selected=True, num_refused=4, left_out_until=6),
+                status(participant_id="b", not_eligible_because="left out until round 5: why"),
                 status(participant_id="d", tags={"site": "\x1b[2Jsouth"}),
             ]
         )
 
 
-def test_tags_and_refusals_are_shown_where_there_are_any(address: str) -> None:
-    """Who is left out, until when, and that one of them is needed all the same."""
+def test_status_shows_tags_and_participants_that_are_left_out() -> None:
     for divided in serve(Divided()):
         lines = run("status", "--address", divided).stdout.splitlines()
     told = [" ".join(line.split()) for line in lines]
-    assert "id selected update lease left samples rounds refused tags" in told
-    assert "a yes awaited 0.0 s 0 site=north, ward=7" in told
-    assert "b out until 5 1.0 s 0 3" in told
-    assert "c yes (out until 6) awaited 0.0 s 0 4" in told
-    assert "d 0.0 s 0 site=\ufffd[2Jsouth" in told
-    assert "refused" not in run("status", "--address", address).stdout
-    assert "tags" not in run("status", "--address", address).stdout
+    assert "site now samples rounds last problem tags" in told
+    assert "a selected 0 site=north, ward=7" in told
+    assert "b left out until round 5 0" in told
+    assert "d waits 0 site=\ufffd[2Jsouth" in told
 
 
 class Fleet(Inspection):
@@ -193,7 +188,7 @@ def test_a_fleet_comes_in_pages() -> None:
     for fleet in serve(Fleet()):
         told = " ".join(run("status", "--address", fleet).stdout.split())
         everybody = json.loads(run("status", "--address", fleet, "--json").stdout)["participants"]
-    assert "site-029 not eligible" in told
+    assert "site-029 it lacks site = north" in told
     assert "site-030" not in told
     assert "and 70 more" in told
     assert [one["participant_id"] for one in everybody] == [f"site-{i:03}" for i in range(100)]

@@ -3,9 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from xain_coordinator.aggregation.rules import known_rules
 from xain_coordinator.config.coordinator import CoordinatorConfig
@@ -13,42 +10,22 @@ from xain_coordinator.extensions.strategies import strategy_of_session
 from xain_foundation.schema import MASK, is_secret_name
 from xain_foundation.settings import Resolved, Setting
 
-_COLUMNS = ("key", "value", "from")
 _VALUE_WIDTH = 24  # characters; a longer value moves the origin to the right
-_STYLES = {"default": "dim"}
 
 
 def show(resolved: Resolved[CoordinatorConfig]) -> None:
     """Print the settings, where each comes from, and a text about all of them."""
-    console = Console()
-    if console.is_terminal:
-        console.print(_settings_table(resolved.settings()))
-    else:  # lines as long as they are, for grep and diff
-        typer.echo("\n".join(_setting_lines(resolved.settings())))
-    console.print()
-    console.print(_derived(resolved.config), markup=False, highlight=False, soft_wrap=True)
-
-
-def _settings_table(settings: Sequence[Setting]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in _COLUMNS:
-        table.add_column(heading, header_style="dim", overflow="fold")
-    for setting in settings:
-        style = _STYLES.get(setting.origin, "")
-        key, *rest = _cells(setting)
-        table.add_row(Text(key), *(Text(cell, style=style) for cell in rest))
-    return table
+    typer.echo("\n".join(_setting_lines(resolved.settings())))
+    typer.echo(f"\n{_derived(resolved.config)}")
 
 
 def _setting_lines(settings: Sequence[Setting]) -> Iterator[str]:
     """Lines of settings: key, value and origin, aligned where the values are short."""
     width = max(len(setting.key) for setting in settings)
-    for key, value, origin in (_COLUMNS, *map(_cells, settings)):
-        yield f"{key:{width}}  {value:{_VALUE_WIDTH}}  {origin}"
-
-
-def _cells(setting: Setting) -> tuple[str, str, str]:
-    return setting.key, setting.value or "(not set)", setting.where or setting.origin
+    yield f"{'key':{width}}  {'value':{_VALUE_WIDTH}}  from"
+    for setting in settings:
+        value, origin = setting.value or "(not set)", setting.where or setting.origin
+        yield f"{setting.key:{width}}  {value:{_VALUE_WIDTH}}  {origin}"
 
 
 def _derived(config: CoordinatorConfig) -> str:

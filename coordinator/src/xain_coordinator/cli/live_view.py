@@ -24,7 +24,7 @@ from xain_coordinator.server import inspection_client
 from xain_coordinator.server.inspection_client import NoStatus, Snapshot, clean
 from xain_foundation import logs
 from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl.inspection_pb2 import ParticipantStatus, RoundStatus
+from xain_proto.fl.inspection_pb2 import RoundStatus
 
 EVERY_S = 1.0
 ROUNDS = 60  # that curves are made of
@@ -57,7 +57,7 @@ def view(snapshot: Snapshot) -> RenderableType:
     if curves is not None:
         parts.append(curves)
     if snapshot.participants.participants or status.sites:
-        parts.append(_participants(snapshot))
+        parts.append(status_view.participants(snapshot, MAX_ROWS, folds=False))
     parts += [
         Text(clean(line), style="dim", overflow="ellipsis", no_wrap=True)
         for line in status_view.parameter_lines(status)[:MAX_PARAMETER_LINES]
@@ -127,53 +127,6 @@ def _curves(rounds: Iterable[RoundStatus], first: str) -> RenderableType | None:
         values = series[name]
         table.add_row(Text(clean(name)), Text(f"{values[-1]:.4g}"), Text(sparkline(values)))
     return table
-
-
-def _participants(snapshot: Snapshot) -> RenderableType:
-    participants = snapshot.participants.participants
-    known = status_view.accounts(snapshot)
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim")
-    for heading in ("site", "now", "samples", "rounds", "last problem"):
-        right = heading in ("samples", "rounds")
-        table.add_column(heading, justify="right" if right else "left", no_wrap=True)
-    for one in participants[:MAX_ROWS]:
-        account = known.get(one.participant_id)
-        why = status_view.problem(one, account)
-        table.add_row(
-            Text(clean(one.participant_id)),
-            _now(one),
-            f"{one.profile.num_samples:,}" if one.HasField("profile") else "",
-            status_view.counted(one, account),
-            Text(clean(why), overflow="ellipsis", style="yellow"),
-        )
-    more = max(len(participants), snapshot.status.num_connected) - min(len(participants), MAX_ROWS)
-    if more > 0:
-        table.add_row(Text(f"and {more} more", style="dim"))
-    for gone in status_view.absent(snapshot)[: max(0, MAX_ROWS - len(participants))]:
-        table.add_row(
-            Text(clean(gone.participant_id)),
-            Text(clean(gone.away), style="yellow"),
-            "",
-            status_view.counted(gone, gone),
-            Text(clean(status_view.problem(gone, gone)), overflow="ellipsis", style="yellow"),
-        )
-    return table
-
-
-def _now(one: ParticipantStatus) -> Text:
-    if one.reported_state == pb.FINISHED:
-        return Text("gone", style="dim")
-    if one.update_accepted:
-        return Text("handed in", style="green")
-    if moving := status_view.transfer(one):
-        return Text(moving, style="cyan")
-    if one.reported_state == pb.TRAINING:
-        return Text("trains", style="cyan")
-    if one.selected:
-        return Text("selected")
-    if one.not_eligible_because:
-        return Text(clean(one.not_eligible_because.partition(":")[0]), style="dim")
-    return Text("waits", style="dim")
 
 
 def line(snapshot: Snapshot) -> str:

@@ -6,7 +6,6 @@ What a command needs is imported within it, so that --help does not wait for num
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,14 +34,6 @@ EXIT_FAILED = 1
 EXAMPLE = "rounds.epochs=3"
 
 app = make_app()
-
-
-@dataclass(frozen=True, slots=True)
-class _Flags:
-    """Flags of the command line. values: by dotted key; None for a flag that was not given."""
-
-    config: Path | None
-    values: Mapping[str, object]
 
 
 Host = Annotated[str | None, typer.Option(metavar="HOST", help="Listen here. [server.host]")]
@@ -133,9 +124,9 @@ def _run(
     ] = None,
     version: Annotated[bool, version_option(PROGRAM)] = False,
 ) -> None:
-    flags = _flags(config, data_dir, assignments, host, port, workload, rounds, min_participants)
+    values = _values(data_dir, assignments, host, port, workload, rounds, min_participants)
     if (command := context.invoked_subcommand) is not None:
-        given = any(value is not None for value in (config, from_model, *flags.values.values()))
+        given = any(value is not None for value in (config, from_model, *values.values()))
         if given or new_session or resume:  # they would look accepted
             why = f"{command} takes no flags before it; see {PROGRAM} {command} --help"
             fail(PROGRAM, f"command line: {why}", EXIT_BAD_CONFIG)
@@ -143,7 +134,7 @@ def _run(
     if resume and new_session:
         message = "command line: --resume goes on with a session, and --new-session does not"
         fail(PROGRAM, f"{message}; give one of them", EXIT_BAD_CONFIG)
-    resolved = _resolve(flags)
+    resolved = _resolve(config, values)
 
     from xain_coordinator.process.run import run
 
@@ -174,8 +165,8 @@ def _check_config(
     assignments: Assignments = None,
 ) -> None:
     """Show the settings in force and where each comes from; exit status 2 if one is wrong."""
-    flags = _flags(config, data_dir, assignments, host, port, workload, rounds, min_participants)
-    resolved = _resolve(flags)
+    values = _values(data_dir, assignments, host, port, workload, rounds, min_participants)
+    resolved = _resolve(config, values)
 
     from xain_coordinator.cli.check_config import show
     from xain_foundation.line_file import why_unwritable
@@ -271,7 +262,7 @@ def _repair(
         ),
     ] = None,
 ) -> None:
-    resolved = _resolve(_flags(config, data_dir, assignments))
+    resolved = _resolve(config, _values(data_dir, assignments))
 
     from xain_coordinator.cli.repair import repair
 
@@ -305,7 +296,7 @@ def _extend(
     data_dir: DataDir = None,
     assignments: Assignments = None,
 ) -> None:
-    resolved = _resolve(_flags(config, data_dir, assignments))
+    resolved = _resolve(config, _values(data_dir, assignments))
 
     with _explained("extend"):
         from xain_coordinator.cli.extend import extend
@@ -335,7 +326,7 @@ def _models(
 
     The coordinator must be stopped, or be asked with --address.
     """
-    resolved = _resolve(_flags(config, data_dir, assignments))
+    resolved = _resolve(config, _values(data_dir, assignments))
 
     with _explained("models"):
         from xain_coordinator.export.commands import models
@@ -386,7 +377,7 @@ def _export(
 ) -> None:
     if to is None and mlflow is None:
         fail(PROGRAM, "command line: name a file with --to, such as --to model.skops", 2)
-    resolved = _resolve(_flags(config, data_dir, assignments))
+    resolved = _resolve(config, _values(data_dir, assignments))
 
     with _explained("export"):
         from xain_coordinator.export.commands import export
@@ -476,7 +467,7 @@ def _report(
     The page needs nothing else and can be sent by mail. The coordinator must be stopped, or be
     asked with --address.
     """
-    resolved = _resolve(_flags(config, data_dir, assignments))
+    resolved = _resolve(config, _values(data_dir, assignments))
 
     with _explained("report"):
         from xain_coordinator.cli.report.files import snapshot_of_files
@@ -569,8 +560,7 @@ def _launch(context: typer.Context) -> None:
     raise typer.Exit(cli.main(context.args))
 
 
-def _flags(
-    config: Path | None,
+def _values(
     data_dir: Path | None,
     assignments: list[str] | None,
     host: str | None = None,
@@ -578,7 +568,8 @@ def _flags(
     workload: str | None = None,
     rounds: str | None = None,
     min_participants: str | None = None,
-) -> _Flags:
+) -> dict[str, Any]:
+    """Settings that flags give, by dotted key; None for a flag that was not given."""
     values: dict[str, Any] = {
         "server.host": host,
         "server.port": port,
@@ -591,15 +582,15 @@ def _flags(
         values["journal.path"] = str(data_dir / "journal.sqlite")
         values["metrics.path"] = str(data_dir / "metrics.jsonl")
         values["parameters.path"] = str(data_dir / "parameters")
-    return _Flags(config, values | parse_assignments(PROGRAM, assignments, EXAMPLE))
+    return values | parse_assignments(PROGRAM, assignments, EXAMPLE)
 
 
-def _resolve(flags: _Flags) -> "Resolved[CoordinatorConfig]":
+def _resolve(config: Path | None, values: Mapping[str, Any]) -> "Resolved[CoordinatorConfig]":
     from xain_coordinator.config.coordinator import ENV_PREFIX, CoordinatorConfig
     from xain_foundation.settings import ConfigError, resolve
 
     try:
-        return resolve(CoordinatorConfig, flags.config, ENV_PREFIX, flags.values)
+        return resolve(CoordinatorConfig, config, ENV_PREFIX, values)
     except ConfigError as error:
         fail(PROGRAM, str(error), EXIT_BAD_CONFIG)
 

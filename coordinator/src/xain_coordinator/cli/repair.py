@@ -2,7 +2,6 @@
 drop a damaged update."""
 
 import sys
-import time
 from contextlib import ExitStack, closing
 
 import typer
@@ -32,8 +31,6 @@ from xain_foundation.commands import CommandFailed
 EXIT_SOUND = 0
 EXIT_DAMAGED = 1
 EXIT_NOT_CHECKED = 2
-
-PROGRESS_S = 5.0
 
 
 def repair(config: CoordinatorConfig, drop_update: str | None = None) -> int:
@@ -100,10 +97,9 @@ def _look(store: WeightsStore, last: Snapshot) -> dict[str, str]:
     for update in round_.updates.values() if round_ is not None else ():
         ref = update.weights.ref
         refs[ref.key] = (f"update of {update.participant_id}", ref)
-    progress = _Progress(sum(ref.size_bytes for _, ref in refs.values()))
     damaged = {}
     for what, ref in refs.values():
-        why = why_damaged(store, ref, progress.add)
+        why = why_damaged(store, ref)
         _print("damaged" if why else "ok", f"{what}: {why or ref.key}")
         if why:
             damaged[ref.key] = why
@@ -131,20 +127,6 @@ def _drop(journal: SqliteJournal, last: Snapshot, update: Update, why: str) -> N
     events = [event for event in decision.events if not isinstance(event, SoftEvent)]
     journal.append([Record(last.at, event) for event in events])
     _print("dropped", f"update of {update.participant_id} in round {last.session.round}")
-
-
-class _Progress:
-    def __init__(self, total_bytes: int) -> None:
-        self._total_bytes = total_bytes
-        self._num_bytes = 0
-        self._told_at = time.monotonic()
-
-    def add(self, num_bytes: int) -> None:
-        self._num_bytes += num_bytes
-        if time.monotonic() >= self._told_at + PROGRESS_S:
-            self._told_at = time.monotonic()
-            read, total = self._num_bytes >> 20, self._total_bytes >> 20
-            typer.echo(f"read {read} of {total} MiB", err=True)
 
 
 def _print(outcome: str, what: str) -> None:

@@ -10,14 +10,14 @@ from xain_coordinator.server.inspection_client import MAX_PARTICIPANTS, MAX_ROUN
 from xain_proto.fl import coordinator_pb2, inspection_pb2
 
 _MAX_NAMES = 6
-_LONG = frozenset(("tags", "problems", "last problem"))  # columns of long texts
 
 
 def render(snapshot: Snapshot, console: Console) -> None:
     """Tables of a status: the state, then the participants, then the rounds."""
     console.print(_headline(snapshot.status))
-    if snapshot.participants.participants:
-        console.print(_participants(snapshot))
+    if snapshot.participants.participants or snapshot.status.sites:
+        console.print(Text("\nParticipants", style="bold"))
+        console.print(participants(snapshot, MAX_PARTICIPANTS, folds=True))
     if snapshot.rounds.rounds:
         console.print(_rounds(snapshot.rounds.rounds, snapshot.status.metric))
     if snapshot.models.models:
@@ -107,57 +107,66 @@ def _table(title: str, *columns: tuple[str, bool]) -> Table:
     table.padding = (0, 2, 0, 0)
     for heading, numbers in columns:
         justify: JustifyMethod = "right" if numbers else "left"
-        # Problems and tags are long and may be folded; names are not cut for them.
-        table.add_column(heading, header_style="dim", justify=justify, no_wrap=heading not in _LONG)
+        # Problems are long and may be folded; other columns are not cut for them.
+        table.add_column(
+            heading, header_style="dim", justify=justify, no_wrap=heading != "problems"
+        )
     return table
 
 
-def _participants(snapshot: Snapshot) -> Table:
-    participants = snapshot.participants.participants
-    # Most fleets have neither tags nor refusals to tell of.
-    has_refusals = any(one.num_refused for one in participants)
-    known, gone = accounts(snapshot), absent(snapshot)
-    problems = [problem(one, known.get(one.participant_id)) for one in participants]
-    has_problems = any(problems) or any(problem(one, one) for one in gone)
-    has_tags = any(one.tags for one in participants)
-    table = _table(
-        "\nParticipants",
-        ("id", False),
-        ("selected", False),
-        ("update", False),
-        ("lease left", True),
-        ("samples", True),
-        ("rounds", True),
-        *([("refused", True)] if has_refusals else []),
-        *([("last problem", False)] if has_problems else []),
-        *([("tags", False)] if has_tags else []),
-    )
-    for one, why in list(zip(participants, problems, strict=True))[:MAX_PARTICIPANTS]:
-        update = "in" if one.update_accepted else "awaited" if one.selected else ""
-        update = transfer(one) or update
-        row: list[str | Text] = [
+def participants(snapshot: Snapshot, max_rows: int, *, folds: bool) -> Table:
+    """Table of the participants, and then of those that are away.
+
+    folds: whether long texts are folded, instead of being cut.
+    """
+    there, gone = snapshot.participants.participants, absent(snapshot)
+    known = accounts(snapshot)
+    has_tags = any(one.tags for one in there)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in ("site", "now", "samples", "rounds", "last problem", *["tags"][:has_tags]):
+        table.add_column(
+            heading,
+            justify="right" if heading in ("samples", "rounds") else "left",
+            no_wrap=not folds or heading not in ("last problem", "tags"),
+            overflow="fold" if folds else "ellipsis",
+        )
+    for one in there[:max_rows]:
+        account = known.get(one.participant_id)
+        table.add_row(
             _text(one.participant_id),
-            _selected(one),
-            update,
-            _lease(one),
+            _now(one),
             f"{one.profile.num_samples:,}" if one.HasField("profile") else "",
-            counted(one, known.get(one.participant_id)),
-        ]
-        if has_refusals:
-            row.append(f"{one.num_refused:,}" if one.num_refused else "")
-        if has_problems:
-            row.append(_text(why))
-        if has_tags:
-            row.append(_text(", ".join(f"{key}={one.tags[key]}" for key in sorted(one.tags))))
-        table.add_row(*row)
-    shown = min(len(participants), MAX_PARTICIPANTS)
-    _more(table, max(len(participants), snapshot.status.num_connected) - shown)
-    for away in gone[: MAX_PARTICIPANTS - shown]:
-        row = [_text(away.participant_id), _text(away.away), "", "", "", counted(away, away)]
-        row += [""] if has_refusals else []
-        row += [_text(problem(away, away))] if has_problems else []
-        table.add_row(*row)
+            counted(one, account),
+            Text(clean(problem(one, account)), style="yellow"),
+            *[_text(", ".join(f"{key}={one.tags[key]}" for key in sorted(one.tags)))][:has_tags],
+        )
+    for away in gone[: max(0, max_rows - len(there))]:
+        now, why = Text(clean(away.away), style="yellow"), clean(problem(away, away))
+        table.add_row(
+            _text(away.participant_id), now, "", counted(away, away), Text(why, style="yellow")
+        )
+    more = max(len(there), snapshot.status.num_connected) - min(len(there), max_rows)
+    if more > 0:
+        table.add_row(Text(f"and {more} more; status --json shows all", style="dim"))
     return table
+
+
+def _now(one: inspection_pb2.ParticipantStatus) -> Text:
+    """State of a participant in the present round."""
+    # Only after the end of a session the list has participants that are gone.
+    if one.reported_state == coordinator_pb2.FINISHED:
+        return Text("gone", style="dim")
+    if one.update_accepted:
+        return Text("handed in", style="green")
+    if moving := transfer(one):
+        return Text(moving, style="cyan")
+    if one.reported_state == coordinator_pb2.TRAINING:
+        return Text("trains", style="cyan")
+    if one.selected:
+        return Text("selected")
+    if one.not_eligible_because:
+        return Text(clean(one.not_eligible_because.partition(":")[0]), style="dim")
+    return Text("waits", style="dim")
 
 
 def accounts(snapshot: Snapshot) -> dict[str, inspection_pb2.SiteAccount]:
@@ -199,21 +208,6 @@ def transfer(one: inspection_pb2.ParticipantStatus) -> str:
         return ""
     is_upload = one.transfer.direction == coordinator_pb2.Transfer.UPLOAD
     return f"{'uploading' if is_upload else 'downloading'} {one.transfer.percent} %"
-
-
-def _lease(one: inspection_pb2.ParticipantStatus) -> str:
-    # Only after the end of a session the list has participants that are gone.
-    is_gone = one.reported_state == coordinator_pb2.FINISHED
-    return "gone" if is_gone else duration(max(one.lease_seconds, 0.0))
-
-
-def _selected(one: inspection_pb2.ParticipantStatus) -> str:
-    if one.HasField("left_out_until"):
-        left_out = f"out until {one.left_out_until}"
-        return f"yes ({left_out})" if one.selected else left_out
-    if one.not_eligible_because:
-        return "not eligible"  # --json says why
-    return "yes" if one.selected else ""
 
 
 def _rounds(rounds: Iterable[inspection_pb2.RoundStatus], metric: str) -> Table:
@@ -273,11 +267,6 @@ def _counters(counters: Mapping[str, int]) -> Table:
     for name, count in sorted(counters.items()):
         table.add_row(_text(name), f"{count:,}")
     return table
-
-
-def _more(table: Table, hidden: int) -> None:
-    if hidden > 0:
-        table.add_row(Text(f"and {hidden} more; --json shows all", style="dim"))
 
 
 def _text(text: str) -> Text:

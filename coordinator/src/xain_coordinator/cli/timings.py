@@ -4,6 +4,7 @@ import json
 import math
 import sys
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,50 +27,33 @@ _NUMBERS = ("count", "failed", "median", "p90", "p99", "max")
 
 
 @dataclass(slots=True)
-class Times:
-    """Seconds of the calls of one endpoint. num_failed: calls that did not end with OK."""
-
-    seconds: "array[float]" = field(default_factory=lambda: array("d"))
-    num_failed: int = 0
-
-    def add(self, other: "Times") -> None:
-        self.seconds.extend(other.seconds)
-        self.num_failed += other.num_failed
-
-    def numbers(self) -> Row:
-        """Numbers by the names of _NUMBERS; percentiles are interpolated linearly, as by numpy."""
-        quantiles = np.quantile(np.frombuffer(self.seconds), (0.5, 0.9, 0.99, 1.0))
-        values = (len(self.seconds), self.num_failed, *quantiles.tolist())
-        return dict(zip(_NUMBERS, values, strict=True))
-
-
-@dataclass(slots=True)
 class Timings:
-    """by_caller: by endpoint and participant, which is "" for callers without a name.
-    num_unreadable: lines that are not of a latency stream."""
+    """by_caller: seconds by endpoint and participant, which is "" for callers without a name.
+    num_failed: calls that did not end with OK. num_unreadable: lines that are not of a latency
+    stream."""
 
-    by_caller: dict[tuple[str, str], Times] = field(default_factory=dict)
+    by_caller: "dict[tuple[str, str], array[float]]" = field(default_factory=dict)
+    num_failed: Counter[tuple[str, str]] = field(default_factory=Counter)
     num_unreadable: int = 0
-
-    def by_endpoint(self) -> dict[str, Times]:
-        endpoints: dict[str, Times] = {}
-        for (endpoint, _), times in sorted(self.by_caller.items()):
-            endpoints.setdefault(endpoint, Times()).add(times)
-        return endpoints
 
     def tables(self) -> tuple[list[Row], list[Row]]:
         """Rows of the two tables."""
-        endpoints: list[Row] = [
-            {"endpoint": endpoint, **times.numbers()}
-            for endpoint, times in self.by_endpoint().items()
+        endpoints = sorted({endpoint for endpoint, _ in self.by_caller})
+        named = sorted((name, endpoint) for endpoint, name in self.by_caller if name)
+        return [
+            {"endpoint": one, **self._numbers([key for key in self.by_caller if key[0] == one])}
+            for one in endpoints
+        ], [
+            {"participant": name, "endpoint": endpoint, **self._numbers([(endpoint, name)])}
+            for name, endpoint in named
         ]
-        participants: list[Row] = [
-            {"participant": participant, "endpoint": endpoint, **times.numbers()}
-            for (endpoint, participant), times in self.by_caller.items()
-            if participant
-        ]
-        participants.sort(key=lambda row: (row["participant"], row["endpoint"]))
-        return endpoints, participants
+
+    def _numbers(self, callers: Sequence[tuple[str, str]]) -> Row:
+        """Numbers by the names of _NUMBERS; percentiles are interpolated linearly, as by numpy."""
+        seconds = np.concatenate([np.frombuffer(self.by_caller[key]) for key in callers])
+        quantiles = np.quantile(seconds, (0.5, 0.9, 0.99, 1.0)).tolist()
+        num_failed = sum(self.num_failed[key] for key in callers)
+        return dict(zip(_NUMBERS, (len(seconds), num_failed, *quantiles), strict=True))
 
 
 def read(lines: Iterable[bytes]) -> Timings:
@@ -83,9 +67,8 @@ def read(lines: Iterable[bytes]) -> Timings:
         except _UNREADABLE:
             timings.num_unreadable += 1
             continue
-        times = timings.by_caller.setdefault((endpoint, participant), Times())
-        times.seconds.append(seconds)
-        times.num_failed += not is_ok
+        timings.by_caller.setdefault((endpoint, participant), array("d")).append(seconds)
+        timings.num_failed[endpoint, participant] += not is_ok
     return timings
 
 

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
@@ -101,8 +100,8 @@ def display(console: Console, progress: Progress) -> Iterator[Callable[[Snapshot
         yield print_lines
 
 
-def comparison(progress: Progress, num_tested: int, centralised: float) -> RenderableType:
-    """Table of the accuracy of the federated model beside that of the centralised one.
+def comparison(progress: Progress, num_tested: int, centralised: float) -> str:
+    """Lines with the accuracy of the federated model beside that of the centralised one.
 
     num_tested: rows that all sites together set aside.
     """
@@ -110,16 +109,11 @@ def comparison(progress: Progress, num_tested: int, centralised: float) -> Rende
     ours = round(100 * last.metrics.get("accuracy", 0.0), 1)
     theirs = round(100 * centralised, 1)
     here = f", on the {last.num_samples} test rows of the sites that are left"
-    table = Table.grid(padding=(0, 2))
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_row(
-        f"federated, data stayed where it was{here if last.num_samples < num_tested else ''}",
-        f"[bold]{ours:.1f}%[/bold]",
+    early = "" if progress.cause == COMPLETED else f"The session ended early: {progress.cause}\n"
+    return (
+        f"{early}Test accuracy\n"
+        f"  federated, data stayed where it was{here if last.num_samples < num_tested else ''}: "
+        f"{ours:.1f}%\n"
+        f"  the same model on all data in one place: {theirs:.1f}%\n"
+        f"  difference: {ours - theirs:+.1f} points"
     )
-    table.add_row("the same model on all data in one place", f"{theirs:.1f}%")
-    table.add_row("difference", f"{ours - theirs:+.1f} points")
-    lines: list[RenderableType] = [table]
-    if progress.cause != COMPLETED:
-        lines.append(Text(f"The session ended early: {progress.cause}", style="red"))
-    return Panel(Group(*lines), title="Test accuracy", title_align="left", expand=False)
