@@ -27,7 +27,7 @@ back_s: from the start of the new process to the last of all streams that stands
 opening: of the heartbeats that were sent in the first two seconds of a round in which each trains
 at once, the 99th percentile.
 rejoined: rendezvous after the restart; there should be none. slow: heartbeats then that took so
-long that an agent would have asked again over a second connection.
+long that an agent would have taken a silent connection for dead.
 
 Heartbeats are measured once the fleet is at rest, when what connecting has left behind is answered.
 Of the last part each counts where it was sent, whenever it was answered: aggregating, from the last
@@ -64,7 +64,7 @@ from xain_foundation.logs import configure
 from xain_foundation.sockets import free_ports
 from xain_participant import Participant
 from xain_participant.agent import run
-from xain_participant.connection import Connections
+from xain_participant.client import CALLS_SILENCE_S
 
 AGENTS = Path(__file__).with_name("fleet_agents.py")
 BARE = Path(__file__).with_name("fleet_bare.py")
@@ -369,7 +369,7 @@ def restart(crowd: Crowd, server: Server) -> Figures:
     return {
         "back_s": round(seen["watching_since"] - server.started_at, 2),
         "rejoined": seen["rendezvous"],
-        "slow": sum(answered_s > Connections.silence_s for _, answered_s in seen["heartbeats"]),
+        "slow": sum(answered_s > CALLS_SILENCE_S[1] for _, answered_s in seen["heartbeats"]),
     }
 
 

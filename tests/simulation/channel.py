@@ -18,9 +18,15 @@ MESSAGE_S = 0.1  # the longest that a line takes for one of a stream
 
 
 class Channel(grpc.Channel):
-    """A participant's. Connects when it is used, and again after a connection has been lost."""
+    """A participant's. Connects when it is used, and again after a connection has been lost.
 
-    def __init__(self, network: Network, process: Process, link: Link) -> None:
+    silence_s: before a ping, and after it until the connection is given up.
+    """
+
+    def __init__(
+        self, network: Network, process: Process, link: Link, silence_s: tuple[float, float]
+    ) -> None:
+        self.silence_s = silence_s
         self.network = network
         self.process = process
         self.link = link
@@ -125,39 +131,9 @@ class Unary:
         self._deserialize = response_deserializer
 
     def __call__(self, request: Any, timeout: float | None = None, metadata: Metadata = ()) -> Any:
-        return self.future(request, timeout, metadata).result()
-
-    def future(
-        self, request: Any, timeout: float | None = None, metadata: Metadata = ()
-    ) -> "Future":
         call = self._channel.begin(self._method, timeout, metadata)
         call.send(self._serialize(request), is_last=True)
-        return Future(call, self._deserialize)
-
-
-class Future:
-    """The answer of a call that nobody need wait for."""
-
-    def __init__(self, call: "ClientCall", deserialize: Callable[[bytes], Any]) -> None:
-        self._call = call
-        self._deserialize = deserialize
-
-    def done(self) -> bool:
-        return self._call.status is not None
-
-    def code(self) -> grpc.StatusCode:
-        """Only of one that is done."""
-        assert self._call.status is not None
-        return self._call.status.code()
-
-    def result(self) -> Any:
-        return self._call.answer(self._deserialize)
-
-    def cancel(self) -> None:
-        self._call.give_up(grpc.StatusCode.CANCELLED)
-
-    def add_done_callback(self, callback: "Callable[[Future], None]") -> None:
-        self._call.when_done(lambda: callback(self))
+        return call.answer(self._deserialize)
 
 
 class CallError(grpc.RpcError, grpc.Call):
@@ -208,7 +184,6 @@ class ClientCall:
         self.status: CallError | None = None  # when it is over
         self._inbox: deque[bytes] = deque()
         self._waiting: Thread | None = None
-        self._when_done: list[Callable[[], None]] = []
         self._request = b""
         self._is_stalled = False
         hub = channel.network.hub
@@ -284,14 +259,6 @@ class ClientCall:
         if self.connection is not None and self in self.connection.calls:
             self.connection.calls.remove(self)
         self._wake()
-        for callback in self._when_done:
-            callback()
-
-    def when_done(self, callback: Callable[[], None]) -> None:
-        if self.status is None:
-            self._when_done.append(callback)
-        else:
-            callback()
 
     def _expire(self) -> None:
         self.give_up(grpc.StatusCode.DEADLINE_EXCEEDED)

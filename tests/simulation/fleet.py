@@ -175,7 +175,7 @@ class ParticipantMachine:
                 observer=training.observe,
                 state=keeper if self._scenario.keeps_results else None,
                 runtime=runtime,
-                channel=lambda target: Channel(self._network, process, self.link),
+                channel=lambda _, silence_s: Channel(self._network, process, self.link, silence_s),
                 chance=chance,
             )
         try:

@@ -19,10 +19,7 @@ if TYPE_CHECKING:
     from simulation.server import Server, ServerCall
 
 CONNECT_TIMEOUT_S = 5.0
-# When a side gives up a connection on which nothing comes back: for what it has sent, where nobody
-# acknowledges it, and by its keepalive, where somebody does.
-USER_TIMEOUT_S = 20.0
-CLIENT_KEEPALIVE_S = 320.0
+# When the server gives up a connection on which nothing comes back.
 SERVER_KEEPALIVE_S = 50.0
 
 Metadata = Sequence[tuple[str, str | bytes]]
@@ -143,7 +140,7 @@ class Connection:
         self.is_silent = True
         self._is_acknowledged = acknowledged
         hub = self.network.hub
-        hub.after(CLIENT_KEEPALIVE_S, self.channel.process, self.break_for_client)
+        hub.after(sum(self.channel.silence_s), self.channel.process, self.break_for_client)
         if self.server is not None:
             hub.after(SERVER_KEEPALIVE_S, self.server.process, self.end_served)
 
@@ -190,8 +187,10 @@ class Connection:
         delay_s = self.network.latency_s()
         held_s = link.held_until - hub.now
         gives_up = self.is_silent and not self._is_acknowledged
-        if give_up is not None and (gives_up or held_s > USER_TIMEOUT_S):
-            hub.after(USER_TIMEOUT_S, self.channel.process, give_up)
+        # The kernel gives up what nobody acknowledges after the same time as gRPC its ping.
+        _, timeout_s = self.channel.silence_s
+        if give_up is not None and (gives_up or held_s > timeout_s):
+            hub.after(timeout_s, self.channel.process, give_up)
         return None if self.is_silent else delay_s + max(0.0, held_s)
 
     def tell_client_of_end(self) -> None:

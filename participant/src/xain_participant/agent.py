@@ -27,7 +27,7 @@ from xain_participant import actions as a
 from xain_participant import events as e
 from xain_participant.alive import Alive
 from xain_participant.answering import Answering
-from xain_participant.client import CoordinatorClient, Refused, open_channel
+from xain_participant.client import CoordinatorClient, OpenChannel, Refused, open_channel
 from xain_participant.direct import DirectTransfer, OfferFailed
 from xain_participant.download import Download
 from xain_participant.failures import Failure
@@ -148,7 +148,7 @@ class Agent:
         tells_messages: bool = False,
         serve: bool = False,
         runtime: Runtime | None = None,
-        channel: Callable[[str], grpc.Channel] = open_channel,
+        channel: OpenChannel = open_channel,
         chance: Random | None = None,
     ) -> None:
         if participant_id is None:
@@ -421,17 +421,14 @@ class Agent:
             lost = has_finished = False
             retry_after_s = 0.0
             try:
-                watch = self._client.watch()
-                for message in watch:
+                for message in self._client.watch():
                     # After the end of the session a stream ends, too, and nothing is lost with it.
                     has_finished = message.state == pb.FINISHED
                     lost = not has_finished
                     backoff.reset()
                     self._watch_credit.get()
                     self._mailbox.put(_posted(message, lambda: self._watch_credit.put(None)))
-                if watch.is_cancelled:
-                    lost = False  # it is we who take another way, which was just found
-                elif has_finished:
+                if has_finished:
                     # A coordinator that is not in serve mode ends the stream with the session.
                     retry_after_s = NO_WATCH_PAUSE_S
             except Refused as refused:

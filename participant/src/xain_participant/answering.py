@@ -44,16 +44,15 @@ class Answering:
     def run(self) -> None:
         """The body of the thread."""
         backoff = Backoff(MIN_PAUSE_S, MAX_PAUSE_S, self._chance)
+
+        def answer(question: pb.PredictionQuestion) -> pb.PredictionAnswer:
+            backoff.reset()
+            return self._answer(question)
+
         while not self._is_closed:
             retry_after_s = 0.0
             try:
-                questions = self._client.questions()
-                try:
-                    for question in questions:
-                        backoff.reset()
-                        questions.answer(self._answer(question))
-                finally:
-                    questions.cancel()
+                self._client.answer_questions(answer)
             except Refused as refused:
                 self._log.debug("predictions_ended", round=-1, reason=str(refused))
                 retry_after_s = refused.retry_after_s

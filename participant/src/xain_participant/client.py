@@ -3,8 +3,8 @@
 Small weights travel inside the calls. Others go straight from and to the store if the coordinator
 offers it and that works, else in chunks through the coordinator.
 
-Every failure is a Refused. Retrying is not done here, with two exceptions: a transfer that breaks
-off goes on where it stopped, and a sign of life is repeated over a fresh connection.
+Every failure is a Refused. Retrying is not done here, with one exception: a transfer that breaks
+off goes on where it stopped. gRPC notices connections that are dead, and connects again.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from xain_foundation.fields import proxy_options
 from xain_messaging.spare import Spare
-from xain_participant.connection import Connection, Connections, Question
 from xain_participant.direct import DirectTransfer, OfferFailed, with_host
 from xain_participant.download import Damaged, Download
 from xain_participant.encoded import Encoded
@@ -56,13 +55,6 @@ CHANNEL_OPTIONS = (
     # One that has moved is found at its new address as soon as its name says so; by default gRPC
     # does not ask for a name again within 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 5000),
-    # gRPC servers, as they may stand between, hang up on pings more often than every five minutes
-    # ("too_many_pings"). Heartbeats keep the entries of NATs and load balancers alive, and find a
-    # dead connection, see connection.py. What this adds: Linux gives up on a connection on which
-    # nobody has acknowledged anything for as long as the timeout, which breaks its streams.
-    ("grpc.keepalive_time_ms", 300_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.keepalive_permit_without_calls", 0),
     # Several participants in one process are several peers, each with its own connection.
     ("grpc.use_local_subchannel_pool", 1),
     # The thread that reads a stream waits for its messages itself. By default another thread waits
@@ -71,10 +63,31 @@ CHANNEL_OPTIONS = (
 )
 
 
-def open_channel(target: str) -> grpc.Channel:
-    """Open a channel as a participant does. target: HOST:PORT, or any other gRPC target."""
-    return grpc.insecure_channel(target, options=(*CHANNEL_OPTIONS, *proxy_options(target)))
+# How long a connection is silent before gRPC sends a ping, and how long the ping, or anything else
+# that was sent, may remain unanswered before gRPC takes the connection for dead and makes another.
+# Of calls: a heartbeat comes every 10 s at the latest, so that its answer makes the ping needless,
+# and both together are shorter than the default lease of 15 s.
+CALLS_SILENCE_S = (10.0, 3.0)
+# Of uploads and downloads, which fill a slow line: a ping waits behind what was sent before.
+TRANSFERS_SILENCE_S = (20.0, 20.0)
 
+
+def open_channel(target: str, silence_s: tuple[float, float] = CALLS_SILENCE_S) -> grpc.Channel:
+    """Open a channel as a participant does. target: HOST:PORT, or any other gRPC target."""
+    ping_after_s, timeout_s = silence_s
+    timeout_ms = round(1000 * timeout_s)
+    options = (
+        *CHANNEL_OPTIONS,
+        ("grpc.keepalive_time_ms", round(1000 * ping_after_s)),
+        ("grpc.keepalive_timeout_ms", timeout_ms),
+        # Of the pings that measure the connection. While one is unanswered gRPC sends no other.
+        ("grpc.http2.ping_timeout_ms", timeout_ms),
+        *proxy_options(target),
+    )
+    return grpc.insecure_channel(target, options=options)
+
+
+OpenChannel = Callable[[str, tuple[float, float]], grpc.Channel]
 
 _Request = TypeVar("_Request")
 _Answer = TypeVar("_Answer")
@@ -112,53 +125,6 @@ class Refused(Exception):
         return f"Refused({self.reason!r}, {self.status.name}, {self.message!r})"
 
 
-class _Stream:
-    """A stream of messages from the coordinator: iterate in one thread, cancel from any.
-
-    Iterating raises Refused when the stream breaks, and ends quietly after cancel(). The client
-    cancels it, too, when its connection is replaced: the next one is to be had at once.
-    """
-
-    def __init__(self, call: Any) -> None:
-        self._call = call
-        self.is_cancelled = False
-
-    def __iter__(self) -> Iterator[Any]:
-        try:
-            yield from self._call
-        except grpc.RpcError as error:
-            if not self.is_cancelled:
-                raise _refused(error) from None
-
-    def cancel(self) -> None:
-        """End the stream, at once and for good."""
-        self.is_cancelled = True
-        self._call.cancel()
-
-
-class Watch(_Stream):
-    """The stream of the coordinator's changes of state."""
-
-    def __init__(self, call: Any, complete: Callable[[pb.WatchResponse], pb.WatchResponse]) -> None:
-        super().__init__(call)
-        self._complete = complete
-
-    def __iter__(self) -> Iterator[pb.WatchResponse]:
-        return map(self._complete, super().__iter__())
-
-
-class Questions(_Stream):
-    """The coordinator's questions for predictions. Answers may be sent in any thread."""
-
-    def __init__(self, call: Any, answers: "Queue[pb.PredictionAnswer | None]") -> None:
-        super().__init__(call)
-        self.answer = answers.put
-
-    def cancel(self) -> None:
-        self.answer(None)
-        super().cancel()
-
-
 class KeptMetadata:
     """The latest metadata of a model. The coordinator names them by a digest, and sends them once.
 
@@ -182,9 +148,9 @@ class KeptMetadata:
 
 
 class CoordinatorClient:
-    """One participant's connection to its coordinator. Safe to use from several threads.
+    """One participant's calls to its coordinator. Safe to use from several threads.
 
-    target: as `channel` takes it, which opens the connection.
+    target, channel: the connections are opened by channel(target, silence), see CALLS_SILENCE_S.
     participant_id: stable across reconnects, since all that we are due is booked on it.
     instance_id: of this process, or of the state directory that it shares with the one before it.
     direct: how to use the store's URLs, closed with the client; None: they are not used.
@@ -195,7 +161,6 @@ class CoordinatorClient:
     # Answered when the update is durable: measured, synchronised to disk, and committed. One that
     # was put into the store the coordinator copies and reads before, which takes time by its size.
     hand_in_timeout_s = 60.0
-    max_buffered_bytes = 8 << 20  # of an upload, that gRPC, the kernel and a router may hold
 
     def __init__(
         self,
@@ -206,11 +171,15 @@ class CoordinatorClient:
         call_timeout_s: float = CALL_TIMEOUT_S,
         direct: DirectTransfer | None = None,
         on_offer_failed: Callable[[OfferFailed], None] = lambda failed: None,
-        channel: Callable[[str], grpc.Channel] = open_channel,
+        channel: OpenChannel = open_channel,
         runtime: Runtime | None = None,
     ) -> None:
         self._runtime = runtime or Threads()
-        self._connections = Connections(lambda: channel(target), self._runtime)
+        # Two connections, so that no heartbeat waits behind an upload. The second is made when the
+        # first weights travel through it.
+        self._channels = (channel(target, CALLS_SILENCE_S), channel(target, TRANSFERS_SILENCE_S))
+        self._calls, self._transfers = map(CoordinatorStub, self._channels)
+        self._is_closed = False
         self._target = target
         self._participant_id = participant_id
         self._metadata: tuple[tuple[str, str], ...] = ((PARTICIPANT_ID_KEY, participant_id),)
@@ -228,7 +197,9 @@ class CoordinatorClient:
 
     def close(self) -> None:
         """Cancel what is under way and disconnect. Later calls are Refused."""
-        self._connections.close()
+        self._is_closed = True
+        for channel in self._channels:
+            channel.close()
         if self._direct is not None:
             self._direct.close()
 
@@ -286,26 +257,32 @@ class CoordinatorClient:
         request = pb.HeartbeatRequest(state=state, round=round_, transfer=transfer)
         return self._contact(lambda stub: stub.Heartbeat, request, timeout_s)
 
-    def watch(self) -> Watch:
-        """Every change of state, beginning with the present one."""
-        current = self._connections.current
-        with _guarded(current):
-            request = pb.WatchRequest(keeps_metadata=True)
-            call = current.stub.Watch(request, metadata=self._metadata)
-        watch = Watch(call, self._complete)
-        current.add_stream(watch)
-        return watch
+    def watch(self) -> Iterator[pb.WatchResponse]:
+        """Every change of state, beginning with the present one. Raises Refused when the stream
+        breaks."""
+        request = pb.WatchRequest(keeps_metadata=True)
+        with self._guarded():
+            call = self._calls.Watch(request, metadata=self._metadata)
+            try:
+                yield from map(self._complete, call)
+            finally:
+                call.cancel()
 
-    def questions(self) -> Questions:
-        """Open the stream of questions for predictions."""
-        current = self._connections.current
+    def answer_questions(
+        self, answer: Callable[[pb.PredictionQuestion], pb.PredictionAnswer]
+    ) -> None:
+        """Answer the coordinator's questions for predictions until the stream ends. Raises Refused
+        when it breaks."""
         answers: Queue[pb.PredictionAnswer | None] = self._runtime.queue()
         answers.put(pb.PredictionAnswer())  # opens the stream
-        with _guarded(current):
-            call = current.stub.Predict(iter(answers.get, None), metadata=self._metadata)
-        questions = Questions(call, answers)
-        current.add_stream(questions)
-        return questions
+        with self._guarded():
+            call = self._calls.Predict(iter(answers.get, None), metadata=self._metadata)
+            try:
+                for question in call:
+                    answers.put(answer(question))
+            finally:
+                answers.put(None)
+                call.cancel()
 
     def start_round(self, damaged_model_digest: bytes = b"") -> pb.StartTrainingRoundResponse:
         """Ask for the work of the open round.
@@ -472,26 +449,19 @@ class CoordinatorClient:
             encoding=upload.encoding,
             offset=offset,
         )
-        with self._connections.transfer(self._connections.stall_s) as transfer:
 
-            def messages() -> Iterator[pb.PutWeightsRequest]:
-                request = pb.PutWeightsRequest(header=header)
-                for chunk in upload.chunks(offset, MESSAGE_BYTES):
-                    request.data = chunk
-                    yield request
-                    transfer.allow(self._connections.stall_s)
-                    request = pb.PutWeightsRequest()
-                # gRPC does not tell how the rest of the transfer gets on.
-                buffered_bytes = min(upload.size_bytes, self.max_buffered_bytes)
-                transfer.allow(self.hand_in_timeout_s + buffered_bytes / SLOWEST_BYTES_PER_S)
+        def messages() -> Iterator[pb.PutWeightsRequest]:
+            request = pb.PutWeightsRequest(header=header)
+            for chunk in upload.chunks(offset, MESSAGE_BYTES):
+                request.data = chunk
+                yield request
+                request = pb.PutWeightsRequest()
 
-            with _guarded(transfer.connection):
-                response = transfer.connection.stub.PutWeights(
-                    messages(),
-                    metadata=self._metadata,
-                    timeout=_stream_timeout_s(upload.size_bytes),
-                )
-            return response.ref
+        timeout_s = _stream_timeout_s(upload.size_bytes)
+        with self._guarded():
+            return self._transfers.PutWeights(
+                messages(), metadata=self._metadata, timeout=timeout_s
+            ).ref
 
     def reject_offer(self, offer: pb.WeightsRef) -> None:
         """The coordinator did not take what was put there, so the next upload goes through it."""
@@ -552,19 +522,13 @@ class CoordinatorClient:
     def _stream(self, ref: pb.WeightsRef, offset: int) -> Iterator[bytes]:
         request = pb.GetWeightsRequest(key=ref.key, offset=offset)
         timeout_s = _stream_timeout_s(ref.size_bytes)
-        with self._connections.transfer(self._connections.stall_s) as transfer:
-            with _guarded(transfer.connection):
-                stream = transfer.connection.stub.GetWeights(
-                    request, metadata=self._metadata, timeout=timeout_s
-                )
+        with self._guarded():
+            stream = self._transfers.GetWeights(request, metadata=self._metadata, timeout=timeout_s)
             try:
                 for message in stream:
-                    transfer.allow(self._connections.stall_s)
                     if message.HasField("ref") and message.ref.digest != ref.digest:
                         raise Damaged("the coordinator sends another object")
                     yield message.data
-            except grpc.RpcError as error:
-                raise _refused(error) from None
             finally:
                 stream.cancel()  # else the rest would go on arriving after a failure of ours
 
@@ -574,42 +538,37 @@ class CoordinatorClient:
         request: _Request,
         timeout_s: float | None = None,
     ) -> _Answer:
-        """A call that may be carried out twice."""
-
-        def ask(stub: CoordinatorStub, seconds: float) -> Question[_Answer]:
-            # With its time limit the coordinator can tell how long the call has waited there.
-            metadata = (*self._metadata, (TIMEOUT_KEY, str(round(1000 * seconds))))
-            return method(stub).future(request, metadata=metadata, timeout=seconds)
-
-        timeout = timeout_s if timeout_s is not None else self._call_timeout_s
-        with _guarded(self._connections):
-            return self._connections.contact(ask, timeout)
+        """A sign of life. With its time limit the coordinator can tell how long it has waited
+        there."""
+        timeout_s = timeout_s if timeout_s is not None else self._call_timeout_s
+        told = (TIMEOUT_KEY, str(round(1000 * timeout_s)))
+        return self._unary(method, request, timeout_s, (*self._metadata, told))
 
     def _unary(
         self,
         method: "_Method[_Request, _Answer]",
         request: _Request,
         timeout_s: float | None = None,
+        metadata: tuple[tuple[str, str], ...] | None = None,
     ) -> _Answer:
-        timeout = timeout_s if timeout_s is not None else self._call_timeout_s
-        # The call may use its whole time limit.
-        with self._connections.transfer(timeout) as transfer, _guarded(transfer.connection):
-            stub = transfer.connection.stub
-            return method(stub)(request, metadata=self._metadata, timeout=timeout)
+        timeout_s = timeout_s if timeout_s is not None else self._call_timeout_s
+        with self._guarded():
+            return method(self._calls)(
+                request, metadata=metadata or self._metadata, timeout=timeout_s
+            )
 
-
-@contextmanager
-def _guarded(way: Connection | Connections) -> Iterator[None]:
-    """Failures of a call that goes this way become Refused."""
-    try:
-        yield
-    except grpc.RpcError as error:
-        raise _refused(error) from None
-    except ValueError:
-        # gRPC raises no more than this for a call on a channel that another thread has closed.
-        if not way.is_closed:
-            raise
-        raise Refused("", grpc.StatusCode.CANCELLED, "the connection is closed") from None
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Failures of a call become Refused."""
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise _refused(error) from None
+        except ValueError:
+            # gRPC raises no more than this for a call on a channel that another thread has closed.
+            if not self._is_closed:
+                raise
+            raise Refused("", grpc.StatusCode.CANCELLED, "the connection is closed") from None
 
 
 def _stream_timeout_s(size_bytes: int) -> float:

@@ -120,7 +120,11 @@ class ScriptedCoordinator(CoordinatorServicer):
         self.store_objects: dict[str, bytes] = {}
         self._changed = threading.Condition()
         self._stopped = False
-        self._server = grpc.server(ThreadPoolExecutor(16))
+        self._server = grpc.server(
+            # As the coordinator, it takes pings that come more often than every five minutes.
+            ThreadPoolExecutor(16),
+            options=[("grpc.http2.min_ping_interval_without_data_ms", 10)],
+        )
         add_CoordinatorServicer_to_server(self, self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
         self._server.start()

@@ -91,7 +91,7 @@ class GrpcServer:
             "grpc.so_reuseport": 0,
             "grpc.max_receive_message_length": server.max_message_bytes,
             "grpc.max_send_message_length": server.max_message_bytes,
-            # Participants ping every five minutes, others more often, and are not hung up on; who
+            # Participants ping after 10 s of silence, and are not hung up on; who
             # has vanished without a word is noticed although it streams nothing.
             **KEEPALIVE,
             # Bytes that a stream may send ahead, beside the message that is being read. By default
