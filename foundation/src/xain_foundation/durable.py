@@ -2,7 +2,6 @@
 
 import errno
 import os
-import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -10,8 +9,6 @@ from pathlib import Path
 
 def sync_directory(directory: Path) -> None:
     """Make the names in a directory durable. Raises OSError."""
-    if sys.platform == "win32":
-        return  # a directory cannot be opened there; NTFS journals its names itself
     fd = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(fd)

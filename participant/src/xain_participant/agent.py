@@ -14,8 +14,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from queue import Empty
+from queue import Empty, SimpleQueue
 from random import Random
+from threading import Thread
 
 import grpc
 
@@ -34,8 +35,8 @@ from xain_participant.failures import Failure
 from xain_participant.identity import default_participant_id, new_instance_id
 from xain_participant.participant import Participant
 from xain_participant.protocol import Held, Protocol, jittered
-from xain_participant.result import Keeper
-from xain_participant.runtime import Queue, Runtime, Task, Threads
+from xain_participant.runtime import Runtime
+from xain_participant.state import StateDirectory
 from xain_participant.upload import Upload
 from xain_participant.values import Call, State, Timer
 from xain_participant.work import Work
@@ -65,7 +66,7 @@ def run(
     direct: bool = True,
     observer: Observer | None = None,
     alive: Alive | None = None,
-    state: Keeper | None = None,
+    state: StateDirectory | None = None,
     instance_id: str | None = None,
     tells_messages: bool = False,
     serve: bool = False,
@@ -80,7 +81,7 @@ def run(
     direct: fetch and put weights at the URLs that the coordinator offers; if not, through it.
     observer: told every step, in this thread. alive: the file of the health check.
     state: keeps a result until it is handed in, so that a participant that is killed after training
-    need not train again; such as a StateDirectory. It stays open.
+    need not train again. It stays open.
     instance_id: tells this process from others with the same participant id; by default a random
     one. A process that is started again with the one of a killed process takes over at once, so no
     two that run at a time may have the same. With a state, the state's counts.
@@ -143,7 +144,7 @@ class Agent:
         direct: bool = True,
         observer: Observer | None = None,
         alive: Alive | None = None,
-        state: Keeper | None = None,
+        state: StateDirectory | None = None,
         instance_id: str | None = None,
         tells_messages: bool = False,
         serve: bool = False,
@@ -176,7 +177,7 @@ class Agent:
         self._target = target
         self._observer = observer
         self._alive = alive
-        self._runtime = runtime = runtime or Threads()
+        self._runtime = runtime = runtime or Runtime()
         self._log = get_logger(__name__).bind(participant=self.participant_id)
         self._client = CoordinatorClient(
             target,
@@ -185,7 +186,6 @@ class Agent:
             direct=DirectTransfer() if direct else None,
             on_offer_failed=self._note_failed_offer,
             channel=channel,
-            runtime=runtime,
         )
         self._work = Work(
             participant,
@@ -209,21 +209,21 @@ class Agent:
         # At most six events: that a result is being saved, the outcome of a piece of work and news
         # that came with its answer; two of the watch thread, which waits until its last one was
         # handled; and one of stop().
-        self._mailbox: Queue[_Posted] = runtime.queue()
-        self._jobs: Queue[tuple[Call, int] | None] = runtime.queue()  # one, then the end
-        self._watch_credit: Queue[None] = runtime.queue()  # one: to post what the stream says
+        self._mailbox: SimpleQueue[_Posted] = runtime.queue()
+        self._jobs: SimpleQueue[tuple[Call, int] | None] = runtime.queue()  # one, then the end
+        self._watch_credit: SimpleQueue[None] = runtime.queue()  # one: to post what the stream says
         self._watch_credit.put(None)
-        self._tasks: list[Task] = []
+        self._tasks: list[Thread] = []
         self._answering: Answering | None = None
         self._warning = ""  # the coordinator's latest
         self._refusals: dict[Call, tuple[str, str]] = {}  # the last ones since anything worked
         self._stopping = False
         self._closing = False
-        self._hung_up: Queue[None] = runtime.queue()  # wakes the watch thread from its pause
+        self._hung_up: SimpleQueue[None] = runtime.queue()  # wakes the watch thread from its pause
         # Nothing was answered since the stream broke off; and one when that is over, for which the
         # watch thread waits.
         self._is_away = False
-        self._is_back: Queue[None] = runtime.queue()
+        self._is_back: SimpleQueue[None] = runtime.queue()
 
     def stop(self, code: int = 0) -> bool:
         """Leave the session and let run() return `code`. From any thread or signal handler.

@@ -5,7 +5,7 @@ stream that ends is opened again after a short pause.
 """
 
 from contextlib import suppress
-from queue import Empty
+from queue import Empty, SimpleQueue
 from random import Random
 
 import numpy as np
@@ -16,7 +16,7 @@ from xain_foundation.names import shortened
 from xain_participant.client import CoordinatorClient, Refused
 from xain_participant.participant import Participant
 from xain_participant.protocol import jittered
-from xain_participant.runtime import Queue, Runtime
+from xain_participant.runtime import Runtime
 from xain_proto.fl import coordinator_pb2 as pb
 
 MIN_PAUSE_S = 0.2
@@ -38,7 +38,7 @@ class Answering:
         self._client = client
         self._chance = Random()  # spreads the pauses
         self._log = get_logger(__name__).bind(participant=participant_id)
-        self._hung_up: Queue[None] = runtime.queue()  # wakes the thread from its pause
+        self._hung_up: SimpleQueue[None] = runtime.queue()  # wakes the thread from its pause
         self._is_closed = False
 
     def run(self) -> None:

@@ -9,6 +9,7 @@ off goes on where it stopped. gRPC notices connections that are dead, and connec
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from queue import SimpleQueue
 from threading import Lock
 from typing import Any, TypeVar, cast
 
@@ -26,7 +27,6 @@ from xain_participant.encoded import Encoded
 from xain_participant.events import RefusedBy
 from xain_participant.failures import Failure
 from xain_participant.participant import Evaluation
-from xain_participant.runtime import Queue, Runtime, Threads
 from xain_participant.upload import Upload
 from xain_participant.values import Call
 from xain_proto.fl import coordinator_pb2 as pb
@@ -155,7 +155,6 @@ class CoordinatorClient:
     instance_id: of this process, or of the state directory that it shares with the one before it.
     direct: how to use the store's URLs, closed with the client; None: they are not used.
     on_offer_failed: told when weights go through the coordinator because of it.
-    runtime: where to wait; by default the real one.
     """
 
     # Answered when the update is durable: measured, synchronised to disk, and committed. One that
@@ -172,9 +171,7 @@ class CoordinatorClient:
         direct: DirectTransfer | None = None,
         on_offer_failed: Callable[[OfferFailed], None] = lambda failed: None,
         channel: OpenChannel = open_channel,
-        runtime: Runtime | None = None,
     ) -> None:
-        self._runtime = runtime or Threads()
         # Two connections, so that no heartbeat waits behind an upload. The second is made when the
         # first weights travel through it.
         self._channels = (channel(target, CALLS_SILENCE_S), channel(target, TRANSFERS_SILENCE_S))
@@ -273,7 +270,7 @@ class CoordinatorClient:
     ) -> None:
         """Answer the coordinator's questions for predictions until the stream ends. Raises Refused
         when it breaks."""
-        answers: Queue[pb.PredictionAnswer | None] = self._runtime.queue()
+        answers: SimpleQueue[pb.PredictionAnswer | None] = SimpleQueue()
         answers.put(pb.PredictionAnswer())  # opens the stream
         with self._guarded():
             call = self._calls.Predict(iter(answers.get, None), metadata=self._metadata)

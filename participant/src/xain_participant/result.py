@@ -1,8 +1,8 @@
-"""The result of training, and the port that keeps it beyond the end of the process."""
+"""The result of training."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,27 +46,3 @@ class Result:
 class NotKept(Exception):
     """The result was not written to disk and is lost with the process, for the reason in the
     text."""
-
-
-class Keeper(Protocol):
-    """Keeper of the latest result of a participant, such as a StateDirectory."""
-
-    @property
-    def participant_id(self) -> str: ...
-
-    @property
-    def instance_id(self) -> str:
-        """Instance id of all processes that use this keeper, one after the other."""
-        ...
-
-    def load(self) -> Result | None:
-        """The kept result; None if there is none, or none that can be used."""
-        ...
-
-    def keep(self, result: Result) -> None:
-        """Keep a result. On return it outlives a kill. Raises NotKept."""
-        ...
-
-    def forget(self) -> None:
-        """Drop the kept result. Never raises."""
-        ...

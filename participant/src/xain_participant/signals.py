@@ -5,19 +5,16 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from xain_participant.agent import Agent
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Stoppable(Protocol):
-    """Part of an Agent."""
-
-    def stop(self, code: int) -> bool: ...
-
-
 @contextmanager
-def stopped_by_signals(agent: Stoppable) -> Iterator[None]:
+def stopped_by_signals(agent: "Agent") -> Iterator[None]:
     """While open, the first SIGTERM or SIGINT stops the agent, the second one the process.
 
     Both end it with 128 + number, as shells and container engines expect it. With 0 a participant

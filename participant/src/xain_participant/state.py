@@ -12,10 +12,9 @@ to `*.damaged` for people to look at, and never sent. Losing a result costs one 
 wrong one costs a model. A file that cannot be read now stays as it is: the cause may pass.
 """
 
-import errno
+import fcntl
 import json
 import os
-import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,18 +30,10 @@ from xain_participant.participant import Evaluation
 from xain_participant.result import NotKept, Result
 from xain_workloads.model import TensorSpec
 
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
-
 _LOCK = "lock"
 _IDENTITY = "participant.json"
 _RESULT = "result.bin"
 _MAGIC = b"XAIN result 1\n"
-
-# Errors of a lock that another process holds, on all systems.
-_TAKEN = frozenset((errno.EACCES, errno.EAGAIN, errno.EDEADLK))
 
 # Folders that this process has open, by device and number: a lock of a process does not hold off
 # the process itself.
@@ -59,7 +50,7 @@ class StateError(Exception):
 
 
 class StateDirectory:
-    """A Keeper on disk, open in one process at a time. Safe to use from several threads.
+    """The folder, open in one process at a time. Safe to use from several threads.
 
     path: the folder, which is made if it does not exist.
     participant_id: None takes the name that is kept there, or makes one and keeps it.
@@ -234,10 +225,13 @@ class _FolderLock:
                 raise StateError(folder, _IN_USE)
             self._fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, sealed.MODE)
             try:
-                _lock(self._fd)
+                # Not flock(): processes that the participant's code forks, such as a data loader,
+                # would inherit the lock, and might hold it for longer than this process lives.
+                fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 os.close(self._fd)
-                if error.errno in _TAKEN:
+                # Systems say either of a lock that another process holds.
+                if isinstance(error, BlockingIOError | PermissionError):
                     raise StateError(folder, _IN_USE) from None
                 raise
             _open_here.add(self._folder)
@@ -249,16 +243,3 @@ class _FolderLock:
 
 
 _IN_USE = "another process uses it; each participant needs one of its own"
-
-
-if sys.platform == "win32":
-
-    def _lock(fd: int) -> None:
-        msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
-
-else:
-
-    def _lock(fd: int) -> None:
-        # Not flock(): processes that the participant's code forks, such as a data loader, would
-        # inherit the lock, and might hold it for longer than this process lives.
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -32,7 +32,8 @@ from xain_participant.participant import (
     take_evaluation,
     take_metrics,
 )
-from xain_participant.result import Keeper, NotKept, Result
+from xain_participant.result import NotKept, Result
+from xain_participant.state import StateDirectory
 from xain_participant.values import Call
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl.refusals_pb2 import RefusalReason
@@ -62,7 +63,7 @@ class Work:
         participant: Participant,
         client: CoordinatorClient,
         participant_id: str,
-        keeper: Keeper | None = None,
+        keeper: StateDirectory | None = None,
         on_saving: Callable[[int], None] = lambda round_: None,
         *,
         tells_messages: bool = False,

@@ -80,8 +80,6 @@ def test_a_result_that_is_not_needed_is_gone(state: StateDirectory, folder: Path
 
 def test_only_the_owner_can_read_what_is_kept(state: StateDirectory, folder: Path) -> None:
     """An update may tell something of the data."""
-    if sys.platform == "win32":
-        pytest.skip("no such permissions on Windows")
     state.keep(RESULT)
     assert folder.stat().st_mode & 0o077 == 0
     assert all(file.stat().st_mode & 0o077 == 0 for file in folder.iterdir())
