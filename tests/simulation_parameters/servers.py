@@ -1,6 +1,6 @@
 """Server processes around ServerNode, each with a disk that a crash leaves the written part of."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 from simulation_parameters.clock import Clock, Process
@@ -16,7 +16,7 @@ from xain_parameters.node.ports import Source
 from xain_parameters.node.protocol import ServerNode
 from xain_parameters.replica import Replica
 from xain_parameters.scheduler import commands as c
-from xain_parameters.specs import RangeView, TableSpec, View
+from xain_parameters.specs import RangeView, View
 from xain_parameters.tables.part import Piece
 
 BEATS_S = 0.25
@@ -243,11 +243,6 @@ class Server:
         self.process.after(TICKS_S, self._tick)
 
     # --- with the disk ---
-
-    def make(
-        self, range_: RangeView, tables: Iterable[TableSpec], generation: int, *, is_whole: bool
-    ) -> Replica:
-        return Replica(range_, tables, generation, is_whole=is_whole)
 
     def load(self, range_: RangeView, view: View) -> None:
         def read() -> None:

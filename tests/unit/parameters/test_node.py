@@ -34,9 +34,6 @@ class Host:
     def open_log(self, range_: int) -> None:
         self.on_open_log()
 
-    def make(self, range_, tables, generation, *, is_whole):
-        return Replica(range_, tables, generation, is_whole=is_whole)
-
     def load(self, range_: RangeView, view: View) -> None:
         pass
 

@@ -20,10 +20,6 @@ TABLE = TableSpec(1, "w", 8, 1, True, "float64", Plugin("add"), Plugin("zeros"),
 PULL = Pull(0, (0, 0), 7, 1, 0, 0, 8)
 
 
-def make(range_, tables, generation, *, is_whole):
-    return Replica(range_, tables, generation, is_whole=is_whole)
-
-
 def write(folder: Path, num_pushes: int) -> Path:
     """A log with so many pushes of ones, each forced to disk before the next."""
     synced: SimpleQueue[int] = SimpleQueue()
@@ -48,7 +44,7 @@ def write(folder: Path, num_pushes: int) -> Path:
 def replay(folder: Path) -> list[float]:
     log = DiskLog(folder, lambda number, segment, sequence: None, lambda error: None)
     try:
-        (recovered,) = log.replay(make)
+        (recovered,) = log.replay()
     finally:
         log.close()
     assert recovered.replica.sequence == recovered.replica.pull(PULL, None)[0, 0]

@@ -78,7 +78,7 @@ class Backup:
         if self.copy is not None:
             self.copy.abandon_segment()
         self._fill, self._num_tiles = begin.fill, 0
-        self._filling = self._host.make(self._range, (), self._generation, is_whole=False)
+        self._filling = Replica(self._range, (), self._generation, is_whole=False)
         if self._log is not None:
             self._segment = self._log.begin(self._range, self._generation)
 

@@ -20,7 +20,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, NamedTuple, Protocol
+from typing import IO, NamedTuple
 
 import msgspec
 import numpy as np
@@ -31,7 +31,7 @@ from xain_foundation.logger import get_logger
 from xain_parameters.errors import Damaged, ParameterError
 from xain_parameters.messages import Declare, Entry, Message, Tile, Whole, decode_head
 from xain_parameters.replica import OutOfOrder, Replica
-from xain_parameters.specs import RangeView, TableSpec, decode_table
+from xain_parameters.specs import RangeView, decode_table
 from xain_parameters.transport.frames import pieces_of
 
 logger = get_logger(__name__)
@@ -41,14 +41,6 @@ _HEAD = struct.Struct("<IQQI")
 _SIZES = struct.Struct("<IIQ")
 # A segment is replaced when its entries are larger than this and than its tiles.
 MIN_SEGMENT_BYTES = 64 << 20
-
-
-class Make(Protocol):
-    """A function that makes a replica; see ports.Host.make."""
-
-    def __call__(
-        self, range_: RangeView, tables: Iterable[TableSpec], generation: int, *, is_whole: bool
-    ) -> Replica: ...
 
 
 class FolderInUse(ParameterError):
@@ -246,17 +238,15 @@ class DiskLog:
             raise FolderInUse(f"another server has its log in {folder}") from error
         self._steps: GroupCommit[_Step] = GroupCommit(self._write_group, name="log")
 
-    def replay(self, make: Make) -> list[Recovered]:
-        """Read what an earlier process of this server has written; before anything is put.
-
-        make: an empty replica. Raises Damaged.
-        """
+    def replay(self) -> list[Recovered]:
+        """Read what an earlier process of this server has written; before anything is put. Raises
+        Damaged."""
         found = []
         for folder in sorted(path for path in self._folder.iterdir() if path.is_dir()):
             newest: tuple[Path, Recovered] | None = None
             paths = sorted(folder.glob("*.log"))
             for path in paths:
-                recovered = _replayed(path, make)
+                recovered = _replayed(path)
                 if recovered is not None:
                     newest = (path, recovered)
             for path in paths:
@@ -317,23 +307,21 @@ def _num_bytes(message: Message) -> int:
     return 64 + sum(0 if each is None else each.nbytes for each in (message.keys, message.values))
 
 
-def _replayed(path: Path, make: Make) -> Recovered | None:
+def _replayed(path: Path) -> Recovered | None:
     frames = read_frames(path)
     first = next(frames, None)
     if first is None:
         return None
     head = msgspec.msgpack.decode(first, type=_SegmentHead)
     try:
-        return replayed(head.range, head.generation, map(_message, frames), make)
+        return replayed(head.range, head.generation, map(_message, frames))
     except OutOfOrder as error:
         raise Damaged(f"{path}: {error}") from error
 
 
-def replayed(
-    range_: RangeView, generation: int, messages: Iterable[Message], make: Make
-) -> Recovered | None:
+def replayed(range_: RangeView, generation: int, messages: Iterable[Message]) -> Recovered | None:
     """The state at the end of a segment; None if it is not whole."""
-    replica = make(range_, (), generation, is_whole=False)
+    replica = Replica(range_, (), generation, is_whole=False)
     made_in, is_whole = 0, False
     for message in messages:
         match message.head:

@@ -1,11 +1,10 @@
 """The ports of a server node: methods of the process around it."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from typing import NamedTuple, Protocol
 
 from xain_parameters.messages import Message
-from xain_parameters.replica import Replica
-from xain_parameters.specs import RangeView, TableSpec, View
+from xain_parameters.specs import RangeView, View
 
 
 class Source(NamedTuple):
@@ -55,12 +54,6 @@ class Host(Protocol):
 
     def open_log(self, range_: int) -> RangeLog | None:
         """Open the log of a range; None in a group without logs."""
-
-    def make(
-        self, range_: RangeView, tables: Iterable[TableSpec], generation: int, *, is_whole: bool
-    ) -> Replica:
-        """Make an empty replica; without is_whole, a replica that tiles will fill."""
-        ...
 
     def load(self, range_: RangeView, view: View) -> None:
         """Read a range from the checkpoint that the view was rolled back to, and call

@@ -433,7 +433,7 @@ class ServerNode:
         if view.rolled_back_to is not None:
             self._host.load(hosted.view, view)
         else:
-            replica = self._host.make(hosted.view, view.tables, view.generation, is_whole=True)
+            replica = Replica(hosted.view, view.tables, view.generation)
             self._start(hosted, replica, now)
 
     def _start(self, hosted: _Hosted, replica: Replica, now: float) -> None:

@@ -3,7 +3,7 @@
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +21,7 @@ from xain_parameters.node.protocol import ServerNode
 from xain_parameters.replica import Replica
 from xain_parameters.scheduler.reports import Load
 from xain_parameters.scheduler.server_client import ServerScheduler
-from xain_parameters.specs import RangeView, TableSpec, View
+from xain_parameters.specs import RangeView, View
 from xain_parameters.tables.part import Piece
 from xain_parameters.transport.channel import Channel, connect, hello
 from xain_parameters.transport.listener import Listener
@@ -154,7 +154,7 @@ class ParameterServer:
             if folder is None:
                 raise Unavailable("this group keeps logs: start the server with a folder for them")
             self._log = DiskLog(folder, self._synced, self._fail)
-            for recovered in self._log.replay(self.make):
+            for recovered in self._log.replay():
                 node.recovered(*recovered)
         with self._lock:
             self._node = node
@@ -332,11 +332,6 @@ class ParameterServer:
         return self._on_command(source, head, text)
 
     # --- files ---
-
-    def make(
-        self, range_: RangeView, tables: Iterable[TableSpec], generation: int, *, is_whole: bool
-    ) -> Replica:
-        return Replica(range_, tables, generation, is_whole=is_whole)
 
     def open_log(self, range_: int) -> RangeLog | None:
         return None if self._log is None else self._log.open(range_)
