@@ -26,8 +26,8 @@ from xain_parameters.messages import (
     Rows,
     Said,
 )
-from xain_parameters.ports import Progress
 from xain_parameters.replica import Replica
+from xain_parameters.scheduler.worker_client import Progress
 from xain_parameters.specs import RangeView, TableSpec, View
 from xain_parameters.transport.channel import Channel
 from xain_parameters.transport.listener import Listener

@@ -18,7 +18,7 @@ from xain_parameters.client.requests import Piece, Requests
 from xain_parameters.errors import Closed, Invalid, ParameterError, RolledBack
 from xain_parameters.keys import Keys
 from xain_parameters.messages import Mark, Pull, Push
-from xain_parameters.ports import Progress, Scheduler
+from xain_parameters.scheduler.worker_client import Progress, WorkerScheduler
 from xain_parameters.specs import Plugin, RangeView, Staleness, TableSpec, View
 from xain_parameters.tables.part import is_finite
 from xain_parameters.transport.connection import Request
@@ -38,7 +38,6 @@ OPEN_PIECES: Final = 8
 MAX_OPEN_KEYS: Final = 1 << 17
 # How long the end of a loop over clocks may wait for servers.
 END_S: Final = 5.0
-DTYPES: Final = ("float32", "float64")
 
 Array: TypeAlias = NDArray[Any]
 
@@ -68,7 +67,7 @@ class Core:
     """
 
     def __init__(
-        self, scheduler: Scheduler, timeout_s: float, tls: ssl.SSLContext | None = None
+        self, scheduler: WorkerScheduler, timeout_s: float, tls: ssl.SSLContext | None = None
     ) -> None:
         self.scheduler = scheduler
         self._requests = Requests(scheduler, timeout_s, tls)
@@ -113,12 +112,6 @@ class Core:
         shape: tuple[int, ...] | None,
         staleness: Staleness,
     ) -> TableSpec:
-        if dtype not in DTYPES:
-            raise Invalid(f"table {name!r}: dtype {dtype}; there are {', '.join(DTYPES)}")
-        if dim < 1 or (bound is not None and bound < 1):
-            raise Invalid(f"table {name!r}: a table has at least one row of one value")
-        if isinstance(staleness, int) and staleness < 0:
-            raise Invalid(f"table {name!r}: staleness must not be negative: {staleness}")
         is_dense = shape is not None
         table = TableSpec(
             0, name, bound, dim, is_dense, dtype, update, init, shape or (), staleness

@@ -5,13 +5,14 @@ are refused, a wait has a timeout, the last key 2**64 - 1 works, and an error of
 by wait.
 """
 
-import heapq
 import itertools
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from queue import Empty, PriorityQueue
 from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
@@ -46,7 +47,7 @@ class KVWorker:
     depends on it.
     """
 
-    max_kept = 1000  # requests whose values are kept for wait(), and as many whose errors are
+    max_kept = 1000  # requests that have ended, whose values and errors are kept for wait()
 
     def __init__(
         self,
@@ -66,8 +67,7 @@ class KVWorker:
         self._tables: dict[int, Table] = {}
         self._timestamps = itertools.count()
         self._requests: dict[int, Future[Any]] = {}
-        self._succeeded: deque[int] = deque()  # timestamps of the last requests that succeeded
-        self._failed: deque[int] = deque()  # timestamps of the last requests that failed
+        self._ended: deque[int] = deque()  # timestamps of the last requests that have ended
         self._forgotten = -1  # the highest timestamp of a failed request whose error was dropped
         self._queue = _Queue()
 
@@ -148,9 +148,9 @@ class KVWorker:
 
         Raises what the request failed with, and Unavailable after timeout_s, whereafter it may be
         waited for again. A timestamp that was waited for is None again, and so is one that max_kept
-        others have succeeded after. Errors are kept for the last max_kept failed requests: once an
-        older one is dropped that was not waited for, wait raises Unavailable for its timestamp and
-        all below whose results are not kept either.
+        others have ended after. But once the error of such a request is dropped that was not waited
+        for, wait raises Unavailable for its timestamp and all below whose results are not kept
+        either.
         """
         with self._lock:
             request = self._requests.get(timestamp)
@@ -159,7 +159,7 @@ class KVWorker:
             if timestamp <= forgotten:
                 raise Unavailable(
                     f"request {timestamp}: its outcome is not known any more; more than "
-                    f"{self.max_kept} requests have failed and were not waited for"
+                    f"{self.max_kept} requests have ended since"
                 )
             return None
         try:
@@ -218,10 +218,10 @@ class KVWorker:
                 if callback is not None:
                     callback()
             except BaseException as error:
-                self._note_failure(timestamp)
+                self._note_end(timestamp)
                 request.set_exception(error)
             else:
-                self._note_success(timestamp)
+                self._note_end(timestamp)
                 request.set_result(result)
 
         def end() -> None:
@@ -234,18 +234,13 @@ class KVWorker:
         self._queue.put(priority, run, end)
         return timestamp
 
-    def _note_success(self, timestamp: int) -> None:
+    def _note_end(self, timestamp: int) -> None:
         with self._lock:
-            self._succeeded.append(timestamp)
-            if len(self._succeeded) > self.max_kept:
-                self._requests.pop(self._succeeded.popleft(), None)
-
-    def _note_failure(self, timestamp: int) -> None:
-        with self._lock:
-            self._failed.append(timestamp)
-            if len(self._failed) > self.max_kept:
-                dropped = self._failed.popleft()
-                if self._requests.pop(dropped, None) is not None:
+            self._ended.append(timestamp)
+            if len(self._ended) > self.max_kept:
+                dropped = self._ended.popleft()
+                request = self._requests.pop(dropped, None)
+                if request is not None and request.exception() is not None:
                     self._forgotten = max(self._forgotten, dropped)
 
     def _numbered(self, groups: _Groups) -> _Pushes:
@@ -333,32 +328,33 @@ class _Queue:
     num_threads = 4
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._waiting: list[tuple[int, int, Callback, Callback]] = []
+        self._waiting: PriorityQueue[tuple[float, int, Callback | None, Callback]] = PriorityQueue()
         self._numbers = itertools.count()
+        self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
-        self._num_idle = 0
         self._is_closed = False
 
     def put(self, priority: int, run: Callback, end: Callback) -> None:
-        with self._changed:
-            if self._is_closed:
-                end()
+        """end: called in place of `run` if the queue is closed before."""
+        with self._lock:
+            if not self._is_closed:
+                self._waiting.put((-priority, next(self._numbers), run, end))
+                if len(self._threads) < self.num_threads:
+                    thread = threading.Thread(target=self._work, name="kv", daemon=True)
+                    self._threads.append(thread)
+                    thread.start()
                 return
-            heapq.heappush(self._waiting, (-priority, next(self._numbers), run, end))
-            if self._num_idle < len(self._waiting) and len(self._threads) < self.num_threads:
-                thread = threading.Thread(target=self._work, name="kv", daemon=True)
-                self._threads.append(thread)
-                thread.start()
-            self._changed.notify()
+        end()
 
     def close(self, timeout_s: float = 5.0) -> None:
-        with self._changed:
+        with self._lock:
             self._is_closed = True
-            waiting, self._waiting = self._waiting, []
-            self._changed.notify_all()
-        for _, _, _, end in waiting:
-            end()
+            with suppress(Empty):
+                while True:
+                    *_, end = self._waiting.get_nowait()
+                    end()
+            for _ in self._threads:
+                self._waiting.put((0, next(self._numbers), None, lambda: None))
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -366,13 +362,8 @@ class _Queue:
 
     def _work(self) -> None:
         while True:
-            with self._changed:
-                self._num_idle += 1
-                self._changed.wait_for(lambda: self._waiting or self._is_closed)
-                self._num_idle -= 1
-                if not self._waiting:
-                    return
-                _, _, run, _ = heapq.heappop(self._waiting)
-                self._changed.notify_all()
+            _, _, run, _ = self._waiting.get()
+            if run is None:
+                return
             run()
             del run

@@ -29,7 +29,7 @@ from xain_parameters.messages import (
     Section,
     Several,
 )
-from xain_parameters.ports import Scheduler
+from xain_parameters.scheduler.worker_client import WorkerScheduler
 from xain_parameters.specs import RangeView, TableSpec, View
 from xain_parameters.transport.channel import hello
 from xain_parameters.transport.connection import Broken, Connection, Request
@@ -185,7 +185,7 @@ class Requests:
     """
 
     def __init__(
-        self, scheduler: Scheduler, timeout_s: float, tls: ssl.SSLContext | None = None
+        self, scheduler: WorkerScheduler, timeout_s: float, tls: ssl.SSLContext | None = None
     ) -> None:
         self.scheduler = scheduler
         self.timeout_s = timeout_s

@@ -55,7 +55,7 @@ class ServerDied:
     name: str
 
 
-class LearnerWhole(msgspec.Struct, frozen=True):
+class LearnerWhole(msgspec.Struct, frozen=True, tag=True):
     """A learner has everything.
 
     The primary says so, after it has begun to wait for the learner's Have before each
@@ -117,7 +117,7 @@ class CheckpointDue:
     """A user asks for a checkpoint now. A checkpoint that is under way is the answer too."""
 
 
-class RangeSaved(msgspec.Struct, frozen=True):
+class RangeSaved(msgspec.Struct, frozen=True, tag=True):
     """The primary of a range has written its part of a checkpoint.
 
     path: the path of the file, below the folder of the checkpoint.
@@ -131,7 +131,7 @@ class RangeSaved(msgspec.Struct, frozen=True):
     clocks: dict[str, int] = {}
 
 
-class SaveFailed(msgspec.Struct, frozen=True):
+class SaveFailed(msgspec.Struct, frozen=True, tag=True):
     """The primary of a range cannot write its part of a checkpoint."""
 
     generation: int

@@ -1,10 +1,11 @@
-"""Manifests of checkpoints, below an fsspec URL.
+"""Files of checkpoints, below an fsspec URL.
 
 A checkpoint is a folder with a part for each range and a manifest, which is written last. A folder
 without one is no checkpoint.
 """
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +21,36 @@ MANIFEST = "manifest.json"
 
 def write_manifest(url: str, cut: Cut) -> None:
     """Make a checkpoint whole, whose parts are written. Raises OSError."""
-    data = msgspec.json.format(msgspec.json.encode(cut))
-    files, folder = _open(url, cut.folder)
+    write_file(url, cut.folder, MANIFEST, [msgspec.json.format(msgspec.json.encode(cut))])
+
+
+def write_file(url: str, folder: str, name: str, content: Iterable[bytes | memoryview]) -> None:
+    """Write a file of a checkpoint, and force it to disk where the folder is local. Raises OSError,
+    and what `content` raises; then there is no such file in a local folder.
+
+    Elsewhere an error may leave a part that is cut short. No manifest names it, and no later
+    checkpoint has its number.
+    """
+    files, path = open_folder(url, folder)
     if isinstance(files, LocalFileSystem):
-        make_directory(Path(folder))
-        replace_file(Path(folder) / MANIFEST, [data])
-    else:
-        files.pipe_file(f"{folder}/{MANIFEST}", data)  # a whole object is stored, or none
+        make_directory(Path(path))
+        replace_file(Path(path) / name, content)
+        return
+    with files.open(f"{path}/{name}", "wb") as file:
+        for data in content:
+            file.write(data)
 
 
 def read_manifest(url: str, folder: str = "") -> Cut:
     """The manifest of a checkpoint. Raises OSError, and msgspec.MsgspecError for one that is
     damaged."""
-    files, path = _open(url, folder)
+    files, path = open_folder(url, folder)
     return msgspec.json.decode(files.cat_file(f"{path}/{MANIFEST}"), type=Cut)
 
 
 def delete_cut(url: str, folder: str) -> None:
     """Remove a checkpoint, its manifest first. Raises OSError."""
-    files, path = _open(url, folder)
+    files, path = open_folder(url, folder)
     if files.exists(path):
         if files.exists(f"{path}/{MANIFEST}"):
             files.rm_file(f"{path}/{MANIFEST}")
@@ -48,7 +60,7 @@ def delete_cut(url: str, folder: str) -> None:
 def delete_unfinished(url: str, state: State) -> None:
     """Remove the parts of checkpoints that were given up: folders of this group without a manifest,
     older than its last whole checkpoint. Raises OSError."""
-    files, root = _open(url, "")
+    files, root = open_folder(url, "")
     first_generation = state.generation - state.num_rollbacks
     last = state.cuts[-1].number if state.cuts else 0
     files.invalidate_cache()  # servers write beside this process
@@ -63,6 +75,7 @@ def delete_unfinished(url: str, state: State) -> None:
             delete_cut(url, folder)
 
 
-def _open(url: str, folder: str) -> tuple[Any, str]:
+def open_folder(url: str, folder: str) -> tuple[Any, str]:
+    """The file system of a URL, and the path of a folder below it."""
     files, root = fsspec.core.url_to_fs(url)
     return files, f"{root.rstrip('/')}/{folder}".rstrip("/")

@@ -28,9 +28,7 @@ class Returned(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True):
     """Everything that a server has done since its last report. A report may arrive twice."""
 
-    wholes: tuple[LearnerWhole, ...] = ()
-    saved: tuple[RangeSaved, ...] = ()
-    failed: tuple[SaveFailed, ...] = ()
+    news: tuple[LearnerWhole | RangeSaved | SaveFailed, ...] = ()
     returned: Returned | None = None
     is_leaving: bool = False
     load: Load | None = None

@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 import grpc
 from msgspec.structs import replace
@@ -54,15 +53,15 @@ class ServerScheduler(SchedulerMember):
         self._start(self._report)
 
     def report_whole(self, range_: int, epoch: int, server: str) -> None:
-        self._add(wholes=(LearnerWhole(range_, epoch, server),))
+        self._add(LearnerWhole(range_, epoch, server))
 
     def report_saved(
         self, generation: int, cut: int, range_: int, path: str, clocks: dict[str, int]
     ) -> None:
-        self._add(saved=(RangeSaved(generation, cut, range_, path, clocks),))
+        self._add(RangeSaved(generation, cut, range_, path, clocks))
 
     def report_save_failed(self, generation: int, cut: int, range_: int, why: str) -> None:
-        self._add(failed=(SaveFailed(generation, cut, range_, why),))
+        self._add(SaveFailed(generation, cut, range_, why))
 
     def report_returned(self, generation: int, has: dict[int, int], lacks: dict[int, int]) -> None:
         """Report the ranges without a server that this server has; see commands.ServerReturned."""
@@ -94,10 +93,9 @@ class ServerScheduler(SchedulerMember):
         self._has_news.set()
         super().close()
 
-    def _add(self, **added: tuple[Any, ...]) -> None:
+    def _add(self, news: LearnerWhole | RangeSaved | SaveFailed) -> None:
         with self._lock:
-            lists = {name: (*getattr(self._waiting, name), *more) for name, more in added.items()}
-            self._waiting = replace(self._waiting, **lists)
+            self._waiting = replace(self._waiting, news=(*self._waiting.news, news))
         self._has_news.set()
 
     def _report(self) -> None:
@@ -133,9 +131,7 @@ class ServerScheduler(SchedulerMember):
 def _merged(sent: Report, newer: Report) -> Report:
     """The next report: a report that was not delivered, and the news since then."""
     return Report(
-        wholes=(*sent.wholes, *newer.wholes),
-        saved=(*sent.saved, *newer.saved),
-        failed=(*sent.failed, *newer.failed),
+        news=(*sent.news, *newer.news),
         returned=sent.returned if newer.returned is None else newer.returned,
         is_leaving=sent.is_leaving or newer.is_leaving,
     )

@@ -369,12 +369,11 @@ class SchedulerService(SchedulerServicer):
             self._run(
                 c.ServerReturned(request.name, returned.generation, returned.has, returned.lacks)
             )
-        for whole in report.wholes:
-            self._run(whole)
-        for saved in report.saved:
-            self._run(saved)
-        for failed in report.failed:
-            self._give_up_cut(request.name, failed)
+        for news in report.news:
+            if isinstance(news, c.SaveFailed):
+                self._give_up_cut(request.name, news)
+            else:
+                self._run(news)
         if report.is_leaving:
             self._run(c.ServerLeft(request.name))
         if report.load is not None:

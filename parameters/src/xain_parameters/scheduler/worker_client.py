@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import grpc
 
 from xain_foundation.logger import get_logger
 from xain_parameters.certificates import Certificates
 from xain_parameters.errors import Unavailable
-from xain_parameters.ports import Progress
 from xain_parameters.scheduler.client import CALL_S, RETRY_S, SchedulerMember
 from xain_parameters.scheduler.reports import decode_status
 from xain_parameters.scheduler.service import WORKER
@@ -17,8 +17,27 @@ from xain_proto.parameters import scheduler_pb2 as pb
 log = get_logger(__name__)
 
 
+class Progress(NamedTuple):
+    """The position of a worker in its loop over clocks.
+
+    clock: the clock that it may begin. opened: all pushes of clocks below count by now.
+    cut: the checkpoint that is being made, whose mark the worker has to pass; 0: none.
+    generation: the group's. A clock of another generation is over, and its pushes are dropped.
+    """
+
+    clock: int
+    opened: int
+    cut: int
+    generation: int
+
+
 class WorkerScheduler(SchedulerMember):
-    """The scheduler as a worker sees it; see ports.Scheduler."""
+    """The scheduler as one worker sees it, from any thread.
+
+    A call with a timeout_s raises Unavailable after it; begin, tick and wait_opened have none, and
+    log what they wait for. Any call raises Evicted. is_over: asked while a call waits; True: Closed
+    is raised.
+    """
 
     def __init__(self, target: str, name: str, tls: Certificates | None = None) -> None:
         super().__init__(target, WORKER, name, tls=tls)
@@ -33,14 +52,18 @@ class WorkerScheduler(SchedulerMember):
 
     @property
     def opened(self) -> tuple[int, int]:
+        """Generation and clock; all pushes of clocks below counted when this worker connected."""
         return self._opened
 
     def opened_now(self, timeout_s: float) -> tuple[int, int]:
+        """Generation and clock, asked for now."""
         return self._opened_at(pb.WaitRequest(), timeout_s)
 
     def wait_opened(
         self, clock: int, generation: int, is_over: Callable[[], bool]
     ) -> tuple[int, int]:
+        """Generation and clock, once all pushes below `clock` count; at once if the generation is
+        another."""
         return self._opened_at(pb.WaitRequest(clock=clock, generation=generation), None, is_over)
 
     def _opened_at(
@@ -64,6 +87,8 @@ class WorkerScheduler(SchedulerMember):
         num_workers: int = 1,
         is_over: Callable[[], bool] = lambda: False,
     ) -> Progress:
+        """Begin a loop over clocks, when there are num_workers, and wait until its first clock may
+        begin."""
         request = pb.TickRequest(
             name=self.name,
             incarnation=self.incarnation,
@@ -76,12 +101,15 @@ class WorkerScheduler(SchedulerMember):
     def tick(
         self, clock: int, generation: int, is_over: Callable[[], bool] = lambda: False
     ) -> Progress:
+        """Complete a clock, and wait until the next one may begin, which is an earlier one after a
+        rollback."""
         request = pb.TickRequest(
             name=self.name, incarnation=self.incarnation, clock=clock, generation=generation
         )
         return self._tick_once(request, is_over)
 
     def end(self) -> None:
+        """End the loop over clocks: nobody waits for this worker any more."""
         request = pb.EndRequest(name=self.name, incarnation=self.incarnation)
         self._ask(self._stub.End, request, CALL_S)
 

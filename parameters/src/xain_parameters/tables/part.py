@@ -73,7 +73,9 @@ def plugins_of(spec: TableSpec) -> tuple[rules.Rule, initialisers.Initialiser]:
     if spec.dtype not in ("float32", "float64"):
         raise Invalid(f"table {spec.name!r}: no values of dtype {spec.dtype}")
     if spec.dim < 1 or (spec.bound is not None and spec.bound < 1):
-        raise Invalid(f"table {spec.name!r}: dim and bound must be positive")
+        raise Invalid(f"table {spec.name!r}: a table has at least one row of one value")
+    if isinstance(spec.staleness, int) and spec.staleness < 0:
+        raise Invalid(f"table {spec.name!r}: staleness must not be negative: {spec.staleness}")
     row_bytes = spec.dim * np.dtype(spec.dtype).itemsize
     if row_bytes > MAX_ROW_BYTES:
         raise Invalid(
