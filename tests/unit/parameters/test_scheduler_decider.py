@@ -514,7 +514,8 @@ def test_scheduler_that_starts_again_has_higher_views() -> None:
         ({"update": Plugin("sgd", {"learning_rate": -1.0})}, "must be positive"),
         ({"init": Plugin("nosuch")}, "no initialiser 'nosuch'"),
         ({"dtype": "int8"}, "no values of dtype int8"),
-        ({"bound": 0}, "must be positive"),
+        ({"bound": 0}, "at least one row"),
+        ({"staleness": -1}, "staleness must not be negative"),
     ],
 )
 def test_table_that_no_server_can_have_is_refused(changes: dict[str, object], why: str) -> None:
