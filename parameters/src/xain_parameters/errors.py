@@ -28,14 +28,7 @@ class Unavailable(ParameterError):
 
 class RolledBack(ParameterError):
     """Servers were lost without replica or log, and all tables are those of the last checkpoint
-    again. The iterator of clocks handles it by itself; other callers pull again.
-
-    clock: the clock that training goes on from.
-    """
-
-    def __init__(self, clock: int) -> None:
-        super().__init__(f"all tables were rolled back to the checkpoint of clock {clock}")
-        self.clock = clock
+    again. The iterator of clocks handles it by itself; other callers pull again."""
 
 
 class Evicted(ParameterError):

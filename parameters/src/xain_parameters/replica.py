@@ -38,15 +38,8 @@ AnyPart = BoundedPart | OpenPart
 
 
 class OutOfOrder(Exception):
-    """An entry or tile is not the next one: some before it are missing, or it came before."""
-
-
-class UnknownTable(Exception):
-    """An entry names a table that was not declared here yet."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"table {number} has not been declared")
-        self.number = number
+    """An entry or tile is not the next one: some before it, or its table, are missing, or it came
+    before."""
 
 
 class _State(msgspec.Struct):
@@ -262,8 +255,8 @@ class Replica:
     def apply(self, entry: Entry, keys: Keys | None = None, values: Values | None = None) -> None:
         """Apply the next entry. Primary, backup, learner and replay come to the same bits.
 
-        Arrays may be kept: do not change them afterwards. Raises OutOfOrder, or UnknownTable;
-        nothing has changed then. A learner takes entries from its first tile on.
+        Arrays may be kept: do not change them afterwards. Raises OutOfOrder; nothing has changed
+        then. A learner takes entries from its first tile on.
         """
         if entry.sequence != self.sequence + 1 or not self._has_state:
             raise OutOfOrder(
@@ -273,7 +266,7 @@ class Replica:
             case "push":
                 part = self._parts.get(entry.table)
                 if part is None:
-                    raise UnknownTable(entry.table)
+                    raise OutOfOrder(f"table {entry.table} has not been declared")
                 keys = _none_if_block(entry, keys)
                 num_rows = entry.stop - entry.start if keys is None else len(keys)
                 self._push(entry, part, keys, part.shaped(num_rows, values))
@@ -450,13 +443,13 @@ class Replica:
 
     def take(self, tile: Tile, keys: Keys | None, body: Values | None) -> None:
         """Take the next tile. The first one empties this replica; all tables that it names must be
-        declared (UnknownTable otherwise, and nothing has changed). Raises OutOfOrder."""
+        declared. Raises OutOfOrder; nothing has changed then."""
         body = np.empty(0, np.uint8) if body is None else body
         if tile.name == "state":
             state = _decode_state(body.tobytes())
             for number in state.tables:
                 if number not in self._parts:
-                    raise UnknownTable(number)
+                    raise OutOfOrder(f"table {number} has not been declared")
             self._parts = {
                 number: self._part(part.spec, is_empty=number in state.tables)
                 for number, part in self._parts.items()

@@ -211,28 +211,15 @@ class DirectTransfer:
         headers = {"Range": f"bytes={start}-"} if start else {}
         connection.request("GET", target.path, headers=headers)
         with connection.getresponse() as response:
-            # A server that knows no ranges sends it all again.
-            surplus = start - _first_byte(response, start, download.size_bytes)
+            _check_object(response, start, download.size_bytes)
             stall_timer = _StallTimer(self._chunk_timeout_s)
             while not download.is_whole:
-                if surplus or response.length is None:
-                    data = memoryview(response.read1(CHUNK_BYTES))
-                    if not data:
-                        raise _Broken("the connection was closed early")
-                    stall_timer.moved(len(data))
-                    skipped = min(surplus, len(data))
-                    surplus -= skipped
-                    try:
-                        download.add(data[skipped:])
-                    except Damaged as damaged:
-                        raise _Failed(str(damaged)) from None
-                else:
-                    # At most one read of the socket, into the model's own memory.
-                    count = response.fp.readinto1(download.room(CHUNK_BYTES))
-                    if not count:
-                        raise _Broken("the connection was closed early")
-                    stall_timer.moved(count)
-                    download.take(count)
+                # At most one read of the socket, into the model's own memory.
+                count = response.fp.readinto1(download.room(CHUNK_BYTES))
+                if not count:
+                    raise _Broken("the connection was closed early")
+                stall_timer.moved(count)
+                download.take(count)
 
     # --- up ---
 
@@ -511,20 +498,20 @@ def with_host(url: str, grpc_target: str) -> str:
     return f"{start}://{host}:{rest}"
 
 
-def _first_byte(response: HTTPResponse, start: int, size_bytes: int) -> int:
-    """Offset of the object at which the answer begins. Raises _Failed for another object."""
+def _check_object(response: HTTPResponse, start: int, size_bytes: int) -> None:
+    """Check that the answer has the object from byte `start` on. Raises _Failed."""
+    if response.status != (206 if start else 200):
+        raise _Failed(f"status {response.status}")
     if response.headers.get("Content-Encoding", "identity") != "identity":
         raise _Failed("an encoding that was not asked for")
-    if response.status == 206 and start:
+    if start:
         said = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
         if said is None or int(said[1]) != start or said[2] not in ("*", str(size_bytes)):
             raise _Failed("another range than asked for")
-        return start
-    if response.status != 200:
-        raise _Failed(f"status {response.status}")
-    if response.length not in (None, size_bytes):
-        raise _Failed(f"an object of {response.length} bytes instead of {size_bytes}")
-    return 0
+    if response.length is None:
+        raise _Failed("an object of unknown size")
+    if response.length != size_bytes - start:
+        raise _Failed(f"an object of {response.length} bytes instead of {size_bytes - start}")
 
 
 def _why(error: Exception) -> str:

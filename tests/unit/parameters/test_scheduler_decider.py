@@ -458,9 +458,8 @@ def test_rollback_goes_to_the_last_whole_checkpoint() -> None:
     assert group.state.cut is None
     assert group.state.clocks == {"w1": 4, "w2": 2}
     assert group.state.opened == 2
-    with pytest.raises(RolledBack) as caught:
+    with pytest.raises(RolledBack):
         group(c.Tick("w2", 1, old, 2))
-    assert caught.value.clock == 2
     group.tick("w2", 2)
 
 

@@ -180,7 +180,7 @@ class Requests:
     """Sends requests for one worker, from any thread.
 
     Raises of its methods: Unavailable, naming table and range, if a server did not answer within
-    timeout_s; Invalid as the server says; RolledBack(-1) if the group was rolled back while
+    timeout_s; Invalid as the server says; RolledBack if the group was rolled back while
     `generation` was asked for; Evicted; Closed.
     """
 
@@ -324,7 +324,7 @@ class Requests:
                 raise Closed("the client was closed")
             view = self.scheduler.view
             if generation is not None and view.generation != generation:
-                raise RolledBack(-1)
+                raise RolledBack("the group was rolled back")
             again: dict[
                 int, Piece
             ] = {}  # by identity: a piece that several ranges need is asked once

@@ -178,7 +178,7 @@ def _answer_worker(
             if known is None or not known.is_live or known.incarnation != incarnation:
                 raise Evicted(f"the worker {name!r} was taken for dead, or has not begun")
             if generation != state.generation:
-                raise RolledBack(known.ticked)
+                raise RolledBack(f"the tick of {name!r} is of an older generation")
             # More than one clock later: a power cut has taken ticks from the journal, which is not
             # waited for with each.
             return (e.Ticked(name, clock + 1),) if clock >= known.ticked else ()
