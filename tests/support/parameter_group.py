@@ -52,8 +52,7 @@ class Group:
     def __init__(self, num_servers: int = 2, num_ranges: int = 4) -> None:
         self.lock = threading.Condition(threading.RLock())
         self.listeners = {
-            f"s{i}": Listener("127.0.0.1:0", self._hear_at(f"s{i}"), lambda channel, why: None)
-            for i in range(num_servers)
+            f"s{i}": Listener("127.0.0.1:0", self._hear_at(f"s{i}")) for i in range(num_servers)
         }
         ranges = tuple(
             RangeView(number, start, stop - 1, 1, (f"s{(number - 1) % num_servers}",))

@@ -17,7 +17,6 @@ import json
 import os
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -67,14 +66,12 @@ class StateDirectory:
             make_directory(self._path, mode=0o700)
             self._lock: _FolderLock | None = _FolderLock(self._path)
             try:
-                identity = self._identity(participant_id)
+                self.participant_id, self.instance_id = self._identity(participant_id)
             except BaseException:  # the lock must not outlive a failed start
                 self.close()
                 raise
         except OSError as error:
             raise StateError(path, f"it cannot be used: {error.strerror}") from None
-        self.participant_id = identity.participant_id
-        self.instance_id = identity.instance_id
         self._log = self._log.bind(participant=self.participant_id)
 
     def close(self) -> None:
@@ -168,32 +165,31 @@ class StateDirectory:
 
     # --- who it is ---
 
-    def _identity(self, wanted: str | None) -> "_Identity":
-        """Raises OSError, and StateError if another name is kept than is wanted."""
+    def _identity(self, wanted: str | None) -> tuple[str, str]:
+        """Names of the participant and of its instance, kept or new.
+
+        Raises OSError, and StateError if another name is kept than is wanted."""
         path = self._path / _IDENTITY
-        kept: _Identity | None = None
         try:
             content = json.loads(path.read_bytes())["content"]
-            kept = _Identity(content["participant_id"], content["instance_id"])
-            if why := why_not(kept.participant_id) or why_not(kept.instance_id):
+            kept, instance_id = content["participant_id"], content["instance_id"]
+            if why := why_not(kept) or why_not(instance_id):
                 raise ValueError(why)
-        except FileNotFoundError:
-            pass
-        except (ValueError, LookupError, TypeError) as error:
-            kept = None
-            self._set_aside(_IDENTITY, f"not what a participant writes ({error})")
-        if kept is None:
-            kept = _Identity(wanted or default_participant_id(), new_instance_id())
-            text = json.dumps({"content": vars(kept)}, indent=1)
+        except (FileNotFoundError, ValueError, LookupError, TypeError) as error:
+            if not isinstance(error, FileNotFoundError):
+                self._set_aside(_IDENTITY, f"not what a participant writes ({error})")
+            kept, instance_id = wanted or default_participant_id(), new_instance_id()
+            content = {"participant_id": kept, "instance_id": instance_id}
+            text = json.dumps({"content": content}, indent=1)
             replace_file(path, [text.encode()], sealed.MODE)
-        if wanted not in (None, kept.participant_id):
+        if wanted not in (None, kept):
             # Going on would throw away the other one's result, or send it as this participant's.
             raise StateError(
                 self._path,
-                f"it is that of participant {kept.participant_id!r}, not of {wanted!r}; "
+                f"it is that of participant {kept!r}, not of {wanted!r}; "
                 "give each participant its own, or remove it",
             )
-        return kept
+        return kept, instance_id
 
     def _set_aside(self, name: str, why: str, round_: int = -1) -> None:
         """Rename a file that cannot be used, over one that was set aside before."""
@@ -202,14 +198,6 @@ class StateDirectory:
         # If it cannot be renamed it will be met again, and not be used again.
         with suppress(OSError):
             path.replace(self._path / f"{name}.damaged")
-
-
-@dataclass(frozen=True)
-class _Identity:
-    """The content of participant.json."""
-
-    participant_id: str
-    instance_id: str
 
 
 class _FolderLock:

@@ -481,7 +481,7 @@ def test_two_nodes_that_flood_each_other_do_not_block():
             flood(channel)
         count("there")
 
-    listener = Listener("127.0.0.1:0", hear_there, lambda channel, why: None)
+    listener = Listener("127.0.0.1:0", hear_there)
     here = connect(
         f"127.0.0.1:{listener.port}",
         hello("s1", "server", 1),

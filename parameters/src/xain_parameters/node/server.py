@@ -112,9 +112,7 @@ class ParameterServer:
         self._num_saving = 0  # threads that write parts of a checkpoint
         self._pool = ThreadPoolExecutor(4, f"server {name}")
         self._tls = tls
-        self._listener = Listener(
-            address, self._hear, self._accepted_closed, tls=None if tls is None else tls.accepts
-        )
+        self._listener = Listener(address, self._hear, tls=None if tls is None else tls.accepts)
         host = advertised or address.rpartition(":")[0]
         self.address = f"{host}:{self._listener.port}"
         self._scheduler = ServerScheduler(
@@ -304,9 +302,6 @@ class ParameterServer:
                 del self._channels[server]
         if self._node is not None:
             self._node.lost(server)
-
-    def _accepted_closed(self, channel: Channel, why: Exception | None) -> None:
-        pass
 
     def _hear(self, channel: Channel, message: Message) -> None:
         head = message.head

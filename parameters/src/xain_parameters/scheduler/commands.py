@@ -1,7 +1,5 @@
-"""The commands to the scheduler's decider. Servers report those that are msgspec's."""
+"""The commands to the scheduler's decider. Servers report those that have a tag."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import msgspec
@@ -10,15 +8,13 @@ from xain_parameters.scheduler.state import Settings
 from xain_parameters.specs import TableSpec
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(msgspec.Struct, frozen=True):
     """A scheduler begins, or begins again, with these settings."""
 
     settings: Settings
 
 
-@dataclass(frozen=True, slots=True)
-class ServerJoined:
+class ServerJoined(msgspec.Struct, frozen=True):
     """A server process has joined. incarnation: a later process of the name has a higher one."""
 
     name: str
@@ -26,8 +22,7 @@ class ServerJoined:
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
-class ServerReturned:
+class ServerReturned(msgspec.Struct, frozen=True):
     """A server tells which of the ranges without a server it has, and which not.
 
     generation: the generation of the view that it looked at.
@@ -36,20 +31,18 @@ class ServerReturned:
 
     name: str
     generation: int
-    has: Mapping[int, int] = field(default_factory=dict)
-    lacks: Mapping[int, int] = field(default_factory=dict)
+    has: dict[int, int] = {}
+    lacks: dict[int, int] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class ServerLeft:
+class ServerLeft(msgspec.Struct, frozen=True):
     """A server wants to leave. Its ranges move away first; when no range names it, it may go, which
     is ServerDied then."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class ServerDied:
+class ServerDied(msgspec.Struct, frozen=True):
     """A server process is gone: it left, or its lease is over."""
 
     name: str
@@ -68,15 +61,13 @@ class LearnerWhole(msgspec.Struct, frozen=True, tag=True):
     server: str
 
 
-@dataclass(frozen=True, slots=True)
-class DeclareTable:
+class DeclareTable(msgspec.Struct, frozen=True):
     """A worker declares a table. The scheduler gives the table its number."""
 
     table: TableSpec
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerJoined:
+class WorkerJoined(msgspec.Struct, frozen=True):
     """A worker begins its loop over clocks. staleness: the bound s of its loop; None: no limit."""
 
     name: str
@@ -84,8 +75,7 @@ class WorkerJoined:
     staleness: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """A worker has completed `clock`: all of its pushes of this clock are acknowledged.
 
     generation: the generation of the view that it acted on.
@@ -97,23 +87,20 @@ class Tick:
     clock: int
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLeft:
+class WorkerLeft(msgspec.Struct, frozen=True):
     """A worker has ended its loop over clocks."""
 
     name: str
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerDied:
+class WorkerDied(msgspec.Struct, frozen=True):
     """A worker process is gone, and did not end its loop before."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointDue:
+class CheckpointDue(msgspec.Struct, frozen=True):
     """A user asks for a checkpoint now. A checkpoint that is under way is the answer too."""
 
 
@@ -140,15 +127,13 @@ class SaveFailed(msgspec.Struct, frozen=True, tag=True):
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class CutWritten:
+class CutWritten(msgspec.Struct, frozen=True):
     """The manifest of a checkpoint is written, so it is whole."""
 
     cut: int
 
 
-@dataclass(frozen=True, slots=True)
-class GiveUpLost:
+class GiveUpLost(msgspec.Struct, frozen=True):
     """An operator waits no longer for servers that have ranges in their logs: roll back."""
 
 

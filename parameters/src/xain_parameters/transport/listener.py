@@ -47,7 +47,7 @@ class Listener:
         self,
         address: str,
         on_message: OnMessage,
-        on_closed: OnClosed,
+        on_closed: OnClosed = lambda channel, why: None,
         *,
         tls: ssl.SSLContext | None = None,
         max_connections: int = MAX_CONNECTIONS,
