@@ -29,6 +29,7 @@ from xain_parameters.messages import (
 from xain_parameters.replica import Replica
 from xain_parameters.scheduler.worker_client import Progress
 from xain_parameters.specs import RangeView, TableSpec, View
+from xain_parameters.tables.part import plugins_of
 from xain_parameters.transport.channel import Channel
 from xain_parameters.transport.listener import Listener
 
@@ -213,6 +214,7 @@ class GroupScheduler:
                     if replace(known, number=table.number) != table:
                         raise TableConflict(f"there is another table {table.name!r}")
                     return known
+            plugins_of(table)  # refused as the scheduler refuses it
             made = replace(table, number=len(group.view.tables) + 1)
             for replica in group.replicas.values():
                 replica.declare(made)
