@@ -361,7 +361,7 @@ class ServerMachine:
             disk.next = None
             if disk.current is not None:
                 (range_, generation), *messages = disk.current
-                recovered = replayed(range_, generation, messages, Replica)
+                recovered = replayed(range_, generation, messages)
                 assert recovered is not None
                 found.append(recovered)
         return found
