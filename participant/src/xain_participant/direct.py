@@ -85,7 +85,7 @@ class OfferFailed(Exception):
 
 
 class DirectTransfer:
-    """GETs and PUTs for one participant. Safe to use from several threads.
+    """GETs and PUTs for one participant, in one thread; close() from any.
 
     clock: seconds, monotonic.
     """
@@ -103,8 +103,10 @@ class DirectTransfer:
         self._answer_timeout_s = answer_timeout_s
         self._clock = clock
         self._lock = threading.Lock()
-        self._failures: dict[tuple[Method, str], _Failure] = {}  # the latest comes last
-        self._sockets: set[socket.socket] = set()
+        # By method and host: why the last attempt failed, and the time before which there is no
+        # other. The latest comes last.
+        self._failures: dict[tuple[Method, str], tuple[str, float]] = {}
+        self._socket: socket.socket | None = None  # of the transfer under way
         self._tls: ssl.SSLContext | None = None
         self.is_closed = False
 
@@ -113,10 +115,10 @@ class DirectTransfer:
         itself, after CONNECT_TIMEOUT_S at most for each of the host's addresses."""
         with self._lock:
             self.is_closed = True
-            for sock in self._sockets:
+            if self._socket is not None:
                 with suppress(OSError):  # the other side may have been faster
                     # Not SSLSocket's: it would drop the encryption under a thread that is sending.
-                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def fetch(self, url: str, download: Download) -> bool:
         """GET an object, going on where `download` stands. Returns False, having done nothing, if
@@ -158,7 +160,8 @@ class DirectTransfer:
         try:
             target = _Target.of(url)
             host = target.host
-            if self._is_paused(method, host):
+            _, until = self._failures.get((method, host), ("", 0.0))
+            if self._clock() < until:
                 return None
             result = transfer(target)
         except _Failed as failed:
@@ -166,26 +169,19 @@ class DirectTransfer:
             if target is not None and target.is_port and reason != _TIMED_OUT:
                 pause_s = PORT_PAUSE_S
         else:
-            with self._lock:
-                self._failures.pop((method, host), None)
+            self._failures.pop((method, host), None)
             return result
         # Outside of the handler, so that no context is attached.
         raise self._remember(method, host, reason, pause_s)
 
-    def _is_paused(self, method: Method, host: str) -> bool:
-        with self._lock:
-            failure = self._failures.get((method, host))
-            return failure is not None and self._clock() < failure.until
-
     def _remember(
         self, method: Method, host: str, reason: str, pause_s: float = PAUSE_S
     ) -> OfferFailed:
-        with self._lock:
-            last = self._failures.pop((method, host), None)
-            self._failures[method, host] = _Failure(reason, self._clock() + pause_s)
-            if len(self._failures) > MAX_FAILURES_KEPT:
-                del self._failures[next(iter(self._failures))]
-        return OfferFailed(method, host, reason, again=last is not None and last.reason == reason)
+        last, _ = self._failures.pop((method, host), ("", 0.0))
+        self._failures[method, host] = reason, self._clock() + pause_s
+        if len(self._failures) > MAX_FAILURES_KEPT:
+            del self._failures[next(iter(self._failures))]
+        return OfferFailed(method, host, reason, again=last == reason)
 
     # --- down ---
 
@@ -332,22 +328,24 @@ class DirectTransfer:
         if self.is_closed:
             raise _Failed("the client is closed")
         connection = self._connection(target)
-        sock: socket.socket | None = None
         connected = False
         try:
             connection.connect()
-            sock = connection.sock
-            self._register(sock)
+            with self._lock:
+                if self.is_closed:
+                    raise _Failed("the client is closed")
+                self._socket = connection.sock
+            connection.sock.settimeout(self._chunk_timeout_s)
+            leave_unpaced(connection.sock)
             connected = True
             yield connection
         except (OSError, HTTPException, UnicodeError) as error:  # the last for an impossible name
             kind = _Broken if connected and not isinstance(error, TimeoutError) else _Failed
             raise kind(_why(error)) from None
         finally:
+            with self._lock:
+                self._socket = None
             connection.close()
-            if sock is not None:
-                with self._lock:
-                    self._sockets.discard(sock)
 
     def _connection(self, target: "_Target") -> HTTPConnection:
         host, port = target.proxy or (target.name, target.port)
@@ -363,14 +361,6 @@ class DirectTransfer:
             connection.set_tunnel(target.name, target.port, target.proxy_headers)
         return connection
 
-    def _register(self, sock: socket.socket) -> None:
-        with self._lock:
-            if self.is_closed:
-                raise _Failed("the client is closed")
-            self._sockets.add(sock)
-        sock.settimeout(self._chunk_timeout_s)
-        leave_unpaced(sock)
-
 
 class _Failed(Exception):
     """A transfer has failed. The text is the reason for the log."""
@@ -378,14 +368,6 @@ class _Failed(Exception):
 
 class _Broken(_Failed):
     """An established connection was lost."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """Failure of a host. until: time before which the host is not tried again."""
-
-    reason: str
-    until: float
 
 
 class _StallTimer:
