@@ -1,4 +1,4 @@
-"""The programs of the parameter server, as processes."""
+"""The programs of the parameter server: those that serve as processes, the others in this one."""
 
 import signal
 import subprocess
@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
 from xain_foundation.sockets import free_ports
+from xain_parameters.cli import app
 from xain_parameters.config import SchedulerSettings
 
 PROGRAM = [
@@ -20,10 +22,8 @@ PROGRAM = [
 LONG_S = 30.0
 
 
-def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [*PROGRAM, *arguments], capture_output=True, text=True, timeout=LONG_S, check=False
-    )
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
 
 
 @contextmanager
@@ -49,13 +49,13 @@ def scheduler_in(folder: Path, *arguments: str) -> Iterator[tuple["subprocess.Po
 def test_scheduler_tells_its_status_and_stops_cleanly(tmp_path: Path, stop: signal.Signals) -> None:
     with scheduler_in(tmp_path) as (process, target):
         status = run("status", "--scheduler", target)
-        assert (status.returncode, status.stderr) == (0, "")
+        assert (status.exit_code, status.stderr) == (0, "")
         assert status.stdout.startswith("parameters: 0 servers, 0 ranges, 0 tables, 0 workers;")
         second = run("scheduler", "--listen", "127.0.0.1:0", "--data", str(tmp_path))
-        assert second.returncode == 1
+        assert second.exit_code == 1
         assert "another scheduler has" in second.stderr
         refused = run("checkpoint", "--scheduler", target)
-        assert refused.returncode == 1
+        assert refused.exit_code == 1
         assert "without --checkpoints" in refused.stderr
         process.send_signal(stop)
         assert process.wait(LONG_S) == 0
@@ -101,18 +101,18 @@ def test_wrong_settings_are_refused_in_one_line(tmp_path: Path) -> None:
         (["--checkpoint-interval", "5"], "scheduler.checkpoints must be given too"),
     ):
         refused = run("scheduler", "--data", str(tmp_path), *arguments)
-        assert refused.returncode == 2
+        assert refused.exit_code == 2
         assert text in refused.stderr
         assert refused.stderr.count("\n") == 1
 
 
 def test_server_that_others_cannot_connect_to_is_refused() -> None:
     refused = run("serve", "--listen", "0.0.0.0:50060")
-    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
     assert "server.advertised" in refused.stderr
 
 
 def test_status_of_nobody_is_one_line() -> None:
     asked = run("status", "--scheduler", "127.0.0.1:1", "--timeout", "0.5")
-    assert asked.returncode == 1
+    assert asked.exit_code == 1
     assert asked.stderr.startswith("xain-parameter-server: the scheduler at 127.0.0.1:1 does not")

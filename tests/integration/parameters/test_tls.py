@@ -48,7 +48,7 @@ def test_group_of_one_authority_trains_and_excludes_others(tmp_path: Path) -> No
             for other in (None, Certificates(theirs)):
                 with pytest.raises(Unavailable):
                     connect_sync(target, worker="stranger", timeout_s=1.0, tls=other)
-            assert run("status", "--scheduler", target, "--timeout=1").returncode == 1
+            assert run("status", "--scheduler", target, "--timeout=1").exit_code == 1
             # A server that is killed leaves its ranges to the other one, over TLS.
             first.kill()
             with connect_sync(target, worker="w1", tls=Certificates(ours)) as server:
@@ -63,7 +63,7 @@ def test_certificates_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
             Certificates(folder)
         for command in ("scheduler", "serve", "status"):
             refused = run(command, "--tls", str(folder))
-            assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
+            assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1), refused.stderr
             assert text in refused.stderr
 
 
@@ -88,10 +88,10 @@ def test_empty_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ("roll-back", "--tls", "", *nowhere),
     ):
         refused = run(*command)
-        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
+        assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1), refused.stderr
         assert "leave it out if nothing is to be encrypted" in refused.stderr
     monkeypatch.setenv("XAIN_PARAMETERS_TLS__FOLDER", "")
     for command in (("scheduler",), ("status", *nowhere)):
         refused = run(*command)
-        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
+        assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1), refused.stderr
         assert "XAIN_PARAMETERS_TLS__FOLDER" in refused.stderr
