@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,46 +46,28 @@ def fetch(address: str, *, everything: bool = False, num_rounds: int = MAX_ROUND
 
     Raises NoStatus within DEADLINE_S or little more.
     """
-    # In a thread of its own, where no signal raises KeyboardInterrupt: between the start of a call
-    # and that of gRPC's own thread, it would leave a channel whose close() never returns.
-    pool = ThreadPoolExecutor(1, "status")
-    try:
-        return pool.submit(_fetch, address, everything, num_rounds).result()
-    finally:
-        pool.shutdown(wait=False)
-
-
-def _fetch(address: str, everything: bool, num_rounds: int) -> Snapshot:
     limits = (_ALL, _ALL) if everything else (num_rounds, _MAX_MODELS)
     page_size = 0 if everything else MAX_PARTICIPANTS
     gives_up_at = time.monotonic() + DEADLINE_S
     with open_channel(address) as channel:
         stub = inspection_pb2_grpc.InspectionStub(channel)
+
+        def ask(method: Any, request: Message) -> Any:
+            return method(request, timeout=max(0.0, gives_up_at - time.monotonic()))
+
         try:
-            # Together, so that one deadline holds for all.
-            pending = (
-                stub.GetStatus.future(inspection_pb2.GetStatusRequest(), timeout=DEADLINE_S),
-                stub.ListParticipants.future(
-                    inspection_pb2.ListParticipantsRequest(page_size=page_size),
-                    timeout=DEADLINE_S,
-                ),
-                stub.ListRounds.future(
-                    inspection_pb2.ListRoundsRequest(limit=limits[0]), timeout=DEADLINE_S
-                ),
-                stub.ListModels.future(
-                    inspection_pb2.ListModelsRequest(limit=limits[1]), timeout=DEADLINE_S
-                ),
-            )
-            status = pending[0].result()
-            participants = pending[1].result()
+            request = inspection_pb2.ListParticipantsRequest(page_size=page_size)
+            participants = ask(stub.ListParticipants, request)
             while everything and participants.next_page_token:
-                request = inspection_pb2.ListParticipantsRequest(
-                    page_token=participants.next_page_token
-                )
+                request.page_token = participants.next_page_token
                 participants.ClearField("next_page_token")
-                left_s = max(0.0, gives_up_at - time.monotonic())
-                participants.MergeFrom(stub.ListParticipants(request, timeout=left_s))
-            return Snapshot(status, participants, pending[2].result(), pending[3].result())
+                participants.MergeFrom(ask(stub.ListParticipants, request))
+            return Snapshot(
+                ask(stub.GetStatus, inspection_pb2.GetStatusRequest()),
+                participants,
+                ask(stub.ListRounds, inspection_pb2.ListRoundsRequest(limit=limits[0])),
+                ask(stub.ListModels, inspection_pb2.ListModelsRequest(limit=limits[1])),
+            )
         except grpc.RpcError as error:
             raise NoStatus(_why(address, error)) from None
 
