@@ -154,7 +154,7 @@ async def test_hostile_settings_end_a_process_with_status_2(tmp_path):
     "rounds",
     [
         {"rounds": 3, "epochs": (2**31 - 1) // 3},
-        {"rounds": 2**31 - 4, "epochs": 1, "refused_rounds": 3},
+        {"rounds": 2**30 - 1, "epochs": 1, "refused_rounds": 2**30 - 1},
         {"start_participants": 1, "max_participants": 1_000_000},
     ],
 )

@@ -264,15 +264,15 @@ def test_rules_carry_the_consistency(
         ("quorum=participant:update:0", "quorum | conditional event 'participant:update:0': its"),
         ("quorum=3", 'quorum | it must be a conditional event such as "participant:update:80%"'),
         ('quorum=["participant:update:1"]', "quorum | conditional event a list of 1: it ends in"),
-        ("quorum=participant:model:1", "quorum | counts what no round gets"),
-        ("quorum=a/b:update:1", "quorum | names a participant, but"),
+        ("quorum=participant:model:1", "quorum | never happens: a round gets one"),
+        ("quorum=a/b:update:1", "quorum | never happens: a round gets one"),
         (
             "quorum=participant:update:5 fraction_participants=0.5 max_participants=8",
-            'quorum | "participant:update:5" never happens: at most 4 are selected',
+            'quorum | "participant:update:5" never happens: a round | at most 4',
         ),
         (
             'quorum=["*:update:1","hospital-a:update:2","OR"] max_participants=8',
-            'quorum | "hospital-a:update:2" never happens: a participant sends one update a round',
+            'quorum | "hospital-a:update:2" never happens: a round gets one "update"',
         ),
         ("consistency=fast", 'consistency is "fast"; it must be one of: bsp, ssp, asp'),
         ("staleness=2", 'staleness is 2; nothing would read it with consistency = "bsp"'),
@@ -288,11 +288,11 @@ def test_rules_carry_the_consistency(
         ("consistency=asp staleness=1", 'staleness | there is no limit with consistency = "asp";'),
         (
             "consistency=asp min_participants=2 buffer_size=1",
-            "buffer_size | it must not be less than min_participants, 2",
+            "buffer_size | it must be from min_participants, 2, to",
         ),
         (
             "consistency=asp buffer_size=5 fraction_participants=0.5 max_participants=8",
-            "buffer_size | it must not be more than train at a time, 4",
+            "buffer_size | trains at a time, 4",
         ),
     ],
 )
@@ -502,7 +502,6 @@ def test_a_file_of_a_secret_that_is_missing_is_not_named(tmp_path: Path) -> None
         ("rounds.rounds=2147483648", "rounds.rounds | it must be a whole number, at least 1 and"),
         ("rounds.epochs=2147483648", "rounds.epochs | it must be a whole number, at least 0 and"),
         ("rounds.rounds=3 rounds.epochs=1073741824", "rounds.epochs | with rounds.rounds = 3 that"),
-        ("rounds.rounds=2147483647", "rounds.refused_rounds | with rounds.rounds = 2147483647"),
         (
             "rounds.min_participants=1000000000",
             "rounds.min_participants | it must be a whole number, at least 1 and at most 1000000",

@@ -43,10 +43,8 @@ class EvaluateSettings(Section):
                 'it must be "max" or "min" for this evaluate.metric; it is known only of '
                 f"{', '.join(sorted(WELL_KNOWN))}",
             )
-        if self.patience and not self.metric:
-            raise WrongSetting("patience", "evaluate.metric must say what is to improve")
-        if self.patience and self.every == 0:
-            raise WrongSetting("patience", "with evaluate.every = 0 nothing is evaluated")
+        if self.patience and not (self.metric and self.every):
+            raise WrongSetting("patience", "it needs evaluate.metric, and evaluate.every above 0")
         if self.min_delta and not self.patience:
             raise WrongSetting("min_delta", "nothing would read it without evaluate.patience")
         if not self.data:

@@ -106,12 +106,17 @@ def _url(value: object) -> str:
         raise ValueError("not text")
     if value == "":
         return value
-    if not value.isprintable() or " " in value:
-        raise ValueError("urlsplit() would pass over line ends")
     parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
-        raise ValueError("no URL of a server")
-    if parts.query or parts.fragment or (parts.port is not None and parts.port < 1):
+    if (
+        not value.isprintable()  # urlsplit() passes over line ends
+        or " " in value
+        or parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or parts.port == 0
+        or parts.username is not None
+        or parts.query
+        or parts.fragment
+    ):
         raise ValueError("no URL of a server")
     return value.rstrip("/")
 

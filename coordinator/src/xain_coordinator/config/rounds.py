@@ -30,12 +30,13 @@ from xain_messaging.conditional_events import ConditionalEventError, parse
 from xain_proto.limits import MAX_INT32
 
 _MAX_WAIT_S = 366 * 24 * 3600.0  # longer than this is for ever
+_MAX_ROUNDS = MAX_INT32 // 2  # so that the sum of two is an int32, as the wire has it
 
 
 class RoundsSettings(Section):
     """[rounds]"""
 
-    rounds: int = Field(default=10, ge=1, le=MAX_INT32)
+    rounds: int = Field(default=10, ge=1, le=_MAX_ROUNDS)
     epochs: int = Field(default=1, ge=0, le=MAX_INT32)
     initial_weights: Literal["first", "average"] | None = None
     min_participants: int = Field(default=1, ge=1, le=MAX_PARTICIPANTS)
@@ -49,7 +50,7 @@ class RoundsSettings(Section):
     tags: dict[str, TagValues] = Field(default_factory=dict)
     # Each refusal is written down, so that their number must have a bound.
     refused_limit: int = Field(default=3, ge=0, le=100)
-    refused_rounds: int = Field(default=3, ge=0, le=MAX_INT32)
+    refused_rounds: int = Field(default=3, ge=0, le=_MAX_ROUNDS)
     max_lost_share: float = Field(default=0.2, ge=0, le=1)
     seed: int = Field(default=0, ge=0)
     over_selection: ExactExcess = Fraction(0)
@@ -114,18 +115,12 @@ class RoundsSettings(Section):
 
     @model_validator(mode="after")
     def _countable(self) -> Self:
-        """Sums and products that the wire carries as int32 fit into it."""
+        """Products that the wire carries as int32 fit into it."""
         if self.rounds * self.epochs > MAX_INT32:
             raise WrongSetting(
                 "epochs",
                 f"with rounds.rounds = {self.rounds} that comes to {self.rounds * self.epochs} "
                 f"epochs, and at most {MAX_INT32} can be counted",
-            )
-        if self.rounds + self.refused_rounds > MAX_INT32:
-            raise WrongSetting(
-                "refused_rounds",
-                f"with rounds.rounds = {self.rounds} it comes to round "
-                f"{self.rounds + self.refused_rounds}, and at most {MAX_INT32} can be counted",
             )
         if self.num_required > MAX_PARTICIPANTS:
             raise WrongSetting(
@@ -180,16 +175,13 @@ class RoundsSettings(Section):
             raise WrongSetting("staleness", 'it must be given with consistency = "ssp"')
         if self.consistency == "asp" and self.staleness is not None:
             raise WrongSetting("staleness", 'there is no limit with consistency = "asp"; use "ssp"')
-        if self.buffer_size is not None:
-            if self.buffer_size < self.min_participants:
-                raise WrongSetting(
-                    "buffer_size",
-                    f"it must not be less than min_participants, {self.min_participants}",
-                )
-            if self.buffer_size > self.max_selected:
-                raise WrongSetting(
-                    "buffer_size", f"it must not be more than train at a time, {self.max_selected}"
-                )
+        least, most = self.min_participants, self.max_selected
+        if self.buffer_size is not None and not least <= self.buffer_size <= most:
+            raise WrongSetting(
+                "buffer_size",
+                f"it must be from min_participants, {least}, to the number that trains at a time, "
+                f"{most}",
+            )
         if self.over_selection and (self.controller == "all" or self.fraction_participants == 1):
             raise WrongSetting(
                 "over_selection",
@@ -221,17 +213,14 @@ class RoundsSettings(Section):
             raise WrongSetting("quorum", str(error)) from None
         for unit in condition.units:
             is_one = unit.source not in ("*", pacing.PEER_TYPE)
-            if unit.tag not in ("*", pacing.TAG):
+            most = 1 if is_one else self.max_selected
+            if (
+                unit.tag not in ("*", pacing.TAG)
+                or (is_one and why_not(unit.source) is not None)
+                or (unit.count is not None and unit.count > most)
+            ):
                 raise WrongSetting(
-                    "quorum", f'"{unit}" counts what no round gets; its tag must be "{pacing.TAG}"'
-                )
-            if is_one and (why := why_not(unit.source)) is not None:
-                raise WrongSetting("quorum", f'"{unit}" names a participant, but {why}')
-            if is_one and unit.count is not None and unit.count > 1:
-                raise WrongSetting(
-                    "quorum", f'"{unit}" never happens: a participant sends one update a round'
-                )
-            if unit.count is not None and unit.count > self.max_selected:
-                raise WrongSetting(
-                    "quorum", f'"{unit}" never happens: at most {self.max_selected} are selected'
+                    "quorum",
+                    f'"{unit}" never happens: a round gets one "{pacing.TAG}" from each of at most '
+                    f"{self.max_selected} participants",
                 )
