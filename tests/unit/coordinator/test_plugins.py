@@ -282,8 +282,6 @@ class Rule:
     side: Side = Side.LEAST
     table: Path = Path("a")
     scale: float = 1.0
-    def __post_init__(self):
-        if self.scale > 10: object.__setattr__(self, "scale", self.scale + 1)
     def check(self, num_updates): ...
     def combine(self, tile, weights): return tile.mean(axis=0, dtype=np.float64)
 """
@@ -297,13 +295,6 @@ def test_options_that_a_journal_keeps_as_they_were_given(site: Path) -> None:
     options = config.rules().aggregation_options
     assert options == {"side": "most", "table": "b", "scale": 1.0}
     assert make_rule("odd", options) == config.aggregation.made_rule()
-
-
-def test_options_that_make_another_rule(site: Path) -> None:
-    """After a crash the session would go on with that one."""
-    install_rule(site, PICKY)
-    told = error_of(aggregation__rule="odd", **{"aggregation__options.scale": "11"})
-    assert "made again from {'scale': 12.0}, Rule would have 13.0 in the place of 12.0" in told
 
 
 def test_options_that_no_journal_keeps() -> None:

@@ -131,8 +131,7 @@ def options_of(made: object, given: Mapping[str, object]) -> Mapping[str, Option
 
     One whose type a journal cannot keep, such as a path, is kept as it was given; a default of such
     a type is left out.
-    Raises WrongOption if one was not given as a journal can keep it, or if a dataclass made of them
-    would not be the same.
+    Raises WrongOption if one was not given as a journal can keep it.
     """
     values: dict[str, Option] = {}
     for name, value in given.items():
@@ -141,17 +140,8 @@ def options_of(made: object, given: Mapping[str, object]) -> Mapping[str, Option
         values[name] = value
     if not is_dataclass(made) or isinstance(made, type):
         return values
-    parameters = [field.name for field in fields(made) if field.init]
-    for name in parameters:
+    for name in (field.name for field in fields(made) if field.init):
         value = getattr(made, name)
         if type(value) in (bool, int, float, str):  # a member of an enumeration is none of them
             values[name] = value
-    again = make(type(made), type(made).__name__, values)
-    for name in parameters:
-        if name in values and getattr(again, name) != getattr(made, name):
-            raise WrongOption(
-                name,
-                f"made again from {values}, {type(made).__name__} would have "
-                f"{getattr(again, name)!r} in the place of {getattr(made, name)!r}",
-            )
     return values
