@@ -19,6 +19,7 @@ from xain_coordinator.cli.launch import processes, sparse
 from xain_coordinator.cli.launch.interrupts import Interrupted, Interrupts
 from xain_coordinator.cli.launch.lifecycle import Launcher
 from xain_coordinator.cli.launch.logs import LogView
+from xain_foundation.settings import resolve
 from xain_parameters import connect_sync
 from xain_workloads.sparse.generator import SHAPES, write
 
@@ -124,7 +125,7 @@ def saving(
     """A launch with a table to save, whose only server does not answer."""
     monkeypatch.setenv(VARIABLE, name)
     values = {"launch.servers": "1", "scheduler.log": "true"}
-    resolved = sparse.load(None, values, lambda given: {})
+    resolved = resolve(sparse.SparseConfig, None, "", values)
     request = sparse.plan(resolved, str(folder / "rows"), "", folder / name, {})
     backend = processes.ProcessBackend("127.0.0.1")
     interrupts = Interrupts()

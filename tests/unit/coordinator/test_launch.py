@@ -277,7 +277,7 @@ def test_flags_of_sparse_are_not_for_other_workloads(capsys: pytest.CaptureFixtu
 
 
 def sparse_request(folder: Path, data: str, **values: str) -> sparse.Request:
-    resolved = sparse.load(None, values, lambda given: {})
+    resolved = resolve(sparse.SparseConfig, None, "", values)
     return sparse.plan(resolved, data, "", folder, {"model": "fm"})
 
 

@@ -1,8 +1,8 @@
 """Output of `xain-coordinator status` for people: the snapshot as tables."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from rich.console import Console, JustifyMethod
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -24,7 +24,8 @@ def render(snapshot: Snapshot, console: Console) -> None:
         console.print(_model(snapshot.models.models[-1]))
     counters = {name: count for name, count in snapshot.status.counters.items() if count}
     if counters:
-        console.print(_counters(counters))
+        told = ", ".join(f"{name} {count:,}" for name, count in sorted(counters.items()))
+        console.print(Text("\nCounters", style="bold"), _text(told))
     for line in parameter_lines(snapshot.status):
         console.print(_text(line), soft_wrap=True)
 
@@ -99,19 +100,6 @@ def connected(status: inspection_pb2.GetStatusResponse) -> str:
 def progress(status: inspection_pb2.GetStatusResponse) -> str:
     """Rounds of training that are over, as in "3 of 7 rounds"."""
     return f"{status.num_trained} of {status.num_rounds} rounds"
-
-
-def _table(title: str, *columns: tuple[str, bool]) -> Table:
-    """columns: (heading, whether it is of numbers)."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None)
-    table.padding = (0, 2, 0, 0)
-    for heading, numbers in columns:
-        justify: JustifyMethod = "right" if numbers else "left"
-        # Problems are long and may be folded; other columns are not cut for them.
-        table.add_column(
-            heading, header_style="dim", justify=justify, no_wrap=heading != "problems"
-        )
-    return table
 
 
 def participants(snapshot: Snapshot, max_rows: int, *, folds: bool) -> Table:
@@ -215,17 +203,18 @@ def _rounds(rounds: Iterable[inspection_pb2.RoundStatus], metric: str) -> Table:
     shown_rounds = list(rounds)[-MAX_ROUNDS:]
     by_sites = any(metric in one.evaluation.metrics for one in shown_rounds)
     by_us = any(metric in one.coordinator_evaluation.metrics for one in shown_rounds)
-    table = _table(
-        "\nRecent rounds",
-        ("round", True),
-        ("state", False),
-        ("updates", True),
-        ("samples", True),
-        ("time", True),
-        *([(clean(metric), True)] if by_sites else []),
-        *([(f"{clean(metric)} here", True)] if by_us else []),
-        *([("problems", False)] if any(map(_problems, shown_rounds)) else []),
-    )
+    measured = [clean(metric)] * by_sites + [f"{clean(metric)} here"] * by_us
+    table = Table(title="\nRecent rounds", title_justify="left", title_style="bold", box=None)
+    table.padding = (0, 2, 0, 0)
+    for heading in ("round", "state", "updates", "samples", "time", *measured, "problems"):
+        is_text = heading in ("state", "problems")
+        # Problems are long and may be folded; other columns are not cut for them.
+        table.add_column(
+            heading,
+            header_style="dim",
+            justify="left" if is_text else "right",
+            no_wrap=heading != "problems",
+        )
     for one in shown_rounds:
         table.add_row(
             str(one.round),
@@ -260,13 +249,6 @@ def _model(one: inspection_pb2.ModelStatus) -> Text:
     shape = " × ".join(map(str, one.shape))
     about = f"{one.ref.key}, {one.dtype} {shape}, {one.ref.size_bytes:,} bytes"
     return Text.assemble(("\nLatest model  ", "bold"), clean(about))
-
-
-def _counters(counters: Mapping[str, int]) -> Table:
-    table = _table("\nCounters", ("name", False), ("count", True))
-    for name, count in sorted(counters.items()):
-        table.add_row(_text(name), f"{count:,}")
-    return table
 
 
 def _text(text: str) -> Text:

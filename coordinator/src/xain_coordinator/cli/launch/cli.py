@@ -243,9 +243,13 @@ def _launch_sparse(
             "--workload sparse needs xain-parameters: pip install 'xain-coordinator[parameters]'"
         )
     from xain_coordinator.cli.launch import sparse
+    from xain_parameters import config as parameters
+
+    def weakest(given: Mapping[str, object]) -> dict[str, object]:
+        return plan.chimera_defaults(os.environ)
 
     try:
-        resolved = sparse.load(config, values, lambda _: plan.chimera_defaults(os.environ))
+        resolved = resolve(sparse.SparseConfig, config, parameters.ENV_PREFIX, values, weakest)
         settings = resolved.config.launch
         request = sparse.plan(resolved, *data, work or _work_of(settings), of_workers)
     except (ConfigError, CommandFailed) as error:

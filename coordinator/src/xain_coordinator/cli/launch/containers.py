@@ -26,12 +26,11 @@ from xain_coordinator.cli.launch.plan import (
 from xain_coordinator.cli.launch.work_folder import is_held
 from xain_coordinator.config.launch import LaunchSettings
 from xain_foundation.commands import CommandFailed
-from xain_foundation.fields import join_host_port
+from xain_foundation.fields import is_loopback, join_host_port
 from xain_workloads.data import BUNDLED
 
 NAME_LABEL, WORK_LABEL = "org.xain.launch", "org.xain.launch.work"
 GRPC_PORT, HTTP_PORT = 50051, 8080  # in the container whose ports are published
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DATA_DIR = PurePosixPath("/var/lib/xain")
 CONFIG_PATH = PurePosixPath("/etc/xain/coordinator.toml")
 # Targets of participant/Dockerfile by workload.
@@ -129,7 +128,7 @@ class DockerBackend:
 
     def http_values(self) -> dict[str, object]:
         # Published on this machine alone, the port is not reached from beyond it.
-        is_local = self._settings.host in LOOPBACK
+        is_local = is_loopback(self._settings.host)
         return {"http.host": self.bind_host, **({"http.insecure": True} if is_local else {})}
 
     def start(self, program: Program) -> "Container":

@@ -5,13 +5,18 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from xain_coordinator.cli.launch.containers import Container, DockerBackend
 from xain_coordinator.cli.launch.logs import LogView
-from xain_coordinator.cli.launch.plan import KILLED, STOP_TIMEOUT_S, Program
+from xain_coordinator.cli.launch.plan import (
+    KILLED,
+    START_TIMEOUT_S,
+    STOP_TIMEOUT_S,
+    Program,
+)
 from xain_coordinator.cli.launch.processes import LocalProcess, ProcessBackend
 from xain_coordinator.cli.launch.work_folder import hold
 from xain_foundation.commands import CommandFailed
@@ -75,6 +80,19 @@ class Launch(ABC):
                 "another --name"
             ) from None
         self._backend.prepare(work)
+
+    @abstractmethod
+    def _look(self) -> object:
+        """Wait for a moment, show new lines of the logs, and start killed programs again."""
+
+    def _until(self, missing: Callable[[], Collection[str]]) -> None:
+        """Wait until `missing` lists nothing. Raises CommandFailed after START_TIMEOUT_S."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while names := missing():
+            if time.monotonic() > deadline:
+                listed = ", ".join(sorted(names))
+                raise CommandFailed(f"after {START_TIMEOUT_S:g} s still not there: {listed}")
+            self._look()
 
     def _start(self, group: dict[str, Running], program: Program) -> Running:
         """Start a program; it replaces an earlier process of its name."""

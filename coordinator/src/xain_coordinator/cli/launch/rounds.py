@@ -1,7 +1,7 @@
 """A launch of a coordinator and its workers."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from xain_coordinator.server import inspection_client
 from xain_coordinator.server.inspection_client import NoStatus, Snapshot
 from xain_foundation.commands import CommandFailed
 from xain_foundation.fields import join_host_port
+from xain_proto.fl.inspection_pb2 import RoundStatus
 from xain_proto.metadata import COMPLETED
 
 ASK_EVERY_S = 0.5
@@ -66,6 +67,7 @@ class RoundsLaunch(Launch):
         self._listens = (0, 0)
         self._joined: set[str] = set()
         self._asked_at = 0.0
+        self._is_finished = False
         self.address = ""
 
     def follow(self) -> int:
@@ -75,13 +77,13 @@ class RoundsLaunch(Launch):
             f"starting a coordinator and {number} {'worker' if number == 1 else 'workers'} ..."
         )
         self.start()
-        self.wait_until_ready()
+        self._until(self._missing_workers)
         self._say(f"ready: all {number} have joined; the coordinator listens on {self.address}")
         if self._request.serve:
             url = f"http://{self._backend.address(self._listens[1])}"
             self._say(f"train with: curl -X POST {url}/v1/fit {JSON_BODY}    (Ctrl-C ends)")
         snapshot = self.watch()
-        for line in result_lines(self.address, snapshot, self._request.work):
+        for line in result_lines(snapshot, self._request.work):
             self._say(line)
         return 0 if snapshot.status.cause == COMPLETED else EXIT_FAILED
 
@@ -136,26 +138,17 @@ class RoundsLaunch(Launch):
             is_restart=is_restart,
         )
 
-    def wait_until_ready(self) -> None:
-        """Return when all workers have joined, or the session is over. Raises CommandFailed."""
-        deadline = time.monotonic() + START_TIMEOUT_S
-        names = {worker.name for worker in self._request.workers}
-        while not names <= self._joined:
-            snapshot = self._look()
-            ended = {
-                name: one.status()
-                for name, one in self._workers.items()
-                if one.status() is not None and name not in self._joined
-            }
-            if ended:  # asked after that: workers also end at the end of a short session
-                snapshot = self._ask()
-            if snapshot is not None and snapshot.status.phase == "finished":
-                return
-            for name in sorted(ended.keys() - self._joined):
+    def _missing_workers(self) -> Collection[str]:
+        """Workers that have not joined; none after the end of the session. Raises CommandFailed if
+        one has ended before."""
+        ended = {name: one.status() for name, one in self._workers.items()}
+        if any(status is not None for status in ended.values()):
+            self._ask()  # asked after that: workers also end at the end of a short session
+        missing = set() if self._is_finished else self._workers.keys() - self._joined
+        for name in sorted(missing):
+            if ended[name] is not None:
                 raise CommandFailed(f"{name} ended with status {ended[name]} before it had joined")
-            if time.monotonic() > deadline:
-                missing = ", ".join(sorted(names - self._joined))
-                raise CommandFailed(f"after {START_TIMEOUT_S:g} s still not there: {missing}")
+        return missing
 
     def watch(self) -> Snapshot:
         """Follow the session to its end. Raises CommandFailed if it cannot come to one."""
@@ -194,6 +187,7 @@ class RoundsLaunch(Launch):
         except NoStatus:
             return None
         self._joined |= {one.participant_id for one in snapshot.participants.participants}
+        self._is_finished = snapshot.status.phase == "finished"
         return snapshot
 
     @property
@@ -217,30 +211,23 @@ class RoundsLaunch(Launch):
             self._pause(POLL_S)  # between two looks
 
 
-def result_lines(address: str, snapshot: Snapshot, work: Path) -> list[str]:
-    """End of the session: its outcome, and the measurements and place of its last model.
-
-    Asks the coordinator, which is still there.
-    """
-    from xain_coordinator.export.trained import NoModel, ask
-
-    status = snapshot.status
+def result_lines(snapshot: Snapshot, work: Path) -> list[str]:
+    """End of the session: its outcome, and the measurements and place of its last model."""
+    status, models = snapshot.status, snapshot.models.models
     lines = [f"The session is over: {status.cause}, {status_view.progress(status)}."]
-    try:
-        with ask(address) as trained:
-            last = trained.choose("last")
-    except (NoModel, NoStatus) as error:
-        return [*lines, f"There is no model: {error}"]
-    evaluation = last.evaluation.metrics if last.evaluation else {}
-    own = last.coordinator_evaluation.metrics if last.coordinator_evaluation else {}
+    if not models:
+        return [*lines, "There is no model."]
+    number = models[-1].round
+    rounds = {one.round: one for one in snapshot.rounds.rounds}
+    trained, measured = (rounds.get(n, RoundStatus()) for n in (number - 1, number))
     for label, metrics in (
-        ("last training", last.metrics),
-        ("on rows that workers set aside", evaluation),
-        ("on the coordinator's data", own),
+        ("last training", trained.metrics),
+        ("on rows that workers set aside", measured.evaluation.metrics),
+        ("on the coordinator's data", measured.coordinator_evaluation.metrics),
     ):
         if metrics:
             values = ", ".join(f"{name} {value:.4g}" for name, value in sorted(metrics.items()))
-            lines.append(f"Model {last.model.round}, {label}: {values}")
+            lines.append(f"Model {number}, {label}: {values}")
     lines.append(f"All models: xain-coordinator models --data-dir {work}")
     lines.append(f"This one: xain-coordinator export --data-dir {work} --to model.skops")
     return lines

@@ -8,7 +8,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -31,9 +31,9 @@ from xain_coordinator.config.launch import COORDINATOR, LaunchSettings
 from xain_foundation.commands import CommandFailed
 from xain_foundation.fields import Section, join_host_port
 from xain_foundation.logs import LoggingSettings
-from xain_foundation.settings import Resolved, resolve
+from xain_foundation.settings import Resolved
 from xain_parameters.certificates import Certificates
-from xain_parameters.config import ENV_PREFIX, SchedulerSettings, ServerSettings, TlsSettings
+from xain_parameters.config import SchedulerSettings, ServerSettings, TlsSettings
 from xain_parameters.errors import ParameterError
 from xain_parameters.scheduler.client import SchedulerCalls
 from xain_parameters.scheduler.reports import Status
@@ -109,15 +109,6 @@ class Request:
     def of(self, *sections: str) -> dict[str, object]:
         """The settings of some sections."""
         return {k: v for k, v in self.values.items() if k.partition(".")[0] in sections}
-
-
-def load(
-    config: Path | None,
-    values: Mapping[str, object],
-    defaults: Callable[[Mapping[str, object]], Mapping[str, object]],
-) -> Resolved[SparseConfig]:
-    """The settings in force. Raises ConfigError."""
-    return resolve(SparseConfig, config, ENV_PREFIX, values, defaults)
 
 
 def plan(
@@ -367,15 +358,6 @@ class SparseLaunch(Launch):
             if code is not None and name not in self._begun:
                 raise CommandFailed(f"{name} ended with status {code} before it had joined")
         return self._workers.keys() - self._begun
-
-    def _until(self, missing: Callable[[], Collection[str]]) -> None:
-        """Wait until `missing` lists nothing. Raises CommandFailed after START_TIMEOUT_S."""
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while names := missing():
-            if time.monotonic() > deadline:
-                listed = ", ".join(sorted(names))
-                raise CommandFailed(f"after {START_TIMEOUT_S:g} s still not there: {listed}")
-            self._look()
 
     def _look(self) -> None:
         """Show new lines of the logs, and start killed servers and a killed scheduler again."""
