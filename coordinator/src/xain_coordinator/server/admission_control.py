@@ -20,9 +20,8 @@ headers; a call whose message takes longer is ended when others wait to be read.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import grpc
@@ -153,9 +152,11 @@ class AdmissionControl:
             self._remove(call)
             self._enter(call, member)
 
-    def requests(self, method: str, call: Call) -> "Requests":
+    async def requests(self, method: str, call: Call) -> AsyncIterator[Any]:
         """The messages of a stream of requests."""
-        return Requests(partial(self.read, call), lambda request: self.heard(method, call, request))
+        while (message := await self.read(call)) is not grpc.aio.EOF:
+            self.heard(method, call, message)
+            yield message
 
     def _enter(self, call: Call, name: Hashable) -> None:
         pool = self._pools.get(name)
@@ -246,20 +247,3 @@ async def _abort(call: Call, refusal: Refusal) -> None:
     except (grpc.aio.UsageError, grpc.aio.InternalError):
         pass  # it was being answered at the same time, or the client has gone
     call.task.cancel()
-
-
-class Requests(AsyncIterator[Any]):
-    """The messages of a stream of requests. on_message: told each of them."""
-
-    def __init__(
-        self, read: Callable[[], Awaitable[Any]], on_message: Callable[[Any], None]
-    ) -> None:
-        self._read = read
-        self._on_message = on_message
-
-    async def __anext__(self) -> Any:
-        message = await self._read()
-        if message is grpc.aio.EOF:
-            raise StopAsyncIteration
-        self._on_message(message)
-        return message

@@ -13,7 +13,6 @@ import json
 import secrets
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Literal
@@ -123,17 +122,16 @@ class PortFile:
         folder: of the session's weights. Raises StoreError.
         """
         path = folder / _SECRET_FILE
-        with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-            try:
-                kept = json.loads(path.read_text(encoding="utf-8"))
-            except OSError as error:
-                if isinstance(error, FileNotFoundError):
-                    raise
-                reason = error.strerror or type(error).__name__
-                raise StoreError(f"cannot read {path}: {reason}") from None
+        try:
+            kept = json.loads(path.read_text(encoding="utf-8"))
             secret, port = bytes.fromhex(kept["secret"]), kept["port"]
             if len(secret) == _SECRET_BYTES and isinstance(port, int) and 0 <= port <= 65535:
                 return cls(path, secret, port)
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            pass  # it is made anew
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise StoreError(f"cannot read {path}: {reason}") from None
         new = cls(path, secrets.token_bytes(_SECRET_BYTES))
         new.save()
         return new

@@ -476,9 +476,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 message = await self._with_work(message, participant_id, known_metadata)
                 if request.keeps_metadata and message.HasField("work"):
                     known_metadata = message.work.metadata_digest
-                yield message
-            else:
-                yield message
+            yield message
 
     async def _is_told(self, participant_id: str, message: pb.WatchResponse) -> bool:
         """Whether the answer to the participant's update carried this message about the next
@@ -523,12 +521,12 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._news_with_work = _NewsWithWork(message, work, whole)
         return whole
 
-    async def GetWeights(
+    # No generator: whoever passes on what is yielded keeps it until there is another one.
+    async def GetWeights(  # type: ignore[override]
         self, request: pb.GetWeightsRequest, context: Context
-    ) -> AsyncIterator[pb.GetWeightsResponse]:
+    ) -> None:
         is_first = True
 
-        # Not yielded: whoever passes on what is yielded keeps it until there is another one.
         async def write(ref: WeightsRef, data: bytes) -> None:
             nonlocal is_first
             message = ref_message(ref) if is_first else None
@@ -537,9 +535,6 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
         self._caller(context)
         await self._downloads.send(request.key, request.offset, write)
-        nothing: tuple[pb.GetWeightsResponse, ...] = ()
-        for none in nothing:  # what makes this a generator, which gRPC wants of a stream
-            yield none
 
     async def PutWeights(
         self, request_iterator: AsyncIterator[pb.PutWeightsRequest], context: Context

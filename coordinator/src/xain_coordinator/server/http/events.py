@@ -26,7 +26,6 @@ log = structlog.get_logger(__name__)
 PAGE = 100
 POLL_S = 0.2
 KEEP_ALIVE_S = 15.0
-MAX_READERS = 64
 
 # Data about the sites, code of a site in a traceback, settings, which may be secret, and the id
 # with which a process takes the place of another one; and `at`, which the record has too.
@@ -40,15 +39,12 @@ class EventReaders:
 
     def __init__(self, fits: Fits) -> None:
         self._fits = fits
-        self._num_readers = 0
 
     def open(self, last_event_id: str | None) -> AsyncIterator[str]:
         """The stream after this event; of the present session from its beginning without one.
 
-        Raises HttpError if there is no such event, or too many read already.
+        Raises HttpError if that can be no event.
         """
-        if self._num_readers >= MAX_READERS:
-            raise HttpError("TOO_BUSY", f"{MAX_READERS} readers listen already; try again later")
         return self._stream(*self._position(last_event_id))
 
     def _position(self, last_event_id: str | None) -> tuple[str, int]:
@@ -63,7 +59,6 @@ class EventReaders:
         return session_id or self._fits.sessions.session.session_id, int(number) + 1
 
     async def _stream(self, session_id: str, number: int) -> AsyncIterator[str]:
-        self._num_readers += 1
         try:
             silent_s = 0.0
             yield ": hello\n\n"  # so that a reader knows at once that it listens
@@ -90,8 +85,6 @@ class EventReaders:
                     yield ": nothing new\n\n"
         except JournalError as error:  # the stream ends, so that its reader does not wait in vain
             log.warning("events_unreadable", round=-1, session=session_id, error=str(error))
-        finally:
-            self._num_readers -= 1
 
     def _read(self, session_id: str, number: int) -> list[Record]:
         """Raises JournalError if a record cannot be read."""

@@ -5,7 +5,7 @@ loop of the gRPC server, and predictions in a thread.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
@@ -246,17 +246,14 @@ def changed(config: CoordinatorConfig, request: bodies.FitRequest) -> Coordinato
             raise HttpError("INVALID_SETTING", f"{key}: {_NOT_FROM_REQUESTS[refused[0]]}")
         sections["workload"] = {"name": name, "options": {**kept, **change.options}}
     if (other := request.aggregation) is not None:
-        rule = other.rule or config.aggregation.rule
-        optimizer = config.aggregation.optimizer if other.optimizer is None else other.optimizer
-        kept_options: Mapping[str, Any] = {}
-        if rule == config.aggregation.rule:
-            kept_options = config.aggregation.options
-        kept_of_optimizer: Mapping[str, Any] = {}
-        if optimizer == config.aggregation.optimizer:
-            kept_of_optimizer = config.aggregation.optimizer_options
+        now = config.aggregation
+        rule = other.rule or now.rule
+        optimizer = now.optimizer if other.optimizer is None else other.optimizer
+        kept = now.options if rule == now.rule else {}
+        kept_of_optimizer = now.optimizer_options if optimizer == now.optimizer else {}
         sections["aggregation"] = {
             "rule": rule,
-            "options": {**kept_options, **other.options},
+            "options": {**kept, **other.options},
             "optimizer": optimizer,
             "optimizer_options": {**kept_of_optimizer, **other.optimizer_options},
         }

@@ -25,7 +25,7 @@ MAX_CONNECTIONS = 256
 
 
 def open_listener(settings: HttpSettings) -> socket.socket:
-    """Take the port; nobody can connect before `serving`. Raises OSError with one line for the
+    """Take the port; who connects before `serving` waits. Raises OSError with one line for the
     operator."""
     try:
         import fastapi  # noqa: F401  # to say so now, and not when the coordinator has begun
@@ -37,14 +37,10 @@ def open_listener(settings: HttpSettings) -> socket.socket:
     assert settings.port is not None, "it is on"
     host = settings.host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, settings.port))
+        return socket.create_server((host, settings.port), family=family)
     except OSError as error:
-        listener.close()
         raise OSError(f"cannot listen on {settings.url(settings.port)}: {error}") from None
-    return listener
 
 
 @contextlib.asynccontextmanager
