@@ -13,6 +13,7 @@ from xain_workloads.data import load
 pytestmark = pytest.mark.e2e
 
 CANCER = load("breast_cancer")
+ALONE: dict[str, object] = {**SGD, "rounds.min_participants": 1}
 AGGREGATION, SERVER = "/v1/chimera/aggregation", "/v1/chimera/parameter-server"
 
 BAGGING: dict[str, object] = {
@@ -89,9 +90,9 @@ def test_aggregation_fits_and_predicts_the_probability_of_the_second_class(serve
 @pytest.mark.parametrize(
     "served",
     [
-        SGD,
+        ALONE,
         {
-            **SGD,
+            **ALONE,
             "rounds.rounds": 60,
             "workload.options.mode": "gradient",
             "aggregation.rule": "gradient",
@@ -104,7 +105,7 @@ def test_aggregation_fits_and_predicts_the_probability_of_the_second_class(serve
 def test_parameter_server_fits_and_predicts_labels(served: Served) -> None:
     client = served.client
     assert envelope(client.post(f"{SERVER}/predict", json=body())) == (409, "NotFittedError")
-    served.join("north", "south", data="breast_cancer")
+    served.join("north", data="breast_cancer")
     answer = client.post(f"{SERVER}/fit")
     assert (answer.status_code, answer.json()) == (200, {"fit": "ok"})
     answer = client.post(f"{SERVER}/predict", json=body())
@@ -116,12 +117,12 @@ def test_parameter_server_fits_and_predicts_labels(served: Served) -> None:
 
 @pytest.mark.parametrize(
     "served",
-    [{**SGD, "workload.options.task": "regression", "rounds.rounds": 5}],
+    [{**ALONE, "workload.options.task": "regression", "rounds.rounds": 5}],
     indirect=True,
 )
 def test_parameter_server_predicts_numbers(served: Served) -> None:
     diabetes = load("diabetes", task="regression")
-    served.join("north", "south", data="diabetes", task="regression")
+    served.join("north", data="diabetes", task="regression")
     assert served.client.post(f"{SERVER}/fit").json() == {"fit": "ok"}
     rows = body(diabetes.features, diabetes.feature_names)
     predicted = np.array(served.client.post(f"{SERVER}/predict", json=rows).json()["y_pred_rows"])

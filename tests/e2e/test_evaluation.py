@@ -2,15 +2,14 @@
 
 import asyncio
 import json
-import os
 import re
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from e2e.test_take_home import command
 from support.process import PATIENCE_S, CoordinatorProcess, ParticipantProcess, Process
 from support.training import close_gates
 
@@ -43,8 +42,9 @@ class Site(Process):
 
 
 @pytest.fixture
-async def launch(tmp_path: Path) -> AsyncIterator[Launch]:
+async def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Launch]:
     """Coordinators of one data folder; all are gone at the end."""
+    monkeypatch.setenv("COLUMNS", "200")
     launched: list[CoordinatorProcess] = []
 
     def make(**settings: object) -> CoordinatorProcess:
@@ -67,15 +67,9 @@ async def until(found: Callable[[], bool]) -> None:
 
 async def status(coordinator: CoordinatorProcess, *flags: str) -> str:
     """What `xain-coordinator status` prints."""
-    address = f"--address=127.0.0.1:{coordinator.port}"
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "xain_coordinator", "status", address, *flags),
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "COLUMNS": "200"},
-    )
-    output, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
-    assert process.returncode == 0
-    return output.decode()
+    code, output, told = await command("status", f"--address=127.0.0.1:{coordinator.port}", *flags)
+    assert code == 0, told
+    return output
 
 
 async def status_json(coordinator: CoordinatorProcess) -> dict[str, Any]:

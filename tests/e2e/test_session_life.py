@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from e2e.test_take_home import command
 from support.process import PATIENCE_S, CoordinatorProcess, ParticipantProcess
 from support.wire import Member
 
@@ -49,18 +50,6 @@ async def trained(folder: Path, coordinator: CoordinatorProcess, *names: str) ->
     finally:
         for member in members:
             await member.end()
-
-
-async def command(*words: object) -> tuple[int, str, str]:
-    """Run `xain-coordinator`: (exit status, standard output, standard error)."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "xain_coordinator", *map(str, words)),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    output, errors = await asyncio.wait_for(process.communicate(), PATIENCE_S)
-    assert process.returncode is not None
-    return process.returncode, output.decode(), errors.decode()
 
 
 async def status_of(coordinator: CoordinatorProcess) -> dict[str, Any]:
