@@ -80,7 +80,7 @@ class Reader(Protocol):
     size: int  # bytes of the object
 
     def read(self, offset: int, length: int) -> bytes:
-        """Up to `length` bytes from `offset`; fewer only at the end of the object.
+        """Up to `length` bytes from `offset`, less than 2 GiB; fewer only at the end of the object.
 
         If the key is overwritten or deleted meanwhile, a reader goes on with the old object, or
         raises ObjectChanged where the store does not keep it. Raises StoreUnavailable.

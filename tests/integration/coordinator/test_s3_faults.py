@@ -264,9 +264,9 @@ def test_a_folder_for_uploads_that_cannot_be(
 @pytest.mark.parametrize(
     ("status", "code", "passing", "message"),
     [
-        (403, "InvalidAccessKeyId", False, "the access key id is not known there"),
-        (400, "ExpiredToken", False, "the session token has expired (ExpiredToken)"),
-        (403, "RequestTimeTooSkewed", False, "the clocks of the two machines differ"),
+        (403, "InvalidAccessKeyId", False, "refuses our credentials (InvalidAccessKeyId)"),
+        (400, "ExpiredToken", False, "refuses our credentials (ExpiredToken)"),
+        (403, "RequestTimeTooSkewed", False, "refuses our credentials (RequestTimeTooSkewed)"),
         (403, "QuotaExceeded", False, "does not allow us to list the bucket 'b' (QuotaExceeded)"),
         (
             400,

@@ -235,16 +235,16 @@ async def test_credentials_are_revoked_and_given_back(
     await told(process, '"work": "aggregate"')
     for flags in ((), ("--json",)):
         shown = await status(process, *flags)
-        assert "the access key id is not known there" in " ".join(shown.split())
+        assert "refuses our credentials (InvalidAccessKeyId)" in " ".join(shown.split())
         assert_discreet(shown, ours)
     assert (await a.heartbeat()).state == pb.ROUND
 
     server.grant(ours)
     await a.until(pb.ROUND, 1)
     assert model(server, 1) == (2 * VECTOR).tolist()
-    assert "access key" not in await status(process)
+    assert "credentials" not in await status(process)
     assert await process.stop() == 0
-    assert "the access key id is not known there" in process.log()
+    assert "refuses our credentials (InvalidAccessKeyId)" in process.log()
     assert_discreet(process.log(), ours)
 
 

@@ -3,10 +3,10 @@
 The client's own batching buffers without a bound and logs what it likes, so only its synchronous
 writes are used; queue.py does the rest.
 
-A server that does not answer, is busy, fails, or does not let us in is tried again until it takes
-the batch; points that come meanwhile wait in the queue, which is bounded. Points that the server
-refuses are lost. If it took none of a batch because of some, the points of each participant are
-sent alone, so that only those of their sender are lost.
+A batch is sent until the server takes or refuses it, with growing waits between the tries; points
+that come meanwhile wait in the queue, which is bounded. Points that the server refuses are lost. If
+it took none of a batch because of some, the points of each participant are sent alone, so that only
+those of their sender are lost.
 """
 
 import logging
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from math import isfinite
 from random import Random
-from typing import Any
 
 import structlog
 import urllib3
@@ -29,34 +28,24 @@ from xain_coordinator.core.values import Point
 from xain_coordinator.metrics.queue import Stamped
 from xain_coordinator.ports import StoreError
 from xain_foundation.backoff import Backoff
+from xain_foundation.rate_limited_log import RateLimitedLog
 
 log = structlog.get_logger(__name__)
 
-MAX_RETRY_AFTER_S = 300.0
 LINGER_S = 1.0  # of the queue before it
 
 _MAX_REASON = 200  # characters of what a server says, in a log line
 
 _WRITTEN = 204  # anything else may be a page to log in at
-_AWAY = frozenset({0, 408, 425, 429})  # and 5xx; 0 is the client's for a failed TLS handshake
 _POINTS_REFUSED = frozenset({400, 413, 422})
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """Failure of a write request: its status and text.
-
-    status: 0 if there was no answer.
-    retry_after_s: 0 if the server has not asked for it.
-    """
+    """Failure of a write request. status: 0 if there was no answer."""
 
     status: int
     reason: str
-    retry_after_s: float = 0.0
-
-    @property
-    def is_away(self) -> bool:
-        return self.status in _AWAY or self.status >= 500
 
     @property
     def is_refusal(self) -> bool:
@@ -91,8 +80,7 @@ class InfluxWriter:
         self._bucket = bucket
         self._token = token
         self.backoff = Backoff(0.5, 30.0, Random())
-        self._trouble = ""
-        self._has_refused = False
+        self._refused = RateLimitedLog(log.warning, "metric_points_refused")
 
     def close(self) -> None:
         self._client.close()  # type: ignore[no-untyped-call]  # the client's
@@ -112,11 +100,7 @@ class InfluxWriter:
         if failure.is_refusal and len(by_participant) > 1:
             return sum(self._write(group, closing) for group in by_participant)
         if failure.is_refusal:
-            # Told once: one participant may send such a point in every round, and they are counted.
-            tell = log.debug if self._has_refused else log.warning
-            self._has_refused = True
-            tell(
-                "metric_points_refused",
+            self._refused(
                 participant=lines[0][0],
                 points=len(lines),
                 status=failure.status,
@@ -127,15 +111,24 @@ class InfluxWriter:
     def _send_until_answered(
         self, lines: Sequence[bytes], closing: threading.Event
     ) -> _Failure | None:
-        """Returns None if the server took the lines, else why it did not. While it is away it is
-        tried again, and once more at the end."""
+        """Returns None if the server took the lines, else why it did not. After any failure but a
+        refusal they are sent again, and once more at the end."""
         while True:
             is_last = closing.is_set()
             failure = self._send(lines)
             if failure is None or failure.is_refusal:
-                self._is_well()
+                if self.backoff.has_failed:
+                    log.info("metrics_available")
+                self.backoff.reset()
                 return failure
-            wait_s = self._has_trouble(failure)
+            if not self.backoff.has_failed:
+                hint = "if it stays, check url, org, bucket and token of [metrics]"
+                log.warning(
+                    "metrics_unavailable",
+                    status=failure.status,
+                    error=f"{failure.reason}; {hint}",
+                )
+            wait_s = self.backoff.next_s()
             if is_last:
                 return failure
             closing.wait(wait_s)
@@ -149,8 +142,8 @@ class InfluxWriter:
                 precision="ns",
                 content_type="text/plain; charset=utf-8",
             )
-        except ApiException as error:
-            return self._answered(error)
+        except ApiException as error:  # without its headers
+            return _Failure(int(error.status), self._clean(f"{error.reason}: {error.body or ''!s}"))
         except urllib3.exceptions.HTTPError as error:
             return _Failure(0, self._clean(f"{type(error).__name__}: {error}"))
         except (OSError, ValueError) as error:  # such as an answer that is not text
@@ -159,40 +152,11 @@ class InfluxWriter:
             return _Failure(status, f"it answers {status} where InfluxDB says {_WRITTEN}")
         return None
 
-    def _answered(self, error: Any) -> _Failure:
-        """Failure that an ApiException stands for, without its headers."""
-        said = "" if error.response is None else error.message
-        if isinstance(said, bytes):
-            said = said.decode("utf-8", "replace")
-        reason = f"{error.reason}: {said}" if said and said != error.reason else str(error.reason)
-        return _Failure(int(error.status), self._clean(reason), _retry_after_s(error.retry_after))
-
     def _clean(self, text: str) -> str:
         # A proxy may show the request that it did not like.
         if self._token:
             text = text.replace(self._token, "***")
         return text[:_MAX_REASON]
-
-    def _has_trouble(self, failure: _Failure) -> float:
-        """Log that the server cannot be written to; returns the seconds to wait before the next
-        try."""
-        trouble = "away" if failure.is_away else "not let in"
-        if trouble != self._trouble:
-            self._trouble = trouble
-            hint = "" if failure.is_away else "; check url, org, bucket and token of [metrics]"
-            log.warning(
-                "metrics_unavailable",
-                status=failure.status,
-                error=f"{failure.reason}{hint}",
-            )
-        wait_s = self.backoff.next_s() if failure.is_away else self.backoff.longest_s
-        return max(wait_s, min(failure.retry_after_s, MAX_RETRY_AFTER_S))
-
-    def _is_well(self) -> None:
-        self.backoff.reset()
-        if self._trouble:
-            self._trouble = ""
-            log.info("metrics_available")
 
 
 def to_line(at_ns: int, point: Point) -> bytes:
@@ -227,13 +191,3 @@ def _name(text: str) -> str:
 
 def _value(value: int | float | str) -> int | float | str:
     return "\\n".join(value.splitlines()) if isinstance(value, str) else value
-
-
-def _retry_after_s(header: str | None) -> float:
-    """Seconds of a Retry-After header, given as seconds or as a date; 0 if it is neither."""
-    if not header:
-        return 0.0
-    try:
-        return float(urllib3.Retry().parse_retry_after(header))
-    except (urllib3.exceptions.InvalidHeader, ValueError, OverflowError):
-        return 0.0

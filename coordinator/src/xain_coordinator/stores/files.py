@@ -27,14 +27,12 @@ _INCOMING = ".incoming"  # no key has this path: a dot at the beginning is writt
 _LOCK = "lock"
 _UPLOAD_SUFFIX = ".part"
 
-# Uploads that a process leaves when it ends: the next run keeps the latest of them for so long.
-MAX_UNFINISHED = 64
+# Uploads that a process leaves when it ends are kept by the next run for so long.
 UNFINISHED_S = 3600.0
 
 _WRITE_BEHIND_BYTES = 8 << 20  # a write that is worth a disk's while
 # For an upload that is being committed, or a file that is being removed, to let go of its lock.
 _LOCKED_S = 1.0
-_COPIED_BYTES = 1 << 20  # read at a time where the system cannot read into a buffer
 
 
 class FileStore:
@@ -218,26 +216,18 @@ class FileStore:
         return fd
 
     def _sweep(self) -> None:
-        """Remove the uploads of processes that have died, except the latest resumable ones."""
-        resumable = self._resumable_uploads()
-        for entry in list(os.scandir(self._incoming)):
-            is_ours = entry.name.endswith((_UPLOAD_SUFFIX, SPARE_SUFFIX))
-            if is_ours and Path(entry.path) not in resumable:
-                # Another store may sweep, or finish its upload, at the same time.
-                with contextlib.suppress(OSError):
-                    self._sweep_one(Path(entry.path))
-
-    def _labelled(self) -> list[Path]:
-        return list(self._incoming.glob(f"*.*{_UPLOAD_SUFFIX}"))
-
-    def _resumable_uploads(self) -> set[Path]:
-        written_at = {}
-        for temp in self._labelled():
-            with contextlib.suppress(FileNotFoundError):
-                written_at[temp] = temp.stat().st_mtime
-        latest = sorted(written_at, key=written_at.__getitem__)[-MAX_UNFINISHED:]
+        """Remove what processes that have died leave here, except the latest resumable uploads."""
         oldest = time.time() - UNFINISHED_S
-        return {temp for temp in latest if written_at[temp] > oldest}
+        resumable = self._labelled()
+        for temp in list(self._incoming.iterdir()):
+            # Another store may sweep, or finish its upload, at the same time.
+            with contextlib.suppress(OSError):
+                is_kept = temp in resumable and temp.stat().st_mtime > oldest
+                if temp.suffix in (_UPLOAD_SUFFIX, SPARE_SUFFIX) and not is_kept:
+                    self._sweep_one(temp)
+
+    def _labelled(self) -> set[Path]:
+        return set(self._incoming.glob(f"*.*{_UPLOAD_SUFFIX}"))
 
     def _sweep_one(self, temp: Path) -> None:
         fd = _open_locked(temp)
@@ -262,35 +252,18 @@ class FileReader(Reader):
     def read(self, offset: int, length: int) -> bytes:
         """Raises StoreUnavailable."""
         with _unavailable("read", self._path):
-            chunks = []
-            while length > 0:
-                # Linux stops a read at 2 GiB.
-                if not (chunk := os.pread(self._open_fd(), length, offset)):
-                    break
-                chunks.append(chunk)
-                offset += len(chunk)
-                length -= len(chunk)
-            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            return os.pread(self._open_fd(), length, offset)
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
         """Raises StoreUnavailable."""
         num_read = 0
         with _unavailable("read", self._path):
             while num_read < len(buffer):
-                count = self._read_some_into(offset + num_read, buffer[num_read:])
+                count = os.preadv(self._open_fd(), [buffer[num_read:]], offset + num_read)
                 if not count:
                     break
                 num_read += count
         return num_read
-
-    def _read_some_into(self, offset: int, buffer: memoryview) -> int:
-        fd = self._open_fd()
-        if sys.platform == "linux":
-            return os.preadv(fd, [buffer], offset)
-        # macOS has no preadv, or not always: a copy more.
-        piece = os.pread(fd, min(len(buffer), _COPIED_BYTES), offset)
-        buffer[: len(piece)] = piece
-        return len(piece)
 
     def _open_fd(self) -> int:
         if self._fd is None:

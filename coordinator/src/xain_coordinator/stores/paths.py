@@ -3,15 +3,14 @@
 One rule for every system, so that a folder may be copied from one to another: a name is made of
 lower-case letters, digits, '.', '_' and '-'; every other byte of its UTF-8 is written as %xx.
 Capital letters are among the others, because some systems do not tell them apart. Written as %xx is
-also what would mean something else to a system: a dot at the beginning or end, and the first letter
-of a device's name such as con or nul.
+also a dot at the beginning or end, which would mean something else to a system.
 
 An object's file name ends in ".weights" and no folder's does, so that "3" and "3/global" may both
 be keys. Only PREPROCESSING, a text for people, is called what it is.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable
 from functools import lru_cache
 
 from xain_coordinator.core.keys import check_key
@@ -21,14 +20,12 @@ PREPROCESSING = "preprocessing.json"  # a key, or the last part of one
 # File systems take 255 bytes. A longer name continues in a folder: every part of it but the last
 # ends with a bare '%', which cannot stand at the end of a name that is not cut.
 _MAX_PART = 200
-CUT = "%"
+_CUT = "%/"
 
 # Paths that are remembered: each small round lists the folder of its owners.
 _NUM_KEPT = 64
 
-_PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789._-")
-# Windows opens the device whatever follows the first dot.
-_DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?")
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyz0123456789._-")
 _WRITTEN = re.compile(rb"%([0-9a-f]{2})")
 
 
@@ -39,8 +36,8 @@ def key_to_path(key: str) -> str:
     """
     check_key(key)
     *folders, name = key.split("/")
-    last = name if name == PREPROCESSING else _encode(name, SUFFIX)
-    return "/".join([*(_encode(folder) for folder in folders), last])
+    last = name if name == PREPROCESSING else encoded(name, _PLAIN.__contains__) + SUFFIX
+    return "/".join([*map(_folder, folders), last])
 
 
 @lru_cache(_NUM_KEPT)
@@ -50,7 +47,7 @@ def folder_to_path(folder: str) -> str:
     Raises ValueError, as check_key does.
     """
     check_key(folder)
-    return "/".join(_encode(part) for part in folder.split("/"))
+    return "/".join(map(_folder, folder.split("/")))
 
 
 @lru_cache(_NUM_KEPT)
@@ -66,37 +63,40 @@ def path_to_key(path: str) -> str | None:
         return None
 
 
-def decoded(name: str) -> str:
-    """The text that was cut and written with %xx. Raises ValueError if there is none."""
-    whole = name.replace(f"{CUT}/", "").encode()
-    return _WRITTEN.sub(lambda match: bytes([int(match[1], 16)]), whole).decode()
-
-
-def cut(cells: Iterable[str]) -> list[str]:
-    """Pieces of a name made of these cells, none of which is cut in two."""
-    pieces = [""]
-    size = 0
-    for cell in cells:
+def encoded(part: str, is_plain: Callable[[str], bool]) -> str:
+    """A part of a key as a name, in pieces of at most _MAX_PART bytes. Characters that are not
+    plain are written as %xx, and so is a dot or a blank at either end of a piece."""
+    pieces, size = [""], 0
+    for character in part:
+        cell = character if is_plain(character) else _written(character)
         size += len(cell.encode())
         if size > _MAX_PART:
             pieces.append("")
             size = len(cell.encode())
         pieces[-1] += cell
-    return pieces
+    return _CUT.join(map(_harmless, pieces))
 
 
-def _encode(name: str, suffix: str = "") -> str:
-    *parts, end = cut(chr(b) if b in _PLAIN else f"%{b:02x}" for b in name.encode())
-    encoded = [f"{_harmless(part)}{CUT}" for part in parts]
-    last = _harmless(end)
-    if not suffix and last.endswith(SUFFIX):
+def decoded(name: str) -> str:
+    """The text that was encoded. Raises ValueError if there is none."""
+    whole = name.replace(_CUT, "").encode()
+    return _WRITTEN.sub(lambda match: bytes([int(match[1], 16)]), whole).decode()
+
+
+def _folder(name: str) -> str:
+    last = encoded(name, _PLAIN.__contains__)
+    if last.endswith(SUFFIX):
         last = last.removesuffix(SUFFIX) + SUFFIX.replace(".", "%2e")
-    return "/".join([*encoded, last + suffix])
+    return last
 
 
-def _harmless(part: str) -> str:
-    if part.startswith(".") or _DEVICE.fullmatch(part):
-        part = f"%{ord(part[0]):02x}{part[1:]}"
-    if part.endswith("."):
-        part = f"{part[:-1]}%2e"
-    return part
+def _harmless(piece: str) -> str:
+    if piece[0] in ". ":
+        piece = _written(piece[0]) + piece[1:]
+    if piece[-1] in ". ":
+        piece = piece[:-1] + _written(piece[-1])
+    return piece
+
+
+def _written(character: str) -> str:
+    return "".join(f"%{byte:02x}" for byte in character.encode())

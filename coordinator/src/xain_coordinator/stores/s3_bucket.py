@@ -34,17 +34,19 @@ MAX_CONNECTIONS = 64
 _PIECE_BYTES = 1 << 20
 MAX_LISTED = 1000  # keys in a page, the most that S3 gives
 
-_CREDENTIALS: Final = {
-    "InvalidAccessKeyId": "the access key id is not known there",
-    "SignatureDoesNotMatch": "the secret access key does not belong to the access key id",
-    "InvalidToken": "the session token is not valid",
-    "InvalidClientTokenId": "the session token is not valid",
-    "InvalidTokenId": "the session token is not valid",
-    "ExpiredToken": "the session token has expired",
-    "ExpiredTokenException": "the session token has expired",
-    "TokenRefreshRequired": "the session token must be renewed",
-    "RequestTimeTooSkewed": "the clocks of the two machines differ; set them",
-}
+_CREDENTIALS: Final = frozenset(
+    (
+        "InvalidAccessKeyId",
+        "SignatureDoesNotMatch",
+        "InvalidToken",
+        "InvalidClientTokenId",
+        "InvalidTokenId",
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "TokenRefreshRequired",
+        "RequestTimeTooSkewed",
+    )
+)
 # Statuses that a server may answer If-None-Match with.
 _CONDITION: Final = frozenset((400, 409, 412, 501))
 _REGIONS: Final = frozenset(
@@ -307,7 +309,7 @@ class Bucket:
         if code == "NoSuchBucket":
             return BucketMissing(f"there is no bucket {self.name!r} on {server}")
         if code in _CREDENTIALS:
-            return Refused(f"{server} refuses our credentials: {_CREDENTIALS[code]} ({code})")
+            return Refused(f"{server} refuses our credentials ({code})")
         if code in _REGIONS or status in (301, 307):
             return Refused(
                 f"{server} says that storage.region, {self._client.meta.region_name}, "

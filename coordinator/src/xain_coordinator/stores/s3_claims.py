@@ -5,21 +5,18 @@ room for somebody else in between. What every server does keep is that an object
 there for whoever reads or lists. So a writer first writes a claim, an empty object
 ".claims/NAME/DIGEST.ID", and then looks at all claims on the name:
 
-- If one is for other content, the writer withdraws its own and must not publish.
+- If one is for other content, the writer withdraws its own and does not publish.
 - Otherwise it may. Its claim stays until the object is there.
 
 Of two writers with different content, the one whose claim came second sees the first, so they never
-both publish. Both may withdraw; then each waits for a random time and tries again. A writer that
-died leaves its claim behind: whoever brings the same content, such as the same coordinator after a
-restart, goes on, and everybody else is told.
+both publish. Both may withdraw. A writer that died leaves its claim behind: whoever brings the same
+content, such as the same coordinator after a restart, goes on, and everybody else is told.
 
 The id belongs to one attempt: of two writers of the same content, one must not withdraw the claim
 on which the other rests.
 """
 
 import contextlib
-import random
-import time
 import uuid
 from collections.abc import Callable, Sequence
 
@@ -30,17 +27,11 @@ FOLDER = ".claims"
 
 
 class Claims:
-    """prefix: of all names, "" or with a slash at its end.
-    waits_s: two that come together get out of each other's way within a few tries; a claim that was
-        left behind does not go away however long one waits.
-    """
+    """prefix: of all names, "" or with a slash at its end."""
 
-    def __init__(
-        self, bucket: Bucket, prefix: str, waits_s: Sequence[float] = (0.1, 0.3, 0.9)
-    ) -> None:
+    def __init__(self, bucket: Bucket, prefix: str) -> None:
         self._bucket = bucket
         self._prefix = prefix
-        self._waits_s = waits_s
 
     def take(self, key: str, name: str, digest: str, is_taken: Callable[[], bool]) -> Sequence[str]:
         """Claim an object for some content; returns when the caller may publish it. The claims are
@@ -53,29 +44,25 @@ class Claims:
         what was written.
         """
         folder = f"{self._prefix}{FOLDER}/{name.removeprefix(self._prefix)}/"
-        for wait in (*self._waits_s, 0.0):
-            mine = f"{folder}{digest}.{uuid.uuid4().hex}"
-            self._bucket.put(key, mine, b"")
-            # A deeper name is a claim on another object.
-            claims = [
-                found for found in self._bucket.names(folder) if "/" not in found[len(folder) :]
-            ]
-            others = [claim for claim in claims if not claim.startswith(f"{folder}{digest}.")]
-            # After looking at the claims, not before: in between, somebody may have published and
-            # dropped its claim.
-            if is_taken():
-                self.drop(key, [mine, *(claim for claim in claims if claim not in (mine, *others))])
-                raise KeyExists(key)
-            if not others:
-                if mine not in claims:
-                    raise StoreError(
-                        f"the S3 server at {self._bucket.host} does not list what was just "
-                        "written: two coordinators could publish different models on it"
-                    )
-                return claims
+        mine = f"{folder}{digest}.{uuid.uuid4().hex}"
+        self._bucket.put(key, mine, b"")
+        # A deeper name is a claim on another object.
+        claims = [found for found in self._bucket.names(folder) if "/" not in found[len(folder) :]]
+        others = [claim for claim in claims if not claim.startswith(f"{folder}{digest}.")]
+        # After looking at the claims, not before: in between, somebody may have published and
+        # dropped its claim.
+        if is_taken():
+            self.drop(key, [mine, *(claim for claim in claims if claim not in (mine, *others))])
+            raise KeyExists(key)
+        if others:
             self.drop(key, [mine])
-            time.sleep(random.uniform(0, wait))  # by chance: they do not meet again
-        raise KeyClaimed(key, f"{self._bucket.name}/{others[0]}")
+            raise KeyClaimed(key, f"{self._bucket.name}/{others[0]}")
+        if mine not in claims:
+            raise StoreError(
+                f"the S3 server at {self._bucket.host} does not list what was just written: two "
+                "coordinators could publish different models on it"
+            )
+        return claims
 
     def drop(self, key: str, claims: Sequence[str]) -> None:
         """Drop claims. A claim that cannot be dropped stays, and only refuses other content."""

@@ -10,7 +10,7 @@ No part of a name begins with a dot: such names are for our own bookkeeping.
 """
 
 from xain_coordinator.core.keys import check_key
-from xain_coordinator.stores.paths import CUT, cut, decoded
+from xain_coordinator.stores.paths import decoded, encoded
 
 # S3 takes 1024 bytes; a claim's name is that of the object it is for, and 74 bytes more.
 MAX_NAME_BYTES = 940
@@ -21,7 +21,7 @@ _ESCAPED = frozenset([*map(chr, range(32)), "\x7f", "\\", "%"])
 def key_to_name(key: str) -> str:
     """Raises ValueError, as check_key does."""
     check_key(key)
-    return "/".join(_encode(part) for part in key.split("/"))
+    return "/".join(encoded(part, _is_plain) for part in key.split("/"))
 
 
 def name_to_key(name: str) -> str | None:
@@ -34,18 +34,5 @@ def name_to_key(name: str) -> str | None:
         return None
 
 
-def _encode(part: str) -> str:
-    cells = (_written(one) if one in _ESCAPED else one for one in part)
-    return f"{CUT}/".join(map(_harmless, cut(cells)))
-
-
-def _harmless(piece: str) -> str:
-    if piece[0] in ". ":
-        piece = _written(piece[0]) + piece[1:]
-    if piece[-1] in ". ":
-        piece = piece[:-1] + _written(piece[-1])
-    return piece
-
-
-def _written(character: str) -> str:
-    return f"%{ord(character):02x}"
+def _is_plain(character: str) -> bool:
+    return character not in _ESCAPED

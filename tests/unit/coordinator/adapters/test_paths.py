@@ -1,7 +1,7 @@
 """Keys as file names."""
 
 import re
-from pathlib import PurePosixPath, PureWindowsPath
+from pathlib import PurePosixPath
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -15,7 +15,7 @@ parts = st.one_of(
     st.text(min_size=1, max_size=40),
     # What file systems treat in their own ways, more often than chance would bring it.
     st.text("aA.%/ \\:é~$\n\0", min_size=1, max_size=12),
-    st.sampled_from(["con", "CON", "nul.txt", "aux.", "com1", "lpt9.x.y", ".weights", "x.weights"]),
+    st.sampled_from([".weights", "x.weights"]),
     st.text("x.é", min_size=150, max_size=450),
 ).map(lambda part: part.replace("/", "_"))
 keys = (
@@ -27,24 +27,18 @@ keys = (
 
 @unhurried
 @given(keys)
-@example("x" * 199 + "/" + "x" * 200 + "." + "con")
-@example("x" * 200 + "con/" + "x" * 200 + ".")
+@example("x" * 199 + "/" + "x" * 200 + "." + "x")
+@example("x" * 200 + "x/" + "x" * 200 + ".")
 def test_a_path_gives_its_key_back(key: str) -> None:
     assert path_to_key(key_to_path(key)) == key
 
 
 @unhurried
 @given(keys)
-@example("x" * 200 + "con")
 @example("x" * 200 + ".")
 def test_a_path_is_harmless_everywhere(key: str) -> None:
-    """On Windows too: no device, no drive, nothing that is dropped or told apart by case only."""
-    path = key_to_path(key)
-    windows = PureWindowsPath(path)
-    assert not windows.is_reserved()
-    assert not windows.drive
-    assert windows.parts == PurePosixPath(path).parts
-    for part in windows.parts:
+    """Nothing is dropped by a file system, or told apart by case only."""
+    for part in PurePosixPath(key_to_path(key)).parts:
         assert re.fullmatch(r"[a-z0-9._%-]+", part)
         assert not part.startswith(".")
         assert not part.endswith((".", " "))
@@ -73,7 +67,6 @@ def test_a_folder_holds_what_begins_with_it(folder: str, name: str) -> None:
 @given(st.text(max_size=30))
 @example("%41.weights")
 @example("%4A.weights")
-@example("con.weights")
 @example("a%/b.weights")
 @example("%c3.weights")
 @example("é.weights")
@@ -92,7 +85,6 @@ def test_a_foreign_file_is_no_key(path: str) -> None:
         ("3/global", "3/global.weights"),
         ("3/ipv4:127.0.0.1:6087", "3/ipv4%3a127.0.0.1%3a6087.weights"),
         ("3/Anna", "3/%41nna.weights"),
-        ("con/nul.x", "%63on/%6eul.x.weights"),
         (".incoming/x.", "%2eincoming/x%2e.weights"),
         ("a.weights/b", "a%2eweights/b.weights"),
     ],

@@ -77,7 +77,7 @@ class Writer:
         self._upload = S3Upload(
             bucket,
             Requests(),
-            Claims(bucket, "", waits_s=()),
+            Claims(bucket, ""),
             folder,
             "1/global",
             "1/global",
