@@ -168,17 +168,3 @@ async def test_sender_that_trickles_bytes_is_ended(
             await stream.into(upload)
     assert upload.is_open
     assert upload.offset == 2000 + num_bytes or upload.offset == 2000 + num_bytes - 1
-
-
-async def test_upload_that_waits_can_be_ended_for_another() -> None:
-    async def silence() -> Any:
-        await asyncio.Event().wait()
-
-    stream = UploadStream(silence)
-    task = asyncio.ensure_future(stream.header())
-    await asyncio.sleep(0)  # it waits for its sender
-    assert stream.waited_s >= 0
-    stream.end("others wait")
-    with pytest.raises(Unavailable, match="others wait"):
-        await task
-    assert stream.waited_s == 0

@@ -110,15 +110,8 @@ class Body:
         self._incoming = incoming
         self._is_awaited = is_awaited
 
-    @property
-    def waited_s(self) -> float:
-        return self._incoming.stall_timer.waited_s
-
     async def header(self) -> Header:
         return self._header
-
-    def end(self, why: str) -> None:
-        self._incoming.end()
 
     async def into(self, upload: MeasuredUpload) -> None:
         """Receive all that comes. Returns when it is written. Raises Unavailable, and what

@@ -198,10 +198,9 @@ class S3Reader(Reader):
         self._etag = first.etag
         self._closed = False
         self.size = first.size
-        # Bytes that came with the opening, until they have been read.
+        # Bytes that came with the opening, until the last of them is read.
         self._first = first.data
         self._first_offset = start
-        self._read_to = start
 
     def read(self, offset: int, length: int) -> bytes:
         """Raises ObjectChanged and StoreUnavailable."""
@@ -216,7 +215,11 @@ class S3Reader(Reader):
         end = min(offset + len(buffer), self.size)
         if offset >= end:
             return 0
-        known = self._take(offset, end)
+        known = b""
+        if offset >= self._first_offset:
+            known = self._first[offset - self._first_offset : end - self._first_offset]
+            if end >= self._first_offset + len(self._first):
+                self._first = b""  # mostly read in order, and many readers may stay open for long
         buffer[: len(known)] = known
         step = self._requests.sizes.range
         starts = range(offset + len(known), end, step)
@@ -228,19 +231,6 @@ class S3Reader(Reader):
         elif pieces:
             results([self._requests.submit(self._range_into, *piece) for piece in pieces])
         return end - offset
-
-    def _take(self, offset: int, end: int) -> bytes:
-        """The beginning of a range, as far as it came with the opening. The bytes are dropped once
-        all have been read, since many readers may stay open for long."""
-        first = self._first
-        if offset >= end or offset < self._first_offset:
-            return b""
-        known = first[offset - self._first_offset : end - self._first_offset]
-        if offset <= self._read_to:
-            self._read_to = max(self._read_to, offset + len(known))
-        if self._read_to >= self._first_offset + len(first):
-            self._first = b""
-        return known
 
     def _range_into(self, start: int, buffer: memoryview) -> None:
         try:
@@ -445,21 +435,13 @@ def open_s3(settings: StoreSettings) -> S3Store:
     bucket = connect(settings)
     try:
         store = S3Store(bucket, settings.prefix, settings.path)
-    except BaseException:  # its connections are nobody else's to close
-        bucket.close()
-        raise
-    trouble = ""
-    try:
         _find(bucket, settings)
         store.try_out()
-    except Refused as error:
-        trouble = str(error)
-    except BaseException:  # its threads and connections are nobody else's to close
-        store.close()
+    except BaseException as error:  # its connections are nobody else's to close
+        bucket.close()
+        if isinstance(error, Refused):
+            raise StoreError(str(error)) from None
         raise
-    if trouble:
-        store.close()
-        raise StoreError(trouble)
     return store
 
 

@@ -90,13 +90,8 @@ class Reference:
 
 
 class Source(Protocol):
-    """Source of the bytes of one upload, a connection.
-
-    waited_s: seconds for which it has waited for its sender; 0 while it does not wait.
-    """
-
-    @property
-    def waited_s(self) -> float: ...
+    """Source of the bytes of one upload, a connection. It ends an upload whose sender is silent for
+    too long."""
 
     async def header(self) -> Header:
         """The description of the upload. Raises InvalidUpdate and Unavailable."""
@@ -104,9 +99,6 @@ class Source(Protocol):
     async def into(self, upload: MeasuredUpload) -> None:
         """Write all bytes that come. Returns when they are written, though some may be missing.
         Raises Unavailable, and what MeasuredUpload.write raises."""
-
-    def end(self, why: str) -> None:
-        """End an upload that waits for its sender."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +118,7 @@ class _Slot:
     """Slot of one participant: its uploads, readings and stored updates.
 
     num_calls: calls that use the slot. lock: held while an update becomes durable or is handed in.
-    upload: the task of the upload whose bytes come in, and source: where they come from.
+    upload: the task of the upload whose bytes come in.
     broken: the latest upload that broke off, measured as far as it came.
     stored: the latest durable update of each round.
     """
@@ -134,7 +126,6 @@ class _Slot:
     num_calls: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     upload: asyncio.Task[WeightsRef] | None = None
-    source: Source | None = None
     reading: _Reading | None = None
     broken: MeasuredUpload | None = None
     stored: dict[int, StoredWeights] = field(default_factory=dict)
@@ -152,8 +143,6 @@ class Inbox:
 
     # Uploads at a time. Each takes some 25 KB, and its sender can make gRPC hold more.
     max_uploads = 500
-    # When there are so many, one that has waited for its sender for so long is ended for a new one.
-    max_wait_s = 5.0
     max_broken = 64  # participants whose broken uploads are kept: open files, as large as what came
 
     def __init__(
@@ -336,8 +325,10 @@ class Inbox:
         if session.phase is not Phase.FINISHED and participant_id not in session.members:
             raise NotAMember(participant_id)
         with self._slot(participant_id) as slot:
-            if slot.upload is None:
-                self._make_room()
+            if slot.upload is None and self._num_uploads >= self.max_uploads:
+                raise Unavailable(
+                    f"{self.max_uploads} uploads are under way; come again in a moment"
+                )
             earlier = slot.upload
             slot.upload = task = asyncio.ensure_future(self._receive(slot, participant_id, source))
             if earlier is None:
@@ -354,30 +345,12 @@ class Inbox:
                 raise Unavailable(reason) from None
             finally:
                 if slot.upload is task:
-                    slot.upload = slot.source = None
+                    slot.upload = None
                     self._num_uploads -= 1
-
-    def _make_room(self) -> None:
-        """Admit one more upload: end the one that has waited longest. Raises Unavailable."""
-        if self._num_uploads < self.max_uploads:
-            return
-        waited = {
-            name: slot.source.waited_s
-            for name, slot in self._slots.items()
-            if slot.source is not None
-        }
-        longest = max(waited, key=waited.__getitem__, default="")
-        if waited.get(longest, 0.0) < self.max_wait_s:
-            raise Unavailable(f"{self.max_uploads} uploads are under way; come again in a moment")
-        slot = self._slots[longest]
-        assert slot.source is not None
-        slot.source.end("the upload has waited for its sender, and others wait for its slot")
-        slot.source = None  # its end makes room for one upload
 
     async def _receive(self, slot: _Slot, participant_id: str, source: Source) -> WeightsRef:
         # Before anything of this one is in memory: gigabytes may have to be read.
         await _until_read(slot)
-        slot.source = source
         header = await source.header()
         announced = header.announced
         base_key = await self._ask_for_key(participant_id, announced)

@@ -29,9 +29,7 @@ class UploadStream:
     def __init__(self, read: Read) -> None:
         self._read = read
         self._first = b""  # data of the message with the header
-        self._limit: asyncio.Timeout | None = None  # of the present read
         self._stall_timer = StallTimer(_now)
-        self._why_ended = ""
         self.encoding: Encoding.ValueType = Encoding.PLAIN  # of the data
 
     async def header(self) -> Header:
@@ -61,27 +59,13 @@ class UploadStream:
             data = message.data
             del message
 
-    @property
-    def waited_s(self) -> float:
-        """Seconds for which the upload has waited for its sender; 0 while it does not."""
-        return self._stall_timer.waited_s
-
-    def end(self, why: str) -> None:
-        """End an upload that waits for its sender, which may continue it later."""
-        if self._limit is not None:
-            self._why_ended = why
-            self._limit.reschedule(_now())
-
     async def _message(self) -> Any:
         try:
             with self._stall_timer.waiting():
-                async with asyncio.timeout(self._stall_timer.left_s) as self._limit:
+                async with asyncio.timeout(self._stall_timer.left_s):
                     message = await self._read()
         except TimeoutError:
-            why = self._why_ended or str(Stalled())
-            raise Unavailable(f"{why}; FindUpload says where the upload can go on") from None
-        finally:
-            self._limit = None
+            raise Unavailable(f"{Stalled()}; FindUpload says where the upload can go on") from None
         if message is not grpc.aio.EOF:
             self._stall_timer.moved(len(message.data))
         return message
