@@ -47,7 +47,6 @@ from xain_coordinator.aggregation.staleness import mixing_weights
 from xain_coordinator.aggregation.tiles import (
     MAX_COLUMNS,
     DType,
-    InMemory,
     TileBuffer,
     Tiles,
     Vector,
@@ -88,7 +87,6 @@ def aggregate(
     tile_bytes: int | None = None,
     max_readers: int = MAX_READERS,
     num_threads: int | None = None,
-    objects: Mapping[str, bytes] | None = None,
 ) -> GlobalModel:
     """Make and store the optimiser's state and the model of the round after `work.round`.
 
@@ -96,7 +94,6 @@ def aggregate(
     stop: once set, the work ends after the reads and the tiles at hand.
     tile_bytes: of the tile of one thread; None for its share of TILES_BYTES.
     num_threads: None for one for each processor.
-    objects: the updates and the global model, by key, if they are in memory: nothing is read then.
     Raises UpdateChanged, Fenced, RuleFailed, PluginFailed, Stopped, and the store's errors.
     """
     if work.base.dtype == BYTES:
@@ -110,26 +107,21 @@ def aggregate(
         optimizer = optimizer_of_session(work.optimizer, work.optimizer_options)
     weights = work.updates[0].weights
     dtype, length = np.dtype(weights.dtype).newbyteorder("<"), weights.shape[0]
-    tiles: Tiles | InMemory
-    if objects is not None:
-        tiles = InMemory(store, length, objects)
-    else:
-        num_rows = len(work.updates) + 1
-        if num_threads is None:
-            is_small = length * dtype.itemsize * num_rows < _SMALL_BYTES
-            num_threads = 1 if is_small else min(_num_processors(), MAX_THREADS)
-            if store.num_parallel > 1:
-                num_threads = 2  # one tile is read while another is computed
-        if tile_bytes is None:
-            tile_bytes = TILES_BYTES // max(num_threads, 2)
-        tiles = Tiles(
-            store,
-            length,
-            stop or threading.Event(),
-            num_threads=num_threads,
-            tile_bytes=tile_bytes,
-            max_readers=max_readers,
-        )
+    if num_threads is None:
+        is_small = length * dtype.itemsize * (len(work.updates) + 1) < _SMALL_BYTES
+        num_threads = 1 if is_small else min(_num_processors(), MAX_THREADS)
+        if store.num_parallel > 1:
+            num_threads = 2  # one tile is read while another is computed
+    if tile_bytes is None:
+        tile_bytes = TILES_BYTES // max(num_threads, 2)
+    tiles = Tiles(
+        store,
+        length,
+        stop or threading.Event(),
+        num_threads=num_threads,
+        tile_bytes=tile_bytes,
+        max_readers=max_readers,
+    )
     making = _Making(work, rule, optimizer, dtype, tiles)
     try:
         return making.make()
@@ -184,7 +176,7 @@ class _Making:
     rule: Aggregator
     optimizer: Optimizer | None
     dtype: DType
-    tiles: Tiles | InMemory
+    tiles: Tiles
 
     def make(self) -> GlobalModel:
         rows = [self._update(i) for i in range(len(self.work.updates))]

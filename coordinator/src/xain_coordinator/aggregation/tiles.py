@@ -11,7 +11,7 @@ of threads reads the vectors of one tile at the same time, while another tile is
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -180,39 +180,6 @@ class Tiles:
             np.empty((len(self.rows), width), dtype),
             tuple(np.empty(width, extra.dtype) for extra in self.extras),
             tuple(np.empty(width, dtype) for dtype in self.made),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class InMemory:
-    """Vectors that are in memory and were compared with their digests when they came: one tile.
-
-    store: of what is made. objects: the stored vectors by key. The others are as in Tiles.
-    """
-
-    store: WeightsStore
-    length: int
-    objects: Mapping[str, bytes]
-    rows: Sequence[Vector] = ()
-    extras: Sequence[Vector] = ()
-    made: Sequence[DType] = ()
-    block: int = 1
-
-    def work_through(
-        self, compute: Callable[[TileBuffer, int], T], hand_on: Callable[[T], object]
-    ) -> None:
-        """Work through all columns as one tile; see Tiles.work_through."""
-        tile = TileBuffer(
-            np.stack([self._read(row) for row in self.rows]),
-            tuple(self._read(extra) for extra in self.extras),
-            tuple(np.empty(self.length, dtype) for dtype in self.made),
-        )
-        hand_on(compute(tile, 0))
-
-    def _read(self, vector: Vector) -> NDArray[Any]:
-        data = self.objects[vector.ref.key]
-        return np.frombuffer(
-            data, vector.dtype, offset=len(data) - self.length * vector.dtype.itemsize
         )
 
 

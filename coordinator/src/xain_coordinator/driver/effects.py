@@ -170,10 +170,10 @@ class StoreWorker:
         }
         if not all(at_hand.values()):
             return None
-        memory = MemoryStore()
+        memory = MemoryStore(at_hand)
         try:
             self._require_owner()
-            model = aggregate(memory, effect, objects=at_hand)
+            model = aggregate(memory, effect)
         except (StoreError, RuleFailed):
             return None  # the thread finds the same, and knows what to do
         except Exception:

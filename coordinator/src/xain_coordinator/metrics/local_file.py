@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from xain_coordinator.core.values import Point
-from xain_coordinator.metrics.queue import MAX_WAITING_BYTES, QueuedMetrics, Stamped
+from xain_coordinator.metrics.queue import QueuedMetrics, Stamped
 from xain_foundation.line_file import AppendedFile
 
 MAX_BYTES = 64 * 1024 * 1024
@@ -22,8 +22,7 @@ class LocalMetricsFile(QueuedMetrics):
     """Metrics store that appends to `path`. Points that cannot be written are lost.
 
     wall_ns: the time for points that have none.
-    max_bytes: see AppendedFile.
-    max_waiting_bytes: of points that may wait for the disk.
+    max_bytes: see AppendedFile. bounds: of the queue.
     """
 
     def __init__(
@@ -32,14 +31,10 @@ class LocalMetricsFile(QueuedMetrics):
         wall_ns: Callable[[], int] = time.time_ns,
         *,
         max_bytes: int = MAX_BYTES,
-        max_waiting_bytes: int = MAX_WAITING_BYTES,
+        **bounds: int,
     ) -> None:
-        super().__init__(
-            _LineWriter(AppendedFile(path, max_bytes)),
-            wall_ns,
-            linger_s=_LINGER_S,
-            max_waiting_bytes=max_waiting_bytes,
-        )
+        writer = _LineWriter(AppendedFile(path, max_bytes))
+        super().__init__(writer, wall_ns, linger_s=_LINGER_S, **bounds)
 
 
 class _LineWriter:

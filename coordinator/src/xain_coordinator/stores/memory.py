@@ -12,8 +12,8 @@ class MemoryStore:
 
     num_parallel = 1
 
-    def __init__(self) -> None:
-        self._objects: dict[str, bytes] = {}
+    def __init__(self, objects: Mapping[str, bytes] | None = None) -> None:
+        self._objects = dict(objects or {})
         self._lock = threading.Lock()
 
     def open(self, key: str, start: int = 0, length: int | None = None) -> "MemoryReader":
