@@ -18,7 +18,6 @@ Weights are little-endian, whatever the machine.
 
 import os
 import threading
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -383,24 +382,20 @@ class _Statistics:
     """The columns of a model that are statistics, from its layout."""
 
     def __init__(self, layout: Layout) -> None:
-        self._starts: list[int] = []
-        self._ends: list[int] = []
+        self._ranges: list[tuple[int, int]] = []
         end = 0
         for spec in layout:
             start, end = end, end + spec.size
             if spec.kind == "statistic":
-                self._starts.append(start)
-                self._ends.append(end)
+                self._ranges.append((start, end))
 
     def among(self, first: int, num_columns: int) -> list[slice]:
         """The statistics among the columns from `first` on, as slices of those."""
-        at = bisect_right(self._ends, first)
-        slices: list[slice] = []
-        while at < len(self._starts) and self._starts[at] < first + num_columns:
-            start, end = self._starts[at] - first, self._ends[at] - first
-            slices.append(slice(max(start, 0), min(end, num_columns)))
-            at += 1
-        return slices
+        return [
+            slice(max(start - first, 0), min(end - first, num_columns))
+            for start, end in self._ranges
+            if start < first + num_columns and end > first
+        ]
 
 
 def _descended(

@@ -264,7 +264,24 @@ def _require_fit(first: FirstModel, config: CoordinatorConfig) -> None:
             'storage.format = "xain-pickle": XAIN\'s participants know one session a bucket'
         )
     made_by = first.metadata.get("workload", "")
-    _require_same_updates(first, config)
+    try:
+        own = json.loads(first.metadata.get("options", "{}"))
+        options = own | config.workload.options
+    except (ValueError, TypeError) as error:
+        raise CannotStartFrom(f"{source}: its options are not usable: {error}") from None
+    # Participants send gradients if the model's options say so, whatever the rule takes.
+    takes_gradients = config.aggregation.rule == "gradient"
+    has_gradients = options.get("mode") == "gradient"
+    if has_gradients and not takes_gradients:
+        raise CannotStartFrom(
+            f'{source} trains in the mode "gradient"; set aggregation.rule = "gradient", or '
+            'workload.options.mode = "federated"'
+        )
+    if made_by and takes_gradients and not has_gradients:
+        raise CannotStartFrom(
+            f"{source} trains models, and aggregation.rule takes gradients; set "
+            'workload.options.mode = "gradient"'
+        )
     if not name:
         return
     if made_by != name:
@@ -276,45 +293,21 @@ def _require_fit(first: FirstModel, config: CoordinatorConfig) -> None:
             f'give them as "profile" in {MODELS_INDEX} beside it'
         )
     try:
-        own = json.loads(first.metadata.get("options", "{}"))
-        mode = mode_option(config.rules()).get("mode")
-        create(name, own | config.workload.options)
+        create(name, options)
     except ValueError as error:
         raise CannotStartFrom(f"{source}: its options are not usable: {error}") from None
     if name == "bagging" and own.get("publish") != config.workload.options.get("publish", False):
         told = str(bool(own.get("publish"))).lower()
         raise CannotStartFrom(f"{source} was made with workload.options.publish = {told}; keep it")
-    vote = (own | config.workload.options).get("vote")
-    if name == "bagging" and vote == "open" and POINTS_KEY not in first.metadata:
+    if name == "bagging" and options.get("vote") == "open" and POINTS_KEY not in first.metadata:
         raise CannotStartFrom(
             f"{source} was made with vote = {own.get('vote')!r}, and has no points of the columns' "
             "distributions, which workload.options.vote = 'open' needs; keep it"
         )
+    mode = mode_option(config.rules()).get("mode")
     made_in = own.get("mode", "bagging")
     if mode == "histogram" and made_in != mode:
         raise CannotStartFrom(
             f"{source} was trained in the mode {made_in!r}, and has no bins to grow trees from; set"
             f' aggregation.options.mode = "{made_in}"'
-        )
-
-
-def _require_same_updates(first: FirstModel, config: CoordinatorConfig) -> None:
-    """Participants send gradients if the model's options say so, whatever the rule takes."""
-    try:
-        own = json.loads(first.metadata.get("options", "{}"))
-        mode = (own | config.workload.options).get("mode")
-    except (ValueError, TypeError) as error:
-        raise CannotStartFrom(
-            f"{first.lineage.source}: its options are not usable: {error}"
-        ) from None
-    takes_gradients = config.aggregation.rule == "gradient"
-    if mode == "gradient" and not takes_gradients:
-        raise CannotStartFrom(
-            f'{first.lineage.source} trains in the mode "gradient"; set aggregation.rule = '
-            '"gradient", or workload.options.mode = "federated"'
-        )
-    if "workload" in first.metadata and takes_gradients and mode != "gradient":
-        raise CannotStartFrom(
-            f"{first.lineage.source} trains models, and aggregation.rule takes gradients; set "
-            'workload.options.mode = "gradient"'
         )
