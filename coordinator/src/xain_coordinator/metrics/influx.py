@@ -143,7 +143,10 @@ class InfluxWriter:
                 content_type="text/plain; charset=utf-8",
             )
         except ApiException as error:  # without its headers
-            return _Failure(int(error.status), self._clean(f"{error.reason}: {error.body or ''!s}"))
+            said = error.message
+            if isinstance(said, bytes):
+                said = said.decode("utf-8", "replace")
+            return _Failure(int(error.status), self._clean(f"{error.reason}: {said}"))
         except urllib3.exceptions.HTTPError as error:
             return _Failure(0, self._clean(f"{type(error).__name__}: {error}"))
         except (OSError, ValueError) as error:  # such as an answer that is not text
