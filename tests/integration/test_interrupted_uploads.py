@@ -29,7 +29,8 @@ from support.transfers import (
 )
 from support.wire import Member, digest, npy, refused
 from xain_coordinator.core.values import StoredWeights
-from xain_coordinator.updates.measured_upload import Announced, MeasuredUpload
+from xain_coordinator.updates.measured_upload import Announced, Header, MeasuredUpload
+from xain_coordinator.updates.upload_stream import UploadStream
 from xain_participant import upload as outgoing
 from xain_participant.client import CoordinatorClient, Refused
 from xain_participant.encoded import quantise
@@ -220,6 +221,14 @@ async def test_no_message_is_read_while_a_part_is_read_again(start, join, tmp_pa
     gate = held(monkeypatch, "pick_up")
     asked = asyncio.ensure_future(found(a))
     await gate.entered()
+    read: list[UploadStream] = []
+    read_header = UploadStream.header
+
+    async def noted(self: UploadStream) -> Header:
+        read.append(self)
+        return await read_header(self)
+
+    monkeypatch.setattr(UploadStream, "header", noted)
 
     async def requests() -> AsyncIterator[pb.PutWeightsRequest]:
         for at in range(0, len(DATA), MIB):
@@ -231,10 +240,11 @@ async def test_no_message_is_read_while_a_part_is_read_again(start, join, tmp_pa
     await until(lambda: slot.upload is not None)
     for _ in range(5):
         await a.heartbeat()
-        assert slot.source is None
+        assert read == []
     gate.open()
     await asked
     assert (await uploading).ref.digest == digest(DATA)
+    assert len(read) == 1
 
 
 async def test_a_commit_outlives_its_line(start, join, monkeypatch):

@@ -232,6 +232,7 @@ async def test_a_server_that_hangs_costs_no_round_anything(
 async def test_lost_points_are_counted_in_the_status(launch: Launch, influx: StrictInflux) -> None:
     """One participant's points are refused: they are counted, and the others arrive."""
     influx.refuses = lambda line: line.tags.get("id") == "b"
+    influx.partial = True
     coordinator = launch(**influx.settings())
     await coordinator.start()
     members = await join(coordinator, "a", "b")
@@ -286,7 +287,7 @@ async def test_training_goes_on_whatever_the_server_says(
     assert await coordinator.stop() == 0
     log = coordinator.log()
     if wrong.status in (400, 413):
-        assert log.count('"metric_points_refused"') == 1
+        assert '"metric_points_refused"' in log
     else:
         assert log.count('"metrics_unavailable"') == 1
         assert log.count('"metrics_lost"') == 1

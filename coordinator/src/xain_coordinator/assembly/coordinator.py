@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -66,8 +66,6 @@ from xain_workloads.table import Table
 
 if TYPE_CHECKING:
     from xain_coordinator.xain06.bucket import XainBucket
-
-T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 

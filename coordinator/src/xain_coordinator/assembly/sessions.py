@@ -152,20 +152,11 @@ class Sessions:
         http.participants_timeout_s, although the session goes on when enough are back, and
         Stopping.
         """
-        ending = asyncio.create_task(self._end_of(driver))
-        stopping = asyncio.create_task(self.stopping.wait())
-        _, pending = await asyncio.wait((ending, stopping), return_when=asyncio.FIRST_COMPLETED)
-        for task in pending:
-            task.cancel()
-        if ending in pending:
-            raise Stopping(STOPPING)
-        return ending.result()
-
-    async def _end_of(self, driver: Driver) -> Session:
-        """Raises NoParticipants and Stopping."""
         loop = asyncio.get_running_loop()
         alone_since: float | None = None
         while (session := driver.session).phase is not Phase.FINISHED:
+            if self.stopping.is_set():
+                raise Stopping(STOPPING)
             alone_since = None if session.members.num_eligible else alone_since or loop.time()
             timeout_s = self.config.http.participants_timeout_s
             if alone_since is not None and loop.time() - alone_since > timeout_s:

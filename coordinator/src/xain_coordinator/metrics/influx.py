@@ -4,16 +4,15 @@ The client's own batching buffers without a bound and logs what it likes, so onl
 writes are used; queue.py does the rest.
 
 A batch is sent until the server takes or refuses it, with growing waits between the tries; points
-that come meanwhile wait in the queue, which is bounded. Points that the server refuses are lost. If
-it took none of a batch because of some, the points of each participant are sent alone, so that only
-those of their sender are lost.
+that come meanwhile wait in the queue, which is bounded. Of a batch with points that it refuses,
+InfluxDB writes the others and says how many it dropped.
 """
 
 import logging
+import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from math import isfinite
 from random import Random
 
@@ -54,9 +53,6 @@ class _Failure:
         return self.status in _POINTS_REFUSED or "partial write" in self.reason
 
 
-_Line = tuple[str, bytes]  # id of the participant, "" for the coordinator, and the line
-
-
 class InfluxWriter:
     """Writes batches to a bucket. Raises StoreError if the token cannot be one."""
 
@@ -86,27 +82,16 @@ class InfluxWriter:
         self._client.close()  # type: ignore[no-untyped-call]  # the client's
 
     def write(self, batch: Sequence[Stamped], closing: threading.Event) -> int:
-        lines = [
-            (point.tags.get("id", ""), line) for at, point in batch if (line := to_line(at, point))
-        ]
-        return len(batch) - len(lines) + self._write(lines, closing)
-
-    def _write(self, lines: Sequence[_Line], closing: threading.Event) -> int:
-        """Number of the lines that are lost."""
-        failure = self._send_until_answered([line for _, line in lines], closing) if lines else None
+        lines = [line for at, point in batch if (line := to_line(at, point))]
+        failure = self._send_until_answered(lines, closing) if lines else None
         if failure is None:
-            return 0
-        by_participant = [list(group) for _, group in groupby(sorted(lines), lambda line: line[0])]
-        if failure.is_refusal and len(by_participant) > 1:
-            return sum(self._write(group, closing) for group in by_participant)
+            return len(batch) - len(lines)
+        num_lost = len(lines)
         if failure.is_refusal:
-            self._refused(
-                participant=lines[0][0],
-                points=len(lines),
-                status=failure.status,
-                error=failure.reason,
-            )
-        return len(lines)
+            dropped = re.search(r"\bdropped=(\d{1,9})\b", failure.reason)
+            num_lost = num_lost if dropped is None else min(num_lost, int(dropped[1]))
+            self._refused(points=num_lost, status=failure.status, error=failure.reason)
+        return len(batch) - len(lines) + num_lost
 
     def _send_until_answered(
         self, lines: Sequence[bytes], closing: threading.Event

@@ -119,11 +119,13 @@ class FileStore:
             except ValueError:
                 return  # no key begins like this
         with _unavailable("list", start):
-            below = f"{start.relative_to(self._root).as_posix()}/" if folder else ""
-            for path in self._files(str(start), below):
-                key = path_to_key(path)
-                if key is not None and key.startswith(prefix):
-                    yield key
+            self._incoming.stat()  # a root that is gone is not an empty one
+            for found, _, names in os.walk(start, onerror=_raise_unless_gone):
+                below = Path(found).relative_to(self._root).as_posix()
+                for name in names:
+                    key = path_to_key(f"{below}/{name}".removeprefix("./"))
+                    if key is not None and key.startswith(prefix):
+                        yield key
 
     def delete(self, *keys: str) -> None:
         """Remove objects. After a power cut they may be back."""
@@ -173,21 +175,6 @@ class FileStore:
 
     def _path(self, key: str) -> Path:
         return self._root / key_to_path(key)
-
-    def _files(self, folder: str, below: str) -> Iterator[str]:
-        """Paths of all files in a folder, relative to the root. below: that of the folder, and '/',
-        or nothing for the root."""
-        try:
-            entries = list(os.scandir(folder))
-        except (FileNotFoundError, NotADirectoryError):
-            if not below:
-                raise
-            return
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                yield from self._files(entry.path, f"{below}{entry.name}/")
-            else:
-                yield below + entry.name
 
     def _settle(self, folder: Path) -> None:
         """Create a folder, and make its name and those above it durable."""
@@ -470,3 +457,8 @@ def _unavailable(verb: str, path: Path) -> Iterator[None]:
         # Not the error's own text: it names the temporary file, which is of no use to anybody.
         reason = error.strerror or type(error).__name__
         raise StoreUnavailable(f"cannot {verb} {path}: {reason}") from error
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error

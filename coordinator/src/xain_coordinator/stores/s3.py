@@ -374,7 +374,15 @@ class S3Upload:
 
     def _make_visible(self, *, only_if_free: bool = False) -> None:
         try:
-            self._send(only_if_free=only_if_free)
+            if self._upload_id:
+                etags = [part.result() for part, _ in self._parts]
+                self._bucket.complete(
+                    self._key, self._name, self._upload_id, etags, only_if_free=only_if_free
+                )
+            else:
+                self._bucket.put(
+                    self._key, self._name, self._file or b"", only_if_free=only_if_free
+                )
         except Declined as answer:
             status = answer.status
         else:
@@ -393,15 +401,6 @@ class S3Upload:
             f"the S3 server at {self._bucket.host} has ended the upload of {self._key!r}, because "
             "somebody else writes it at the same time or because unfinished ones are removed there"
         )
-
-    def _send(self, *, only_if_free: bool) -> None:
-        if self._upload_id:
-            etags = [part.result() for part, _ in self._parts]
-            self._bucket.complete(
-                self._key, self._name, self._upload_id, etags, only_if_free=only_if_free
-            )
-            return
-        self._bucket.put(self._key, self._name, self._file or b"", only_if_free=only_if_free)
 
     @contextlib.contextmanager
     def _ended_by_failure(self) -> Iterator[None]:
@@ -435,7 +434,14 @@ def open_s3(settings: StoreSettings) -> S3Store:
     bucket = connect(settings)
     try:
         store = S3Store(bucket, settings.prefix, settings.path)
-        _find(bucket, settings)
+        try:
+            bucket.check(settings.prefix)
+        except BucketMissing as error:
+            if not settings.create_bucket:
+                raise StoreError(
+                    f"{error}; create it, or set storage.create_bucket = true"
+                ) from None
+            bucket.create(settings.region)
         store.try_out()
     except BaseException as error:  # its connections are nobody else's to close
         bucket.close()
@@ -443,12 +449,3 @@ def open_s3(settings: StoreSettings) -> S3Store:
             raise StoreError(str(error)) from None
         raise
     return store
-
-
-def _find(bucket: Bucket, settings: StoreSettings) -> None:
-    try:
-        bucket.check(settings.prefix)
-    except BucketMissing as error:
-        if not settings.create_bucket:
-            raise StoreError(f"{error}; create it, or set storage.create_bucket = true") from None
-        bucket.create(settings.region)
