@@ -172,7 +172,7 @@ def test_credentials_from_files(connect: Open, server: S3Server, tmp_path: Path)
 
     path = tmp_path / "secret_access_key"
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(StoreError, match=r"secret_access_key_file .* holds no text"):
+    with pytest.raises(StoreError, match=r"secret_access_key_file .*: UnicodeDecodeError"):
         connect(settings)
     path.unlink()
     with pytest.raises(
@@ -489,7 +489,7 @@ def test_a_server_that_hangs(connect: Open, seaweedfs: SeaweedFS) -> None:
         proxy.blackhole()
         for use in (lambda: store.open("1/a"), lambda: put(store, "1/b", b"x")):
             began = time.monotonic()
-            with pytest.raises(StoreUnavailable, match="does not answer"):
+            with pytest.raises(StoreUnavailable, match="cannot be reached"):
                 use()
             assert time.monotonic() - began < 60
         proxy.heal()

@@ -12,7 +12,7 @@ of threads reads the vectors of one tile at the same time, while another tile is
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -184,28 +184,26 @@ class Tiles:
 
 
 def _run(work: Callable[[], None], num_threads: int, cancel: Callable[[], None]) -> None:
-    """Call `work` in so many threads, this one among them, and wait for all. Raises what the first
-    that failed has raised; cancel: called then, ends the others."""
+    """Call `work` in so many threads, this one among them, and wait for all. Raises what one of
+    them has raised; cancel: called then, ends the others."""
     if num_threads <= 1:
         return work()
-    errors: list[BaseException] = []
 
     def guarded() -> None:
         try:
             work()
-        except Cancelled:
-            pass
         except BaseException as error:  # whatever it is, the others must not wait for this thread
-            errors.append(error)
             cancel()
+            if not isinstance(error, Cancelled):
+                raise
 
-    with ThreadPoolExecutor(num_threads - 1, "aggregate") as pool:
-        for _ in range(num_threads - 1):
-            pool.submit(guarded)
-        guarded()
+    others: list[Future[None]] = []
     try:
-        if errors:
-            raise errors[0]
+        with ThreadPoolExecutor(num_threads - 1, "aggregate") as pool:
+            others += [pool.submit(guarded) for _ in range(num_threads - 1)]
+            guarded()
+        for other in others:
+            other.result()
     finally:
         # An error holds the frames that it came through, and what they hold are tiles.
-        errors.clear()
+        others.clear()

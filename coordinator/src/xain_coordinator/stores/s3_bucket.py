@@ -339,17 +339,13 @@ class Bucket:
                     "storage.secret_access_key (or ..._file), or what boto3 looks for, such as "
                     "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
                 )
-            case boto.CredentialRetrievalError() | boto.TokenRetrievalError():
-                return Refused("the S3 credentials cannot be renewed by what provides them")
             case boto.SSLError():
                 return Refused(
                     f"{server} cannot be spoken to by TLS; is its certificate one that we trust "
                     "(AWS_CA_BUNDLE names a file with others)?"
                 )
-            case boto.ReadTimeoutError() | boto.ConnectTimeoutError():
-                return StoreUnavailable(f"{server} does not answer")
             case boto.HTTPClientError() | boto.ConnectionError():
-                return StoreUnavailable(f"{server} cannot be reached")
+                return StoreUnavailable(f"{server} cannot be reached ({type(error).__name__})")
             case boto.ParamValidationError():
                 return StoreError(f"{self.name!r} cannot be the name of a bucket")
         return StoreUnavailable(f"cannot {verb} on {server}: {type(error).__name__}")

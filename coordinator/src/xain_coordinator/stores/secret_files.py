@@ -28,11 +28,9 @@ def read_secret(section: str, settings: object, name: str) -> str:
 def _read(source: str, path: Path) -> str:
     try:
         value = path.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or type(error).__name__
         raise StoreError(f"cannot read {source}: {reason}") from None
-    except UnicodeDecodeError:
-        value = ""
     if not value:
         raise StoreError(f"{source} holds no text")
     return value

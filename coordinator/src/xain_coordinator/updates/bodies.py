@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Protocol
 
 from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.ports import Reader
@@ -38,27 +37,6 @@ class Stalled(Unavailable):
 
     def __init__(self) -> None:
         super().__init__(f"less than {LEAST_BYTES} bytes have come through in {STALLED_S:g} s")
-
-
-class Transfer(Protocol):
-    """Transfer of the bytes of one connection.
-
-    is_sending: the thread waits for room to send, not for bytes to receive.
-    """
-
-    sock: socket.socket
-    is_sending: bool
-    stall_timer: "StallTimer"
-
-    def move(self, is_wanted: Callable[[], bool]) -> bool:
-        """Move bytes, in a thread, until all are moved (True) or the peer keeps us waiting (False).
-
-        is_wanted: whether other connections wait for a thread. Raises OSError and the store's
-        errors.
-        """
-
-    def end(self) -> None:
-        """Move no more bytes. A thread that waits for the peer stops at once."""
 
 
 class StallTimer:
@@ -106,6 +84,8 @@ class StallTimer:
 class Incoming:
     """The body of a PUT: an upload measures and writes each piece of it.
 
+    is_sending: whether the thread waits for room to send, and not for bytes to receive.
+
     rest: bytes of the body that came with the head. num_bytes: of the whole body.
     """
 
@@ -124,11 +104,17 @@ class Incoming:
         self._upload = upload
 
     def end(self) -> None:
+        """Move no more bytes. A thread that waits for the peer stops at once."""
         self._has_ended = True
         with suppress(OSError):  # the peer was faster
             self.sock.shutdown(socket.SHUT_RD)
 
     def move(self, is_wanted: Callable[[], bool]) -> bool:
+        """Move bytes, in a thread, until all are moved (True) or the peer keeps us waiting (False).
+
+        is_wanted: whether other connections wait for a thread. Raises OSError and the store's
+        errors.
+        """
         assert self._upload is not None, "begin() comes first"
         buffer = _buffer()
         moved = 0
@@ -188,6 +174,7 @@ class Outgoing:
         self._has_ended = True
 
     def move(self, is_wanted: Callable[[], bool]) -> bool:
+        """As Incoming.move."""
         moved = 0
         while (self._head or self._at < self._end) and not self._has_ended:
             try:
@@ -216,6 +203,9 @@ class Outgoing:
             raise ConnectionError("the object is shorter than it was")
         self._at += count
         return count
+
+
+Transfer = Incoming | Outgoing
 
 
 def _buffer() -> memoryview:
