@@ -17,7 +17,6 @@ from xain_coordinator.core.keys import incoming_key
 from xain_coordinator.core.values import Phase
 from xain_coordinator.ports import StoreUnavailable, WrongSize
 from xain_coordinator.stores.memory import MemoryStore, MemoryUpload
-from xain_coordinator.stores.opening import OpenStore
 from xain_coordinator.updates.inbox import NUM_READINGS, Inbox
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.limits import MAX_INLINE_BYTES
@@ -62,7 +61,7 @@ class Reachable(MemoryStore):
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Reachable:
     store = Reachable()
-    monkeypatch.setattr(coordinator, "open_store", lambda _: OpenStore(store, store))
+    monkeypatch.setattr(coordinator, "open_store", lambda _: store)
     return store
 
 

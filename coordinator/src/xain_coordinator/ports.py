@@ -8,7 +8,7 @@ processes except what a store holds.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from xain_coordinator.core.events import DurableEvent
 from xain_coordinator.core.history import History
@@ -199,6 +199,7 @@ class WeightsStore(Protocol):
         """
 
 
+@runtime_checkable
 class DirectAccess(Protocol):
     """Objects that participants read and write themselves, by URLs that the store has signed.
 

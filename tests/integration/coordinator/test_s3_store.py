@@ -239,15 +239,6 @@ def test_an_aborted_upload_in_parts_leaves_nothing(
     assert uploads(client, bucket) == []
 
 
-def test_too_many_parts(store: S3Store) -> None:
-    """Refused as soon as it is known, in words."""
-    store._requests.sizes = Sizes(part=5 * MIB, max_parts=2)
-    upload = store.upload("1/global")
-    with pytest.raises(StoreError, match="at most 2 parts, of 5242880 bytes"):
-        upload.write(b"x" * 16 * MIB)
-    assert list(store.keys()) == []
-
-
 def test_waiting_parts_are_on_the_disk(store: S3Store, tmp_path: Path) -> None:
     """However many participants upload at once: memory does not hold what they have sent."""
     import tracemalloc

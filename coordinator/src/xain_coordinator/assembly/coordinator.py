@@ -106,9 +106,7 @@ class Coordinator:
         try:
             if from_model and (new_session or not self.journal.has_session()):
                 self._opened = open_store(config.storage)
-                self._first_model = first_model(
-                    from_model, config, self.journal, self._opened.store
-                )
+                self._first_model = first_model(from_model, config, self.journal, self._opened)
             first = self._first_model
             self.driver = Driver.open(
                 self.journal,
@@ -125,7 +123,7 @@ class Coordinator:
                 require_same_rules(session, config, from_model)
             _require_rule(session)
             opened = self._opened = self._opened or open_store(config.storage)
-            whole: WeightsStore = opened.store
+            whole: WeightsStore = opened
             if isinstance(whole, FileStore) and isinstance(self.journal, SqliteJournal):
                 self.journal.make_room = whole.spares.clear
             self._fence: Fence | None = None
@@ -139,8 +137,8 @@ class Coordinator:
             part = PrefixedStore(whole, session.session_id)
             self.store = JournalledStore(part, self.journal, is_new=self.driver.is_new)
             self._access: DirectAccess | None = None
-            if opened.access is not None and config.storage.presigned:
-                self._access = PrefixedAccess(opened.access, session.session_id)
+            if isinstance(opened, DirectAccess) and config.storage.presigned:
+                self._access = PrefixedAccess(opened, session.session_id)
             self._bucket = _xain_bucket(session, whole, self.store, config)
             # Checked first, so that the message names a journal that is behind: the objects that it
             # needs may have been dropped since.
@@ -204,7 +202,7 @@ class Coordinator:
     def weights(self) -> WeightsStore:
         """The store with the weights of all sessions."""
         assert self._opened is not None, "it is opened with the coordinator"
-        return self._opened.store
+        return self._opened
 
     async def start(self) -> None:
         """Start the servers, and resume the session or open a new one.

@@ -47,7 +47,7 @@ def extend(config: CoordinatorConfig, rounds: str) -> str:
                 "coordinator to train the others first"
             )
         with closing(open_store(config.storage)) as opened:
-            first = model_of_session(journal, opened.store, session.session_id, LAST, extends=True)
+            first = model_of_session(journal, opened, session.session_id, LAST, extends=True)
             trained = first.lineage.num_rounds
             more = int(rounds) if rounds.startswith("+") else int(rounds) - trained
             if more < 1:
@@ -56,8 +56,8 @@ def extend(config: CoordinatorConfig, rounds: str) -> str:
             if (trained + more) * max(rules.epochs, 1) > MAX_INT32:
                 raise CommandFailed(f"--rounds is {rounds}: that is more than can be counted")
             session_id = uuid.uuid4().hex[:12]
-            events = first.events(PrefixedStore(opened.store, session_id), 0.0)
-            copy_latest(opened.store, journal)
+            events = first.events(PrefixedStore(opened, session_id), 0.0)
+            copy_latest(opened, journal)
         begun = SessionOpened(session_id, rules, 0.0, first.lineage)
         journal.append([Record(0.0, event) for event in (begun, *events)])
     return (

@@ -62,9 +62,8 @@ def _repair(config: CoordinatorConfig, drop_update: str | None) -> int:
         if restored is None:
             return EXIT_SOUND
         last, _ = restored
-        opened = open_store(config.storage)
-        stack.callback(opened.close)
-        store = store_of_session(opened.store, journal, last.session.session_id)
+        opened = stack.enter_context(closing(open_store(config.storage)))
+        store = store_of_session(opened, journal, last.session.session_id)
         if not _is_of_session(store, last):
             session_id, location = last.session.session_id, config.storage.location
             raise CommandFailed(

@@ -140,7 +140,7 @@ def open_files(config: CoordinatorConfig) -> Iterator[Trained]:
         open_stopped(config.journal.path) as (journal, last),
         closing(open_store(config.storage)) as opened,
     ):
-        store = store_of_session(opened.store, journal, last.session.session_id)
+        store = store_of_session(opened, journal, last.session.session_id)
         yield Trained.of(last.session, last.history, lambda ref: read_weights(store, ref.key))
 
 

@@ -33,6 +33,8 @@ class MemoryStore:
 
     def sweep(self) -> None: ...
 
+    def close(self) -> None: ...
+
     def put(self, objects: Mapping[str, bytes]) -> None:
         for key, data in objects.items():
             check_key(key)

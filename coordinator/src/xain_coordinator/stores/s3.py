@@ -333,11 +333,6 @@ class S3Upload:
         if not self._upload_id:
             self._upload_id = self._bucket.begin(self._key, self._name)
         number = len(self._parts) + 1
-        if number > self._sizes.max_parts:
-            raise StoreError(
-                f"{self._key!r} is too large for S3: an object has at most "
-                f"{self._sizes.max_parts} parts, of {self._sizes.part} bytes here"
-            )
         if number > MAX_PARTS_IN_FLIGHT:
             self._parts[-MAX_PARTS_IN_FLIGHT][0].result()
         file = self._file

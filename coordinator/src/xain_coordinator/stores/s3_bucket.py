@@ -47,8 +47,6 @@ _CREDENTIALS: Final = frozenset(
         "RequestTimeTooSkewed",
     )
 )
-# Statuses that a server may answer If-None-Match with.
-_CONDITION: Final = frozenset((400, 409, 412, 501))
 _REGIONS: Final = frozenset(
     (
         "AuthorizationHeaderMalformed",
@@ -173,11 +171,8 @@ class Bucket:
         Raises Declined if it was to be written only if the name is free: with 412 (it is not), 409
         (somebody is writing it), 400 or 501 (the server does not know such a condition).
         """
-        parameters = {"Key": name, "Body": body}
-        answers: Set[int] = {404}
-        if only_if_free:
-            parameters["IfNoneMatch"] = "*"
-            answers |= _CONDITION
+        condition, answers = _condition(only_if_free)
+        parameters = {"Key": name, "Body": body, **condition}
         for _ in range(NUM_ATTEMPTS):
             if not isinstance(body, bytes):
                 body.seek(0)
@@ -228,11 +223,9 @@ class Bucket:
     ) -> None:
         """Raises Declined as put() does, and as put_part() does."""
         parts = [{"PartNumber": n, "ETag": etag} for n, etag in enumerate(etags, 1)]
-        parameters = {"Key": name, "UploadId": upload_id, "MultipartUpload": {"Parts": parts}}
-        answers: Set[int] = {404}
-        if only_if_free:
-            parameters["IfNoneMatch"] = "*"
-            answers |= _CONDITION
+        condition, answers = _condition(only_if_free)
+        multipart = {"MultipartUpload": {"Parts": parts}, **condition}
+        parameters = {"Key": name, "UploadId": upload_id, **multipart}
         self._call("write", "complete_multipart_upload", parameters, key=key, answers=answers)
 
     def abort(self, key: str, name: str, upload_id: str) -> None:
@@ -378,6 +371,11 @@ class Bucket:
 
     def _unfit(self, reason: str) -> NoReturn:
         raise StoreError(f"{self._server()} cannot be used: it {reason}")
+
+
+def _condition(only_if_free: bool) -> tuple[dict[str, str], Set[int]]:
+    """Parameters of a write, and the statuses that a server may answer them with."""
+    return ({"IfNoneMatch": "*"}, {400, 404, 409, 412, 501}) if only_if_free else ({}, {404})
 
 
 def _read_into(body: Any, buffer: memoryview) -> int | None:

@@ -18,8 +18,7 @@ class Sizes(NamedTuple):
 
     head: int = 256 << 10  # with the opening if no range is asked for: all of a small object
     range: int = 8 << 20  # a read of more is cut into ranges, which come at the same time
-    part: int = 16 << 20  # an object of more is uploaded in parts
-    max_parts: int = 10_000  # of an object: 156 GiB
+    part: int = 16 << 20  # an object of more is uploaded in parts, 10,000 of them at most: 156 GiB
     # A copy of more goes in parts. S3 would do 5 GiB at once, but some servers are silent while
     # they copy, for longer than we wait.
     copy_part: int = 128 << 20
