@@ -54,7 +54,7 @@ from xain_coordinator.server.serve import GrpcServer
 from xain_coordinator.server.weights_port import PortTaken, WeightsPort
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.journalled import JournalledStore
-from xain_coordinator.stores.opening import OpenStore, open_store
+from xain_coordinator.stores.opening import open_store
 from xain_coordinator.stores.paths import folder_to_path
 from xain_coordinator.stores.prefixed import PrefixedAccess, PrefixedStore
 from xain_coordinator.stores.secret_files import read_secret
@@ -100,13 +100,14 @@ class Coordinator:
         self._config = config
         self._parameters = parameters
         own_data = _own_data(config)
-        self.journal = _journal(config)
-        self._opened: OpenStore | None = None
         self._first_model: FirstModel | None = None
-        try:
+        with contextlib.ExitStack() as opened:  # a lock on a file must not outlive a failed start
+            self.journal = _journal(config)
+            opened.callback(self.journal.close)
+            self.weights = open_store(config.storage)  # of all sessions
+            opened.callback(self.weights.close)
             if from_model and (new_session or not self.journal.has_session()):
-                self._opened = open_store(config.storage)
-                self._first_model = first_model(from_model, config, self.journal, self._opened)
+                self._first_model = first_model(from_model, config, self.journal, self.weights)
             first = self._first_model
             self.driver = Driver.open(
                 self.journal,
@@ -122,8 +123,7 @@ class Coordinator:
             if not resume:
                 require_same_rules(session, config, from_model)
             _require_rule(session)
-            opened = self._opened = self._opened or open_store(config.storage)
-            whole: WeightsStore = opened
+            whole: WeightsStore = self.weights
             if isinstance(whole, FileStore) and isinstance(self.journal, SqliteJournal):
                 self.journal.make_room = whole.spares.clear
             self._fence: Fence | None = None
@@ -137,19 +137,15 @@ class Coordinator:
             part = PrefixedStore(whole, session.session_id)
             self.store = JournalledStore(part, self.journal, is_new=self.driver.is_new)
             self._access: DirectAccess | None = None
-            if isinstance(opened, DirectAccess) and config.storage.presigned:
-                self._access = PrefixedAccess(opened, session.session_id)
+            if isinstance(self.weights, DirectAccess) and config.storage.presigned:
+                self._access = PrefixedAccess(self.weights, session.session_id)
             self._bucket = _xain_bucket(session, whole, self.store, config)
             # Checked first, so that the message names a journal that is behind: the objects that it
             # needs may have been dropped since.
             self._require_latest()
             _require_weights(session, self.store, config)
             self._metrics = _metrics(config, self.driver.clock)
-        except BaseException:  # its lock on the file must not outlive a failed start
-            self.journal.close()
-            if self._opened is not None:
-                self._opened.close()
-            raise
+            opened.pop_all()
         self.counters: Counter[str] = Counter()
         self._metrics_refused = RateLimitedLog(log.warning, "metrics_refused")  # anybody sends them
         workload = config.workload
@@ -197,12 +193,6 @@ class Coordinator:
         """The gRPC server, once started."""
         assert self._server is not None, "start() comes first"
         return self._server
-
-    @property
-    def weights(self) -> WeightsStore:
-        """The store with the weights of all sessions."""
-        assert self._opened is not None, "it is opened with the coordinator"
-        return self._opened
 
     async def start(self) -> None:
         """Start the servers, and resume the session or open a new one.
@@ -291,8 +281,7 @@ class Coordinator:
         its error is raised at the end."""
         self._retention.stop()
         async with contextlib.AsyncExitStack() as steps:  # the last one first
-            if self._opened is not None:
-                steps.push_async_callback(asyncio.to_thread, self._opened.close)
+            steps.push_async_callback(asyncio.to_thread, self.weights.close)
             if self._models is not None and not self.driver.is_new:
                 # Models that the watch has not shown yet: there may be no later start.
                 show = self._models.show
