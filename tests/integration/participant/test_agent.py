@@ -280,3 +280,15 @@ def test_without_an_id_it_makes_one(serve: Serve, adder: Adder) -> None:
     assert server.identities == {first.participant_id}
     second.stop()
     second.run()
+
+
+def test_an_error_of_the_observer_ends_the_run(serve: Serve) -> None:
+    """Whichever thread has told the observer, run() raises the error."""
+
+    def fail(step: str, round_: int, reason: str) -> None:
+        if step == "trained":
+            raise ValueError("no room for the log")
+
+    coordinator = serve(Ledger(rounds=2))
+    with pytest.raises(ValueError, match="no room for the log"):
+        Agent(Adder(), coordinator.target, "ward-7", observer=fail).run()
