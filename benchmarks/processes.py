@@ -137,6 +137,8 @@ class CoordinatorProcess:
 
 def _show_problems(lines: Iterator[str]) -> None:
     for line in lines:
+        if '"level": "info"' in line:
+            continue  # several a round, and there is no processor to spare for parsing them
         with suppress(ValueError):  # whatever is no JSON is of the interpreter
             if json.loads(line).get("level") not in ("error", "critical"):
                 continue
