@@ -4,11 +4,12 @@ Accounts are a part of the history (history.py), folded from the same events.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
 from xain_coordinator.core import events as e
 from xain_coordinator.core.pacing import goes_on
+from xain_coordinator.core.replacing import replace
 from xain_coordinator.core.values import Rules
 
 # Rounds in a row without counting after which a participant is named in a warning. A round for
@@ -23,7 +24,7 @@ MAX_WARNINGS = 20  # that name a participant each
 NOT_WAITED_FOR = "not waited for"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: see replacing.py
 class Account:
     """Account of one participant: rounds that it was selected for and counted in.
 

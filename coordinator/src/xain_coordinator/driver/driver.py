@@ -116,7 +116,7 @@ class Driver:
     max_unsaved_records = 30_000
     # How long an update that leaves its round open waits for others to be committed with, at most.
     # A commit costs a small round a tenth of its time, and the last update would have to wait.
-    gather_s = 0.005
+    gather_s = 0.01
 
     def __init__(
         self,

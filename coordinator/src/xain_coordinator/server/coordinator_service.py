@@ -29,7 +29,7 @@ from xain_coordinator.core.answers import MAX_REASON
 from xain_coordinator.core.errors import InvalidName, InvalidTags, ProfileMismatch
 from xain_coordinator.core.evaluation import checked
 from xain_coordinator.core.membership import RECONNECTS_PER_S, check_name, reconnect_spread_s
-from xain_coordinator.core.questions import AssignmentFor, advertise
+from xain_coordinator.core.questions import AssignmentFor, advertise, ask
 from xain_coordinator.core.values import (
     DataProfile,
     Evaluation,
@@ -291,12 +291,11 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     ) -> pb.StartTrainingRoundResponse:
         """known_metadata: digest of those that the participant has; empty if it has none."""
         reply = await self._driver.ask(AssignmentFor(participant_id))
+        if (work := self._made_work(reply, known_metadata)) is not None:
+            return work
         assert isinstance(reply, r.Assignment)
         metadata_digest = self._metadata_digest(reply.model.metadata)
         is_known = known_metadata == metadata_digest != b""
-        made = self._work.get(is_known)
-        if made is not None and made[0] == reply:
-            return made[1]
         ref = reply.model.ref
         encoding = self._inbox.encoding_for(reply.model)
         data = await self._downloads.inline(ref)
@@ -328,6 +327,15 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             self._work[is_known] = (reply, work)  # it offers nobody a URL of its own
         return work
 
+    def _made_work(
+        self, reply: r.Reply, known_metadata: bytes
+    ) -> pb.StartTrainingRoundResponse | None:
+        """The message of an assignment if it was made for another participant; else None."""
+        assert isinstance(reply, r.Assignment)
+        metadata_digest = self._metadata_digest(reply.model.metadata)
+        made = self._work.get(known_metadata == metadata_digest != b"")
+        return made[1] if made is not None and made[0] == reply else None
+
     def _metadata_digest(self, metadata: Mapping[str, str]) -> bytes:
         """Digest by which participants name metadata; empty for none."""
         if not metadata:
@@ -342,34 +350,11 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     ) -> pb.EndTrainingRoundResponse:
         participant_id = self._caller(context)
         check_name(request.participant_id)
-        round_ = request.round if request.HasField("round") else None
         trained = self._driver.session.trained_by(participant_id)
         try:
-            async with self._inbox.handing_in(participant_id):
-                session = self._driver.session  # read under the lock
-                number = round_
-                if number is None:
-                    number = session.round_of_call(participant_id, has_upload=True)
-                weights = await self._obtained(participant_id, number, request)
-                inside = request.update.data  # a small update
-                if round_ is None and weights is None:
-                    number = session.round_of_call(participant_id, has_upload=False)
-                points = self._parse_points(participant_id, number, request.metrics)
-                evaluation = self._evaluation(participant_id, number, request)
-                await self._driver.submit(
-                    c.EndTrainingRound(
-                        participant_id=participant_id,
-                        round=number,
-                        num_samples=request.number_samples,
-                        weights=weights,
-                        metrics=points,
-                        training=newest_metrics(points, evaluation),
-                        evaluation=evaluation,
-                        layout=layout_of(request.layout),
-                        attempt=request.attempt,
-                    ),
-                    inside,
-                )
+            with self._inbox.handing_in(participant_id) as lock:
+                async with lock:
+                    number = await self._hand_in(participant_id, request)
         except errors.UnusableUpdate as refusal:
             await self._note_refusal(participant_id, trained, refusal)
             raise
@@ -378,11 +363,39 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 c.NoteGroupBroken(participant_id, trained, request.attempt, str(refusal))
             )
             raise
-        if request.takes_next_round and inside:
+        if request.takes_next_round and request.update.data:
             return pb.EndTrainingRoundResponse(
                 next_round=await self._next_round(participant_id, number, request.known_metadata)
             )
         return pb.EndTrainingRoundResponse()
+
+    async def _hand_in(self, participant_id: str, request: pb.EndTrainingRoundRequest) -> int:
+        """Hand in an update, and return the number of its round. The caller is `handing_in`."""
+        session = self._driver.session
+        round_ = request.round if request.HasField("round") else None
+        number = round_
+        if number is None:
+            number = session.round_of_call(participant_id, has_upload=True)
+        weights = await self._obtained(participant_id, number, request)
+        if round_ is None and weights is None:
+            number = session.round_of_call(participant_id, has_upload=False)
+        points = self._parse_points(participant_id, number, request.metrics)
+        evaluation = self._evaluation(participant_id, number, request)
+        await self._driver.submit(
+            c.EndTrainingRound(
+                participant_id=participant_id,
+                round=number,
+                num_samples=request.number_samples,
+                weights=weights,
+                metrics=points,
+                training=newest_metrics(points, evaluation),
+                evaluation=evaluation,
+                layout=layout_of(request.layout),
+                attempt=request.attempt,
+            ),
+            request.update.data,  # a small update
+        )
+        return number
 
     async def _next_round(
         self, participant_id: str, round_: int, known_metadata: bytes
@@ -482,7 +495,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """Whether the answer to the participant's update carried this message about the next
         round."""
         told = self._next_rounds.get(participant_id)
-        return told is not None and await asyncio.shield(told) == message
+        if told is None:
+            return False
+        return (told.result() if told.done() else await asyncio.shield(told)) == message
 
     def _news_of(self, seen: r.Advertisement) -> pb.WatchResponse:
         if self._news is not None and self._news[0] == seen:
@@ -505,8 +520,12 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self, message: pb.WatchResponse, participant_id: str, known_metadata: bytes
     ) -> pb.WatchResponse:
         try:
-            async with asyncio.timeout(NEWS_S):
-                work = await self._work_of(participant_id, known_metadata)
+            # Of what is on the disk, as the message is.
+            reply = ask(self._driver.session, AssignmentFor(participant_id))
+            work = self._made_work(reply, known_metadata)
+            if work is None:
+                async with asyncio.timeout(NEWS_S):
+                    work = await self._work_of(participant_id, known_metadata)
         except (errors.Refusal, StoreError, TimeoutError):
             # The round has moved on, or the store is away: the news goes out all the same, and
             # whoever wants the work asks for it.
@@ -614,9 +633,11 @@ def _accepts_update(before: pb.WatchResponse, message: pb.WatchResponse) -> bool
     """Whether the update of this participant was accepted, and nothing else is new. The answer to
     its EndTrainingRound tells the participant, and heartbeats do; a message for each update would
     be every second message of a small round."""
+    if not message.update_accepted:
+        return False
     accepted = pb.WatchResponse(update_accepted=True)
     accepted.MergeFrom(before)
-    return message.update_accepted and message == accepted
+    return message == accepted
 
 
 def _profile(message: pb.DataProfile) -> DataProfile:

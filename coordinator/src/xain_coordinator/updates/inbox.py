@@ -15,8 +15,8 @@ The core is asked once before the bytes are taken in, and decides once when the 
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -175,12 +175,12 @@ class Inbox:
 
     # --- handing in ---
 
-    @asynccontextmanager
-    async def handing_in(self, participant_id: str) -> AsyncIterator[None]:
-        """Let no other call store or hand in an update of the participant meanwhile."""
+    @contextmanager
+    def handing_in(self, participant_id: str) -> Iterator[asyncio.Lock]:
+        """The lock to hold, so that no other call stores or hands in an update of the participant
+        meanwhile."""
         with self._slot(participant_id) as slot:
-            async with slot.lock:
-                yield
+            yield slot.lock
 
     async def obtain(
         self, participant_id: str, round_: int, reference: Reference
