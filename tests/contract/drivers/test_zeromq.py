@@ -1,34 +1,7 @@
 """What only the driver of ZeroMQ does."""
 
-import socket
-import time
-
 from support.drivers import Receiving, closing_all, received
 from xain_messaging.drivers.zeromq import MAX_WAITING, ZmqDriver
-
-
-def test_a_driver_that_is_woken_in_between_is_woken_once() -> None:
-    """Somebody receives just when it is: no later wait ends early for that."""
-    driver = Receiving(ZmqDriver())
-
-    class Between:
-        def __init__(self, inner: socket.socket) -> None:
-            self.inner = inner
-
-        def send(self, data: bytes) -> int:
-            driver.receive(0.01)
-            return self.inner.send(data)
-
-        def close(self) -> None:
-            self.inner.close()
-
-    with closing_all(driver):
-        driver.driver._waker = Between(driver._waker)  # type: ignore[assignment]  # all that it uses
-        driver.wake()
-        assert driver.receive(None) is None
-        begun_at = time.monotonic()
-        assert driver.receive(0.2) is None
-        assert time.monotonic() - begun_at >= 0.2
 
 
 def test_who_sends_too_much_over_zeromq_waits() -> None:

@@ -6,7 +6,6 @@ has to prove its name: ZeroMQ is for trusted networks. For others the gRPC drive
 """
 
 import math
-import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,14 +27,14 @@ SILENCE_MS: Final = 30_000
 
 # Packets that wait in ZeroMQ for run(), of each peer. Beyond it their senders wait.
 MAX_WAITING: Final = 64
-# Packets that are handled before run() returns.
-MAX_AT_ONCE: Final = 64
-
-# pyzmq's enums cost more than the call that they are for.
-_EVENTS: Final = int(zmq.EVENTS)
-_POLLIN: Final = int(zmq.POLLIN)
+# pyzmq's enums cost more than the call that they are for, and so does its send() in Python.
 _RCVMORE: Final = int(zmq.RCVMORE)
 _SNDMORE: Final = int(zmq.SNDMORE)
+_NOBLOCK: Final = int(zmq.NOBLOCK)
+_send: Final[Callable[..., Any]] = zmq.backend.Socket.send
+
+# An empty packet from here, which lets run() return.
+WAKE: Final = "inproc://wake"
 
 # Two for each peer. A socket that is not made costs nothing.
 MAX_SOCKETS: Final = 65_536
@@ -62,13 +61,13 @@ class ZmqDriver:
         self._sockets: dict[str, zmq.Socket[bytes]] = {}  # by peer
         self._is_closed = False
         self._on_packet: Callable[[Frames], None] = lambda frames: None
-        # Both ends of it are sockets of the system, so that a signal handler may wake.
-        self._woken, self._waker = socket.socketpair()
-        self._woken.setblocking(False)
-        self._waker.setblocking(False)
         self._pull = self._open(zmq.PULL, {zmq.RCVHWM: MAX_WAITING})
         self.address = f"tcp://{host_told}:{self._pull.bind_to_random_port(f'tcp://{host}')}"
-        self._polled: list[Any] = [(self._pull, _POLLIN), (self._woken.fileno(), _POLLIN)]
+        self._timeout_ms = -1  # of self._pull
+        self._pull.bind(WAKE)
+        self._waker = self._open(zmq.PUSH, {})
+        self._waker.connect(WAKE)
+        self._waking = threading.RLock()  # a signal handler may wake while its thread does
 
     def _open(self, kind: int, options: dict[zmq.SocketOption, int]) -> "zmq.Socket[bytes]":
         opened = self._context.socket(kind)
@@ -117,7 +116,7 @@ class ZmqDriver:
         for frame in frames:
             left -= 1
             size = frame.nbytes if isinstance(frame, memoryview) else len(frame)
-            push.send(frame, _SNDMORE if left else 0, copy=size < HAND_OVER_BYTES)
+            _send(push, frame, _SNDMORE if left else 0, size < HAND_OVER_BYTES)
 
     # --- in ---
 
@@ -128,27 +127,25 @@ class ZmqDriver:
         with self._running:
             if self._is_closed:
                 return
-            ready = zmq.zmq_poll(self._polled, math.ceil(1000 * min(timeout_s, LONGEST_S)))
-            if len(ready) > 1 or (ready and ready[0][0] is not self._pull):
-                self._drain_woken()
-            pull, num_left = self._pull, MAX_AT_ONCE
-            while num_left and int(pull.getsockopt(_EVENTS)) & _POLLIN:
-                num_left -= 1
+            timeout_ms = math.ceil(1000 * min(timeout_s, LONGEST_S))
+            pull = self._pull
+            if timeout_ms != self._timeout_ms:
+                pull.setsockopt(zmq.RCVTIMEO, timeout_ms)
+                self._timeout_ms = timeout_ms
+            try:
                 frames: list[Frame] = [pull.recv()]
                 while pull.getsockopt(_RCVMORE):
                     # Frames after the first are arrays, and stay in the memory they came in.
                     frames.append(pull.recv(copy=False).buffer)
+            except zmq.Again:
+                return
+            if frames[0] or len(frames) > 1:
                 self._on_packet(frames)
 
-    def _drain_woken(self) -> None:
-        with suppress(BlockingIOError):
-            while len(self._woken.recv(4096)) == 4096:
-                pass
-
     def wake(self) -> None:
-        # Full: then it wakes anyway. Closed: no thread waits there.
-        with suppress(BlockingIOError, OSError):
-            self._waker.send(b"w")
+        with self._waking, suppress(zmq.Again):  # Again: others wake it already
+            if not self._waker.closed:
+                self._waker.send(b"", _NOBLOCK)
 
     # --- the end ---
 
@@ -162,8 +159,8 @@ class ZmqDriver:
                 push.close(linger=round(1000 * min(linger_s, LONGEST_S)))
             self._sockets.clear()
             self._pull.close(linger=0)
-            self._woken.close()
-            self._waker.close()
+            with self._waking:
+                self._waker.close(linger=0)
             self._context.term()  # it waits for the packets that linger
 
     def _check_open(self) -> None:
