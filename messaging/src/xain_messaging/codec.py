@@ -3,11 +3,11 @@
     frames = [envelope, array, array, ...]
 
 The envelope is msgpack, encoded with the head of its packet if it is small and plain, see parts(),
-and by itself otherwise: a list of the format's version, tag, session id, message id, type and stage
-(None for a message that has none), and the body. In the body an array is an extension of type 1,
-which holds the number of its frame, its dtype and its shape; an array of up to 1 KiB lies in the
-extension itself, and so does each that is beyond the first 4,095. Who sent the message, and to
-whom, the connection tells.
+and by itself otherwise: a list of the format's version, tag, session id, message id, the number of
+its stage (None for a message that has none), and the body. In the body an array is an extension of
+type 1, which holds the number of its frame, its dtype and its shape; an array of up to 1 KiB lies
+in the extension itself, and so does each that is beyond the first 4,095. Who sent the message, and
+to whom, the connection tells.
 
 Nothing is pickled, so nothing that comes is run. What msgpack has no words for is refused at the
 sender: sets, objects, dates, integers beyond 64 bits, arrays of objects, and arrays that are more
@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xain_messaging.errors import BodyError, MalformedMessage
-from xain_messaging.messages import STAGES, Body, Message, SessionMessage
+from xain_messaging.messages import STAGES, Body, Message, SessionMessage, SessionStage
 from xain_messaging.spare import spare
 
 VERSION: Final = 1
@@ -50,13 +50,13 @@ MAX_PLAIN = 4096  # elements of text or bytes in such an envelope
 PLAIN_BYTES = 100  # in such an envelope beside them: ids and a tag
 
 _ARRAY: Final = 1
-# As they travel: the value of the type, and the position of the stage.
-_STAGES: Final = {
-    (kind.value, position): (kind, stage)
-    for kind, stages in STAGES.items()
-    for position, stage in enumerate(stages)
+# As they travel: the number of a stage among those of all types.
+_STAGES: Final = dict(
+    enumerate((kind, stage) for kind, stages in STAGES.items() for stage in stages)
+)
+_NUMBERS: Final[dict[SessionStage | None, int]] = {
+    stage: number for number, (_, stage) in _STAGES.items()
 }
-_WIRE: Final = {stage: wire for wire, (_, stage) in _STAGES.items()}
 _KINDS: Final = "biufc"  # of dtypes: truth values, integers, floats, complex numbers
 _ARRAYS: Final = (np.ndarray, np.memmap)  # but no other subclass: what it adds would be lost
 _FOREIGN: Final = frozenset({msgpack.ExtType, msgpack.Timestamp})
@@ -78,8 +78,11 @@ def parts(message: Message) -> Parts:
     """
     body = message.body
     kind = type(body)
-    if not (_is_short_text(message.session_id) and _is_short_text(message.message_id)):
+    ids = (message.session_id, message.message_id)
+    if not (type(ids[0]) is type(ids[1]) is str and len(ids[0]) + len(ids[1]) <= MAX_ID):
         return encode(message)  # which refuses what cannot be sent before it is kept
+    if not (ids[0].isascii() and ids[1].isascii()):
+        return encode(message)
     if (kind is bytes or (kind is str and body.isascii())) and len(body) <= MAX_PLAIN:
         return (_envelope(message),)
     if body is None or kind is float or kind is bool:
@@ -87,15 +90,8 @@ def parts(message: Message) -> Parts:
     return encode(message)
 
 
-def _is_short_text(own_id: object) -> bool:
-    return type(own_id) is str and own_id.isascii() and len(own_id) <= MAX_ID
-
-
 def _envelope(message: Message) -> tuple[Any, ...]:
-    stage = None
-    if isinstance(message, SessionMessage):
-        assert message.session_stage is not None  # since __post_init__
-        stage = _WIRE[message.session_stage]
+    stage = _NUMBERS[message.session_stage] if isinstance(message, SessionMessage) else None
     return (VERSION, message.tag, message.session_id, message.message_id, stage, message.body)
 
 
@@ -315,9 +311,9 @@ def decode(frames: Parts, source: str, destination: str) -> Message:
             return Message(
                 tag, source, destination, body, session_id=session_id, message_id=message_id
             )
-        more = (body, *_STAGES[tuple(stage)])
+        kind, at = _STAGES[stage]
         return SessionMessage(
-            tag, source, destination, *more, session_id=session_id, message_id=message_id
+            tag, source, destination, body, kind, at, session_id=session_id, message_id=message_id
         )
     except MalformedMessage:
         raise

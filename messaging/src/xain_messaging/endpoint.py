@@ -25,6 +25,7 @@ from typing import TypeVar
 
 from xain_foundation.backoff import Backoff
 from xain_foundation.logger import get_logger
+from xain_foundation.names import why_not
 from xain_messaging.codec import Frames, Parts, decode, num_bytes
 from xain_messaging.errors import (
     Closed,
@@ -33,13 +34,12 @@ from xain_messaging.errors import (
     OutboxFull,
     UnknownPeer,
 )
-from xain_messaging.inbox import Entry, Inbox
+from xain_messaging.inbox import Inbox
 from xain_messaging.links import (
     COLLECTIVE,
     MESSAGE,
     Bounds,
     Delivery,
-    Head,
     Kind,
     Link,
     Packet,
@@ -61,8 +61,6 @@ PROBE_S = 0.5
 MAX_PROBE_S = 30.0
 # How long a proxy that closes waits until its peers say that they have received its messages.
 HEARD_S = 1.0
-# How long close() waits for the I/O thread.
-END_S = 5.0
 # Names that are not in the group yet, and that have sent something which is to be asked for.
 MAX_UNKNOWN_PEERS = 1024
 # Characters in the log of why a message could not be handled.
@@ -90,6 +88,7 @@ class Endpoint:
     # How long the I/O thread leaves the driver to a program that does not wait, and how long a
     # program that waits runs the driver in vain.
     poll_s = 0.01
+    end_s = 5.0  # how long close() waits for the I/O thread, beyond the time to linger
     forget_s = 3600.0  # how long messages are kept for a peer that is away
     # Peers that have left. Beyond it the first to leave are forgotten sooner, unless something is
     # kept for them, or waits here.
@@ -123,7 +122,7 @@ class Endpoint:
         self._resume = threading.Event()  # the I/O thread is to run the driver again
         self._packet: Frames | None = None  # that is being handled
         self._num_packets = 0
-        self._close_later: float | None = None  # when the poller comes out of the driver
+        self._linger_s = 0.0  # of close()
         self._links: dict[str, Link] = {}
         self._unsent: dict[str, Link] = {}  # with messages that travel at _send_at, or sooner
         self._received: list[Delivery] = []  # messages that the program may be working at
@@ -267,15 +266,15 @@ class Endpoint:
     def post(self, message: Message, kind: Kind, frames: Parts, deadline: float) -> None:
         """Send as try_to_post() does, but wait for room. Raises OutboxFull if there is none by the
         deadline."""
-        why_not: str | None = None
+        refusal: str | None = None
 
         def attempt() -> bool | None:
-            nonlocal why_not
-            why_not = self.try_to_post(message, kind, frames)
-            return True if why_not is None else None
+            nonlocal refusal
+            refusal = self.try_to_post(message, kind, frames)
+            return True if refusal is None else None
 
         if self.wait_for(attempt, deadline, is_working=True) is None:
-            raise OutboxFull(str(why_not))
+            raise OutboxFull(str(refusal))
 
     def try_to_post(self, message: Message, kind: Kind, frames: Parts) -> str | None:
         """Send a message, or keep it for a peer that is away. The frames, which are those of the
@@ -294,8 +293,8 @@ class Endpoint:
                 if peer == self.name
                 else f"nobody called {peer!r} has been in the group"
             )
-        if why_not := link.why_no_room(size):
-            return why_not
+        if (refusal := link.why_no_room(size)) is not None:
+            return refusal
         if isinstance(message, SessionMessage):
             self.sessions.send(message)  # before anything can answer it
         if self._received:
@@ -309,15 +308,17 @@ class Endpoint:
             self._has_posted = True
             if self._due_at > self._send_at:
                 self._wake_io()
-        if link.owes_ack:  # the peer is away, or other messages go first
-            self._owe(link)
+            if link.owes_ack:  # other messages go first
+                self._owe(link)
         return None
 
     def _send_batches(self, link: Link) -> None:
         while (packet := link.next_packet()) is not None:
             self._send(link, packet)
         self._unsent.pop(link.name, None)
-        if not link.owes_ack:  # it went with the messages
+        if link.owes_ack:  # the peer is away
+            self._owe(link)
+        else:  # it went with the messages
             self._owed.pop(link.name, None)
 
     def has_room(self, peer: str, size_bytes: int) -> bool:
@@ -330,11 +331,10 @@ class Endpoint:
         waits, or answers. Call it under `lock`."""
         self._received.append(delivery)
 
-    def not_received(self, entries: Sequence[Entry]) -> None:
+    def not_received(self, entries: Sequence[Delivery]) -> None:
         """The program has not got these messages after all: put them back into the inbox, not
         acknowledged if they are not yet. Call it under `lock`."""
-        back = {entry.delivery for entry in entries}
-        self._received = [delivery for delivery in self._received if delivery not in back]
+        self._received = [delivery for delivery in self._received if delivery not in entries]
         self.inbox.put_back(entries)
 
     def _take_received(self, peer: str | None = None) -> None:
@@ -398,57 +398,49 @@ class Endpoint:
         """
         has_polled = False
         while True:
-            with self.lock:
-                if self._failure is not None:
-                    raise self._failure
-                if self._packet is not None:
-                    self._handle_packet()
-                if self._received and not is_working:
-                    self._take_received()
-                if self._unsent:
-                    self._send_unsent()
-                result = attempt()
-                if result is not None:
-                    if has_polled and self._waiters:
-                        self._notify()  # another thread may poll
-                    return result
-                now = time.monotonic()
-                left_s = deadline - now
-                can_poll = now < self._poll_until and not (self._poller or self._is_polling)
-                if left_s <= 0 and (has_polled or not can_poll):
-                    return None
-                if not can_poll:
-                    waiter = threading.Lock()
-                    waiter.acquire()
-                    self._waiters.append(waiter)
-            if can_poll:
-                has_polled = self._poll(max(0.0, min(left_s, self.poll_s)))
+            me = 0
+            try:
+                with self.lock:
+                    if self._failure is not None:
+                        raise self._failure
+                    if self._packet is not None:
+                        self._handle_packet()
+                    if self._received and not is_working:
+                        self._take_received()
+                    if self._unsent:
+                        self._send_unsent()
+                    result = attempt()
+                    if result is not None:
+                        if has_polled and self._waiters:
+                            self._notify()  # another thread may poll
+                        return result
+                    now = time.monotonic()
+                    left_s = deadline - now
+                    can_poll = now < self._poll_until and not (self._poller or self._is_polling)
+                    if left_s <= 0 and (has_polled or not can_poll):
+                        return None
+                    if can_poll:
+                        before = self._num_packets
+                        me = self._poller = threading.get_ident()
+                    else:
+                        waiter = threading.Lock()
+                        waiter.acquire()
+                        self._waiters.append(waiter)
+                if me:
+                    self._driver.run(max(0.0, min(left_s, self.poll_s)))
+            finally:
+                if me:
+                    self._poller = 0
+            if me:
+                has_polled = True
+                if self._num_packets > before or left_s < self.poll_s:
+                    self._poll_until = time.monotonic() + self.poll_s
+                else:  # nothing has come for poll_s: the I/O thread goes on
+                    self._poll_until = 0.0
+                    self._resume.set()
             elif not waiter.acquire(timeout=min(left_s, LONGEST_S)):
                 with self.lock, suppress(ValueError):  # it has been notified meanwhile
                     self._waiters.remove(waiter)
-
-    def _poll(self, timeout_s: float) -> bool:
-        """Run the driver in a thread of the program. If nothing comes for poll_s, the I/O thread
-        goes on. Returns whether the driver has run."""
-        me = 0
-        try:
-            with self.lock:
-                if self._poller or self._is_polling:
-                    return False  # another thread was faster
-                before = self._num_packets
-                me = self._poller = threading.get_ident()
-            self._driver.run(timeout_s)
-        finally:
-            if me:
-                self._poller = 0
-            if self._close_later is not None:
-                self._driver.close(self._close_later)
-        if self._num_packets > before or timeout_s < self.poll_s:
-            self._poll_until = time.monotonic() + self.poll_s
-        else:
-            self._poll_until = 0.0
-            self._resume.set()
-        return True
 
     def _notify(self) -> None:
         """Let the threads in wait_for() look again."""
@@ -479,30 +471,28 @@ class Endpoint:
         try:
             if self._packet and self._failure is None:
                 head = read_head(self._packet[0])
-                if head.to == self.name:  # and not of a process that was at this address before
-                    self._handle(head, self._packet[1:])
+                link = self._links.get(head.name)
+                if head.to != self.name:
+                    pass  # of a process that was at this address before
+                elif link is not None:
+                    for delivery in link.received(head, self._packet[1:]):
+                        self._hand(delivery)
+                    if head.kind != MESSAGE:
+                        for packet in link.again(head):
+                            self._send(link, packet)
+                    if link.owes_ack:
+                        self._owe(link)
+                elif len(self._unknown_peers) < MAX_UNKNOWN_PEERS and not why_not(head.name):
+                    # It is asked for the packet when the roster lists it.
+                    self._unknown_peers.add(head.name)
         except MalformedMessage as error:
             log.warning("malformed_message", error=str(error))
         self._packet = None
 
-    def _handle(self, head: Head, arrays: Frames) -> None:
-        link = self._links.get(head.name)
-        if link is None:
-            if len(self._unknown_peers) < MAX_UNKNOWN_PEERS:
-                self._unknown_peers.add(head.name)
-            return  # it is asked for the packet when the roster lists it
-        for delivery in link.received(head, arrays):
-            self._hand(delivery)
-        if head.kind != MESSAGE:
-            for packet in link.again(head):
-                self._send(link, packet)
-        if link.owes_ack:
-            self._owe(link)
-
     def _hand(self, delivery: Delivery) -> None:
         """Hand over a message that counts as heard: it is not sent again."""
         try:
-            message = decode(delivery.frames, delivery.peer, self.name)
+            message = delivery.message = decode(delivery.frames, delivery.peer, self.name)
             if delivery.kind == COLLECTIVE:
                 self._on_collective(message, delivery)
             elif isinstance(message, SessionMessage) and not (
@@ -514,7 +504,7 @@ class Endpoint:
                 )
                 self.take(delivery)
             else:
-                self.inbox.add(message, delivery)
+                self.inbox.add(delivery)
                 if isinstance(message, SessionMessage):
                     self.sessions.received(message)
             delivery.is_handed = True
@@ -546,7 +536,7 @@ class Endpoint:
             while True:
                 with self.lock:
                     if self._failure is not None:
-                        return
+                        break
                     self._resume.clear()
                     now = time.monotonic()
                     wait_s = self._do_what_is_due(now)
@@ -563,6 +553,8 @@ class Endpoint:
                     self._driver.run(wait_s)
                 else:
                     self._resume.wait(min(wait_s, self.poll_s))
+            if isinstance(self._failure, Closed):
+                self._driver.close(self._linger_s)
         except Exception as error:  # a defect: the program must not wait for what never comes
             log.exception("messaging_failed", peer=self.name)
             self._on_lost(MessagingError(f"the I/O thread has failed: {error!r}"))
@@ -651,33 +643,34 @@ class Endpoint:
         self.wait_for(lambda: None if unheard() else True, deadline)
 
     def _end(self, linger_s: float, *, has_failed: bool) -> None:
-        with self.lock:
-            if isinstance(self._failure, Closed):
-                return
-            if not has_failed:
-                self._take_received()
-                self._send_acks()
-            for link in self._links.values():
-                self._send_batches(link)
-                self._send(link, None if has_failed else link.leaving())
-                if link.num_kept and not link.is_here:
-                    log.warning("not_delivered", peer=link.name, num_messages=link.num_kept)
-            self._failure = Closed(f"{self.name!r} has been closed")
-            self._notify()
         try:
-            self._resume.set()
-            self._driver.wake()
-            if self._io.is_alive():
-                self._io.join(END_S)
+            with self.lock:
+                if not isinstance(self._failure, Closed):
+                    self._send_last(has_failed=has_failed)
         finally:  # an interrupt too
+            self._linger_s = linger_s
+            self._failure = Closed(f"{self.name!r} has been closed")
             try:
-                if self._poller == threading.get_ident():  # this is in a signal handler
-                    self._close_later = linger_s
-                else:
+                self.wake()
+                self._resume.set()
+                self._driver.wake()
+                if not self._io.is_alive():
                     self._driver.close(linger_s)
+                elif self._poller != threading.get_ident():  # this may be in a signal handler
+                    self._io.join(linger_s + self.end_s)
             finally:
                 with suppress(MessagingError):  # it expires by itself
                     self.membership.leave()
+
+    def _send_last(self, *, has_failed: bool) -> None:
+        if not has_failed:
+            self._take_received()
+            self._send_acks()
+        for link in self._links.values():
+            self._send_batches(link)
+            self._send(link, None if has_failed else link.leaving())
+            if link.num_kept and not link.is_here:
+                log.warning("not_delivered", peer=link.name, num_messages=link.num_kept)
 
 
 def _wake_all(waiters: Sequence[threading.Lock]) -> None:

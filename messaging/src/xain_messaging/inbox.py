@@ -4,18 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import msgspec
-
 from xain_messaging.links import Delivery
-from xain_messaging.messages import Message
-
-
-class Entry(msgspec.Struct, eq=False, frozen=True, gc=False):
-    """A message in the queue. number: its position in the order of arrival, from 1 on."""
-
-    number: int
-    message: Message
-    delivery: Delivery
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +18,7 @@ class Awaited:
 
     sessions: dict[str, int] = field(default_factory=dict)
     seen: int = 0
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[Delivery] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -40,17 +29,17 @@ class Inbox:
     """
 
     newest: int = 0
-    _entries: OrderedDict[int, Entry] = field(default_factory=OrderedDict)
+    _entries: OrderedDict[int, Delivery] = field(default_factory=OrderedDict)
     _awaited: list[Awaited] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, message: Message, delivery: Delivery) -> None:
+    def add(self, entry: Delivery) -> None:
         """Put a message at the end of the queue. Twice does no harm."""
-        number = delivery.position = delivery.position or self.newest + 1
+        number = entry.position = entry.position or self.newest + 1
         self.newest = max(self.newest, number)
-        self._entries[number] = Entry(number, message, delivery)
+        self._entries[number] = entry
 
     def reserve(self, awaited: Awaited) -> None:
         """Keep the answers in its sessions for this call, until release()."""
@@ -62,21 +51,22 @@ class Inbox:
             self._awaited.remove(awaited)
         return bool(awaited.sessions)
 
-    def oldest(self, last: int | None = None) -> Entry | None:
+    def oldest(self, last: int | None = None) -> Delivery | None:
         """Return the first message that no call awaits, up to the number `last`; None if there is
         none."""
         for number, entry in self._entries.items():
             if last is not None and number > last:
                 break
-            if not self._awaited or not self._is_awaited(entry.message):
+            if not self._awaited or not self._is_awaited(entry):
                 return entry
         return None
 
-    def _is_awaited(self, message: Message) -> bool:
+    def _is_awaited(self, entry: Delivery) -> bool:
+        message = entry.message
         is_open = any(message.session_id in one.sessions for one in self._awaited)
         return is_open and not message.is_request
 
-    def new_answers(self, awaited: Awaited) -> list[Entry]:
+    def new_answers(self, awaited: Awaited) -> list[Delivery]:
         """Return the messages in the sessions of a call, acks included, that have come since its
         last look, in their order."""
         found = []
@@ -89,12 +79,12 @@ class Inbox:
         awaited.seen = self.newest
         return found[::-1]
 
-    def pop(self, entry: Entry) -> None:
+    def pop(self, entry: Delivery) -> None:
         """Remove a message from the queue."""
-        del self._entries[entry.number]
+        del self._entries[entry.position]
 
-    def put_back(self, entries: Iterable[Entry]) -> None:
+    def put_back(self, entries: Iterable[Delivery]) -> None:
         """Put messages that were popped, and that no call has returned, back to the front."""
-        for entry in sorted(entries, key=lambda entry: -entry.number):
-            self._entries[entry.number] = entry
-            self._entries.move_to_end(entry.number, last=False)
+        for entry in sorted(entries, key=lambda entry: -entry.position):
+            self._entries[entry.position] = entry
+            self._entries.move_to_end(entry.position, last=False)

@@ -46,15 +46,15 @@ for. received() may be called again for the same packet: it goes on where it was
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from operator import ge, itemgetter
+from itertools import takewhile
+from operator import itemgetter
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 
 from xain_messaging.codec import Frame, Frames, Parts, Plain, num_bytes
 from xain_messaging.errors import MalformedMessage
-from xain_messaging.messages import check_names
+from xain_messaging.messages import Message
 
 # Acks travel with messages that go the other way. When none goes: after so many messages or bytes,
 # or a moment later, see endpoint.py.
@@ -144,13 +144,16 @@ class Head(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(Head)
-_NUMBER: Final = itemgetter(0)
 _NUM_ARRAYS: Final = itemgetter(2)
+
+
+NO_MESSAGE: Final = Message("none", "none", "none")
 
 
 class Delivery(msgspec.Struct, eq=False, gc=False):
     """A message that has come: to be handed to the program, and then to Link.take().
 
+    message: once it is decoded.
     position: in the inbox, once the message is to be put there.
     is_handed: the program has it, or will get it from the inbox.
     """
@@ -161,6 +164,7 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
     kind: str
     frames: Parts
     num_bytes: int
+    message: Message = NO_MESSAGE
     position: int = 0
     is_handed: bool = False
     is_taken: bool = False
@@ -354,9 +358,9 @@ class Link:
     ) -> bytes:
         told: tuple[int, int, int, Sequence[int]] = (0, 0, 0, ())
         if self._num_untold or kind != MESSAGE:
-            taken, untaken = self._heard, list(islice(self._untaken, MAX_UNTAKEN + 1))
+            taken, untaken = self._heard, list(self._untaken)
             if len(untaken) > MAX_UNTAKEN:
-                taken = untaken.pop() - 1
+                taken, untaken = untaken[MAX_UNTAKEN] - 1, untaken[:MAX_UNTAKEN]
             told = (self._incarnation, self._heard, taken, untaken)
             self._num_untold = self._untold_bytes = 0
         who = (kind, self.own_name, self.name, self.own_incarnation)
@@ -403,6 +407,8 @@ class Link:
         totals, untaken, follows, at = self.totals, self._untaken, head.follows, 0
         for number, kind, num_frames, envelope in head.messages:
             begin, at = at, at + num_frames
+            if number <= follows:  # numbers rise: no peer of ours sends that, nor what is after it
+                break
             if number <= self._heard:
                 delivery = untaken.get(number)
                 if delivery is None or delivery.is_handed:
@@ -424,7 +430,7 @@ class Link:
                         )
                 break
             else:
-                whole = (envelope, *frames[begin:at]) if num_frames else (envelope,)
+                whole = (envelope, *frames[begin:at])
                 size = num_bytes(whole)
                 delivery = Delivery(self.name, head.incarnation, number, kind, whole, size)
                 found.append(delivery)
@@ -462,13 +468,9 @@ class Link:
     def _drop_taken(self, head: Head) -> None:
         """Drop the kept messages that the peer has taken."""
         self._told_heard = max(self._told_heard, head.heard)
-        untaken = set(head.untaken)
-        taken = []
-        for number in self._kept:
-            if number > head.taken:
-                break
-            if number not in untaken:
-                taken.append(number)
+        taken = [*takewhile(head.taken.__ge__, self._kept)]
+        if head.untaken:
+            taken = [*set(taken).difference(head.untaken)]
         self._forget_kept(taken)
 
     def _forget_kept(self, numbers: list[int]) -> None:
@@ -485,12 +487,7 @@ class Link:
 def read_head(frame: Frame) -> Head:
     """Read the head of a packet. Raises MalformedMessage, whatever the bytes are."""
     try:
-        head = _DECODER.decode(frame)
-        check_names(head.name, head.to)
+        return _DECODER.decode(frame)
     # RecursionError: of lists in each other.
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise MalformedMessage(f"not the head of a packet: {error!s:.200}") from None
-    numbers = [*map(_NUMBER, head.messages)]
-    if numbers and (numbers[0] < 1 or any(map(ge, numbers, numbers[1:]))):
-        raise MalformedMessage("not the head of a packet: the numbers of its messages must rise")
-    return head

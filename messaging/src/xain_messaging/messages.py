@@ -71,9 +71,10 @@ STAGES: Final[dict[SessionType, tuple[SessionStage, ...]]] = {
 }
 
 
-_POSITIONS: Final = {
+POSITIONS: Final[dict[SessionStage | None, int]] = {
     stage: position for stages in STAGES.values() for position, stage in enumerate(stages)
 }
+LAST: Final = frozenset(stages[-1] for stages in STAGES.values())
 
 
 class _Ids(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -123,13 +124,12 @@ class Message(_Ids, frozen=True, eq=False):
     def _passed_on(
         self, source: str, destination: str, tag: str | _Same, body: Body, **stage: Any
     ) -> Self:
-        return type(self)(
-            self.tag if isinstance(tag, _Same) else tag,
-            source,
-            destination,
-            self.body if body is SAME else body,
-            session_id=self.session_id,
-            **stage,
+        if tag is not SAME:
+            stage["tag"] = tag
+        if body is not SAME:
+            stage["body"] = body
+        return msgspec.structs.replace(
+            self, message_id=new_id(), source=source, destination=destination, **stage
         )
 
 
@@ -144,7 +144,9 @@ class SessionMessage(Message, frozen=True, eq=False):
     session_stage: SessionStage | None = None
 
     def __post_init__(self) -> None:
-        Message.__post_init__(self)
+        if type(self.tag) is not str:
+            msgspec.structs.force_setattr(self, "tag", tag_of(self.tag))
+        _check(self.tag, self.source, self.destination)
         stages = STAGES[self.session_type]
         if self.session_stage is None:
             msgspec.structs.force_setattr(self, "session_stage", stages[0])
@@ -154,18 +156,17 @@ class SessionMessage(Message, frozen=True, eq=False):
     @property
     def position(self) -> int:
         """Position of the message's stage in the session, from 0 on."""
-        assert self.session_stage is not None  # since __post_init__
-        return _POSITIONS[self.session_stage]
+        return POSITIONS[self.session_stage]
 
     @property
     def is_final(self) -> bool:
         """Whether it is the last of its session."""
-        return self.session_stage == STAGES[self.session_type][-1]
+        return self.session_stage in LAST
 
     @property
     def is_request(self) -> bool:
         """Whether it is the first of its session."""
-        return self.session_stage == STAGES[self.session_type][0]
+        return not POSITIONS[self.session_stage]
 
     def reply(self, tag: str | _Same = SAME, body: Body = SAME, *, ack: bool = False) -> Self:
         """Answer at the next stage: the last one of the session, or, with `ack`, only
@@ -173,18 +174,12 @@ class SessionMessage(Message, frozen=True, eq=False):
 
         Raises SessionError if nothing follows on this one.
         """
-        if not self.is_request:
+        if self.position:
             raise SessionError(f"{self.session_stage} is an answer itself: only requests have one")
         stage = STAGES[self.session_type][1 if ack else -1]
         if ack and body is SAME:
             body = None
         return self._passed_on(self.destination, self.source, tag, body, session_stage=stage)
-
-    def _passed_on(
-        self, source: str, destination: str, tag: str | _Same, body: Body, **stage: Any
-    ) -> Self:
-        stage = {"session_stage": self.session_stage, **stage, "session_type": self.session_type}
-        return Message._passed_on(self, source, destination, tag, body, **stage)
 
 
 def tag_of(tag: str) -> str:

@@ -22,6 +22,7 @@ import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -34,8 +35,8 @@ from xain_messaging.discovery import open_discovery
 from xain_messaging.drivers import open_driver
 from xain_messaging.endpoint import Endpoint
 from xain_messaging.errors import OutboxFull, PeersMissing, TooFewPeers
-from xain_messaging.inbox import Awaited, Entry
-from xain_messaging.links import DEFAULT_BOUNDS, MESSAGE, Bounds
+from xain_messaging.inbox import Awaited
+from xain_messaging.links import DEFAULT_BOUNDS, MESSAGE, Bounds, Delivery
 from xain_messaging.messages import (
     SAME,
     Body,
@@ -274,7 +275,7 @@ class Proxy:
 
     def _next(self, deadline: float) -> Message | None:
         endpoint, inbox = self.endpoint, self.endpoint.inbox
-        popped: Entry | None = None
+        popped: Delivery | None = None
 
         def take() -> tuple[Message | None] | None:
             nonlocal popped
@@ -318,11 +319,11 @@ class Proxy:
             elif self._is_stopped:
                 return
 
-    def _take(self, entry: Entry) -> None:
+    def _take(self, entry: Delivery) -> None:
         """Remove a message from the inbox, for a call that returns it. Call it under the endpoint's
         lock; put it back if the call is interrupted."""
         message = entry.message
-        self.endpoint.received(entry.delivery)
+        self.endpoint.received(entry)
         asked = self._asked.get(message.session_id)
         if asked is not None and message.is_final and message.source in asked:
             at = asked.index(message.source)
@@ -346,11 +347,12 @@ class Proxy:
     def _await(self, awaited: Awaited, messages: Iterable[Message], deadline: float) -> Replies:
         """Send messages, and await their answers beside those in the sessions of `awaited`."""
         try:
-            self._reserve(awaited)
+            with self.endpoint.lock:
+                self.endpoint.inbox.reserve(awaited)
             unsent: list[Message] = []
             if messages:
                 self._post(messages, deadline, awaited=awaited, unsent=unsent)
-            self.endpoint.wait_for(lambda: self._have_answered(awaited), deadline)
+            self.endpoint.wait_for(partial(self._have_answered, awaited), deadline)
             missing = [message.destination for message in unsent]
             if awaited.sessions:
                 missing = [*self._missing(awaited.sessions), *missing]
@@ -361,11 +363,7 @@ class Proxy:
             self._release(awaited, awaited.entries)
             raise
 
-    def _reserve(self, awaited: Awaited) -> None:
-        with self.endpoint.lock:
-            self.endpoint.inbox.reserve(awaited)
-
-    def _release(self, awaited: Awaited, put_back: Sequence[Entry] = ()) -> None:
+    def _release(self, awaited: Awaited, put_back: Sequence[Delivery] = ()) -> None:
         with self.endpoint.lock:
             if put_back:
                 self.endpoint.not_received(put_back)
@@ -540,7 +538,7 @@ class Proxy:
 
     def _begin(self, timeout_s: float | None) -> float:
         """Wait for the minimal peers. Returns the deadline, on time.monotonic()."""
-        deadline = self._deadline(timeout_s)
+        deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
         if not self._minimal or self.endpoint.roster is self._enough:
             return deadline
         self._require_peers(timeout_s)
@@ -563,31 +561,28 @@ class Proxy:
         asks: answers are awaited; awaited: by this call alone.
         unsent: gets the messages for which there was no room. Without it, OutboxFull is raised.
         """
-        sessions: list[str] = []
-        sent: list[tuple[str, str]] = []
+        posted: list[Message] = []
         waiting: list[tuple[Message, Parts]] = []
         frames: Parts = ()
         copied: Parts = ()
         encoded: str | None = None
         why_not: str | None = None
-        own_name = self.name
         for message in messages:
-            if message.source != own_name:
-                raise ValueError(f"{own_name!r} cannot send as {message.source!r}")
+            if message.source != self.endpoint.name:
+                raise ValueError(f"{self.name!r} cannot send as {message.source!r}")
             if message.message_id != encoded:  # those of one broadcast are one message
                 encoded = message.message_id
                 frames = parts(message)
                 copied = snapshot(frames)
-            sessions.append(message.session_id)
+            posted.append(message)
             if waiting and any(other.destination == message.destination for other, _ in waiting):
                 reason = why_not
             else:
                 reason = self._post_now(message, copied, asks, awaited)
-            if reason is None:
-                sent.append((message.destination, message.session_id))
-            else:
+            if reason is not None:
                 why_not = reason
                 waiting.append((message, frames))  # not the copy: there may be many
+        sessions = [message.session_id for message in posted]
         if not waiting:
             return sessions
         del frames, copied
@@ -605,11 +600,12 @@ class Proxy:
             message, frames = waiting[i]
             if self._post_now(message, snapshot(frames), asks, awaited) is None:
                 del waiting[i]
-                sent.append((message.destination, message.session_id))
-        if waiting and unsent is None:
+        left = [message for message, _ in waiting]
+        if left and unsent is None:
+            sent = [(m.destination, m.session_id) for m in posted if m not in left]
             raise OutboxFull(why_not or "", sent)
         if unsent is not None:
-            unsent += [message for message, _ in waiting]
+            unsent += left
         return sessions
 
     def _post_now(
@@ -620,9 +616,9 @@ class Proxy:
             why_not = self.endpoint.try_to_post(message, MESSAGE, frames)
             if why_not is None and asks:
                 self._remember(message)
-            if why_not is None and awaited is not None:
-                number = awaited.sessions.get(message.session_id, 0)
-                awaited.sessions[message.session_id] = number + 1
+                if awaited is not None:
+                    number = awaited.sessions.get(message.session_id, 0)
+                    awaited.sessions[message.session_id] = number + 1
             return why_not
 
     def _remember(self, message: Message) -> None:

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from typing import TypeAlias
 
 from xain_messaging.errors import SessionError
-from xain_messaging.messages import STAGES, SessionMessage, SessionType
+from xain_messaging.messages import LAST, POSITIONS, STAGES, SessionMessage, SessionType
 
 # Open sessions of one type, in each direction. No peer need answer a notification.
 MAX_SESSIONS = {SessionType.TASK: 1 << 20, SessionType.NOTIFICATION: 1 << 16}
@@ -30,7 +30,8 @@ class Sessions:
         """Note a message that goes out. Raises SessionError if it must not; nothing has changed
         then."""
         peer, session_id = message.destination, message.session_id
-        if message.is_request:
+        position = POSITIONS[message.session_stage]
+        if not position:
             _note(self._asked, message, peer)
             return
         last = self._to_answer[message.session_type].get((peer, session_id))
@@ -39,7 +40,7 @@ class Sessions:
                 f"there is nothing to answer in session {session_id} of {peer!r}: it has had its "
                 "last answer, or has never asked, or has asked too much since"
             )
-        if message.position <= last:
+        if position <= last:
             stage = STAGES[message.session_type][last]
             raise SessionError(f"{message.session_stage} does not follow on {stage}")
         _note(self._to_answer, message, peer)
@@ -47,15 +48,16 @@ class Sessions:
     def is_due(self, message: SessionMessage) -> bool:
         """Whether a message that has come is at its stage; a second answer, or one that was not
         asked for, is not and is to be dropped."""
-        if message.is_request:
+        position = POSITIONS[message.session_stage]
+        if not position:
             return True
         last = self._asked[message.session_type].get((message.source, message.session_id))
-        return last is not None and message.position > last
+        return last is not None and position > last
 
     def received(self, message: SessionMessage) -> None:
         """Note a message that has come at its stage. Twice does no harm."""
-        table = self._to_answer if message.is_request else self._asked
-        _note(table, message, message.source)
+        tables = self._asked if POSITIONS[message.session_stage] else self._to_answer
+        _note(tables, message, message.source)
 
     def forget(self, peer: str) -> None:
         """Forget the sessions of a peer that will not be back."""
@@ -67,9 +69,9 @@ class Sessions:
 
 def _note(tables: dict[SessionType, _Table], message: SessionMessage, peer: str) -> None:
     table, key = tables[message.session_type], (peer, message.session_id)
-    if message.is_final:
+    if message.session_stage in LAST:
         table.pop(key, None)
         return
-    table[key] = message.position
+    table[key] = POSITIONS[message.session_stage]
     if len(table) > MAX_SESSIONS[message.session_type]:
         table.popitem(last=False)

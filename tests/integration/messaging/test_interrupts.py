@@ -353,3 +353,28 @@ def test_a_signal_handler_may_close_a_proxy(group: Group) -> None:
     finally:
         signal.signal(signal.SIGUSR1, before)
     until(lambda: a.peers["peer"] == [], "it to have left")
+
+
+def test_an_interrupted_close_closes_the_driver(
+    lossy: JoinLossy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The I/O thread does it, though what close() does before was cut off."""
+    a, _, _ = two(lossy)
+    monkeypatch.setattr(Endpoint, "_send_last", once(Endpoint._send_last, is_done=False))
+    with pytest.raises(KeyboardInterrupt):
+        a.close()
+    until(lambda: not a.endpoint._io.is_alive(), "the I/O thread to end")
+    with pytest.raises(Closed):
+        a.endpoint._driver.connect("b", "nowhere")
+
+
+def test_a_signal_handler_closes_while_its_thread_holds_the_lock(lossy: JoinLossy) -> None:
+    """It waits for the I/O thread end_s at most, which closes the driver when it has the lock."""
+    a, _, _ = two(lossy)
+    a.endpoint.end_s = 0.1
+    with a.endpoint.lock:  # as in any call of the proxy
+        a.close(0.0)
+        assert a.endpoint._io.is_alive()
+    until(lambda: not a.endpoint._io.is_alive(), "the I/O thread to end")
+    with pytest.raises(Closed):
+        a.endpoint._driver.connect("b", "nowhere")

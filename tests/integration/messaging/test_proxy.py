@@ -484,7 +484,7 @@ def test_what_is_awaited_no_longer_is_for_the_others(group: Group) -> None:
     bodies: list[object] = []
     threads = [serve(a, lambda message: bodies.append(message.body)), double(b)]
     awaited = Awaited({"s"})
-    a._reserve(awaited)
+    a.endpoint.inbox.reserve(awaited)
     a.isend(SessionMessage("double", "a", "b", 3, session_id="s"))
     until(lambda: len(a.endpoint.inbox) == 1, "the answer")
     assert [reply.body for reply in a.receive_by_id("s")] == [6]
