@@ -20,6 +20,8 @@ endif
 # They need a Docker engine, where there is one.
 CONTAINER_TESTS := tests/e2e/test_containers.py tests/e2e/test_compose.py \
 	tests/e2e/test_launch_containers.py
+# Half of the tests of integration.
+COORDINATOR_TESTS := tests/integration/coordinator $(wildcard tests/integration/test_*.py)
 # They run what the documents and the examples show, and the benchmarks.
 DOCS_TESTS := $(patsubst %,tests/e2e/test_%.py,benchmarks demo examples gradient_page http_page \
 	neural new_projects notebook parameter_server_page readme take_home tutorials)
@@ -28,7 +30,8 @@ DOCS_TESTS := $(patsubst %,tests/e2e/test_%.py,benchmarks demo examples gradient
 BENCHMARKS := baselines round_overhead gradient_steps pipeline messaging aggregation parameter_server recovery restart s3_store fleet large_model simulation learning
 WITH_PEERS := round_overhead large_model
 
-.PHONY: help demo test test-e2e test-docs test-integration test-code test-containers stand-ins kills simulate bench check format lint types protos protos-check dist lock setup setup-dev setup-torch clean
+.PHONY: help demo test test-e2e test-docs test-integration test-integration-coordinator test-integration-others \
+	test-code test-code-unit test-code-others test-containers stand-ins kills simulate bench check format lint types protos protos-check dist lock setup setup-dev setup-torch clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -36,9 +39,11 @@ help:  ## this list
 demo: setup  ## four participants train one model on real data through a real coordinator
 	@$(BIN)/xain-coordinator demo
 
-# Four beside each other (make --jobs=4 --output-sync=target) keep two cores busy: some wait for
+# Six beside each other (make --jobs=6 --output-sync=target) keep two cores busy: some wait for
 # processes and for the engine while the others compute. What waits most comes first.
 test: test-containers test-e2e test-docs test-integration test-code  ## every test
+test-integration: test-integration-coordinator test-integration-others
+test-code: test-code-unit test-code-others
 
 test-e2e: setup-dev
 	$(BIN)/python -m pytest $(addprefix --ignore=,$(CONTAINER_TESTS) $(DOCS_TESTS)) tests/e2e
@@ -46,11 +51,17 @@ test-e2e: setup-dev
 test-docs: setup-dev
 	$(BIN)/python -m pytest $(DOCS_TESTS)
 
-test-integration: setup-dev
-	$(BIN)/python -m pytest tests/integration
+test-integration-coordinator: setup-dev
+	$(BIN)/python -m pytest $(COORDINATOR_TESTS)
 
-test-code: setup-dev
-	$(BIN)/python -m pytest --ignore=tests/integration --ignore=tests/e2e
+test-integration-others: setup-dev
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(COORDINATOR_TESTS)) tests/integration
+
+test-code-unit: setup-dev
+	$(BIN)/python -m pytest tests/unit
+
+test-code-others: setup-dev
+	$(BIN)/python -m pytest --ignore=tests/unit --ignore=tests/integration --ignore=tests/e2e
 
 test-containers: setup-dev $(if $(STAND_INS),stand-ins)
 	$(BIN)/python -m pytest $(CONTAINER_TESTS)
