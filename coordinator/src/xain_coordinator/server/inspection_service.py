@@ -45,12 +45,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1000
 
-# Together they keep an answer below 4 MiB, which is what a gRPC client takes unless told otherwise.
-# Names are up to 128 bytes long, and a round has MAX_NAMES_OF_A_ROUND or none.
-MAX_NAMES = 20_000
-MAX_MODELS_BYTES = 3 << 20
-MAX_METRICS_BYTES = 1 << 20  # of rounds, beside names
-MAX_PARTICIPANTS_BYTES = 3 << 20  # with the names of its classes one takes up to 300 KB
+# Keeps an answer below 4 MiB, which a gRPC client takes unless told otherwise. A participant with
+# the names of its classes takes up to 300 KB.
+MAX_BYTES = 3 << 20
 MAX_PAGE = 1000  # participants; the time of the event loop that an answer takes
 
 
@@ -186,7 +183,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
         members = self._driver.session.members
         names = nsmallest(page_size + 1, (name for name in members if name > after))
         answer: list[inspection.ParticipantStatus] = []
-        room = MAX_PARTICIPANTS_BYTES
+        room = MAX_BYTES
         # The time at which each participant's lease runs out.
         leases = dict(members.expiries(self._driver.session.rules.lease_s))
         for name in names[:page_size]:
@@ -247,23 +244,13 @@ class InspectionService(inspection_grpc.InspectionServicer):
     ) -> inspection.ListRoundsResponse:
         latest = islice(reversed(self._driver.history.rounds), _limit(request.limit))
         answer: list[inspection.RoundStatus] = []
-        room, metrics_room = MAX_NAMES, MAX_METRICS_BYTES
+        room = MAX_BYTES
         for record in latest:
             status = self._round(record)
-            for more in (_means(record), _sites(record)):
-                if (size := more.ByteSize()) <= metrics_room:
+            for more in (_means(record), _names(record), _sites(record)):
+                if (size := more.ByteSize()) <= room:
                     status.MergeFrom(more)
-                    metrics_room -= size
-            # A reason takes as much as a few names.
-            num_reasons = len(record.damaged) + len(record.missing)
-            num_names = status.num_selected + status.num_contributors + 4 * num_reasons
-            is_short = status.num_selected + status.num_contributors <= MAX_NAMES_OF_A_ROUND
-            if is_short and num_names <= room:
-                status.selected.extend(record.selected)
-                status.contributors.extend(record.contributors)
-                status.damaged_updates.update(record.damaged)
-                status.missing.update(record.missing)
-                room -= num_names
+                    room -= size
             answer.append(status)
         return inspection.ListRoundsResponse(rounds=reversed(answer))
 
@@ -294,7 +281,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
     ) -> inspection.ListModelsResponse:
         models = self._driver.history.models.values()
         answer: list[inspection.ModelStatus] = []
-        room = MAX_MODELS_BYTES  # a layout names every tensor, so that models differ in size
+        room = MAX_BYTES  # a layout names every tensor, so that models differ in size
         for model in islice(reversed(models), _limit(request.limit)):
             status = model_message(model)
             room -= status.ByteSize()
@@ -313,6 +300,17 @@ def _means(record: RoundRecord) -> inspection.RoundStatus:
             name: inspection.Spread(min=one.min, max=one.max, std=one.std)
             for name, one in record.spread.items()
         },
+    )
+
+
+def _names(record: RoundRecord) -> inspection.RoundStatus:
+    if record.num_selected + record.num_contributors > MAX_NAMES_OF_A_ROUND:
+        return inspection.RoundStatus()
+    return inspection.RoundStatus(
+        selected=record.selected,
+        contributors=record.contributors,
+        damaged_updates=record.damaged,
+        missing=record.missing,
     )
 
 
