@@ -13,12 +13,14 @@ from xain_coordinator.cli.launch.containers import Container, DockerBackend
 from xain_coordinator.cli.launch.logs import LogView
 from xain_coordinator.cli.launch.plan import (
     KILLED,
+    SCHEDULER,
     START_TIMEOUT_S,
     STOP_TIMEOUT_S,
     Program,
 )
 from xain_coordinator.cli.launch.processes import LocalProcess, ProcessBackend
 from xain_coordinator.cli.launch.work_folder import hold
+from xain_coordinator.config.launch import COORDINATOR
 from xain_foundation.commands import CommandFailed
 
 POLL_S = 0.1
@@ -108,29 +110,26 @@ class Launch(ABC):
         self._view.show(one.name, one.new_lines())
 
     def _revive(
-        self, group: dict[str, Running], name: str, start: Callable[[], None], called: str = ""
+        self, group: dict[str, Running], name: str, start: Callable[[], None]
     ) -> int | None:
-        """Start a program again if it was killed, but not too often.
-
-        called: the program in words, by default its name.
-        Returns None if it runs, otherwise its exit status.
-        """
+        """Start a program again if it was killed, but not too often. Returns None if it runs,
+        otherwise its exit status."""
         status = group[name].status()
         if status != KILLED or self._num_restarts[name] == MAX_RESTARTS:
             return status
         self._num_restarts[name] += 1
-        self._say(f"{called or name} was killed; it is started again")
+        self._say(f"{_called(name)} was killed; it is started again")
         group[name].remove(0)
         self._show_lines(group[name])
         start()
         return None
 
     def _keep_running(
-        self, group: dict[str, Running], name: str, start: Callable[[], None], called: str = ""
+        self, group: dict[str, Running], name: str, start: Callable[[], None]
     ) -> None:
-        status = self._revive(group, name, start, called)
+        status = self._revive(group, name, start)
         if status is not None:
-            raise CommandFailed(f"{called or name} ended with status {status}")
+            raise CommandFailed(f"{_called(name)} ended with status {status}")
 
     def stop(self) -> None:
         """Stop and remove all programs, the last group first."""
@@ -146,6 +145,11 @@ class Launch(ABC):
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def _called(name: str) -> str:
+    """A program in words."""
+    return f"the {name}" if name in (COORDINATOR, SCHEDULER) else name
 
 
 def have_ended(group: dict[str, Running]) -> bool:

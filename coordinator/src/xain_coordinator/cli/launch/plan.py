@@ -2,7 +2,7 @@
 
 import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from xain_coordinator.config.launch import COORDINATOR, LaunchSettings
@@ -14,6 +14,7 @@ DEFAULT_WORKERS = 3  # that share one data set, unless their number is given
 KILLED = 128 + 9  # exit status of a program that was killed, as a shell and Docker have it
 STOP_TIMEOUT_S = 20.0  # above the drain of a coordinator
 SPARSE = "sparse"  # the workload that a parameter server trains, without a coordinator
+SCHEDULER = "scheduler"  # name of its one scheduler
 COORDINATOR_PREFIX = "XAIN_COORDINATOR_"  # of settings in the environment
 # Commands of programs.
 COORDINATE, PARTICIPATE, PARAMETERS = (
@@ -125,8 +126,7 @@ def with_shares(workers: Sequence[Worker], shares: Sequence[int]) -> tuple[Worke
             "each, or one for all"
         )
     return tuple(
-        Worker(worker.name, worker.source, worker.part, share)
-        for worker, share in zip(workers, shares, strict=True)
+        replace(worker, cpu_shares=share) for worker, share in zip(workers, shares, strict=True)
     )
 
 

@@ -103,12 +103,9 @@ class LocalProcess:
 
     def __init__(self, name: str, popen: subprocess.Popen[bytes], log: LogFile) -> None:
         self.name = name
+        self.pid = popen.pid
         self.new_lines = log.new_lines
         self._popen = popen
-
-    @property
-    def pid(self) -> int:
-        return self._popen.pid
 
     def status(self) -> int | None:
         """Exit status, above 128 after a signal; None while it runs."""

@@ -173,7 +173,7 @@ class RoundsLaunch(Launch):
         self._report_workers()
         # On the same port, to go on with its session.
         restart = partial(self._start_coordinator, is_restart=True)
-        self._keep_running(self._coordinator, COORDINATOR, restart, "the coordinator")
+        self._keep_running(self._coordinator, COORDINATOR, restart)
         if time.monotonic() - self._asked_at < ASK_EVERY_S:
             return None
         self._asked_at = time.monotonic()
@@ -192,7 +192,7 @@ class RoundsLaunch(Launch):
 
     @property
     def _is_ready(self) -> bool:
-        return {worker.name for worker in self._request.workers} <= self._joined
+        return self._workers.keys() <= self._joined
 
     def _report_workers(self) -> None:
         for name, worker in self._workers.items():

@@ -21,6 +21,7 @@ from xain_coordinator.cli.launch.plan import (
     KILLED,
     PARAMETERS,
     PARTICIPATE,
+    SCHEDULER,
     START_TIMEOUT_S,
     Program,
     Worker,
@@ -45,7 +46,7 @@ CHECKPOINT_S = 3600.0
 # model is the same with and without the kill.
 WORKER_LEASE_S = 60
 EXIT_FAILED = 1
-SCHEDULER, SCORE, EXPORT = "scheduler", "score", "export"
+SCORE, EXPORT = "score", "export"  # names of programs
 CHECKPOINTS, MODEL = "checkpoints", "model.npz"  # in the work folder
 GROUP = "xain-parameters"  # journal and logs, in the work folder; a launch begins without them
 # Flags of `xain-participant sparse` that all workers have.
@@ -363,7 +364,7 @@ class SparseLaunch(Launch):
         """Show new lines of the logs, and start killed servers and a killed scheduler again."""
         self._pause(POLL_S)  # between two looks
         self._show()
-        self._keep_running(self._scheduler, SCHEDULER, self._start_scheduler, "the scheduler")
+        self._keep_running(self._scheduler, SCHEDULER, self._start_scheduler)
         for name in list(self._servers):
             self._keep_running(self._servers, name, partial(self._start_server, name))
 
