@@ -149,7 +149,7 @@ class ReadmeTerminals(Terminals):
             *words, cwd=self.folder, stdout=asyncio.subprocess.PIPE
         )
         while line := await process.stdout.readline():
-            if line.startswith(b"round 1 of"):
+            if b" rounds done" in line:
                 process.send_signal(signal.SIGINT)
                 await process.communicate()
                 break

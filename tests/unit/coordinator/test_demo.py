@@ -1,12 +1,11 @@
 """The parts of the demo that need no training."""
 
-import io
 import re
 import signal
 from pathlib import Path
 
 import pytest
-from rich.console import Console, RenderableType
+from rich.console import Console
 from typer.testing import CliRunner
 
 from xain_coordinator.cli.demo import cli, view
@@ -15,7 +14,9 @@ from xain_coordinator.cli.launch import processes
 from xain_coordinator.cli.launch.interrupts import Interrupted, Interrupts
 from xain_coordinator.cli.launch.lifecycle import Launcher
 from xain_coordinator.cli.launch.logs import LogView
+from xain_coordinator.server.inspection_client import Snapshot
 from xain_foundation.commands import CommandFailed
+from xain_proto.fl import inspection_pb2 as inspection
 from xain_proto.fl.coordinator_pb2 import Evaluation
 
 
@@ -64,10 +65,7 @@ def test_without_a_participant_to_run_it_says_what_to_install(monkeypatch):
 )
 def test_demo_shows_the_difference_of_the_numbers_it_shows(federated, centralised, difference):
     """95.6 % beside 95.8 % differ by 0.2 points, whatever further digits say."""
-    progress = view.Progress(20)
-    progress.cause = "completed"
-    progress.last = Evaluation(num_samples=360, metrics={"accuracy": federated})
-    shown = shown_text(view.comparison(progress, 360, centralised))
+    shown = view.comparison(snapshot(360, federated), 360, centralised)
     left, right = re.findall(r"(\d+\.\d)%", shown)
     assert f"{float(left) - float(right):+.1f}" == difference
     assert f"{difference} points" in shown
@@ -76,14 +74,16 @@ def test_demo_shows_the_difference_of_the_numbers_it_shows(federated, centralise
 
 def test_demo_says_of_how_many_rows_its_accuracy_is():
     """A site that is gone measures nothing."""
-    progress = view.Progress(20)
-    progress.last = Evaluation(num_samples=270, metrics={"accuracy": 0.9})
-    assert "on the 270 test rows of the sites that are left" in shown_text(
-        view.comparison(progress, 360, 0.9)
+    shown = view.comparison(snapshot(270, 0.9), 360, 0.9)
+    assert "on the 270 test rows of the sites that are left" in shown
+
+
+def snapshot(num_samples: int, accuracy: float) -> Snapshot:
+    """The end of a session whose last model has this accuracy."""
+    evaluation = Evaluation(num_samples=num_samples, metrics={"accuracy": accuracy})
+    return Snapshot(
+        inspection.GetStatusResponse(cause="completed"),
+        inspection.ListParticipantsResponse(),
+        inspection.ListRoundsResponse(rounds=[inspection.RoundStatus(evaluation=evaluation)]),
+        inspection.ListModelsResponse(),
     )
-
-
-def shown_text(renderable: RenderableType) -> str:
-    console = Console(width=120, record=True, file=io.StringIO())
-    console.print(renderable)
-    return console.export_text()

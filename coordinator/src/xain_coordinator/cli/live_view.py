@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from math import isfinite
 from statistics import median
 
@@ -149,36 +149,42 @@ def line(snapshot: Snapshot) -> str:
 def watch(address: str, console: Console) -> None:
     """Show the session of the coordinator at "host:port" until it is finished.
 
-    In a pipe it prints a line for each change. Raises NoStatus if nobody answers at first; later a
-    coordinator that is away is waited for.
+    Raises NoStatus if nobody answers at first; later a coordinator that is away is waited for.
     """
     snapshot = inspection_client.fetch(address, num_rounds=ROUNDS)
-    if not console.is_terminal:
-        _watch_in_lines(address, console, snapshot)
-        return
-    with Live(view(snapshot), console=console, auto_refresh=False) as live:
+    with shown(console) as show:
+        show(snapshot, "")
         while snapshot.status.state != pb.FINISHED:
             time.sleep(EVERY_S)
+            note = ""
             try:
                 snapshot = inspection_client.fetch(address, num_rounds=ROUNDS)
-                live.update(view(snapshot), refresh=True)
             except NoStatus as away:
-                note = Text(f"! {clean(str(away))}; waiting for it", style="yellow")
-                live.update(Group(view(snapshot), note), refresh=True)
+                note = f"{clean(str(away))}; waiting for it"
+            show(snapshot, note)
 
 
-def _watch_in_lines(address: str, console: Console, snapshot: Snapshot) -> None:
+@contextlib.contextmanager
+def shown(console: Console) -> Iterator[Callable[[Snapshot, str], None]]:
+    """Show the snapshots that the yielded function is called with: in a live view on a terminal,
+    with a note below it, else in a line for each change."""
+    if console.is_terminal:
+        with Live(console=console, auto_refresh=False) as live:
+            yield lambda snapshot, note: live.update(
+                Group(view(snapshot), Text(f"! {note}" if note else "", style="yellow")),
+                refresh=True,
+            )
+        return
     told = ""
-    while True:
+
+    def print_change(snapshot: Snapshot, note: str) -> None:
+        nonlocal told
         now = line(snapshot)
         if now != told:
             console.print(now, markup=False, highlight=False, soft_wrap=True)
         told = now
-        if snapshot.status.state == pb.FINISHED:
-            return
-        time.sleep(EVERY_S)
-        with contextlib.suppress(NoStatus):
-            snapshot = inspection_client.fetch(address, num_rounds=ROUNDS)
+
+    yield print_change
 
 
 @contextlib.asynccontextmanager

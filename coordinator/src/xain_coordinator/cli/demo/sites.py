@@ -21,8 +21,10 @@ from xain_coordinator.cli.launch.lifecycle import Launcher, Running, have_ended
 from xain_coordinator.cli.launch.plan import PARTICIPATE, Program, Worker
 from xain_coordinator.cli.launch.processes import LocalProcess
 from xain_coordinator.cli.launch.rounds import EXIT_FAILED, Request, RoundsLaunch
+from xain_coordinator.cli.live_view import shown
 from xain_coordinator.config.launch import COORDINATOR
 from xain_foundation.commands import CommandFailed
+from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.metadata import COMPLETED
 
 MAX_BASELINE_EPOCHS = 200  # beyond it the baseline has long converged
@@ -91,26 +93,25 @@ class DemoLaunch(RoundsLaunch):
         command = [*_participant(), "--config", str(self._config_of("site-0"))]
         pid = _pid(self._coordinator[COORDINATOR])
         console.print(view.invitation(pid, self.address, command), soft_wrap=True)
-        progress = view.Progress(settings.rounds)
-        with view.display(console, progress) as show:
-            while not progress.finished:
+        snapshot = None
+        with shown(console) as show:
+            while snapshot is None or snapshot.status.state != pb.FINISHED:
                 # Before looking: those that leave after the end must not be taken for lost.
                 are_gone = have_ended(self._workers)
                 snapshot = self._look()
                 if snapshot is None:
                     continue
-                progress.update(snapshot)
-                show(snapshot)
+                show(snapshot, "")
                 # Participants that the demo has not started count, too.
                 is_empty = not snapshot.status.num_connected
-                if are_gone and is_empty and not progress.finished:
+                if are_gone and is_empty and snapshot.status.state != pb.FINISHED:
                     raise CommandFailed("all participants are gone, and the training is not done")
         self._let_workers_end()
         epochs = min(settings.rounds * settings.epochs, MAX_BASELINE_EPOCHS)
         with console.status("Training the same model on all rows in one place ..."):
             baseline = centralised_accuracy(data, epochs, settings.eta0, settings.seed)
-        console.print(view.comparison(progress, data.test.num_samples, baseline))
-        return 0 if progress.cause == COMPLETED else EXIT_FAILED
+        console.print(view.comparison(snapshot, data.test.num_samples, baseline))
+        return 0 if snapshot.status.cause == COMPLETED else EXIT_FAILED
 
     def _worker_program(self, worker: Worker, coordinator: str) -> Program:
         settings, index = self._settings, self._request.workers.index(worker)
