@@ -16,15 +16,15 @@ from xain_coordinator.core.effects import InitialiseModel
 from xain_coordinator.core.evolve import open_session
 from xain_coordinator.core.history import History
 from xain_coordinator.core.keys import update_key
+from xain_coordinator.core.layered import _Layered
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import DataProfile, Phase
-from xain_coordinator.core.versioned import _Versioned
 
 NUM = 1000
 NAMES = tuple(f"site-{i:04}" for i in range(NUM))
 
 # Bytes that may be made for a message. As many pointers as there are participants take 8,000.
-MAX_BYTES = 5000
+MAX_BYTES = 6000
 # Entries that a message looks at, or looks up. A scan of the participants is twenty times that.
 MAX_LOOKS = 50
 
@@ -42,19 +42,19 @@ class Looks:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.num = 0
-        pairs, find = _Versioned.pairs, _Versioned._find
+        pairs, find = _Layered.pairs, _Layered.get
 
         def counting_pairs(mapping):
             for pair in pairs(mapping):
                 self.num += 1
                 yield pair
 
-        def counting_find(mapping, key):
+        def counting_find(mapping, key, default=None):
             self.num += 1
-            return find(mapping, key)
+            return find(mapping, key, default)
 
-        patch.setattr(_Versioned, "pairs", counting_pairs)
-        patch.setattr(_Versioned, "_find", counting_find)
+        patch.setattr(_Layered, "pairs", counting_pairs)
+        patch.setattr(_Layered, "get", counting_find)
 
 
 class Costs:

@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from xain_coordinator.core.keys import base_key_of, update_key
+from xain_coordinator.core.layered import excluding
 from xain_coordinator.core.replacing import replace
 from xain_coordinator.core.round import Round
 from xain_coordinator.core.values import Base, Update
-from xain_coordinator.core.versioned import excluding
 
 
 @dataclass(frozen=True)  # without slots: see replacing.py

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from xain_coordinator.core.errors import InvalidName, InvalidTags
+from xain_coordinator.core.layered import excluding, including, including_all
 from xain_coordinator.core.replacing import replace
 from xain_coordinator.core.values import DataProfile, ParticipantState, Rules, Transfer
-from xain_coordinator.core.versioned import excluding, including, including_all
 from xain_foundation.names import why_not
 from xain_foundation.tags import why_not as why_not_tags
 

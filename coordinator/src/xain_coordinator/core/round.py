@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from xain_coordinator.core import descent
+from xain_coordinator.core.layered import excluding, including
 from xain_coordinator.core.replacing import replace
 from xain_coordinator.core.values import Evaluation, Names, Task, Update
-from xain_coordinator.core.versioned import excluding, including
 
 
 @dataclass(frozen=True)  # without slots: see replacing.py

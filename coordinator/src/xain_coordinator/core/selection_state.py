@@ -7,8 +7,8 @@ has too many in a row is left out: others are selected before it for some rounds
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from xain_coordinator.core.layered import excluding, including, including_all
 from xain_coordinator.core.replacing import replace
-from xain_coordinator.core.versioned import excluding, including, including_all
 
 # Participants that have left and whose faults are remembered, so that a participant cannot clear
 # its record by leaving and coming back.
