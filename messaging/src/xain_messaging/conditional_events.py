@@ -65,7 +65,14 @@ class ConditionalEventError(MessagingError, ValueError):
 
 
 class EventTableFull(MessagingError):
-    """An event holds as many messages as it may, and is not satisfied. Nothing has changed."""
+    """An event holds as many messages as it may, and is not satisfied. Nothing has changed.
+
+    refused: the message that found no room.
+    """
+
+    def __init__(self, message: str, refused: "TaggedMessage") -> None:
+        super().__init__(message)
+        self.refused = refused
 
 
 # --- conditions -----------------------------------------------------------------------------------
@@ -364,7 +371,8 @@ class EventTable(Generic[Key, Message]):
                 raise EventTableFull(
                     f"the event {view.condition} holds {view.num_held} messages and still waits "
                     f"for others, so that one of {message.source!r} with tag {message.tag!r} finds "
-                    "no room; raise max_held, or clear() the table"
+                    "no room; raise max_held, or clear() the table",
+                    message,
                 )
             concerned.append((view, queues))
         self._num_pushed += 1

@@ -23,7 +23,6 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 from xain_messaging.conditional_events import (
     MAX_HELD,
     EventTable,
-    EventTableFull,
     Expression,
     Fired,
 )
@@ -34,7 +33,7 @@ T = TypeVar("T")
 
 Handler: TypeAlias = Callable[[Any, Proxy, list[Message]], object]
 
-_OWN: Final = frozenset({"local_instance", "proxy", "_table", "_fired", "_refused", "_max_held"})
+_OWN: Final = frozenset({"local_instance", "proxy", "_table", "_fired"})
 
 
 class Distributed(Generic[T]):
@@ -66,8 +65,6 @@ class Distributed(Generic[T]):
         for expression, handler in events:
             self._table.register(expression, handler)
         self._fired: deque[Fired[Handler, Message]] = deque()
-        self._refused: deque[Message] = deque()  # received when the table was full
-        self._max_held = max_held
 
     def __getattr__(self, name: str) -> Any:
         # A copy asks before there is an object; and what Python asks for is for this one to have.
@@ -86,55 +83,24 @@ class Distributed(Generic[T]):
         default without end. What a handler raises comes out here; the messages that it had are
         taken, and what else has fired is called the next time.
 
-        Raises EventTableFull if an event holds too many messages and is not satisfied. The message
-        that found no room is kept, and is pushed before all that comes later when launch() is
-        called again and there is room. When as many are kept as an event holds, launch() raises it
-        before it receives anything: what comes later waits in the proxy.
-
-        A message that found no room counts at least once: an interrupt, such as KeyboardInterrupt,
-        in the instant after its push leaves it among those that the next launch() pushes.
+        Raises EventTableFull if an event holds too many messages and is not satisfied; the error
+        has the message that found no room.
         """
         events = self.proxy.events(timeout_s)
         self._fired += self._table.evaluate()  # peers may have gone since the last launch()
-        has_room = bool(self._refused)
         while True:
             while self._fired:
                 fired = self._fired.popleft()
                 if fired.key is _stop:
                     return
                 fired.key(self.local_instance, self.proxy, fired.messages)
-                has_room = bool(self._refused)
-            if has_room:
-                has_room = False
-                self._push_refused()
-                continue
-            if len(self._refused) >= self._max_held:
-                raise EventTableFull(
-                    f"{len(self._refused)} messages have found no room, and no more are received; "
-                    "make the handlers others, or raise max_held"
-                )
             event = next(events, None)
             if event is None:
                 return
             if isinstance(event, Message):
-                try:
-                    self._fired += self._table.push(event)
-                except EventTableFull:
-                    self._refused.append(event)
-                    raise
+                self._fired += self._table.push(event)
             else:  # what is held may be enough when a peer has gone
                 self._fired += self._table.evaluate()
-                has_room = bool(self._refused)
-
-    def _push_refused(self) -> None:
-        """Push the messages that found no room, the oldest first."""
-        for _ in range(len(self._refused)):
-            try:
-                self._fired += self._table.push(self._refused[0])
-            except EventTableFull:  # launch() has raised that
-                self._refused.rotate(-1)
-            else:
-                self._refused.popleft()  # at last: an interrupt may double a message, not lose it
 
     def stop(self) -> None:
         """Let launch() end when what has come is handled. Safe in handlers and in other threads."""
