@@ -28,7 +28,6 @@ from xain_participant import sparse_cli
 from xain_participant.signals import stopped_by_signals
 
 if TYPE_CHECKING:
-    from xain_participant.alive import Alive
     from xain_participant.config import ParticipantConfig
     from xain_participant.state import StateDirectory
     from xain_participant.workload_participant import WorkloadParticipant
@@ -279,8 +278,22 @@ def _run(
     settings = _load_settings(config, values)
 
     settings.logging.configure()
-    alive = _open_alive(settings)
-    with _open_state(settings) or nullcontext() as state:
+    from xain_participant.alive import Alive
+    from xain_participant.state import StateDirectory, StateError
+
+    ours = settings.participant
+    alive = state = None
+    try:
+        if ours.alive_file is not None:
+            alive = Alive(ours.alive_file)
+        if ours.state_dir is not None:
+            state = StateDirectory(ours.state_dir, ours.id or None)
+    except OSError as error:
+        why = f"participant.alive_file is {ours.alive_file}: it cannot be written: {error.strerror}"
+        fail(PROGRAM, why, EXIT_BAD_CONFIG)
+    except StateError as error:
+        fail(PROGRAM, f"participant.state_dir is {ours.state_dir}: {error.why}", EXIT_BAD_CONFIG)
+    with state or nullcontext():
         participant = _load_participant(settings, state)
 
         from xain_participant.agent import Agent
@@ -288,14 +301,14 @@ def _run(
         agent = Agent(
             participant,
             settings.coordinator.address,
-            settings.participant.id or None,
-            tags=settings.participant.tags,
+            ours.id or None,
+            tags=ours.tags,
             direct=settings.coordinator.direct,
             alive=alive,
             state=state,
-            instance_id=settings.participant.instance_id or None,
-            tells_messages=settings.participant.report_failures == "full",
-            serve=settings.participant.serve,
+            instance_id=ours.instance_id or None,
+            tells_messages=ours.report_failures == "full",
+            serve=ours.serve,
         )
         with stopped_by_signals(agent):
             status = agent.run()
@@ -379,34 +392,6 @@ def _load_settings(file: Path | None, values: dict[str, Any]) -> "ParticipantCon
             EXIT_BAD_CONFIG,
         )
     return settings
-
-
-def _open_alive(settings: "ParticipantConfig") -> "Alive | None":
-    from xain_participant.alive import Alive
-
-    file = settings.participant.alive_file
-    if file is None:
-        return None
-    try:
-        return Alive(file)
-    except OSError as error:
-        fail(
-            PROGRAM,
-            f"participant.alive_file is {file}: it cannot be written: {error.strerror}",
-            EXIT_BAD_CONFIG,
-        )
-
-
-def _open_state(settings: "ParticipantConfig") -> "StateDirectory | None":
-    from xain_participant.state import StateDirectory, StateError
-
-    directory = settings.participant.state_dir
-    if directory is None:
-        return None
-    try:
-        return StateDirectory(directory, settings.participant.id or None)
-    except StateError as error:
-        fail(PROGRAM, f"participant.state_dir is {directory}: {error.why}", EXIT_BAD_CONFIG)
 
 
 def _load_data(settings: "ParticipantConfig") -> "tuple[Table, Table]":

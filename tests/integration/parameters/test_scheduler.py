@@ -47,11 +47,11 @@ class Node:
         self.views.append(view)
         for each in view.ranges:
             for learner in each.learners:
-                self.scheduler.report_whole(each.number, each.epoch, learner)
+                self.scheduler.report(c.LearnerWhole(each.number, each.epoch, learner))
             if view.cut is not None and each.servers[:1] == (self.scheduler.name,):
                 path = f"{each.number}.part"
-                self.scheduler.report_saved(
-                    view.generation, view.cut.number, each.number, path, self._clocks
+                self.scheduler.report(
+                    c.RangeSaved(view.generation, view.cut.number, each.number, path, self._clocks)
                 )
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from xain_parameters.errors import Closed, Invalid, ParameterError, RolledBack
 from xain_parameters.keys import Keys
 from xain_parameters.messages import Mark, Pull, Push
 from xain_parameters.scheduler.worker_client import Progress, WorkerScheduler
-from xain_parameters.specs import Plugin, RangeView, Staleness, TableSpec, View
+from xain_parameters.specs import RangeView, TableSpec, View
 from xain_parameters.tables.part import is_finite
 from xain_parameters.transport.connection import Request
 
@@ -101,21 +101,7 @@ class Core:
 
     # --- tables ---
 
-    def declare(
-        self,
-        name: str,
-        bound: int | None,
-        dim: int,
-        dtype: str,
-        update: Plugin,
-        init: Plugin,
-        shape: tuple[int, ...] | None,
-        staleness: Staleness,
-    ) -> TableSpec:
-        is_dense = shape is not None
-        table = TableSpec(
-            0, name, bound, dim, is_dense, dtype, update, init, shape or (), staleness
-        )
+    def declare(self, table: TableSpec) -> TableSpec:
         return self.scheduler.declare(table, self._timeout_s)
 
     def find(self, name: str) -> TableSpec:

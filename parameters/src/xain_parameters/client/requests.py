@@ -207,10 +207,6 @@ class Requests:
             connection.close()
         self._poller.close()
 
-    @property
-    def is_closed(self) -> bool:
-        return self._is_closed
-
     def run(
         self,
         table: TableSpec,

@@ -57,17 +57,19 @@ class Server:
         """
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         num_rows, dim = rows_of(shape)
-        spec = self._core.declare(
-            name,
-            num_rows,
-            dim,
-            np.dtype(dtype).name,
-            Plugin.of(update),
-            Plugin.of(init),
-            shape,
-            staleness,
+        spec = TableSpec(
+            number=0,
+            name=name,
+            bound=num_rows,
+            dim=dim,
+            is_dense=True,
+            dtype=np.dtype(dtype).name,
+            update=Plugin.of(update),
+            init=Plugin.of(init),
+            shape=shape,
+            staleness=staleness,
         )
-        return Dense(self._core, spec)
+        return Dense(self._core, self._core.declare(spec))
 
     def table(
         self,
@@ -85,17 +87,18 @@ class Server:
         bound: keys are 0 to bound - 1, and are found faster; None: any 64-bit key.
         staleness: see dense().
         """
-        spec = self._core.declare(
-            name,
-            bound,
-            dim,
-            np.dtype(dtype).name,
-            Plugin.of(update),
-            Plugin.of(init),
-            None,
-            staleness,
+        spec = TableSpec(
+            number=0,
+            name=name,
+            bound=bound,
+            dim=dim,
+            is_dense=False,
+            dtype=np.dtype(dtype).name,
+            update=Plugin.of(update),
+            init=Plugin.of(init),
+            staleness=staleness,
         )
-        return Table(self._core, spec)
+        return Table(self._core, self._core.declare(spec))
 
     def find(self, name: str) -> "Dense | Table":
         """The dense array or table that was declared as `name`. Raises Invalid if there is none."""

@@ -19,6 +19,7 @@ from xain_parameters.node.log import DiskLog
 from xain_parameters.node.ports import RangeLog, Source
 from xain_parameters.node.protocol import ServerNode
 from xain_parameters.replica import Replica
+from xain_parameters.scheduler.commands import LearnerWhole, RangeSaved, SaveFailed
 from xain_parameters.scheduler.reports import Load
 from xain_parameters.scheduler.server_client import ServerScheduler
 from xain_parameters.specs import RangeView, View
@@ -223,7 +224,7 @@ class ParameterServer:
         self._scheduler.report_returned(generation, has, lacks)
 
     def report_whole(self, range_: int, epoch: int, server: str) -> None:
-        self._scheduler.report_whole(range_, epoch, server)
+        self._scheduler.report(LearnerWhole(range_, epoch, server))
 
     def _load_now(self) -> Load:
         now = time.monotonic()
@@ -385,12 +386,12 @@ class ParameterServer:
             return
         except Exception as error:  # a file system may raise anything
             log.error("checkpoint_not_written", range=range_, cut=cut, error=str(error))
-            self._scheduler.report_save_failed(view.generation, cut, range_, str(error))
+            self._scheduler.report(SaveFailed(view.generation, cut, range_, str(error)))
             return
         finally:
             with self._lock:
                 self._num_saving -= 1
-        self._scheduler.report_saved(view.generation, cut, range_, name, clocks)
+        self._scheduler.report(RangeSaved(view.generation, cut, range_, name, clocks))
 
     def _yield_to_workers(self, used_s: float) -> None:
         """Pause a thread that has used so much time of the processor for a checkpoint."""

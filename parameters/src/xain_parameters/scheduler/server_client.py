@@ -52,16 +52,10 @@ class ServerScheduler(SchedulerMember):
         super().join(timeout_s, is_over)
         self._start(self._report)
 
-    def report_whole(self, range_: int, epoch: int, server: str) -> None:
-        self._add(LearnerWhole(range_, epoch, server))
-
-    def report_saved(
-        self, generation: int, cut: int, range_: int, path: str, clocks: dict[str, int]
-    ) -> None:
-        self._add(RangeSaved(generation, cut, range_, path, clocks))
-
-    def report_save_failed(self, generation: int, cut: int, range_: int, why: str) -> None:
-        self._add(SaveFailed(generation, cut, range_, why))
+    def report(self, news: LearnerWhole | RangeSaved | SaveFailed) -> None:
+        with self._lock:
+            self._waiting = replace(self._waiting, news=(*self._waiting.news, news))
+        self._has_news.set()
 
     def report_returned(self, generation: int, has: dict[int, int], lacks: dict[int, int]) -> None:
         """Report the ranges without a server that this server has; see commands.ServerReturned."""
@@ -92,11 +86,6 @@ class ServerScheduler(SchedulerMember):
         self._ended.set()
         self._has_news.set()
         super().close()
-
-    def _add(self, news: LearnerWhole | RangeSaved | SaveFailed) -> None:
-        with self._lock:
-            self._waiting = replace(self._waiting, news=(*self._waiting.news, news))
-        self._has_news.set()
 
     def _report(self) -> None:
         while not self._ended.is_set():

@@ -56,7 +56,6 @@ class Channel:
         on_closed: "OnClosed",
     ) -> None:
         self.peer = peer
-        self.address = _name_of(connection)
         self._socket = connection
         self._receiver = receiver
         receiver.before_wait = self._flush
@@ -302,11 +301,3 @@ def shut(connection: Socket) -> None:
     """Wake all threads that wait for a socket. Its descriptor stays until it is closed."""
     with contextlib.suppress(OSError):  # the other side was first
         connection.shutdown(socket.SHUT_RDWR)
-
-
-def _name_of(connection: Socket) -> str:
-    try:
-        host, port = connection.getpeername()[:2]
-    except OSError:
-        return "?"
-    return f"{host}:{port}"

@@ -11,7 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -66,8 +66,6 @@ class Socket(Protocol):
     def shutdown(self, how: int, /) -> None: ...
 
     def fileno(self) -> int: ...
-
-    def getpeername(self) -> Any: ...
 
     def close(self) -> None: ...
 

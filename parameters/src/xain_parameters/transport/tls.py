@@ -5,7 +5,6 @@ import socket
 import ssl
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 from xain_parameters.transport.frames import Piece, Socket
 
@@ -55,9 +54,6 @@ class TlsSocket:
 
     def fileno(self) -> int:
         return self._socket.fileno()
-
-    def getpeername(self) -> Any:
-        return self._socket.getpeername()
 
     def close(self) -> None:
         self._socket.close()
