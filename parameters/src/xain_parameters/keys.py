@@ -61,22 +61,15 @@ def mixed(keys: Keys) -> Keys:
     return x
 
 
-def owners(keys: Keys, ranges: Sequence[Range], bound: int | None) -> NDArray[Any]:
-    """The index of the range that each key lies in, (n,) -> (n,) of some integer type.
-
-    ranges: a cover. bound: the bound of the table; keys must be below.
-    """
-    if len(ranges) == 1:
-        return np.zeros(len(keys), np.intp)
-    if bound is None and len(ranges) <= 32:
-        # For few ranges a comparison with each is faster than a binary search.
-        positions = mixed(keys)
-        owner = np.zeros(len(keys), np.uint8)
-        for each in ranges[1:]:
-            owner += positions >= np.uint64(each.start)
-        return owner
-    if bound is None:
+def owners(keys: Keys, ranges: Sequence[Range]) -> NDArray[Any]:
+    """The index of the range that each key of a table without a bound lies in, (n,) -> (n,) of some
+    integer type. ranges: a cover."""
+    positions = mixed(keys)
+    if len(ranges) > 32:
         starts = np.array([each.start for each in ranges[1:]], np.uint64)
-        return np.searchsorted(starts, mixed(keys), side="right")
-    firsts = np.array([each.indices(bound)[0] for each in ranges[1:]], np.uint64)
-    return np.searchsorted(firsts, keys, side="right")
+        return np.searchsorted(starts, positions, side="right")
+    # For few ranges a comparison with each is faster than a binary search.
+    owner = np.zeros(len(keys), np.uint8)
+    for each in ranges[1:]:
+        owner += positions >= np.uint64(each.start)
+    return owner

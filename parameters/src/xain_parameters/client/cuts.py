@@ -42,7 +42,7 @@ def cut_keys(
                 yield index, slice(edges[index], edges[index + 1])
         return
     # A stable sort of small integers is a radix sort, which takes linear time.
-    owner = owners(keys, ranges, None).astype(np.uint16, copy=False)
+    owner = owners(keys, ranges).astype(np.uint16, copy=False)
     order = np.argsort(owner, kind="stable")
     ends = np.cumsum(np.bincount(owner, minlength=len(ranges))).tolist()
     start = 0
