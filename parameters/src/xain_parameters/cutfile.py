@@ -1,10 +1,11 @@
 """The file of a range's checkpoint.
 
-    "XAINCUT2", then pieces, each: u64 length of the record | u64 XXH3 of the record | record
+    "XAINCUT2", then pieces, each:
+    u32 length of the head | u64 XXH3 of what follows | head | keys | body
 
-Both numbers are little-endian. A record is a msgpack array: name, meta, keys or nil, body. Keys are
-uint64, and the body is raw arrays, little-endian too; replica.py and tables/part.py tell what each
-name means. The last piece is called "end", and its meta is the number of pieces before it.
+All numbers are little-endian. The head is a msgpack array: name, meta, number of keys or nil, bytes
+of the body. Keys are uint64, and the body is raw arrays; replica.py and tables/part.py tell what
+each name means. The last piece is called "end", and its meta is the number of pieces before it.
 """
 
 import struct
@@ -21,13 +22,14 @@ from xain_parameters.tables.part import Piece
 from xain_parameters.transport.frames import bytes_of
 
 MAGIC = b"XAINCUT2"
-MAX_RECORD_BYTES = MAX_BODY_BYTES + (1 << 20)  # meta names all tables of the group
-_HEAD = struct.Struct("<QQ")
+MAX_HEAD_BYTES = 1 << 20
+_SIZES = struct.Struct("<IQ")
+_KEY_BYTES = 8
 
-_decode = msgspec.msgpack.Decoder(tuple[str, bytes, memoryview | None, memoryview]).decode
+_decode_head = msgspec.msgpack.Decoder(tuple[str, bytes, int | None, int]).decode
 
 
-def encoded(pieces: Iterable[Piece]) -> Iterator[bytes]:
+def encoded(pieces: Iterable[Piece]) -> Iterator[bytes | memoryview]:
     """The content of a file with these pieces, step by step."""
     yield MAGIC
     number = 0
@@ -36,12 +38,22 @@ def encoded(pieces: Iterable[Piece]) -> Iterator[bytes]:
     yield from _encoded(Piece("end", b"%d" % number, None, np.empty(0, np.uint8)))
 
 
-def _encoded(piece: Piece) -> Iterator[bytes]:
-    keys = None if piece.keys is None else bytes_of(np.ascontiguousarray(piece.keys))
-    body = bytes_of(np.ascontiguousarray(piece.body))
-    record = msgspec.msgpack.encode((piece.name, piece.meta, keys, body))
-    yield _HEAD.pack(len(record), xxhash.xxh3_64_intdigest(record))
-    yield record
+def _encoded(piece: Piece) -> Iterator[bytes | memoryview]:
+    keys = np.empty(0, np.uint64) if piece.keys is None else piece.keys
+    # A piece without a key among its keys is not the same as a piece without keys.
+    num_keys = None if piece.keys is None else len(keys)
+    head = msgspec.msgpack.encode((piece.name, piece.meta, num_keys, piece.body.nbytes))
+    arrays = (bytes_of(np.ascontiguousarray(array)) for array in (keys, piece.body))
+    rest: list[bytes | memoryview] = [head, *arrays]
+    yield _SIZES.pack(len(head), _digest(*rest))
+    yield from rest
+
+
+def _digest(*rest: bytes | memoryview) -> int:
+    digest = xxhash.xxh3_64()
+    for data in rest:
+        digest.update(data)
+    return digest.intdigest()
 
 
 def read(file: IO[bytes], name: str) -> Iterator[Piece]:
@@ -51,25 +63,27 @@ def read(file: IO[bytes], name: str) -> Iterator[Piece]:
     number = 0
     while True:
         where = f"{name}, piece {number}"
-        length, digest = _HEAD.unpack(_exactly(file, _HEAD.size, where))
-        if length > MAX_RECORD_BYTES:
-            raise Damaged(f"{where}: a record of {length} bytes")
-        record = _exactly(file, length, where)
-        if digest != xxhash.xxh3_64_intdigest(record):
+        head_bytes, digest = _SIZES.unpack(_exactly(file, _SIZES.size, MAX_HEAD_BYTES, where))
+        head = _exactly(file, head_bytes, MAX_HEAD_BYTES, where)
+        try:
+            kind, meta, num_keys, num_bytes = _decode_head(head)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise Damaged(f"{where}: its head was changed: {error}") from None
+        keys = _exactly(file, _KEY_BYTES * (num_keys or 0), MAX_BODY_BYTES, where)
+        body = _exactly(file, num_bytes, MAX_BODY_BYTES, where)
+        if digest != _digest(head, keys, body):
             raise Damaged(f"{where}: it was changed")
-        kind, meta, keys, body = _decode(record)
         if kind == "end":
             if int(meta) != number:
                 raise Damaged(f"{where}: the end comes after {int(meta)} others")
             return
-        # A copy, so that keys are aligned.
-        array = None if keys is None else np.frombuffer(keys, "<u8").astype(np.uint64)
-        yield Piece(kind, meta, array, np.frombuffer(body, np.uint8))
+        array = np.frombuffer(keys, "<u8").astype(np.uint64, copy=False)
+        yield Piece(kind, meta, None if num_keys is None else array, np.frombuffer(body, np.uint8))
         number += 1
 
 
-def _exactly(file: IO[bytes], num_bytes: int, where: str) -> bytes:
-    data = file.read(num_bytes)
+def _exactly(file: IO[bytes], num_bytes: int, most: int, where: str) -> bytes:
+    data = file.read(num_bytes) if 0 <= num_bytes <= most else b""
     if len(data) != num_bytes:
-        raise Damaged(f"{where}: the file was cut short")
+        raise Damaged(f"{where}: the file was cut short, or its head was changed")
     return data

@@ -578,19 +578,11 @@ def _damaged(ref: pb.WeightsRef, what: str) -> Refused:
 
 def _refused(error: grpc.RpcError) -> Refused:
     # Every error of a blocking call is the call, too; the types do not say so.
-    call = cast(grpc.Call, error)
-    reason, retry_after_s = told_with(call)
-    return Refused(reason, call.code(), call.details() or "", retry_after_s)
-
-
-def told_with(call: Any) -> tuple[str, float]:
-    """The coordinator's code of a refused call, and the seconds after which to call again.
-
-    Empty and 0 if the coordinator gives none."""
+    call = cast(Any, error)
     try:
         status = rpc_status.from_call(call)
     except ValueError:
-        return "", 0.0  # details of another status: some proxy rewrote one of them
+        status = None  # details of another status: some proxy rewrote one of them
     reason, retry_after_s = "", 0.0
     for detail in status.details if status is not None else ():
         info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
@@ -598,4 +590,4 @@ def told_with(call: Any) -> tuple[str, float]:
             reason = str(info.reason)
         elif detail.Unpack(retry):
             retry_after_s = max(0.0, retry.retry_delay.ToMicroseconds() / 1e6)
-    return reason, retry_after_s
+    return Refused(reason, call.code(), call.details() or "", retry_after_s)

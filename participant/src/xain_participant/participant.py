@@ -278,7 +278,9 @@ def call_train_round(
 
 def _checked_vector(weights: object, source: str) -> NDArray[Any]:
     if not isinstance(weights, np.ndarray):
-        raise TypeError(f"{source} must return weights as a numpy array, not {_kind(weights)}")
+        raise TypeError(
+            f"{source} must return weights as a numpy array, not {type(weights).__name__}"
+        )
     if weights.dtype.kind not in "iuf":
         raise TypeError(f"{source} must return weights of real numbers, not {weights.dtype}")
     if weights.ndim != 1:
@@ -296,7 +298,7 @@ def checked_num_samples(value: object, source: str = "train_round() must return"
         num_samples = operator.index(value)  # type: ignore[arg-type]  # it checks
     except TypeError:
         raise TypeError(
-            f"{source} the number of samples as an integer, not {_kind(value)}"
+            f"{source} the number of samples as an integer, not {type(value).__name__}"
         ) from None
     if not 0 <= num_samples <= MAX_INT32:
         told = source.replace("must return", "returned").replace("must be given", "was given")
@@ -308,7 +310,3 @@ def _cast(weights: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.floating[An
     # An overflow becomes infinite, and is refused where the values of all updates are checked.
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(weights, dtype=dtype.newbyteorder("<"))
-
-
-def _kind(value: object) -> str:
-    return type(value).__name__
