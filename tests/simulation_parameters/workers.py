@@ -151,7 +151,7 @@ class Worker:
                     pull = Pull(0, (0, 0), range_.number, MARKS.number, self._opened)
                     self._request(Message(pull, keys[where]), partial(got, marks, where))
 
-        mine = owners(keys, [each.range for each in ranges], None)
+        mine = owners(keys, [each.range for each in ranges])
         requests = []
         for range_ in ranges:
             low, high = range_.range.indices(DENSE.bound)
@@ -212,7 +212,7 @@ class Worker:
         values = gradient(machine.index, self._at, rows)
         key = np.array([mark_key(machine.index, self._at)], np.uint64)
         ranges = self._view.ranges
-        owner = int(owners(key, [each.range for each in ranges], None)[0])
+        owner = int(owners(key, [each.range for each in ranges])[0])
         requests = []
         for index, range_ in enumerate(ranges):
             low, high = range_.range.indices(DENSE.bound)

@@ -156,7 +156,7 @@ class _World:
                 pull = Pull(0, (0, 0), each.number, DENSE.number, 0, low, high)
                 rows[low:high] = replica.pull(pull, None)
             keys = self._oracle.mark_keys()
-            keys = keys[owners(keys, [r.range for r in view.ranges], None) == index]
+            keys = keys[owners(keys, [r.range for r in view.ranges]) == index]
             pull = Pull(0, (0, 0), each.number, MARKS.number, 0)
             found = replica.pull(pull, keys)[:, 0]
             if not set(found.tolist()) <= {0.0, 1.0}:

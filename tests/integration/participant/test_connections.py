@@ -16,10 +16,12 @@ from integration.participant.scripted import (
     ScriptedCoordinator,
 )
 from support.fault_proxy import FaultProxy
+from xain_coordinator.config.coordinator import ServerSettings
 from xain_participant import Agent, CoordinatorClient, Participant, Refused
 from xain_participant import client as client_module
-from xain_participant.client import TRANSFERS_SILENCE_S, open_channel
+from xain_participant.client import CALLS_SILENCE_S, TRANSFERS_SILENCE_S, open_channel
 from xain_participant.download import Download
+from xain_participant.protocol import MIN_BACKOFF_S
 from xain_proto.fl import coordinator_pb2 as pb
 
 # Several chunks of a download, and so little that the kernel takes all of it: an upload whose bytes
@@ -248,6 +250,13 @@ def running(agent: Agent) -> Iterator[Call]:
     yield running
     agent.stop()
     running.answer()
+
+
+def test_dead_connection_is_found_within_the_default_lease() -> None:
+    """After a heartbeat that was answered, the next one is tried again before the lease is over."""
+    server = ServerSettings()
+    lease_s = server.heartbeat_time_s + server.heartbeat_timeout_s
+    assert sum(CALLS_SILENCE_S) + MIN_BACKOFF_S < lease_s
 
 
 def test_dead_connection_costs_no_lease(
