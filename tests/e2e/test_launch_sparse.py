@@ -57,13 +57,18 @@ def model_of(folder: Path, name: str) -> dict[str, np.ndarray]:
         return dict(file)
 
 
-async def test_killed_server_and_worker_leave_the_same_model(folder: Path, name: str) -> None:
+@needs_openssl
+async def test_killed_server_and_worker_leave_the_same_model(
+    folder: Path, name: str, tmp_path: Path
+) -> None:
     """With a replica, training goes on while both are started again, to the bits of an undisturbed
-    training. The second launch of the name begins anew."""
+    training. The second launch of the name begins anew. In the first one all programs show
+    certificates, the one that scores the model included."""
     # Hundreds of clocks: the kills come among the first of them.
     epochs = ("--worker-set=epochs=4", "--worker-set=batch=50", "--test=test.svm", "--quiet")
     arguments = (*SPARSE, *epochs, f"--name={name}", "--replicas=1")
-    async with launched(folder, *arguments) as shown:
+    tls = f"--set=tls.folder={certified(tmp_path / 'ours')}"
+    async with launched(folder, *arguments, tls) as shown:
         assert await shown.end() == 0, shown.output
     assert processes_of(name) == []
     undisturbed = model_of(folder, name)
@@ -85,16 +90,6 @@ async def test_killed_server_and_worker_leave_the_same_model(folder: Path, name:
     assert disturbed.keys() >= {"keys", "values"}
     for what, array in undisturbed.items():
         np.testing.assert_array_equal(disturbed[what], array)
-
-
-@needs_openssl
-async def test_launch_with_certificates(folder: Path, name: str, tmp_path: Path) -> None:
-    """All programs show them, the one that scores the model included."""
-    tls = f"--set=tls.folder={certified(tmp_path / 'ours')}"
-    epochs = ("--worker-set=epochs=1", "--worker-set=batch=500", "--test=test.svm", "--quiet")
-    async with launched(folder, *SPARSE, *epochs, tls, f"--name={name}") as shown:
-        assert await shown.end() == 0, shown.output
-    assert re.search(r"On [0-9,]+ rows of test.svm: log loss", shown.output), shown.output
 
 
 async def test_worker_that_had_ended_repeats_what_a_rollback_took(folder: Path, name: str) -> None:
