@@ -327,7 +327,7 @@ def one_object(
     server = OneObject()
     with http_server(server) as url:
         store = connect({"kind": "s3", "endpoint": url, "bucket": "b", **Identity().settings()})
-        store._requests.sizes = Sizes(head=1000)
+        store.requests.sizes = Sizes(head=1000)
         yield server, store
 
 
@@ -464,7 +464,7 @@ def test_killed_in_mid_upload(
 ) -> None:
     """The upload fails; nothing is visible, and doing it again works."""
     store = connect(mortal.settings(mortal.new_bucket()))
-    store._requests.sizes = Sizes(part=5 * MIB)
+    store.requests.sizes = Sizes(part=5 * MIB)
     upload = store.upload("1/global")
     upload.write(b"x" * size)
     mortal.kill()

@@ -86,14 +86,14 @@ def get(store: S3Store, key: str) -> bytes:
 def count_gets(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """The offset and length of every GET from now on."""
     gets: list[tuple[int, int]] = []
-    get_one = store._bucket.get_into
+    get_one = store.bucket.get_into
 
     def count_and_get(*args: Any) -> tuple[int, str, int]:
         _, _, offset, buffer, _ = args
         gets.append((offset, len(buffer)))
         return get_one(*args)
 
-    monkeypatch.setattr(store._bucket, "get_into", count_and_get)
+    monkeypatch.setattr(store.bucket, "get_into", count_and_get)
     return gets
 
 
@@ -146,7 +146,7 @@ def test_a_name_that_is_too_long(connect: Open) -> None:
 def test_an_upload_in_parts(store: S3Store, client: Any, bucket: str, tmp_path: Path) -> None:
     """Of any size, read back in ranges that come at the same time; its parts are in no folder
     afterwards."""
-    store._requests.sizes = Sizes(part=5 * MIB, range=2 * MIB)  # the least that S3 takes
+    store.requests.sizes = Sizes(part=5 * MIB, range=2 * MIB)  # the least that S3 takes
     data = os.urandom(5 * MIB) * 3 + b"the rest"
     upload = store.upload("1/global")
     for start in range(0, len(data), 3 * MIB):
@@ -186,7 +186,7 @@ def test_one_request_does_not_bring_everything(
     store: S3Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However much is announced: large reads are cut into ranges, the first one too."""
-    store._requests.sizes = Sizes(range=MIB)
+    store.requests.sizes = Sizes(range=MIB)
     data = os.urandom(3 * MIB + 5)
     put(store, "1/a", data)
     gets = count_gets(store, monkeypatch)
@@ -222,7 +222,7 @@ def test_an_aborted_upload_in_parts_leaves_nothing(
     store: S3Store, client: Any, bucket: str, overwrite: bool
 ) -> None:
     """Neither one that its writer gives up, nor one whose key was taken meanwhile."""
-    store._requests.sizes = Sizes(part=5 * MIB)
+    store.requests.sizes = Sizes(part=5 * MIB)
     given_up = store.upload("1/a")
     given_up.write(b"x" * 16 * MIB)
     given_up.abort()
@@ -310,7 +310,7 @@ def test_object_that_another_writer_published_is_kept(
 
 def test_of_concurrent_creates_in_parts_one_wins(store: S3Store) -> None:
     """SeaweedFS takes If-None-Match for an upload in parts and lets several through."""
-    store._requests.sizes = Sizes(part=5 * MIB)
+    store.requests.sizes = Sizes(part=5 * MIB)
     gate = threading.Barrier(4, timeout=60)
     winners = []
 
@@ -370,7 +370,7 @@ def test_signed_urls_expire(connect: Open) -> None:
     """As early as one wants; the server looks at its own clock."""
     store = connect()
     put(store, "1/global", b"x")
-    store._bucket._url_lifetime_s = 1  # less than may be configured
+    store.bucket._url_lifetime_s = 1  # less than may be configured
     url = store.download_url("1/global")
     deadline = time.monotonic() + 60
     while (status := http("GET", url).status) == 200:
@@ -382,7 +382,7 @@ def test_signed_urls_expire(connect: Open) -> None:
 @pytest.mark.parametrize("part", [5 * MIB, 128 * MIB], ids=["in-parts", "whole"])
 def test_copy(store: S3Store, part: int) -> None:
     """In the place of what was there, whatever its size; an object without a source is none."""
-    store._requests.sizes = Sizes(copy_part=part)
+    store.requests.sizes = Sizes(copy_part=part)
     for data in (b"", b"small", os.urandom(11 * MIB)):
         put(store, "incoming/1/a b%", data, overwrite=True)
         store.copy("incoming/1/a b%", "1/a b%", len(data))
@@ -409,7 +409,7 @@ def test_a_source_that_changes_is_not_copied(
     store: S3Store, client: Any, bucket: str, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:
     """Whoever holds the URL may write at any time: a copy is of one object, or there is none."""
-    store._requests.sizes = Sizes(copy_part=part)
+    store.requests.sizes = Sizes(copy_part=part)
     put(store, "incoming/1/a", b"old" * 2 * MIB)
     head = S3Store._head
 
@@ -434,7 +434,7 @@ def test_closing_ends_whoever_waits(
     """What is under way comes to its end; what has not begun fails, and its caller hears so."""
     gate = threading.Event()
     begun = threading.Semaphore(0)
-    put_one = store._bucket.put
+    put_one = store.bucket.put
     outcome: list[Exception] = []
 
     def put_slowly(*args: Any) -> None:
@@ -448,7 +448,7 @@ def test_closing_ends_whoever_waits(
         except Exception as error:  # whatever it is, the test looks at it
             outcome.append(error)
 
-    monkeypatch.setattr(store._bucket, "put", put_slowly)
+    monkeypatch.setattr(store.bucket, "put", put_slowly)
     caller = threading.Thread(target=put_all, daemon=True)
     caller.start()
     for _ in range(NUM_THREADS):  # all threads have work now, and the rest waits
@@ -456,7 +456,7 @@ def test_closing_ends_whoever_waits(
     closer = threading.Thread(target=store.close, daemon=True)
     closer.start()
     deadline = time.monotonic() + 60
-    while not store._requests._closed:
+    while not store.requests._closed:
         assert time.monotonic() < deadline, "it does not begin to close"
         time.sleep(0.01)  # a poll, not a race: close() says so first
     gate.set()
@@ -470,7 +470,7 @@ def test_closing_ends_whoever_waits(
 
 def test_an_upload_meets_a_store_that_has_closed(store: S3Store, tmp_path: Path) -> None:
     """Its next part is not sent, and no file stays open."""
-    store._requests.sizes = Sizes(part=5 * MIB)
+    store.requests.sizes = Sizes(part=5 * MIB)
     upload = store.upload("1/a")
     upload.write(b"x" * 6 * MIB)
     store.close()

@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Self
 
 from xain_coordinator.core.keys import is_attempt
 from xain_coordinator.ports import KeyExists, KeyNotFound, Reader, StoreUnavailable
@@ -75,13 +76,15 @@ class FileStore:
             fd, spare_bytes = taken or (self._open_temp(temp), 0)
             return FileUpload(self, key, path, temp, fd, spare_bytes=spare_bytes)
 
-    def find_unfinished(self, key: str, label: str) -> "FileUnfinished | None":
+    def find_unfinished(self, key: str, label: str) -> "FileUpload | None":
         path = self._path(key)
         with _unavailable("read", path):
             for temp in self._incoming.glob(f"{label}.*{_UPLOAD_SUFFIX}"):
                 # Gone, or still being written by a process that has not ended.
                 with contextlib.suppress(OSError):
-                    return FileUnfinished(self, key, path, temp, _open_locked(temp))
+                    fd = _open_locked(temp)
+                    size = read_mark(fd, os.fstat(fd).st_size)
+                    return FileUpload(self, key, path, temp, fd, size)
         return None
 
     def sweep(self) -> None:
@@ -297,38 +300,11 @@ def _open_locked(temp: Path) -> int:
     return fd
 
 
-class FileUnfinished:
-    """A file in .incoming that a process left when it ended."""
-
-    def __init__(self, store: FileStore, key: str, path: Path, temp: Path, fd: int) -> None:
-        self._store = store
-        self._key = key
-        self._path = path
-        self._temp = temp
-        self._fd = fd
-        self.size = read_mark(fd, os.fstat(fd).st_size)
-
-    def read(self, offset: int, length: int) -> bytes:
-        with _unavailable("read", self._path):
-            os.lseek(self._fd, offset, os.SEEK_SET)
-            return os.read(self._fd, length)
-
-    def resume(self, size: int) -> "FileUpload":
-        with _unavailable("write", self._path):
-            os.truncate(self._fd, size)
-            os.lseek(self._fd, size, os.SEEK_SET)
-        return FileUpload(self._store, self._key, self._path, self._temp, self._fd, size)
-
-    def abort(self) -> None:
-        with contextlib.suppress(OSError):
-            self._temp.unlink()
-        os.close(self._fd)
-
-
 class FileUpload:
-    """A file in .incoming. A failed write or commit ends it: nothing of it stays.
+    """A file in .incoming, a new one or what an ended process has left there. A failed write or
+    commit ends it: nothing of it stays.
 
-    size: of what is there already. spare_bytes: size of the file if it is written over: a mark at
+    size: of what is written. spare_bytes: size of the file if it is written over: a mark at
     its end says how far that has come.
     """
 
@@ -348,17 +324,28 @@ class FileUpload:
         self._path = path
         self._temp = temp
         self._fd: int | None = fd
-        self._size = size
+        self.size = size
         self._on_its_way = size  # bytes that the disk has been told of
         self._spare_bytes = spare_bytes
+
+    def read(self, offset: int, length: int) -> bytes:
+        with _unavailable("read", self._path):
+            return os.pread(self._open_fd(), length, offset)
+
+    def resume(self, size: int) -> Self:
+        with _unavailable("write", self._path):
+            os.truncate(self._open_fd(), size)
+            os.lseek(self._open_fd(), size, os.SEEK_SET)
+        self.size = self._on_its_way = size
+        return self
 
     def write(self, chunk: bytes | memoryview) -> None:
         fd = self._open_fd()
         with self._ended_by_failure(), _unavailable("write", self._path):
             view = memoryview(chunk).cast("B")
-            if self._spare_bytes and self._size + len(view) > self._spare_bytes - MARK_BYTES:
+            if self._spare_bytes and self.size + len(view) > self._spare_bytes - MARK_BYTES:
                 self._cut(fd)  # the mark is in the way; from here on the size tells
-            self._size += len(view)
+            self.size += len(view)
             while view:
                 try:
                     view = view[os.write(fd, view) :]
@@ -366,14 +353,14 @@ class FileUpload:
                     if error.errno != errno.ENOSPC or not self._store.spares.clear():
                         raise
             if self._spare_bytes:
-                write_mark(fd, self._spare_bytes, self._size)
-        if self._size - self._on_its_way >= _WRITE_BEHIND_BYTES:
+                write_mark(fd, self._spare_bytes, self.size)
+        if self.size - self._on_its_way >= _WRITE_BEHIND_BYTES:
             self._write_behind(fd)
 
     def _cut(self, fd: int) -> None:
         """Truncate a spare file behind the bytes that were written."""
-        if self._spare_bytes > self._size:
-            os.ftruncate(fd, self._size)
+        if self._spare_bytes > self.size:
+            os.ftruncate(fd, self.size)
         self._spare_bytes = 0
 
     def _write_behind(self, fd: int) -> None:
@@ -382,10 +369,10 @@ class FileUpload:
         if sys.platform == "linux":
             # DONTNEED says that the pages are of no use in memory: the kernel begins to write
             # dirty pages, as all of these are, keeps them, and drops only clean ones.
-            length = self._size - self._on_its_way
+            length = self.size - self._on_its_way
             with contextlib.suppress(OSError):  # advice: a file system may not take it
                 os.posix_fadvise(fd, self._on_its_way, length, os.POSIX_FADV_DONTNEED)
-        self._on_its_way = self._size
+        self._on_its_way = self.size
 
     def commit(self, *, overwrite: bool) -> None:
         """Raises KeyExists or StoreUnavailable. After the latter the object may be there all the

@@ -58,11 +58,11 @@ class S3Store:
     num_parallel = NUM_PARALLEL
 
     def __init__(self, bucket: Bucket, prefix: str, spool: Path) -> None:
-        self._bucket = bucket
+        self.bucket = bucket
         self._prefix = f"{key_to_name(prefix)}/" if prefix else ""
-        self._spool = spool
-        self._requests = Requests()
-        self._claims = Claims(bucket, self._prefix)
+        self.spool = spool
+        self.requests = Requests()
+        self.claims = Claims(bucket, self._prefix)
 
         try:
             spool.mkdir(parents=True, exist_ok=True)
@@ -76,33 +76,32 @@ class S3Store:
         """Write, read and delete an object of our own, so that an operator hears now of what will
         not work. Raises what those do."""
         name = f"{self._prefix}{_TRIAL}/{uuid.uuid4().hex}"
-        self._bucket.put(_TRIAL, name, b"x")
-        self._bucket.get(_TRIAL, name, 0, 1)
-        self._bucket.delete(_TRIAL, name)
+        self.bucket.put(_TRIAL, name, b"x")
+        self.bucket.get(_TRIAL, name, 0, 1)
+        self.bucket.delete(_TRIAL, name)
 
     def close(self) -> None:
         """Close the store. Requests under way end normally; waiting requests raise
         StoreUnavailable."""
-        self._requests.close()
-        self._bucket.close()
+        self.requests.close()
+        self.bucket.close()
 
     # --- WeightsStore ---
 
     def open(self, key: str, start: int = 0, length: int | None = None) -> "S3Reader":
         name = self._name(key)
-        sizes = self._requests.sizes
+        sizes = self.requests.sizes
         length = sizes.head if length is None else min(max(length, 1), sizes.range)
         try:
-            first = self._bucket.get(key, name, start, length)
+            first = self.bucket.get(key, name, start, length)
         except Declined:
             # The object ends before `start`, or is empty.
             start, first = 0, self._head(key, name, sizes.head)
-        return S3Reader(self._bucket, self._requests, key, name, start, first)
+        return S3Reader(self.bucket, self.requests, key, name, start, first)
 
     def upload(self, key: str, label: str = "", size_bytes: int = 0) -> "S3Upload":
         """Begin an upload. The server gets no request until there is a part to send."""
-        name = self._name(key)
-        return S3Upload(self._bucket, self._requests, self._claims, self._spool, key, name)
+        return S3Upload(self, key, self._name(key))
 
     def find_unfinished(self, key: str, label: str) -> None:
         """None: a process takes the part that it was filling with it, and the bucket's lifecycle
@@ -114,7 +113,7 @@ class S3Store:
         names = {key: self._name(key) for key in objects}
         results(
             [
-                self._requests.submit(self._bucket.put, key, names[key], data)
+                self.requests.submit(self.bucket.put, key, names[key], data)
                 for key, data in objects.items()
             ]
         )
@@ -130,7 +129,7 @@ class S3Store:
             start = f"{self._prefix}{key_to_name(folder)}/" if folder else self._prefix
         except ValueError:
             return  # no key begins like this
-        for name in self._bucket.names(start):
+        for name in self.bucket.names(start):
             key = name_to_key(name.removeprefix(self._prefix))
             if key is not None and key.startswith(prefix):
                 yield key
@@ -141,15 +140,15 @@ class S3Store:
         names = [(key, self._name(key)) for key in keys]
         for start in range(0, len(names), NUM_DELETIONS):
             few = names[start : start + NUM_DELETIONS]
-            results([self._requests.submit(self._bucket.delete, *each) for each in few])
+            results([self.requests.submit(self.bucket.delete, *each) for each in few])
 
     # --- DirectAccess ---
 
     def download_url(self, key: str) -> str:
-        return self._bucket.signed_url("get_object", self._name(key))
+        return self.bucket.signed_url("get_object", self._name(key))
 
     def upload_url(self, key: str) -> str:
-        return self._bucket.signed_url("put_object", self._name(key))
+        return self.bucket.signed_url("put_object", self._name(key))
 
     def copy(self, source: str, target: str, size_bytes: int) -> None:
         from_, to = self._name(source), self._name(target)
@@ -157,10 +156,10 @@ class S3Store:
         if head.size != size_bytes:
             raise WrongSize(source, head.size, size_bytes)
         if not head.size:
-            self._bucket.put(target, to, b"")
+            self.bucket.put(target, to, b"")
             return
         try:
-            self._bucket.copy(source, from_, to, head.etag, self._requests.sizes.copy_part)
+            self.bucket.copy(source, from_, to, head.etag, self.requests.sizes.copy_part)
         except Declined:
             raise ObjectChanged(source) from None
 
@@ -170,7 +169,7 @@ class S3Store:
         A GET, because the answer to a HEAD cannot tell a missing object from a missing bucket.
         """
         try:
-            return self._bucket.get(key, name, 0, length)
+            return self.bucket.get(key, name, 0, length)
         except Declined:
             return Piece(b"", 0, "")  # an empty object has no first byte
 
@@ -252,20 +251,12 @@ class S3Upload:
     """Up to sizes.part one request, beyond that parts that are sent while the next is filled. A
     failed write or commit ends it: nothing of it stays, if the server can still be asked to."""
 
-    def __init__(
-        self,
-        bucket: Bucket,
-        requests: Requests,
-        claims: Claims,
-        spool: Path,
-        key: str,
-        name: str,
-    ) -> None:
-        self._bucket = bucket
-        self._requests = requests
-        self._sizes = requests.sizes
-        self._claims = claims
-        self._spool = spool
+    def __init__(self, store: S3Store, key: str, name: str) -> None:
+        self._bucket = store.bucket
+        self._requests = store.requests
+        self._sizes = store.requests.sizes
+        self._claims = store.claims
+        self._spool = store.spool
         self._key = key
         self._name = name
         self._is_over = False

@@ -9,10 +9,8 @@ from typing import Any, cast
 import pytest
 
 from xain_coordinator.ports import KeyClaimed, KeyExists, KeyNotFound, StoreError
-from xain_coordinator.stores.s3 import S3Upload
+from xain_coordinator.stores.s3 import S3Store
 from xain_coordinator.stores.s3_bucket import Bucket, Piece
-from xain_coordinator.stores.s3_claims import Claims
-from xain_coordinator.stores.s3_requests import Requests
 
 NUM_STEPS = 5  # requests of a writer that publishes, in the simplest case
 
@@ -74,14 +72,7 @@ class Writer:
         self._dies = False
         self._ended = False
         bucket = cast(Bucket, SlowBucket(server, self._turn))
-        self._upload = S3Upload(
-            bucket,
-            Requests(),
-            Claims(bucket, ""),
-            folder,
-            "1/global",
-            "1/global",
-        )
+        self._upload = S3Store(bucket, "", folder).upload("1/global")
         self._upload.write(content)
         self.result: Future[None] = Future()
         self._thread = threading.Thread(target=self._run)
