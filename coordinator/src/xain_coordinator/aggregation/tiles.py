@@ -11,9 +11,9 @@ of threads reads the vectors of one tile at the same time, while another tile is
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xain_coordinator.aggregation.aggregator import Stopped
-from xain_coordinator.aggregation.ordering import Cancelled, OrderedLock
 from xain_coordinator.aggregation.sources import Source
 from xain_coordinator.core.values import WeightsRef
 from xain_coordinator.ports import WeightsStore
@@ -181,6 +180,41 @@ class Tiles:
             tuple(np.empty(width, extra.dtype) for extra in self.extras),
             tuple(np.empty(width, dtype) for dtype in self.made),
         )
+
+
+class Cancelled(Exception):
+    """A thread with a smaller number has failed, so this one does not get the lock."""
+
+
+class OrderedLock:
+    """A lock that number 0 takes first, then 1, and so on, whichever thread asks first.
+
+    A thread that fails before it has held the lock must call cancel(), since all others wait for
+    it.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._next = 0
+        self._is_cancelled = False
+
+    @contextmanager
+    def hold(self, number: int) -> Iterator[None]:
+        """Hold the lock as soon as all smaller numbers have held it. Raises Cancelled."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._next == number or self._is_cancelled)
+            if self._is_cancelled:
+                raise Cancelled
+        yield
+        with self._changed:
+            self._next += 1
+            self._changed.notify_all()
+
+    def cancel(self) -> None:
+        """Raise Cancelled in every thread that waits, and in every thread that asks later."""
+        with self._changed:
+            self._is_cancelled = True
+            self._changed.notify_all()
 
 
 def _run(work: Callable[[], None], num_threads: int, cancel: Callable[[], None]) -> None:

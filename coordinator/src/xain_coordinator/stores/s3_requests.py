@@ -1,6 +1,5 @@
 """Requests of an S3 store that go at the same time."""
 
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from typing import NamedTuple, ParamSpec, TypeVar
@@ -30,30 +29,28 @@ class Requests:
     def __init__(self) -> None:
         self.sizes = Sizes()
         self._pool = ThreadPoolExecutor(NUM_THREADS, "s3")
-        self._lock = threading.Lock()
         self._closed = False
 
     def submit(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Raises StoreUnavailable after close(); so does what was waiting by then."""
 
         def run() -> T:
-            self._require_open()
+            if self._closed:
+                raise StoreUnavailable("the store is being closed")
             return work(*args, **kwargs)
 
-        with self._lock:
-            self._require_open()
+        try:
             return self._pool.submit(run)
+        except RuntimeError as error:
+            raise StoreUnavailable(
+                f"the store is being closed, or has no thread: {error}"
+            ) from None
 
     def close(self) -> None:
         """Requests under way end by themselves; requests that wait fail."""
-        with self._lock:
-            self._closed = True
+        self._closed = True
         # Without cancel_futures, which ends a future and does not tell those who wait() for it.
         self._pool.shutdown()
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise StoreUnavailable("the store is being closed")
 
 
 def results(futures: Sequence[Future[T]]) -> list[T]:
