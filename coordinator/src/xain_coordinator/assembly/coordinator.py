@@ -23,7 +23,7 @@ from xain_coordinator.config.coordinator import (
 )
 from xain_coordinator.core.keys import base_key_of, model_key
 from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import Phase, Point, Rules
+from xain_coordinator.core.values import Phase, Point
 from xain_coordinator.driver.clock import SessionClock
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.driver.effects import StoreWorker
@@ -161,7 +161,9 @@ class Coordinator:
             self.driver,
             self.store,
             self._metrics,
-            _made(workload, session.rules) if workload.name else None,
+            workloads.create(workload.name, {**workload.options, **mode_option(session.rules)})
+            if workload.name
+            else None,
             preprocessing=workload.preprocessing.options(),
             publish_further=self._bucket.publish if self._bucket is not None else None,
             require_owner=self._fence.check if self._fence is not None else lambda: None,
@@ -328,10 +330,6 @@ def _require_rule(session: Session) -> None:
         optimizer_of_session(rules.optimizer, rules.optimizer_options)
 
 
-def _made(workload: WorkloadSettings, rules: Rules) -> workloads.Workload:
-    return workloads.create(workload.name, {**workload.options, **mode_option(rules)})
-
-
 def _require_weights(session: Session, store: WeightsStore, config: CoordinatorConfig) -> None:
     """Check that the session's objects are in the configured store. Raises StoreError.
 
@@ -393,12 +391,9 @@ def _xain_bucket(
         return None
     from xain_coordinator.xain06.bucket import XainBucket
 
-    if session.model is None:
-        # 0/global may be ours: whoever wrote it can have died before it was journalled.
-        found = next((k for r in (0, 1) for k in bare.keys(f"{r}/") if k != model_key(0)), None)
-    else:
-        found = None
-    if found is not None:
+    # 0/global may be ours: whoever wrote it can have died before it was journalled.
+    foreign = (k for r in (0, 1) for k in bare.keys(f"{r}/") if k != model_key(0))
+    if session.model is None and (found := next(foreign, None)) is not None:
         raise StoreError(
             f"{found} is there already in {config.storage.location}, from another session; XAIN's "
             "participants know one session a bucket: empty it, or choose another"

@@ -7,23 +7,13 @@ from typing import Literal, Protocol
 class StoreSettings(Protocol):
     """Settings as in [storage]; read_secret() reads the credentials of S3."""
 
-    @property
-    def kind(self) -> Literal["files", "s3", "memory"]: ...
-    @property
-    def endpoint(self) -> str: ...
-    @property
-    def public_endpoint(self) -> str: ...
-    @property
-    def region(self) -> str: ...
-    @property
-    def bucket(self) -> str: ...
-    @property
-    def prefix(self) -> str: ...
-    @property
-    def create_bucket(self) -> bool: ...
-    @property
-    def path(self) -> Path: ...
-    @property
-    def timeout_s(self) -> float: ...
-    @property
-    def url_lifetime_s(self) -> int: ...
+    kind: Literal["files", "s3", "memory"]
+    endpoint: str
+    public_endpoint: str
+    region: str
+    bucket: str
+    prefix: str
+    create_bucket: bool
+    path: Path
+    timeout_s: float
+    url_lifetime_s: int
