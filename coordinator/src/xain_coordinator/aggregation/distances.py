@@ -28,8 +28,6 @@ from xain_coordinator.aggregation.aggregator import (
     shares,
 )
 
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
 
 class Weighing(AnyNumber):
     """Base of the rules of this file: the average by the weights that follow from a survey."""
@@ -111,7 +109,7 @@ class GeometricMedian(Weighing):
     """
 
     max_iterations: Annotated[int, Field(ge=1, le=10_000)] = 1000
-    smoothing: PositiveFloat = 1e-6
+    smoothing: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-6
 
     def __post_init__(self) -> None:
         if self.smoothing < _LEAST_SMOOTHING:

@@ -328,8 +328,10 @@ class _Making:
                     for target, values in zip(memory, after, strict=True):
                         np.copyto(target, _within(target.dtype, values), casting="same_kind")
                 if not (is_usable and np.isfinite(model).all()):
+                    stepped = "" if optimizer is None else f" with optimiser {work.optimizer!r}"
                     raise RuleFailed(
-                        f"{self._maker} leaves the range of {self.dtype.name} in round {work.round}"
+                        f"rule {work.rule!r}{stepped} leaves the range of {self.dtype.name} in "
+                        f"round {work.round}"
                     )
 
             def compute(tile: TileBuffer, start: int) -> tuple[NDArray[Any], ...]:
@@ -371,11 +373,6 @@ class _Making:
                     f"of {tile.shape[1]} columns; it must make as many float64"
                 )
         return combined
-
-    @property
-    def _maker(self) -> str:
-        rule = f"rule {self.work.rule!r}"
-        return rule if self.optimizer is None else f"{rule} with optimiser {self.work.optimizer!r}"
 
 
 class _Statistics:
