@@ -657,7 +657,7 @@ class Endpoint:
                 if not self._io.is_alive():
                     self._driver.close(linger_s)
                 elif self._poller != threading.get_ident():  # this may be in a signal handler
-                    self._io.join(linger_s + self.end_s)
+                    self._io.join(min(linger_s, LONGEST_S) + self.end_s)
             finally:
                 with suppress(MessagingError):  # it expires by itself
                     self.membership.leave()

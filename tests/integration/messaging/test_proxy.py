@@ -1,5 +1,6 @@
 """Peers that talk to each other, on every driver."""
 
+import math
 import threading
 import time
 from collections import Counter
@@ -643,3 +644,12 @@ def test_what_a_peer_had_not_taken_goes_to_the_next(group_anywhere: Group) -> No
     back = group("worker", {"master": 1}, name="w")
     rest = [message.body for _, message in zip(range(7), back.receive(PATIENCE_S), strict=False)]
     assert rest == list(range(3, 10))
+
+
+def test_a_close_may_linger_without_end(group: Group) -> None:
+    """It is over as soon as all has gone out."""
+    a, b = group("peer", name="a"), group("peer", name="b")
+    until(lambda: a.peers["peer"] == ["b"], "the other")
+    a.isend(Message("t", "a", "b"))
+    a.close(math.inf)
+    assert b.receive_once(PATIENCE_S) is not None
