@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from xain_participant import Agent, Participant, StateDirectory, agent
 from xain_participant.participant import Assignment
-from xain_participant.signals import stopped_by_signals
+from xain_participant.signals import stop_on_signals
 
 STEPS = ("training", "trained", "handed_in", "dropped")
 
@@ -141,8 +141,8 @@ def main() -> int:
         running = Agent(
             trainee, flags.target, flags.participant_id, observer=trainee.note, state=state
         )
-        with stopped_by_signals(running):
-            return running.run()
+        stop_on_signals(running)
+        return running.run()
 
 
 if __name__ == "__main__":

@@ -104,7 +104,8 @@ def configure(level: str, console: bool, third_party: bool) -> None:
     )
     handler = _Handler(sys.stderr)
     handler.setLevel(threshold)  # a logger with a copy elsewhere may have a lower one
-    handler.setFormatter(_console() if console else _Formatter(_dumps))
+    colors = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    handler.setFormatter(_Formatter(partial(line_for_people, colors=colors) if console else _dumps))
     root = logging.getLogger()
     for old in [old for old in root.handlers if isinstance(old, _Handler)]:
         root.removeHandler(old)
@@ -213,11 +214,6 @@ def _extra(record: logging.LogRecord) -> dict[str, Any]:
 
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
-
-
-def _console() -> _Formatter:
-    colors = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    return _Formatter(partial(line_for_people, colors=colors))
 
 
 def line_for_people(event: Mapping[str, Any], *, colors: bool = False) -> str:

@@ -25,7 +25,7 @@ from xain_foundation.commands import (
     version_option,
 )
 from xain_participant import sparse_cli
-from xain_participant.signals import stopped_by_signals
+from xain_participant.signals import stop_on_signals
 
 if TYPE_CHECKING:
     from xain_participant.config import ParticipantConfig
@@ -310,8 +310,8 @@ def _run(
             tells_messages=ours.report_failures == "full",
             serve=ours.serve,
         )
-        with stopped_by_signals(agent):
-            status = agent.run()
+        stop_on_signals(agent)
+        status = agent.run()
     raise typer.Exit(status)
 
 

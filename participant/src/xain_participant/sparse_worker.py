@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -123,7 +124,7 @@ def train(
     done = _Done(server, job)
     if done.is_told():
         return
-    with Batches(job, files) as batches:
+    with closing(Batches(job, files)) as batches:
         meter = _Meter(report, report_s)
         cursor = _Cursor(server, job)
         # A worker without rows begins too: the others wait until all workers are there.
@@ -288,12 +289,6 @@ class Batches:
 
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
-
-    def __enter__(self) -> "Batches":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _prepared(rows: Rows, job: Job) -> Batch:

@@ -16,7 +16,7 @@ PROGRAM = textwrap.dedent(
     """
     import signal, sys, threading, numpy as np
     from xain_participant import Agent, Participant, agent, run
-    from xain_participant.signals import stopped_by_signals
+    from xain_participant.signals import stop_on_signals
 
     agent.LEAVE_TIMEOUT_S = 3600  # only a second signal ends a goodbye that nobody answers
 
@@ -32,8 +32,8 @@ PROGRAM = textwrap.dedent(
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
         sys.exit(run(Endless(), sys.argv[1], "ward-7"))
     running = Agent(Endless(), sys.argv[1], "ward-7")
-    with stopped_by_signals(running):
-        sys.exit(running.run())
+    stop_on_signals(running)
+    sys.exit(running.run())
     """
 )
 

@@ -1,5 +1,6 @@
 """Batches of a part of libsvm files, by their number."""
 
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ def columns(batches: Batches, number: int) -> list[int] | None:
 
 def test_batches_go_on_over_epochs_and_end(files):
     """The last batch of an epoch has the rest of the rows."""
-    with Batches(job(num_epochs=2), files) as batches:
+    with closing(Batches(job(num_epochs=2), files)) as batches:
         seen = [columns(batches, number) for number in range(14)]
         assert seen[0] == [0, 1, 2]
         assert seen[6] == [18, 19]
@@ -40,15 +41,15 @@ def test_batches_go_on_over_epochs_and_end(files):
 
 @pytest.mark.parametrize("first", [0, 3, 6, 7, 12, 14, 99])
 def test_batch_is_the_same_after_a_restart(files, first):
-    with Batches(job(num_epochs=2), files) as batches:
+    with closing(Batches(job(num_epochs=2), files)) as batches:
         seen = [columns(batches, number) for number in range(15)]
-    with Batches(job(num_epochs=2), files) as batches:
+    with closing(Batches(job(num_epochs=2), files)) as batches:
         for number in range(first, first + 3):
             assert columns(batches, number) == (seen[number] if number < 14 else None)
 
 
 def test_earlier_batch_comes_again_after_a_rollback(files):
-    with Batches(job(num_epochs=2), files) as batches:
+    with closing(Batches(job(num_epochs=2), files)) as batches:
         seen = [columns(batches, number) for number in range(11)]
         assert [columns(batches, number) for number in range(4, 11)] == seen[4:]
 
@@ -56,7 +57,7 @@ def test_earlier_batch_comes_again_after_a_rollback(files):
 def test_parts_have_each_row_once(files):
     seen: list[int] = []
     for index in range(4):
-        with Batches(job(index=index, num_workers=4), files) as batches:
+        with closing(Batches(job(index=index, num_workers=4), files)) as batches:
             number = 0
             while (found := columns(batches, number)) is not None:
                 seen += found
@@ -69,17 +70,17 @@ def test_part_without_a_line_is_empty(tmp_path):
     (tmp_path / "x.svm").write_text("1 " + " ".join(f"{i}:1" for i in range(100)) + "\n")
     files = LibsvmFiles(str(tmp_path / "x.svm"))
     for index in range(3):
-        with Batches(job(index=index, num_workers=3), files) as batches:
+        with closing(Batches(job(index=index, num_workers=3), files)) as batches:
             assert batches.is_empty == (index > 0)
 
 
 def test_last_key_is_that_of_the_intercept(files):
-    with Batches(job(), files) as batches:
+    with closing(Batches(job(), files)) as batches:
         batch = batches.batch(0)
         assert batch is not None
         assert batch.keys[-1] == BIAS
         np.testing.assert_array_equal(batch.classes, [0, 1, 0])
-    with Batches(job(bound=20), files) as batches:
+    with closing(Batches(job(bound=20), files)) as batches:
         batch = batches.batch(0)
         assert batch is not None
         assert batch.keys[-1] == 20
@@ -87,7 +88,7 @@ def test_last_key_is_that_of_the_intercept(files):
 
 def test_column_beyond_the_bound_is_refused(files):
     with (
-        Batches(job(bound=19), files) as batches,
+        closing(Batches(job(bound=19), files)) as batches,
         pytest.raises(DataError, match="column 19; with this bound they are 0 to 18"),
     ):
         batches.batch(6)

@@ -1,21 +1,12 @@
-"""Parts of checkpoints below an fsspec URL; the scheduler writes the manifests."""
+"""Reading a range of a checkpoint below an fsspec URL."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from xain_parameters import cutfile
 from xain_parameters.replica import Replica
-from xain_parameters.scheduler.manifests import open_folder, read_manifest, write_file
+from xain_parameters.scheduler.manifests import open_folder, read_manifest
 from xain_parameters.specs import RangeView
 from xain_parameters.tables.part import Piece
-
-
-def part_name(range_: int) -> str:
-    return f"range-{range_}.cut"
-
-
-def write_part(url: str, folder: str, name: str, pieces: Iterable[Piece]) -> None:
-    """Write the part of a range; see write_file()."""
-    write_file(url, folder, name, cutfile.encoded(pieces))
 
 
 def load(url: str, folder: str, replica: Replica, range_: RangeView) -> None:

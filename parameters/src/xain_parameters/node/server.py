@@ -12,14 +12,16 @@ from typing import Final, Self, TypeAlias
 from xain_foundation.logger import get_logger
 from xain_parameters.certificates import Certificates
 from xain_parameters.cut import Abandoned
+from xain_parameters.cutfile import encoded
 from xain_parameters.errors import Evicted, ParameterError, Unavailable
 from xain_parameters.messages import Message, Pull, Push
-from xain_parameters.node.cuts import load, part_name, write_part
+from xain_parameters.node.cuts import load
 from xain_parameters.node.log import DiskLog
 from xain_parameters.node.ports import RangeLog, Source
 from xain_parameters.node.protocol import ServerNode
 from xain_parameters.replica import Replica
 from xain_parameters.scheduler.commands import LearnerWhole, RangeSaved, SaveFailed
+from xain_parameters.scheduler.manifests import write_file
 from xain_parameters.scheduler.reports import Load
 from xain_parameters.scheduler.server_client import ServerScheduler
 from xain_parameters.specs import RangeView, View
@@ -377,11 +379,11 @@ class ParameterServer:
                     return
             raise Abandoned(cut)
 
-        name = part_name(range_)
+        name = f"range-{range_}.cut"
         with self._lock:
             self._num_saving += 1
         try:
-            write_part(view.checkpoints, view.cut_folder, name, pieces())
+            write_file(view.checkpoints, view.cut_folder, name, encoded(pieces()))
         except Abandoned:
             return
         except Exception as error:  # a file system may raise anything
