@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from support.memory_journal import MemoryJournal
 from xain_coordinator.core.events import (
     DurableEvent,
     ParticipantJoined,
@@ -20,7 +21,6 @@ from xain_coordinator.core.evolve import begin, evolve
 from xain_coordinator.core.history import History
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import DataProfile, Rules
-from xain_coordinator.journal.memory import MemoryJournal
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import Journal, JournalError, Record, Snapshot
 

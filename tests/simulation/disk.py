@@ -11,7 +11,7 @@ from functools import partial
 
 from simulation.hub import Hub, Process
 from simulation.threads import sleep
-from xain_coordinator.journal.memory import MemoryJournal
+from support.memory_journal import MemoryJournal
 from xain_coordinator.ports import (
     JournalError,
     KeyExists,

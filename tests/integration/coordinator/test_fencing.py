@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from support.journals import copy_journal
+from support.memory_journal import MemoryJournal
 from support.s3_servers import S3Server
 from xain_coordinator.config.coordinator import CoordinatorConfig, StorageSettings
 from xain_coordinator.core.needed import Needed
@@ -18,7 +19,6 @@ from xain_coordinator.driver.clock import SessionClock
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.driver.fence import Fence, FencedStore, TakenOver
 from xain_coordinator.driver.retention import GROUP_SIZE, Retention
-from xain_coordinator.journal.memory import MemoryJournal
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import StoreUnavailable, WeightsStore
 from xain_coordinator.stores.files import FileStore

@@ -233,22 +233,6 @@ async def test_wait_for_a_fit_is_answered_though_later_sessions_have_followed(
         assert (await sessions.ended(driver)).session_id == first
 
 
-async def test_models_in_memory_end_with_their_session(serve: Serve, fleet: Fleet) -> None:
-    """A question that comes while the next session is opened does not keep them."""
-
-    async def open_next(config: CoordinatorConfig) -> Coordinator | None:
-        assert sessions.fitted() is not None, "the store is still there"
-        return await start_next(config)
-
-    sessions = await serve(open_next, storage={"kind": "memory"})
-    fleet.join(sessions, "north", "south")
-    await fit(sessions)
-    await sessions.fit(with_rounds(sessions, rounds=100_000))
-    assert sessions.fitted() is None
-    answer = await post(sessions, "/v1/predict", QUESTION)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "NOT_FITTED")
-
-
 async def test_connection_too_many_is_refused(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ import xxhash
 from numpy.typing import ArrayLike
 
 from support.clock import HeldClock
+from support.memory_journal import MemoryJournal
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
 from xain_coordinator.core.decider import resume
@@ -28,7 +29,6 @@ from xain_coordinator.driver.driver import Driver
 from xain_coordinator.driver.effects import StoreWorker, WorkloadMissing
 from xain_coordinator.driver.fence import TakenOver
 from xain_coordinator.driver.model_copies import ModelCopies
-from xain_coordinator.journal.memory import MemoryJournal
 from xain_coordinator.metrics.null import NullMetricsStore
 from xain_coordinator.ports import Fenced, JournalError, KeyNotFound, Record, StoreUnavailable
 from xain_coordinator.stores.journalled import JournalledStore

@@ -34,7 +34,6 @@ from xain_coordinator.driver.model_folder import ModelFolder
 from xain_coordinator.driver.own_evaluation import Types, load_own_data
 from xain_coordinator.driver.retention import Retention
 from xain_coordinator.extensions.strategies import strategy_of_session
-from xain_coordinator.journal.memory import MemoryJournal
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.metrics.local_file import LocalMetricsFile
 from xain_coordinator.metrics.null import NullMetricsStore
@@ -43,7 +42,6 @@ from xain_coordinator.metrics.queue import QueuedMetrics
 from xain_coordinator.ports import (
     Clock,
     DirectAccess,
-    Journal,
     KeyNotFound,
     MetricsStore,
     StoreError,
@@ -102,7 +100,7 @@ class Coordinator:
         own_data = _own_data(config)
         self._first_model: FirstModel | None = None
         with contextlib.ExitStack() as opened:  # a lock on a file must not outlive a failed start
-            self.journal = _journal(config)
+            self.journal = SqliteJournal(config.journal.path)
             opened.callback(self.journal.close)
             self.weights = open_store(config.storage)  # of all sessions
             opened.callback(self.weights.close)
@@ -124,15 +122,11 @@ class Coordinator:
                 require_same_rules(session, config, from_model)
             _require_rule(session)
             whole: WeightsStore = self.weights
-            if isinstance(whole, FileStore) and isinstance(self.journal, SqliteJournal):
+            if isinstance(whole, FileStore):
                 self.journal.make_room = whole.spares.clear
-            self._fence: Fence | None = None
-            if isinstance(self.journal, SqliteJournal):  # one in memory has no second copy
-                owners = PrefixedStore(whole, session.session_id)
-                self._fence = Fence(
-                    owners, self.journal, session.session_id, config.storage.location
-                )
-                whole = FencedStore(whole, self._fence.check)
+            owners = PrefixedStore(whole, session.session_id)
+            self._fence = Fence(owners, self.journal, session.session_id, config.storage.location)
+            whole = FencedStore(whole, self._fence.check)
             # Keys are per session, so that a new one never meets the models of the last.
             part = PrefixedStore(whole, session.session_id)
             self.store = JournalledStore(part, self.journal, is_new=self.driver.is_new)
@@ -166,7 +160,7 @@ class Coordinator:
             else None,
             preprocessing=workload.preprocessing.options(),
             publish_further=self._bucket.publish if self._bucket is not None else None,
-            require_owner=self._fence.check if self._fence is not None else lambda: None,
+            require_owner=self._fence.check,
             own_data=own_data,
             personal=config.model.personal,
         )
@@ -219,14 +213,13 @@ class Coordinator:
             parameters=self._parameters,
             weights_port=self._weights_port,
         )
-        if self._fence is not None:
-            # A start that fails must not end the coordinator that runs, and nothing may be
-            # acknowledged beside it: after all that can go wrong, and before everything else.
-            await run_to_end(self._take_over, self._fence)
-            self._watches.append(
-                asyncio.create_task(self._fence.watch(self.driver, self._worker.outage))
-            )
-        if self.driver.is_new and isinstance(self.journal, SqliteJournal):
+        # A start that fails must not end the coordinator that runs, and nothing may be acknowledged
+        # beside it: after all that can go wrong, and before everything else.
+        await run_to_end(self._take_over)
+        self._watches.append(
+            asyncio.create_task(self._fence.watch(self.driver, self._worker.outage))
+        )
+        if self.driver.is_new:
             # The new session hides the objects in the journal of the one before it.
             await run_to_end(copy_latest, self.weights, self.journal)
         if self._first_model is not None:
@@ -268,11 +261,11 @@ class Coordinator:
             kept.save()
         return port
 
-    def _take_over(self, fence: Fence) -> None:
+    def _take_over(self) -> None:
         # A copy that is behind must not end the coordinator that is ahead of it. Afterwards the
         # other one publishes nothing more; what it has published meanwhile is seen here.
         self._require_latest()
-        fence.take_over()
+        self._fence.take_over()
         self._require_latest()
 
     def _require_latest(self) -> None:
@@ -425,10 +418,3 @@ def _metrics(config: CoordinatorConfig, clock: Clock) -> MetricsStore:
         writer = InfluxWriter(chosen.url, chosen.org, chosen.bucket, token, chosen.timeout_s)
         return QueuedMetrics(writer, clock.wall_ns, linger_s=LINGER_S)
     return LocalMetricsFile(config.metrics.path, clock.wall_ns)
-
-
-def _journal(config: CoordinatorConfig) -> Journal:
-    # A journal must not outlive the weights that it speaks of.
-    if config.storage.kind == "memory":
-        return MemoryJournal()
-    return SqliteJournal(config.journal.path)

@@ -221,8 +221,6 @@ class Sessions:
         if coordinator is None:
             raise Unavailable("the coordinator is shutting down; the fit was not started")
         self.current = coordinator
-        if self.config.storage.kind == "memory":
-            self._fitted = None  # its models have gone with the store
         self._watching = asyncio.create_task(self._watch(coordinator))
         log.info("session_opened", session=self.session.session_id, round=0)
 

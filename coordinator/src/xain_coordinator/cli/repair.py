@@ -52,7 +52,7 @@ def repair(config: CoordinatorConfig, drop_update: str | None = None) -> int:
 
 def _repair(config: CoordinatorConfig, drop_update: str | None) -> int:
     path = config.journal.path
-    if config.storage.kind == "memory" or not path.exists():
+    if not path.exists():
         raise CommandFailed(f"there is no journal at {path}")
     with ExitStack() as stack:
         journal = stack.enter_context(closing(SqliteJournal(path)))

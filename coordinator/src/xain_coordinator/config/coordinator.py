@@ -199,7 +199,7 @@ class AggregationSettings(Section):
 class StorageSettings(Section):
     """[storage]"""
 
-    kind: Literal["files", "s3", "memory"] = "files"
+    kind: Literal["files", "s3"] = "files"
     path: FilePath = Path("xain-data/weights")
     endpoint: OptionalUrl = ""
     public_endpoint: OptionalUrl = ""

@@ -4,7 +4,6 @@ from typing import Protocol
 
 from xain_coordinator.ports import WeightsStore
 from xain_coordinator.stores.files import FileStore
-from xain_coordinator.stores.memory import MemoryStore
 from xain_coordinator.stores.settings import StoreSettings
 
 
@@ -17,8 +16,6 @@ class OpenStore(WeightsStore, Protocol):
 def open_store(settings: StoreSettings) -> OpenStore:
     """The weights store that is configured. Raises StoreError."""
     match settings.kind:
-        case "memory":
-            return MemoryStore()
         case "files":
             return FileStore(settings.path)
         case "s3":

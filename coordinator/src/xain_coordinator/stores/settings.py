@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 class StoreSettings(Protocol):
     """Settings as in [storage]; read_secret() reads the credentials of S3."""
 
-    kind: Literal["files", "s3", "memory"]
+    kind: Literal["files", "s3"]
     endpoint: str
     public_endpoint: str
     region: str
