@@ -12,8 +12,6 @@ Damage within the last transaction of the log looks like a torn end, and is take
 Source: https://www.sqlite.org/fileformat2.html#the_write_ahead_log
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,70 +39,36 @@ def require_sound_log(database: Path) -> None:
     Raises JournalDamaged and OSError. Changes nothing, and may run beside a process that writes.
     """
     path = database.with_name(f"{database.name}-wal")
-    log = _read(path)
-    while log is not None and (found := _find_damage(log)) is not None:
-        again = _read(path)
-        if again is not None and again.digest == log.digest:
+    found = _find_damage(path)
+    while found is not None:
+        again = _find_damage(path)
+        if again == found:
+            place, _ = found
             raise JournalDamaged(
-                f"the write-ahead log {path} is damaged at byte {found}, and SQLite would drop "
+                f"the write-ahead log {path} is damaged at byte {place}, and SQLite would drop "
                 "what was acknowledged after it; restore the journal and its log from a backup. "
-                f"To go on without what came after, run: truncate -s {found} {path}"
+                f"To go on without what came after, run: truncate -s {place} {path}"
             )
-        log = again  # another process is writing it
+        found = again  # another process is writing it
 
 
-@dataclass(frozen=True, slots=True)
-class _Log:
-    """Headers of a write-ahead log, without its pages.
-
-    header: None if it is damaged. page_bytes: that of the header, or of our journals.
-    heads: the header of each frame, (n, 6).
-    sums: what each frame adds to the checksum, (n, 2), by the order of words: that of the header,
-        or both if there is none.
-    digest: of all its bytes.
+def _find_damage(path: Path) -> tuple[int, str] | None:
+    """The offset of the first wrong header or frame that committed transactions follow, and the
+    digest of the log. None if there is no log, or it is sound or torn at its end. Raises OSError.
     """
-
-    header: "_Header | None"
-    page_bytes: int
-    heads: _Words
-    sums: dict[str, _Words]
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Header:
-    """A log's header. order: of the words that are summed. rest: salts and checksum, four words."""
-
-    page_bytes: int
-    order: str
-    rest: _Words
-
-    @classmethod
-    def of(cls, start: bytes) -> "_Header | None":
-        """The header in the first bytes of a log; None if it is damaged."""
-        if len(start) < _HEADER_BYTES:
-            return None
-        words = np.frombuffer(start, ">u4", 8)
-        order = ">" if words[0] & 1 else "<"
-        summed = np.frombuffer(start, f"{order}u4", 6).astype(np.uint32)
-        is_sound = int(words[0]) & ~1 == _MAGIC and (_sums(summed[None])[0] == words[6:]).all()
-        return cls(int(words[2]), order, words[4:].astype(np.uint32)) if is_sound else None
-
-
-def _read(path: Path) -> _Log | None:
-    """Read a log by blocks; None if there is none. Raises OSError."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
         return None
+    heads = [np.empty((0, 6), np.uint32)]  # the header of each frame
+    sums = [np.empty((0, 2), np.uint32)]  # what each frame adds to the checksum
     with file:
         start = file.read(_HEADER_BYTES)
-        header = _Header.of(start)
-        page_bytes = _PAGE_BYTES if header is None else header.page_bytes
+        header = _sound_header(start)
+        page_bytes = _PAGE_BYTES if header is None else int(header[2])
+        order = "<" if header is None else _order(header)
         size = _FRAME_HEADER_BYTES + page_bytes
         digest = xxhash.xxh3_128(start)
-        heads: list[_Words] = []
-        sums: dict[str, list[_Words]] = {o: [] for o in ("<>" if header is None else header.order)}
         while block := file.read(max(1, _BLOCK_BYTES // size) * size):
             digest.update(block)
             num_frames = len(block) // size  # half a frame is torn
@@ -112,46 +76,47 @@ def _read(path: Path) -> _Log | None:
             head = frames[:, :_FRAME_HEADER_BYTES]
             heads.append(head.copy().view(">u4").astype(np.uint32))
             summed = np.hstack([head[:, :8], frames[:, _FRAME_HEADER_BYTES:]])
-            for order, so_far in sums.items():
-                so_far.append(_sums(summed.view(f"{order}u4").astype(np.uint32, copy=False)))
-    by_order = {order: _stacked(each, 2) for order, each in sums.items()}
-    return _Log(header, page_bytes, _stacked(heads, 6), by_order, digest.hexdigest())
+            sums.append(_sums(summed.view(f"{order}u4").astype(np.uint32, copy=False)))
+    if header is not None:
+        wrong = _wrong_frame(header, page_bytes, np.vstack(heads), np.vstack(sums))
+        return None if wrong is None else (_HEADER_BYTES + wrong * size, digest.hexdigest())
+    # SQLite syncs the header before the first frame, so that no power cut tears it before frames.
+    salts = np.vstack(heads)[:, 2:4]
+    is_written = (salts[1:] == salts[:-1]).all(axis=1) & salts[1:].any(axis=1)
+    return (0, digest.hexdigest()) if is_written.any() else None
 
 
-def _stacked(blocks: Sequence[_Words], num_columns: int) -> _Words:
-    return np.vstack([np.empty((0, num_columns), np.uint32), *blocks])
-
-
-def _find_damage(log: _Log) -> int | None:
-    """The offset of the first wrong header or frame that committed transactions follow; None if the
-    log is sound, or torn at its end."""
-    if log.header is None:
-        # The order of the words is part of what cannot be read.
-        return 0 if any(_wrong_frame(log, s) is not None for s in log.sums.values()) else None
-    wrong = _wrong_frame(log, log.sums[log.header.order])
-    if wrong is None:
+def _sound_header(start: bytes) -> _Words | None:
+    """The words of a log's header: magic, version, page size, checkpoint, two of salts and two of
+    the checksum. None if it is damaged."""
+    if len(start) < _HEADER_BYTES:
         return None
-    return _HEADER_BYTES + wrong * (_FRAME_HEADER_BYTES + log.page_bytes)
+    words = np.frombuffer(start, ">u4").astype(np.uint32)
+    summed = np.frombuffer(start, f"{_order(words)}u4", 6).astype(np.uint32)
+    is_sound = int(words[0]) & ~1 == _MAGIC and (_sums(summed[None])[0] == words[6:]).all()
+    return words if is_sound else None
 
 
-def _wrong_frame(log: _Log, sums: _Words) -> int | None:
+def _order(header: _Words) -> str:
+    """Order of the bytes of the words that are summed."""
+    return ">" if header[0] & 1 else "<"
+
+
+def _wrong_frame(header: _Words, page_bytes: int, heads: _Words, sums: _Words) -> int | None:
     """The number of the first wrong frame that committed transactions follow."""
-    heads, num_frames = log.heads, len(log.heads)
-    if num_frames < 2:
+    if len(heads) < 2:
         return None
-    _, carried = _weights((8 + log.page_bytes) // 4)
+    _, carried = _weights((8 + page_bytes) // 4)
     # Salts and checksum of the frame before; of the first frame, those of the header.
-    first = np.zeros(4, np.uint32) if log.header is None else log.header.rest
-    before = np.vstack([first, heads[:-1, 2:]])
-    salts = before[:, :2] if log.header is None else first[:2]
-    is_current = (heads[:, 2:4] == salts).all(axis=1)
+    before = np.vstack([header[4:], heads[:-1, 2:]])
+    is_current = (heads[:, 2:4] == header[4:6]).all(axis=1)
     expected = sums + before[:, 2:] @ carried
     is_sound = is_current & (expected == heads[:, 4:]).all(axis=1)
     if is_sound.all():
         return None
     wrong = int(np.argmin(is_sound))
     # A frame may also follow one of which only the checksum is wrong.
-    expected = sums + np.vstack([first[2:], expected[:-1]]) @ carried
+    expected = sums + np.vstack([header[6:], expected[:-1]]) @ carried
     is_sound |= is_current & (expected == heads[:, 4:]).all(axis=1)
     # The end of a transaction may itself be what is damaged; behind it, half a header may be torn.
     is_sound[wrong] = True
