@@ -254,6 +254,7 @@ class CoordinatorMachine:
                 inbox,
                 Downloads(driver, store, access),
                 _points_of(driver),
+                Counter(),
                 RemotePredictor(driver, store, timeout_s=1.0, max_retries=0),
             ),
             server,
