@@ -65,7 +65,7 @@ class ZmqDriver:
         self.address = f"tcp://{host_told}:{self._pull.bind_to_random_port(f'tcp://{host}')}"
         self._timeout_ms = -1  # of self._pull
         self._pull.bind(WAKE)
-        self._waker = self._open(zmq.PUSH, {})
+        self._waker = self._open(zmq.PUSH, {zmq.SNDHWM: 1})
         self._waker.connect(WAKE)
         self._waking = threading.RLock()  # a signal handler may wake while its thread does
 
