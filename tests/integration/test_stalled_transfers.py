@@ -49,16 +49,16 @@ async def test_download_whose_receiver_takes_nothing_ends_and_goes_on(start, joi
     received = bytearray()
     ended = asyncio.Event()
     downloads = coordinator._server.service._downloads
-    write_in_time = Downloads._write_in_time
+    send = Downloads.send
 
     async def noted(*args):
         try:
-            await write_in_time(*args)
+            await send(*args)
         except BaseException:
             ended.set()
             raise
 
-    monkeypatch.setattr(Downloads, "_write_in_time", noted)
+    monkeypatch.setattr(Downloads, "send", noted)
     downloads.stalled_s = 0.2
     address = f"127.0.0.1:{coordinator.port}"
     async with grpc.aio.insecure_channel(address, options=options) as channel:
