@@ -24,8 +24,9 @@ from xain_coordinator.stores.reading import CHUNK_BYTES
 
 MAX_ENDS_BYTES = 1024  # before the elements, and behind them: some 250 at most
 
-# Opcodes that remember a value, and those that say how far a frame reaches.
-_PASSED_OVER = rb"(?:\x94|q.|\x95.{8})*"
+# Opcodes that remember a value, and those that say how far a frame reaches. Possessive: without it,
+# 1 KB of them at the right places is matched in more ways than a processor can try in a minute.
+_PASSED_OVER = rb"(?:\x94|q.|\x95.{8})*+"
 
 
 class NotAnArray(ValueError):
