@@ -1,10 +1,13 @@
 """Requests that the HTTP face refuses before it looks at their paths."""
 
+import socket
+
 import httpx
 import pytest
 
 from xain_coordinator.config.http import HttpSettings
 from xain_coordinator.server.http.app import make_app
+from xain_coordinator.server.http.server import open_listener
 
 
 async def post(settings: HttpSettings, **headers: str) -> tuple[int, str]:
@@ -49,3 +52,11 @@ async def test_insecure_face_takes_every_host_and_refuses_foreign_pages() -> Non
     assert await post(settings, host="ward-7:8080") == (404, "NO_SUCH_PATH")
     foreign = {"host": "ward-7:8080", "origin": "http://attacker.example"}
     assert await post(settings, **foreign) == (403, "FOREIGN_SITE")
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="IPv4 and IPv6 are apart here")
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_face_on_all_addresses_is_reached_by_either_protocol(address: str) -> None:
+    settings = HttpSettings(port=0, host="::", insecure=True)
+    with open_listener(settings) as listener:
+        socket.create_connection((address, listener.getsockname()[1])).close()

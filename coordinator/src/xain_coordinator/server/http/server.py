@@ -37,8 +37,10 @@ def open_listener(settings: HttpSettings) -> socket.socket:
     assert settings.port is not None, "it is on"
     host = settings.host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # "::" takes connections by IPv4, too.
+    dualstack = host == "::" and socket.has_dualstack_ipv6()
     try:
-        return socket.create_server((host, settings.port), family=family)
+        return socket.create_server((host, settings.port), family=family, dualstack_ipv6=dualstack)
     except OSError as error:
         raise OSError(f"cannot listen on {settings.url(settings.port)}: {error}") from None
 
