@@ -1,5 +1,6 @@
 """Launches without a training: workers and their data, settings, commands, processes, the log."""
 
+import fcntl
 import os
 import re
 from pathlib import Path
@@ -178,6 +179,7 @@ def test_containers_that_serve_ask_participants_for_predictions(
 def test_work_folder_is_held_until_its_launcher_lets_go(tmp_path: Path) -> None:
     """A folder that is gone is not held."""
     held = hold(tmp_path)
+    assert fcntl.fcntl(held, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR, "NFS locks nothing else"
     with pytest.raises(BlockingIOError):
         hold(tmp_path)
     assert is_held(tmp_path)
@@ -274,6 +276,15 @@ def test_flags_of_sparse_are_not_for_other_workloads(capsys: pytest.CaptureFixtu
     for flag in ("--servers=2", "--replicas=1", "--test=x"):
         assert cli.main(["--data=iris", "--workload=sgd", flag]) == 2
         assert "is not for --workload sgd" in capsys.readouterr().err
+
+
+def test_work_folder_that_cannot_be_used_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["--data=iris", "--workload=sgd", f"--work={os.devnull}/work"]) == 1
+    errors = capsys.readouterr().err
+    assert f"cannot use the folder {os.devnull}/work: Not a directory" in errors
+    assert len(errors.splitlines()) == 1
 
 
 def sparse_request(folder: Path, data: str, **values: str) -> sparse.Request:

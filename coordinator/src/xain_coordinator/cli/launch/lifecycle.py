@@ -73,14 +73,16 @@ class Launch(ABC):
 
     def _prepare(self, work: Path) -> None:
         """Take the work folder. Raises CommandFailed."""
-        (work / "logs").mkdir(parents=True, exist_ok=True)
         try:
+            (work / "logs").mkdir(parents=True, exist_ok=True)
             self._lock = hold(work)
         except BlockingIOError:
             raise CommandFailed(
                 f"a launch is running in {work}; end it with Ctrl-C there, or give this one "
                 "another --name"
             ) from None
+        except OSError as error:
+            raise CommandFailed(f"cannot use the folder {work}: {error.strerror}") from None
         self._backend.prepare(work)
 
     @abstractmethod
