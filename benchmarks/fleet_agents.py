@@ -33,7 +33,7 @@ from xain_participant.client import (
     CALL_TIMEOUT_S,
     CHANNEL_OPTIONS,
     CoordinatorClient,
-    told_with,
+    refused_by,
 )
 from xain_participant.protocol import Protocol, jittered
 from xain_participant.values import Call, State, Timer
@@ -162,8 +162,7 @@ class LightAgent:
             event = await asking
         except grpc.aio.AioRpcError as error:
             self._crowd.num_refused += 1
-            reason, _ = told_with(error)
-            event = e.RefusedBy(call, reason, error.code().name, error.details() or "")
+            event = refused_by(error).event(call)
         if call in (Call.RENDEZVOUS, Call.HEARTBEAT) and not isinstance(event, e.RefusedBy):
             self._is_back.set()
         self.post(event)
@@ -210,7 +209,7 @@ class LightAgent:
                     self.post(advertised(message), work)
             except grpc.aio.AioRpcError as error:
                 self._crowd.num_refused += not has_told
-                _, retry_after_s = told_with(error)
+                retry_after_s = refused_by(error).retry_after_s
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                     return
             self._crowd.watching.pop(self._name, None)

@@ -560,7 +560,7 @@ class CoordinatorClient:
         try:
             yield
         except grpc.RpcError as error:
-            raise _refused(error) from None
+            raise refused_by(error) from None
         except ValueError:
             # gRPC raises no more than this for a call on a channel that another thread has closed.
             if not self._is_closed:
@@ -576,7 +576,8 @@ def _damaged(ref: pb.WeightsRef, what: str) -> Refused:
     return Refused("", grpc.StatusCode.DATA_LOSS, f"download of {ref.key!r}: {what}")
 
 
-def _refused(error: grpc.RpcError) -> Refused:
+def refused_by(error: grpc.RpcError) -> Refused:
+    """The coordinator's refusal, or the failure, of a call."""
     # Every error of a blocking call is the call, too; the types do not say so.
     call = cast(Any, error)
     try:
