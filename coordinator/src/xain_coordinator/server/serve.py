@@ -48,7 +48,7 @@ MIN_PENDING = 1000  # 20 KB each
 # A participant has six calls open at most, a peer of Membership seven. A proxy that merges the
 # connections of many opens another one, or needs more: [server] grpc_options.
 STREAMS_PER_CONNECTION = 250
-# The one in use, one that is tried, and two that have gone and that nobody has noticed yet.
+# Those of calls and of transfers, and two that have gone and that nobody has noticed yet.
 CONNECTIONS_PER_PARTICIPANT = 4
 CONNECTIONS_PER_MEMBER = 2
 SPARE_CONNECTIONS = 1000  # 14 KB each
@@ -91,8 +91,8 @@ class GrpcServer:
             "grpc.so_reuseport": 0,
             "grpc.max_receive_message_length": server.max_message_bytes,
             "grpc.max_send_message_length": server.max_message_bytes,
-            # Participants ping after 10 s of silence, and are not hung up on; who
-            # has vanished without a word is noticed although it streams nothing.
+            # Participants ping after 8 s of silence, and are not hung up on; who has vanished
+            # without a word is noticed although it streams nothing.
             **KEEPALIVE,
             # Bytes that a stream may send ahead, beside the message that is being read. By default
             # gRPC lets them grow with the bandwidth, to more than 8 MiB for each upload.
