@@ -42,18 +42,15 @@ class SchedulerSettings(Section):
         return self
 
     def settings(self) -> Settings:
+        # Servers, which may have other working directories, write to this folder too.
+        is_path = self.checkpoints and "://" not in self.checkpoints
         return Settings(
             num_replicas=self.replicas,
             has_log=self.log,
             checkpoint_interval=self.checkpoint_interval,
             num_ranges=self.num_ranges,
-            checkpoints=_absolute(self.checkpoints),
+            checkpoints=str(Path(self.checkpoints).absolute()) if is_path else self.checkpoints,
         )
-
-
-def _absolute(folder: str) -> str:
-    """Servers, which may have other working directories, write to this folder too."""
-    return folder if not folder or "://" in folder else str(Path(folder).absolute())
 
 
 def _given(folder: object) -> object:
