@@ -1,12 +1,16 @@
 """Requests that the HTTP face refuses before it looks at their paths."""
 
+import asyncio
 import socket
+from collections.abc import AsyncIterator, MutableMapping
+from typing import Any
 
 import httpx
 import pytest
+from starlette.responses import StreamingResponse
 
 from xain_coordinator.config.http import HttpSettings
-from xain_coordinator.server.http.app import make_app
+from xain_coordinator.server.http.app import _Guarded, make_app
 from xain_coordinator.server.http.server import open_listener
 
 
@@ -60,3 +64,28 @@ def test_face_on_all_addresses_is_reached_by_either_protocol(address: str) -> No
     settings = HttpSettings(port=0, host="::", insecure=True)
     with open_listener(settings) as listener:
         socket.create_connection((address, listener.getsockname()[1])).close()
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+async def test_large_body_that_no_answer_waits_for_ends_the_answer(is_slow: bool) -> None:
+    """A stream may have begun by then; else the body is refused."""
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b"line"
+            await asyncio.sleep(0)
+
+    async def receive() -> MutableMapping[str, Any]:
+        if is_slow:
+            await asyncio.sleep(0)
+        return {"type": "http.request", "body": bytes(1 << 19), "more_body": True}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    settings = HttpSettings(port=8080)
+    scope = {"type": "http", "headers": [(b"host", b"localhost:8080")], "path": "/v1/events"}
+    await _Guarded(StreamingResponse(endless()), settings)(scope, receive, send)
+    starts = [one["status"] for one in sent if one["type"] == "http.response.start"]
+    assert starts == [200 if is_slow else 413]

@@ -231,7 +231,7 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(405)
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> JSONResponse:
-        codes = {404: "NO_SUCH_PATH", 405: "NO_SUCH_METHOD", 413: "TOO_LARGE"}
+        codes = {404: "NO_SUCH_PATH", 405: "NO_SUCH_METHOD"}
         code = codes.get(error.status_code, "INVALID_REQUEST")
         return _answer(request, HttpError(code, str(error.detail)), error.headers)
 
@@ -258,16 +258,28 @@ class _Guarded:
             await _answer(Request(scope), error)(scope, receive, send)
             return
         num_bytes = 0
+        has_begun = is_refused = False  # the answer
 
         async def receive_bounded() -> Message:
-            nonlocal num_bytes
+            nonlocal num_bytes, is_refused
             message = await receive()
             num_bytes += len(message.get("body", b""))
-            if num_bytes > self._max:
-                raise HTTPException(413, f"the body has more than {self._max} bytes")
-            return message
+            if num_bytes <= self._max:
+                return message
+            if not (has_begun or is_refused):
+                is_refused = True
+                error = HttpError("TOO_LARGE", f"the body has more than {self._max} bytes")
+                await _answer(Request(scope), error)(scope, receive, send)
+            # A stream, which may have begun, reads only to hear of this.
+            return {"type": "http.disconnect"}
 
-        await self._app(scope, receive_bounded, send)
+        async def send_unless_refused(message: Message) -> None:
+            nonlocal has_begun
+            if not is_refused:
+                has_begun = True
+                await send(message)
+
+        await self._app(scope, receive_bounded, send_unless_refused)
 
     def _foreign(self, headers: dict[bytes, bytes]) -> HttpError | None:
         """The refusal of a request that another site's page makes; None for other requests.
