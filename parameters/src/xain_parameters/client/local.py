@@ -12,6 +12,10 @@ from xain_parameters.scheduler.journal import Journal
 from xain_parameters.scheduler.service import SchedulerServer
 from xain_parameters.scheduler.state import Settings
 
+# A program that computes may hold the interpreter for seconds. Its servers are then silent, and not
+# dead.
+LEASE_S = 10.0
+
 
 class LocalGroup:
     """A scheduler and servers on loopback ports, from construction to close().
@@ -43,7 +47,8 @@ class LocalGroup:
                 checkpoint_interval=checkpoint_interval,
                 checkpoints=checkpoints.as_uri(),
             )
-            scheduler = SchedulerServer(Journal(folder / "journal.sqlite"), settings)
+            journal = Journal(folder / "journal.sqlite")
+            scheduler = SchedulerServer(journal, settings, lease_s=LEASE_S)
             self.target: str = stack.enter_context(scheduler).target
             self.servers = [
                 stack.enter_context(
