@@ -195,9 +195,9 @@ class GrpcServer:
             inbox = self.inbox
             # Refusals are not counted: the sender takes PutWeights then, and is refused there.
             self._weights_port.start(inbox.receive, inbox.find_unfinished)
-        await self._server.start()
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         await self._say_serving(True)
+        await self._server.start()
 
     async def stop(self, drain_s: float) -> None:
         """Stop serving: calls under way may finish within drain_s, then the port is free."""

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from xain_coordinator.ports import KeyExists, StoreUnavailable
+from xain_coordinator.ports import KeyExists, StoreError, StoreUnavailable
 from xain_coordinator.stores import files
 from xain_coordinator.stores.files import FileStore
+from xain_coordinator.stores.reading import chunks
 
 UPLOADER = """
 import sys
@@ -225,3 +226,15 @@ def test_a_start_keeps_the_latest_unfinished_uploads(tmp_path: Path) -> None:
     assert kept.name.startswith("new.")
     store.sweep()
     assert list((tmp_path / ".incoming").glob("*.part")) == []
+
+
+def test_file_that_another_program_cuts_while_it_is_read(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    put(store, "0/global", bytes(100))
+    with store.open("0/global") as reader:
+        (path,) = tmp_path.rglob("global*")
+        os.truncate(path, 60)
+        pieces = chunks(reader)
+        assert len(next(pieces)) == 60
+        with pytest.raises(StoreError, match="byte 60 of 100"):
+            next(pieces)

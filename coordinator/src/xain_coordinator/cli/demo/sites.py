@@ -110,6 +110,7 @@ class DemoLaunch(RoundsLaunch):
         epochs = min(settings.rounds * settings.epochs, MAX_BASELINE_EPOCHS)
         with console.status("Training the same model on all rows in one place ..."):
             baseline = centralised_accuracy(data, epochs, settings.eta0, settings.seed)
+        self._pause(0.0)  # for a signal that came meanwhile
         console.print(view.comparison(snapshot, data.test.num_samples, baseline))
         return 0 if snapshot.status.cause == COMPLETED else EXIT_FAILED
 
