@@ -483,7 +483,7 @@ class Endpoint:
                     if link.owes_ack:
                         self._owe(link)
                 elif len(self._unknown_peers) < MAX_UNKNOWN_PEERS and not why_not(head.name):
-                    # It is asked for the packet when the roster lists it.
+                    # The peer is asked for the packet when the roster lists it.
                     self._unknown_peers.add(head.name)
         except MalformedMessage as error:
             log.warning("malformed_message", error=str(error))

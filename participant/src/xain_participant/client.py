@@ -65,10 +65,10 @@ CHANNEL_OPTIONS = (
 
 # How long a connection is silent before gRPC sends a ping, and how long the ping, or anything else
 # that was sent, may remain unanswered before gRPC takes the connection for dead and makes another.
-# Of calls: an answer that comes within its time limit costs no connection, however slow the line,
+# Calls: an answer that comes within its time limit costs no connection, however slow the line,
 # and both together are shorter than the default lease of 15 s.
 CALLS_SILENCE_S = (8.0, CALL_TIMEOUT_S)
-# Of uploads and downloads, which fill a slow line: a ping waits behind what was sent before, and
+# Transfers fill a slow line: a ping waits behind what was sent before, and
 # its answer behind what a proxy has taken of a download. With 20 s one at 64 KiB/s came to no end.
 TRANSFERS_SILENCE_S = (20.0, 60.0)
 # A connection without a call for so long is closed, and made again for the next call. gRPC sends
@@ -84,7 +84,7 @@ def open_channel(target: str, silence_s: tuple[float, float] = CALLS_SILENCE_S) 
         *CHANNEL_OPTIONS,
         ("grpc.keepalive_time_ms", round(1000 * ping_after_s)),
         ("grpc.keepalive_timeout_ms", timeout_ms),
-        # Of the pings that measure the connection. While one is unanswered gRPC sends no other.
+        # Limit of pings that measure the connection: while one is unanswered gRPC sends no other.
         ("grpc.http2.ping_timeout_ms", timeout_ms),
         ("grpc.client_idle_timeout_ms", round(1000 * IDLE_S)),
         *proxy_options(target),

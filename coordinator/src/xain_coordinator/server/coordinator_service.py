@@ -520,7 +520,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self, message: pb.WatchResponse, participant_id: str, known_metadata: bytes
     ) -> pb.WatchResponse:
         try:
-            # Of what is on the disk, as the message is.
+            # The durable session has the assignment: its message is durable as well.
             reply = ask(self._driver.session, AssignmentFor(participant_id))
             work = self._made_work(reply, known_metadata)
             if work is None:

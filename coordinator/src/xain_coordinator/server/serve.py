@@ -48,7 +48,7 @@ MIN_PENDING = 1000  # 20 KB each
 # A participant has six calls open at most, a peer of Membership seven. A proxy that merges the
 # connections of many opens another one, or needs more: [server] grpc_options.
 STREAMS_PER_CONNECTION = 250
-# Those of calls and of transfers, and two that have gone and that nobody has noticed yet.
+# A participant has two, and its latest two may have died without being noticed yet.
 CONNECTIONS_PER_PARTICIPANT = 4
 CONNECTIONS_PER_MEMBER = 2
 SPARE_CONNECTIONS = 1000  # 14 KB each

@@ -125,7 +125,7 @@ _SHAPE = _opcodes(
 )
 _BYTES = rb"(?P<num_bytes>C.|B.{4}|[\x8e\x96].{8})"
 
-# What comes before the elements and behind them: in a call that fills an array, and in protocol 5.
+# Opcodes before and behind the elements: in a call that fills an array, and in protocol 5.
 _FORMS = [
     (re.compile(head, re.DOTALL), re.compile(tail, re.DOTALL))
     for head, tail in (
