@@ -212,9 +212,9 @@ class Agent:
         # At most three events, two of the watch thread, which waits until its last one was handled,
         # and one of stop(); and three of the worker that are None.
         self._mailbox: SimpleQueue[_Posted | None] = runtime.queue()  # None: look at the rest again
-        # The thread that has taken it owns the protocol, the timers and the four below. The calling
-        # thread puts it here while it waits for events.
-        self._turn: SimpleQueue[None] = runtime.queue()
+        # A lock, held by the thread that got its only element: it owns the protocol, the timers and
+        # the four below. The calling thread holds it except while it waits for events.
+        self._protocol_lock: SimpleQueue[None] = runtime.queue()
         self._code: int | None = None  # the exit status, at the end
         self._error: BaseException | None = None  # of the worker, for run() to raise
         self._jobs: SimpleQueue[tuple[Call, int] | None] = runtime.queue()  # one, then the end
@@ -298,13 +298,13 @@ class Agent:
         wait_s = max(0.0, due - self._runtime.now())
         if self._alive is not None:
             self._alive.expect(wait_s)
-        self._turn.put(None)
+        self._protocol_lock.put(None)
         try:
             return self._mailbox.get(timeout=wait_s)
         except Empty:
             pass
         finally:
-            self._turn.get()
+            self._protocol_lock.get()
         if self._timers.get(timer) != due:
             return None
         del self._timers[timer]
@@ -437,7 +437,7 @@ class Agent:
 
     def _deliver(self, posted: _Posted) -> None:
         """Handle an event of the worker in its thread, once the calling thread waits."""
-        self._turn.get()
+        self._protocol_lock.get()
         due = min(self._timers.values(), default=inf)
         try:
             if not self._closing and self._code is None:
@@ -446,7 +446,7 @@ class Agent:
             self._error = error
         is_earlier = min(self._timers.values(), default=inf) < due
         is_awaited = is_earlier or self._code is not None or self._error is not None
-        self._turn.put(None)
+        self._protocol_lock.put(None)
         if is_awaited:
             self._mailbox.put(None)
 
@@ -491,7 +491,7 @@ class Agent:
 
     def _close(self) -> None:
         self._closing = True
-        self._turn.put(None)
+        self._protocol_lock.put(None)
         if self._answering is not None:
             self._answering.close()
         self._hung_up.put(None)

@@ -43,11 +43,11 @@ def require_sound_log(database: Path) -> None:
     while found is not None:
         again = _find_damage(path)
         if again == found:
-            place, _ = found
+            offset, _ = found
             raise JournalDamaged(
-                f"the write-ahead log {path} is damaged at byte {place}, and SQLite would drop "
+                f"the write-ahead log {path} is damaged at byte {offset}, and SQLite would drop "
                 "what was acknowledged after it; restore the journal and its log from a backup. "
-                f"To go on without what came after, run: truncate -s {place} {path}"
+                f"To go on without what came after, run: truncate -s {offset} {path}"
             )
         found = again  # another process is writing it
 
