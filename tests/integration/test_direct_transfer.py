@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -57,10 +57,9 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counter: Counter[str] = Counter()
     get, put = CoordinatorService.GetWeights, CoordinatorService.PutWeights
 
-    async def counted_get(self: Any, request: Any, context: Any) -> AsyncIterator[Any]:
+    async def counted_get(self: Any, request: Any, context: Any) -> None:
         counter["GetWeights"] += 1
-        async for message in get(self, request, context):
-            yield message
+        await get(self, request, context)
 
     async def counted_put(self: Any, requests: Any, context: Any) -> Any:
         counter["PutWeights"] += 1
