@@ -5,10 +5,9 @@
 
 The engine reads k random updates of float32 from files, combines them, and writes the model, with
 its digests checked and its fsync done. The files are in the page cache: the engine is measured, not
-the disk. Each model is written over the file of the one before, as in a session that keeps its last
-models. Beside it numpy does the same on arrays that are in memory already, on whole arrays, as one
-would write it; it must come to the same model. 64 updates only for the rules that are weighted
-sums.
+the disk. Each model is a new file. Beside it numpy does the same on arrays that are in memory
+already, on whole arrays, as one would write it; it must come to the same model. 64 updates only for
+the rules that are weighted sums.
 
 All speeds are GB of updates a second, of a single pass: a rule that has to read twice is half as
 fast where reading is the limit. The raw limits of the same run: reading and copying float32 with
