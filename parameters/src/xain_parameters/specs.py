@@ -28,8 +28,15 @@ class Plugin(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, plugin: Any) -> "Plugin":
-        """plugin: an update rule or initialiser, which is a dataclass of its parameters."""
-        return cls(plugin.name, asdict(plugin))
+        """plugin: an update rule or initialiser, which is a dataclass of its parameters. Raises
+        Invalid for anything else."""
+        try:
+            return cls(plugin.name, asdict(plugin))
+        except (AttributeError, TypeError):
+            raise Invalid(
+                f"{plugin!r} is no update rule or initialiser: those are objects of dataclasses "
+                "with a name, such as SGD(0.5)"
+            ) from None
 
     def made(self, kind: Callable[..., T], what: str) -> T:
         """The plugin again. kind: its class. Raises Invalid for other parameters than it takes."""

@@ -39,6 +39,13 @@ def lose_messages(monkeypatch: pytest.MonkeyPatch, share: float) -> list[str]:
     return lost
 
 
+def test_group_that_is_closed_warns_of_nothing(caplog):
+    """Its servers did not die, and nothing that anybody waits for is lost."""
+    with parameters.local_sync(shards=2) as server:
+        server.dense("w", shape=(3,)).push(np.ones(3, np.float32))
+    assert [record.getMessage() for record in caplog.records] == []
+
+
 @pytest.mark.parametrize("num_workers", [1, 3, 8])
 @pytest.mark.parametrize("shards", [1, 2, 3, 4])
 def test_repeated_pushes_of_several_workers_are_summed(shards, num_workers, monkeypatch):

@@ -1,5 +1,5 @@
-"""What the engine promises of every rule, built in: the same bytes however it goes about them, and
-memory that does not grow."""
+"""What the engine promises of every rule, built in or plugged in: the same bytes however it goes
+about them, and memory that does not grow."""
 
 import itertools
 import threading
@@ -17,7 +17,7 @@ from support.aggregation import OPTIONS, hand_in, load, model_of, npy, put, work
 from xain_coordinator.aggregation import distances, engine
 from xain_coordinator.aggregation.aggregator import RuleFailed, is_surveyor
 from xain_coordinator.aggregation.engine import aggregate
-from xain_coordinator.aggregation.rules import RULES, make_rule
+from xain_coordinator.aggregation.rules import BUILT_IN, RULES, known_rules, make_rule
 from xain_coordinator.aggregation.sources import UpdateChanged
 from xain_coordinator.core.effects import Aggregate
 from xain_coordinator.core.values import GlobalModel
@@ -31,7 +31,9 @@ Array = NDArray[Any]
 # Several blocks of a survey and several spans, and no multiple of either.
 LENGTH = 3 * 8192 + 77
 NUM_UPDATES = 7
-SURVEYORS = sorted(name for name, rule in RULES.items() if hasattr(rule, "survey"))
+# With the plug-ins that are installed, each with its default options.
+EVERY_RULE = sorted(set(known_rules()) - (set(BUILT_IN) - set(RULES)))
+SURVEYORS = [name for name in EVERY_RULE if is_surveyor(make_rule(name, OPTIONS.get(name, {})))]
 
 
 def num_updates_of(rule: str) -> int:
@@ -64,7 +66,7 @@ def whole(rule_name: str, vectors: Sequence[Array], base: Array | None) -> Array
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("rule", sorted(RULES))
+@pytest.mark.parametrize("rule", EVERY_RULE)
 def test_the_engine_gives_what_the_rule_gives(rule: str, dtype: str) -> None:
     """Read by tiles or held at once."""
     vectors, base = random_round(rule, dtype)
@@ -75,7 +77,7 @@ def test_the_engine_gives_what_the_rule_gives(rule: str, dtype: str) -> None:
     np.testing.assert_allclose(load(store, model.ref), expected, rtol=4 * eps, atol=4 * eps)
 
 
-@pytest.mark.parametrize("rule", sorted(RULES))
+@pytest.mark.parametrize("rule", EVERY_RULE)
 def test_any_way_to_read_gives_the_same_bytes(rule: str, tmp_path: Path) -> None:
     """Tile sizes, threads, readers, order of arrival and stores."""
     vectors, base = random_round(rule)
@@ -109,7 +111,7 @@ def test_any_way_to_read_gives_the_same_bytes(rule: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("rule", sorted(RULES))
+@pytest.mark.parametrize("rule", EVERY_RULE)
 def test_any_number_of_threads_gives_the_same_bytes(rule: str, dtype: str) -> None:
     """The last bits of a float64 model show an order of summation that float32 rounds away.
 
@@ -290,7 +292,7 @@ def large_round(
     return Aggregate(3, rule, hand_in(store, vectors), model, options=options), model
 
 
-@pytest.mark.parametrize("rule", sorted(set(RULES) - {"identity"}))
+@pytest.mark.parametrize("rule", sorted({*EVERY_RULE} - {"identity"}))
 def test_memory_does_not_grow(rule: str, tmp_path: Path) -> None:
     """Neither with the updates nor with the model: two tiles, and what the threads need beside."""
     store = FileStore(tmp_path)

@@ -73,6 +73,20 @@ def test_the_example_of_the_documentation_closes_a_round(install: Install) -> No
     assert bench.session.round == 1
 
 
+def test_closing_time_that_has_passed_closes_a_round_at_once(install: Install) -> None:
+    closes_at = "return round_.opened_at + 30 if len(round_.updates) > 1 else None  # time"
+    install(example().replace("return None  # time", closes_at))
+    rules = config(pacing="enough_samples", start_participants=3, max_participants=3).rules()
+    bench = Bench(replace(rules, initial="workload", fraction_participants=1, num_required=1))
+    bench.strategy = strategy_of_session(rules)
+    bench.join("a", "b", "c")
+    bench.end("a")
+    bench.pass_time(31)
+    assert bench.session.round == 0
+    bench.end("b")
+    assert bench.session.round == 1
+
+
 def test_a_rule_that_fails_names_itself(install: Install) -> None:
     source = example().replace("return None  # time", "raise ZeroDivisionError  # time")
     install(source)

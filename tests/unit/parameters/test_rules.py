@@ -1,4 +1,6 @@
+import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -61,7 +63,7 @@ def test_a_rule_is_declared_by_name_and_options(rule):
 @pytest.mark.parametrize(
     ("declared", "said"),
     [
-        (Plugin("nesterov"), "no update rule 'nesterov'; there are adagrad, adam, add"),
+        (Plugin("nesterov"), "no update rule 'nesterov'; there are adagrad, adam"),
         (Plugin("sgd", {"rate": 1.0}), "update rule sgd: .*rate"),
         (Plugin("sgd", {"learning_rate": -1.0}), "sgd: learning_rate must be positive: -1"),
         (Plugin("adam", {"beta1": 1.0}), "adam: beta1 must be from 0 to below 1"),
@@ -74,43 +76,38 @@ def test_wrong_declaration_of_a_rule_is_invalid(declared, said):
         rules.made(declared)
 
 
+@pytest.mark.parametrize("given", ["sgd", SGD, 0.5])
+def test_what_is_no_rule_is_refused_where_a_table_is_declared(given):
+    with pytest.raises(Invalid, match=r"is no update rule or initialiser: .*SGD\(0.5\)"):
+        Plugin.of(given)
+
+
 def test_installed_package_adds_a_rule_by_entry_point(tmp_path, monkeypatch):
-    (tmp_path / "halving_rule.py").write_text(
-        """
-from dataclasses import dataclass
-from typing import ClassVar
-
-@dataclass(frozen=True)
-class Halve:
-    by: float = 2.0
-    name: ClassVar[str] = "halve"
-    state: ClassVar[dict] = {"pushes": "count"}
-
-    def update(self, fields, pushed):
-        fields["pushes"] += 1
-        values = fields["values"]
-        values /= self.by
-"""
-    )
-    folder = tmp_path / "halving_rule-1.0.dist-info"
+    """That of the documentation."""
+    text = (Path(__file__).parents[3] / "docs" / "extending.md").read_text()
+    (example,) = re.findall(r"```python\n((?:(?!```).)*?class Signum.*?)```", text, re.S)
+    (tmp_path / "acme_updates.py").write_text(example)
+    folder = tmp_path / "acme_updates-1.0.dist-info"
     folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: halving-rule\nVersion: 1.0\n")
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-updates\nVersion: 1.0\n")
     (folder / "entry_points.txt").write_text(
-        f"[{rules.GROUP}]\nhalve = halving_rule:Halve\nbroken = no_such_module:Rule\n"
+        f"[{rules.GROUP}]\nsignum = acme_updates:Signum\nbroken = no_such_module:Rule\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     rules._installed.cache_clear()
     try:
         spec = table(1, bound=4, is_dense=True, init=Uniform(1.0))
-        spec = type(spec)(1, "t", 4, 1, True, "float32", Plugin("halve", {"by": 4.0}), spec.init)
+        spec = type(spec)(
+            1, "t", 4, 1, True, "float32", Plugin("signum", {"learning_rate": 0.5}), spec.init
+        )
         replica = Replica(range_view(1), [spec], generation=1)
         before = Uniform(1.0).rows(keys_of(range(4)), 1, np.dtype("float32"))
-        send(replica, "w", push(spec, start=1, stop=3), None, np.zeros((2, 1), np.float32))
+        send(replica, "w", push(spec, start=1, stop=3), None, np.array([[4], [-4]], np.float32))
         ((_, fields),) = replica.rows(1)
-        assert fields["pushes"].tolist() == [0, 1, 1, 0]
-        assert (fields["values"][1:3] == before[1:3] / 4).all()
+        np.testing.assert_allclose(fields["velocity"], [[0], [0.4], [-0.4], [0]], rtol=1e-6)
+        assert (fields["values"] == before - np.array([[0], [0.5], [-0.5], [0]], np.float32)).all()
         with pytest.raises(Invalid, match="update rule broken: cannot be imported"):
             rules.made(Plugin("broken"))
     finally:
         rules._installed.cache_clear()
-        sys.modules.pop("halving_rule", None)
+        sys.modules.pop("acme_updates", None)

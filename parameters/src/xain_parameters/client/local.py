@@ -48,8 +48,8 @@ class LocalGroup:
                 checkpoints=checkpoints.as_uri(),
             )
             journal = Journal(folder / "journal.sqlite")
-            scheduler = SchedulerServer(journal, settings, lease_s=LEASE_S)
-            self.target: str = stack.enter_context(scheduler).target
+            scheduler = stack.enter_context(SchedulerServer(journal, settings, lease_s=LEASE_S))
+            self.target: str = scheduler.target
             self.servers = [
                 stack.enter_context(
                     ParameterServer(
@@ -61,6 +61,8 @@ class LocalGroup:
                 )
                 for i in range(shards)
             ]
+            # It ends before the servers: else it would warn of each, and roll back their tables.
+            stack.callback(scheduler.stop)
             self._stack = stack.pop_all()
 
     def connect(self, worker: str = "w0", *, timeout_s: float = TIMEOUT_S) -> sync.Server:

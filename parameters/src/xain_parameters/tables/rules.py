@@ -3,8 +3,7 @@
 A rule is a frozen dataclass of numbers. `update` changes a block of rows in place: the same inputs
 give the same bits on every machine, since only operations that IEEE 754 rounds exactly are used
 (add, multiply, divide, square root). A package adds a rule by an entry point in the group
-`xain.parameter_updates` that names such a class. The scheduler checks a table before it writes it
-down, so the package is installed beside the scheduler and beside each server.
+`xain.parameter_updates`: docs/extending.md.
 """
 
 from collections.abc import Mapping
