@@ -331,8 +331,8 @@ class Endpoint:
         waits, or answers. Call it under `lock`."""
         self._received.append(delivery)
 
-    def not_received(self, entries: Sequence[Delivery]) -> None:
-        """The program has not got these messages after all: put them back into the inbox, not
+    def put_back(self, entries: Sequence[Delivery]) -> None:
+        """Undo received(): put messages that the program has not got back into the inbox, not
         acknowledged if they are not yet. Call it under `lock`."""
         self._received = [delivery for delivery in self._received if delivery not in entries]
         self.inbox.put_back(entries)

@@ -292,7 +292,7 @@ class Proxy:
         except BaseException:  # an interrupt: the message is for the next call
             if popped is not None:
                 with endpoint.lock:
-                    endpoint.not_received([popped])
+                    endpoint.put_back([popped])
             raise
         return None if taken is None else taken[0]
 
@@ -366,7 +366,7 @@ class Proxy:
     def _release(self, awaited: Awaited, put_back: Sequence[Delivery] = ()) -> None:
         with self.endpoint.lock:
             if put_back:
-                self.endpoint.not_received(put_back)
+                self.endpoint.put_back(put_back)
             if self.endpoint.inbox.release(awaited) or put_back:
                 self.endpoint.wake()  # other calls may want it
 

@@ -220,7 +220,10 @@ class DirectTransfer:
     # --- up ---
 
     def _put(self, put: "_Put") -> str:
-        """Returns the key of the stored object; empty if the server names none."""
+        """Send an update; after a broken connection send what is missing.
+
+        Returns the key of the stored object; empty if the server names none.
+        """
         offset = 0
         for attempts_left in reversed(range(NUM_PUTS)):
             try:

@@ -122,7 +122,7 @@ def train(
     """Train until the epochs of this worker are over. Raises DataError and ParameterError."""
     table = declare(server, job)
     done = _Done(server, job)
-    if done.is_told():
+    if done.is_done():
         return
     with closing(Batches(job, files)) as batches:
         meter = _Meter(report, report_s)
@@ -196,7 +196,7 @@ class _Done:
         is_done[self._job.index] = False
         return int((~is_done).sum())
 
-    def is_told(self) -> bool:
+    def is_done(self) -> bool:
         """Whether the epochs of this worker were over in an earlier process."""
         return bool(self._are_done()[self._job.index])
 

@@ -79,8 +79,8 @@ def _repair(config: CoordinatorConfig, drop_update: str | None) -> int:
 
 
 def _is_of_session(store: WeightsStore, last: Snapshot) -> bool:
-    """Whether the store has anything of the session. With another store every model would be
-    reported as damaged."""
+    """Whether the store may be the session's: it has an object, or the session has no model yet. In
+    another store every model would be reported as damaged."""
     return not last.history.models or any(True for _ in store.keys(""))
 
 

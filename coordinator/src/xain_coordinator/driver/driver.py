@@ -633,7 +633,10 @@ class Driver:
 def _note_latency(
     latencies: LatencyFile, before: Session, at: float, event: e.UpdateAccepted
 ) -> None:
-    """before: the session that accepted the update."""
+    """Write down how long after the opening of its round an update was accepted.
+
+    before: the session that accepted it.
+    """
     round_ = event.round - event.staleness
     base = before.base if round_ == event.round else before.buffered.bases[round_]
     latencies.update(event.update.participant_id, round_, at - base.opened_at)

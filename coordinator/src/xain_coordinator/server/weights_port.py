@@ -457,7 +457,10 @@ class WeightsPort:
     # --- bytes ---
 
     async def _move(self, transfer: Transfer) -> None:
-        """Raises Stalled, OSError, and what moving raises."""
+        """Move all bytes of a transfer, in a thread while its socket takes or has some.
+
+        Raises Stalled, OSError, and what Transfer.move raises.
+        """
         while True:
             moving = asyncio.ensure_future(
                 self._in_thread(transfer.move, lambda: self._num_moving > NUM_THREADS)

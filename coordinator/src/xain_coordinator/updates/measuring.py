@@ -236,7 +236,7 @@ class Inspector:
             self._distance.release_buffer()
 
     def close(self) -> None:
-        """Release files and buffers until more is fed. May be called again."""
+        """Release buffers and close the model, until more is fed. May be called again."""
         if self._distance is not None:
             self._distance.close()
 

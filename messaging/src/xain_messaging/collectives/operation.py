@@ -81,7 +81,7 @@ class Operation:
                     raise CollectiveFailed(why, (name,)) from full
 
     def receive(self, rank: int, step: int) -> Array:
-        """The part that this member sends in this step."""
+        """Wait for the part that the member `rank` sends in a step. Raises CollectiveFailed."""
         name = self._group.members[rank]
 
         def take() -> list[Array] | None:

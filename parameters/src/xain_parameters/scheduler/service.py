@@ -32,7 +32,7 @@ from xain_parameters.scheduler import reports
 from xain_parameters.scheduler.decider import decide, is_saved
 from xain_parameters.scheduler.journal import Journal
 from xain_parameters.scheduler.manifests import delete_cut, delete_unfinished, write_manifest
-from xain_parameters.scheduler.state import Cut, Settings, State, Worker, closed, view_of
+from xain_parameters.scheduler.state import Cut, Settings, State, Worker, manifest_of, view_of
 from xain_parameters.specs import View, cut_folder, decode_table, encoded
 from xain_proto.parameters import scheduler_pb2 as pb
 from xain_proto.parameters.scheduler_pb2_grpc import (
@@ -158,7 +158,7 @@ class SchedulerService(SchedulerServicer):
         if cut is None or not is_saved(self._state) or self._writing == cut.number:
             return
         self._writing = cut.number
-        self._start(self._make_whole(closed(self._state, cut)))
+        self._start(self._make_whole(manifest_of(self._state, cut)))
 
     async def _make_whole(self, cut: Cut) -> None:
         url = self._state.settings.checkpoints

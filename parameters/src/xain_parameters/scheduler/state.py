@@ -381,11 +381,11 @@ def _evolve(state: State, event: AnyEvent) -> State:
         case CutWhole():
             assert state.cut is not None
             return replace(
-                state, cut=None, cuts=(*state.cuts, closed(state, state.cut))[-NUM_CUTS:]
+                state, cut=None, cuts=(*state.cuts, manifest_of(state, state.cut))[-NUM_CUTS:]
             )
 
 
-def closed(state: State, cut: OpenCut) -> Cut:
+def manifest_of(state: State, cut: OpenCut) -> Cut:
     """The manifest of a checkpoint, all of whose parts are saved."""
     marked = {name: clock for name, clock in cut.clocks.items() if name not in cut.ended}
     # A worker that marked, went on and then ended: what it pushed after its mark is not in it. One
