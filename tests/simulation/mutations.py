@@ -14,6 +14,7 @@ from unittest import mock
 import numpy as np
 
 from simulation import oracle as oracle_module
+from simulation.network import Noise
 from simulation.scenario import Kind
 from xain_coordinator.aggregation import distances, engine
 from xain_coordinator.core import answers, decider, pacing, steps
@@ -396,21 +397,31 @@ SHOWS_IN: Mapping[str, Kind | None] = {
     "blame the sender for what a power cut has spoilt": Kind.CUT_POWER,
 }
 
-# The weights' way in which it shows, where that is one of several.
-TRAVELS: Mapping[str, Mapping[str, bool]] = {
+# The weights' way in which it shows, where that is one of several, and a network that spoils them.
+TRAVELS: Mapping[str, Mapping[str, Any]] = {
     "keep a part of a model that could not be read": {"is_inline": False, "is_direct": False},
+    "believe what a store has sent": {
+        "is_inline": False,
+        "is_direct": True,
+        "noise": Noise(lost=0.05),
+    },
 }
 
 # The seed to begin with, where most plans do not show it: the search stays short.
 FIRST_SEED: Mapping[str, int] = {
-    "believe what a store has sent": 80,
-    "blame the sender for what a power cut has spoilt": 520,
-    "drop updates that are behind": 1420,
+    "aggregate five updates at most": 16,
+    "blame the sender for what a power cut has spoilt": 535,
+    "drop updates that are behind": 1427,
     "forget the work that is owed after a restart": 30,
+    "leave nobody out": 20,
     "let a pacing rule close no round": 180,
-    "overwrite a published model": 430,
+    "make do with a buffer of one": 20,
+    "overwrite a published model": 437,
+    "select no more than are wanted": 62,
     "select those who are left out": 3000,
-    "take a second update for a new one": 40,
+    "stay though every update is refused": 12,
+    "take a second update for a new one": 107,
+    "take what is not finite": 12,
     "wait for nobody who is too far behind": 40,
 }
 
