@@ -68,7 +68,7 @@ from xain_participant.client import CALLS_SILENCE_S
 
 AGENTS = Path(__file__).with_name("fleet_agents.py")
 BARE = Path(__file__).with_name("fleet_bare.py")
-NUM_PROCESSES = 2  # of participants
+NUM_PROCESSES = 2  # of participants; one for a few
 PATIENCE_S = 180.0  # for what takes seconds; a benchmark that hangs must end
 POLL_S = 0.1
 SPARE_FILES = 200
@@ -152,7 +152,8 @@ class Crowd:
 
     def __init__(self, port: int, number: int) -> None:
         self.number = number
-        bounds = [number * i // NUM_PROCESSES for i in range(NUM_PROCESSES + 1)]
+        num_processes = NUM_PROCESSES if number > 10 else 1
+        bounds = [number * i // num_processes for i in range(num_processes + 1)]
         self.started_at = time.monotonic()
         self._processes = [
             subprocess.Popen(

@@ -55,8 +55,7 @@ from xain_messaging.ports import Member, Roster
 SMALL = b"x" * 100
 AT_A_TIME = 4
 SLICES = 10  # of the round trips of a turn
-PEERS = 32
-SENDERS = 4  # processes
+PEERS = 8  # of each process that sends
 KB = b"x" * 1000
 CHUNK_BYTES = 2 << 20  # as the gRPC driver has; of 512 KiB to 4 MiB none is better for grpcio
 METHOD = "/bench.Bare/Exchange"
@@ -351,7 +350,7 @@ def measure(trips: int, size: int, turns: int) -> list[dict[str, Any]]:
 
 def push_zmq(address: str, messages: int) -> Callable[[], None]:
     context = zmq.Context()
-    sockets = [context.socket(zmq.PUSH) for _ in range(PEERS // SENDERS)]
+    sockets = [context.socket(zmq.PUSH) for _ in range(PEERS)]
     for one in sockets:
         one.connect(address)
 
@@ -365,7 +364,7 @@ def push_zmq(address: str, messages: int) -> Callable[[], None]:
 
 def push_grpc(address: str, messages: int) -> Callable[[], None]:
     options = [("grpc.use_local_subchannel_pool", 1)]
-    channels = [grpc.insecure_channel(address, options) for _ in range(PEERS // SENDERS)]
+    channels = [grpc.insecure_channel(address, options) for _ in range(PEERS)]
     for channel in channels:
         grpc.channel_ready_future(channel).result(PATIENCE_S)
 
@@ -380,7 +379,7 @@ def push_grpc(address: str, messages: int) -> Callable[[], None]:
 
 def push_proxies(driver: str, address: str, messages: int) -> Callable[[], None]:
     options: dict[str, Any] = {"discovery": address, "driver": driver, "timeout_s": PATIENCE_S}
-    proxies = [Proxy("incast", "sender", {"sink": 1}, **options) for _ in range(PEERS // SENDERS)]
+    proxies = [Proxy("incast", "sender", {"sink": 1}, **options) for _ in range(PEERS)]
 
     def go() -> None:
         for _ in range(messages):
@@ -407,7 +406,7 @@ def push(kind: str, address: str, messages: int, pipe: Connection) -> None:
 
 
 @contextmanager
-def sink(kind: str) -> Iterator[tuple[str, Callable[[int], None]]]:
+def sink(kind: str, num_peers: int) -> Iterator[tuple[str, Callable[[int], None]]]:
     """The peer that receives: its address, and what receives so many messages."""
     if kind == "pyzmq":
         socket_in = zmq.Context().socket(zmq.PULL)
@@ -430,7 +429,7 @@ def sink(kind: str) -> Iterator[tuple[str, Callable[[int], None]]]:
         handler: Any = grpc.stream_unary_rpc_method_handler(deliver)
         service, _, method = METHOD[1:].partition("/")
         handlers = [grpc.method_handlers_generic_handler(service, {method: handler})]
-        server = grpc.server(ThreadPoolExecutor(PEERS), handlers=handlers)
+        server = grpc.server(ThreadPoolExecutor(num_peers), handlers=handlers)
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
 
@@ -454,15 +453,16 @@ def sink(kind: str) -> Iterator[tuple[str, Callable[[int], None]]]:
         yield members.target, receive
 
 
-def incast(messages: int, turns: int) -> list[dict[str, Any]]:
-    """Messages each second that one peer receives of all others."""
+def incast(messages: int, turns: int, senders: int) -> list[dict[str, Any]]:
+    """Messages each second that one peer receives of all others. senders: processes."""
+    num_peers = PEERS * senders
     context = mp.get_context("spawn")
     found: dict[str, float] = {}
     for kind in PUSHES:
         with ExitStack() as stack:
-            address, receive = stack.enter_context(sink(kind))
+            address, receive = stack.enter_context(sink(kind, num_peers))
             pipes = []
-            for _ in range(SENDERS):
+            for _ in range(senders):
                 here, there = context.Pipe()
                 process = context.Process(
                     target=push, args=(kind, address, messages, there), daemon=True
@@ -478,8 +478,8 @@ def incast(messages: int, turns: int) -> list[dict[str, Any]]:
                 begin = time.perf_counter()
                 for pipe in pipes:
                     pipe.send(True)
-                receive(PEERS * messages)
-                rate = PEERS * messages / (time.perf_counter() - begin)
+                receive(num_peers * messages)
+                rate = num_peers * messages / (time.perf_counter() - begin)
                 found[kind] = max(found.get(kind, 0.0), rate)
     return [
         {
@@ -525,8 +525,10 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--incast", type=int, default=500, help="messages of each of 32 peers")
     given = parser.parse_args()
+    senders = 4
     if given.quick:
         given.trips, given.size, given.turns, given.incast = 50, 300_000, 1, 20
+        senders = 1
     results.begin(quick=given.quick, any_load=given.any_load)
     lines = measure(given.trips, given.size, given.turns)
     results.report(
@@ -535,7 +537,7 @@ def main() -> None:
             "turns": given.turns,
             "array_mb": round(4 * given.size / 1e6, 1),
             "lines": lines,
-            "incast": incast(given.incast, given.turns),
+            "incast": incast(given.incast, given.turns, senders),
         },
     )
 
