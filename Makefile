@@ -31,7 +31,7 @@ BENCHMARKS := baselines round_overhead gradient_steps pipeline messaging aggrega
 WITH_PEERS := round_overhead large_model
 
 .PHONY: help demo test test-e2e test-docs test-integration test-integration-coordinator test-integration-others \
-	test-code test-code-unit test-code-others test-containers stand-ins kills simulate bench check format lint types protos protos-check dist lock setup setup-dev setup-torch clean
+	test-code test-code-unit test-code-others test-containers kills simulate bench check format lint types protos protos-check dist lock setup setup-dev setup-torch clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -39,7 +39,7 @@ help:  ## this list
 demo: setup  ## four participants train one model on real data through a real coordinator
 	@$(BIN)/xain-coordinator demo
 
-# Six beside each other (make --jobs=6 --output-sync=target) keep two cores busy: some wait for
+# All beside each other (make --jobs=7 --output-sync=target) keep two cores busy: some wait for
 # processes and for the engine while the others compute. What waits most comes first.
 test: test-containers test-e2e test-docs test-integration test-code  ## every test
 test-integration: test-integration-coordinator test-integration-others
@@ -63,12 +63,11 @@ test-code-unit: setup-dev
 test-code-others: setup-dev
 	$(BIN)/python -m pytest --ignore=tests/unit --ignore=tests/integration --ignore=tests/e2e
 
-test-containers: setup-dev $(if $(STAND_INS),stand-ins)
+# STAND_INS=1: images are made where no registry can be reached. As a target of its own that would give
+# its job to a part that comes later, and the tests with containers would be the last to begin.
+test-containers: setup-dev
+	$(if $(STAND_INS),tests/support/containers/stand_ins.sh $(VENV))
 	$(BIN)/python -m pytest $(CONTAINER_TESTS)
-
-# Images for the tests with containers, where no registry can be reached.
-stand-ins: setup-dev
-	tests/support/containers/stand_ins.sh $(VENV)
 
 simulate: setup-dev  ## simulate the whole system with SEEDS=1000 plans of faults (FIRST=0), or one: SEED=7
 	@PYTHONPATH=tests $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED),--first $(or $(FIRST),0) --seeds $(or $(SEEDS),1000))
