@@ -19,9 +19,9 @@ def openssl(*arguments: str) -> None:
     subprocess.run([OPENSSL, *arguments], check=True, capture_output=True)
 
 
-def certified(folder: Path) -> Path:
+def certified(folder: Path, days: int = 2) -> Path:
     """A new folder with ca.crt, of an authority of its own, and tls.crt and tls.key, which it has
-    signed."""
+    signed. days: until tls.crt expires; -1 for one that has."""
     folder.mkdir()
     ca, ca_key, own, own_key = (
         str(folder / name) for name in ("ca.crt", "ca.key", "tls.crt", "tls.key")
@@ -31,6 +31,6 @@ def certified(folder: Path) -> Path:
     request, names = str(folder / "own.csr"), folder / "names"
     openssl(*new, "-subj", "/CN=peer", "-keyout", own_key, "-out", request)
     names.write_text("subjectAltName=IP:127.0.0.1")
-    sign = ["x509", "-req", "-days", "2", "-in", request, "-CA", ca, "-CAkey", ca_key]
+    sign = ["x509", "-req", "-days", str(days), "-in", request, "-CA", ca, "-CAkey", ca_key]
     openssl(*sign, "-CAcreateserial", "-extfile", str(names), "-out", own)
     return folder

@@ -4,8 +4,9 @@ A wrong flag gets one line on standard error that names it and the program, and 
 """
 
 import gc
+import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
 
@@ -21,6 +22,7 @@ _UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
 # command an eighth of its start, and let a server collect every few calls: calls under way would be
 # found alive several times, and then looked at together with all other objects.
 COLLECTED_OBJECTS = 10_000
+HELP_FLAGS = ["-h", "--help"]
 _FLAG = re.compile(r"--?[A-Za-z][A-Za-z0-9-]{0,30}")
 
 Config = Annotated[
@@ -40,7 +42,7 @@ def make_app() -> typer.Typer:
         # Typer's own tracebacks may show local variables, and with them any secret.
         pretty_exceptions_enable=False,
         rich_markup_mode="markdown",
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": HELP_FLAGS},
     )
 
 
@@ -50,12 +52,27 @@ def run_app(app: typer.Typer, program: str, arguments: Sequence[str] | None = No
     Returns the exit status. A wrong command line is one line on standard error and status 2.
     """
     gc.set_threshold(COLLECTED_OBJECTS)
+    # gRPC's C library would print a line for each failed TLS handshake, several a second. Read when
+    # grpc is imported, which commands do later. Our own errors have gRPC's reasons.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    command = typer.main.get_command(app)
+    for flag in _flags_of(command):
+        flag.metavar = ""  # typer would show "<bool>", as if a value had to follow
     try:
-        status = app(arguments, prog_name=program, standalone_mode=False)
+        status = command(arguments, prog_name=program, standalone_mode=False)
     except _UsageError as error:
         typer.echo(f"{program}: command line: {_what_is_wrong(error)}", err=True)
         return EXIT_BAD_CONFIG
     return status if isinstance(status, int) else 0
+
+
+def _flags_of(command: Any) -> Iterator[Any]:
+    """Options without a value, of a command and of its sub-commands."""
+    context = typer.Context(command, help_option_names=HELP_FLAGS)
+    options = [*command.params, command.get_help_option(context)]
+    yield from (option for option in options if getattr(option, "is_flag", False))
+    for other in getattr(command, "commands", {}).values():
+        yield from _flags_of(other)
 
 
 def _what_is_wrong(error: Any) -> str:
@@ -96,14 +113,14 @@ def set_option(example: str) -> Any:
     )
 
 
-def version_option(program: str) -> Any:
-    """--version, for bool. program: its name, and that of its distribution."""
+def version_option(program: str, distribution: str = "") -> Any:
+    """--version, for bool. distribution: by default it has the name of the program."""
 
     def show(wanted: bool) -> None:
         if wanted:
             from importlib.metadata import version
 
-            typer.echo(f"{program} {version(program)}")
+            typer.echo(f"{program} {version(distribution or program)}")
             raise typer.Exit
 
     return typer.Option("--version", callback=show, is_eager=True, help="Show it and exit.")

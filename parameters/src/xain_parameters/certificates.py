@@ -45,7 +45,9 @@ class Certificates:
                 f"do not belong together: {error}"
             ) from None
         except OSError as error:
-            raise Invalid(f"no certificates: {error}") from None
+            raise Invalid(f"no certificates: {error.filename}: {error.strerror}") from None
+        if reason := _why_refused(accepts, paths[1], paths[2]):
+            raise Invalid(f"{paths[1]} would be refused by the other programs: {reason}")
         self.accepts = accepts
         self.connects = connects
         self._authority = authority
@@ -56,6 +58,26 @@ class Certificates:
 
     def of_channel(self) -> grpc.ChannelCredentials:
         return grpc.ssl_channel_credentials(self._authority, *self._own)
+
+
+def _why_refused(accepts: ssl.SSLContext, certificate: Path, key: Path) -> str:
+    """Why a node with the context `accepts` refuses the certificate, such as "certificate has
+    expired"; "" if it takes it. A TLS handshake in memory: gRPC tells programs "Socket closed"."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_mode = ssl.CERT_NONE
+    client.load_cert_chain(certificate, key, password="")
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    asking = client.wrap_bio(down, up)
+    answering = accepts.wrap_bio(up, down, server_side=True)
+    for side in (asking, answering, asking, answering):
+        try:
+            side.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+        except ssl.SSLCertVerificationError as error:
+            return error.verify_message
+    return ""
 
 
 def certificates_in(folder: Path | str | None) -> Certificates | None:

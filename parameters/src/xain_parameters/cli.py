@@ -21,6 +21,7 @@ from xain_foundation.commands import (
     run_app,
     set_option,
     split_host_port,
+    version_option,
 )
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ app = make_app()
 _HELP = """A parameter server: workers pull rows of tables, push gradients, and tick their clocks.
 
 One `scheduler` knows which server has which key range; any number of `serve` hold them. Workers
-connect to it with
+connect to the scheduler: `xain-participant sparse`, or a program of your own with
 `parameters.connect("HOST:50052", worker="w1")`.
 """
 
@@ -150,29 +151,42 @@ Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.1)
 
 
 @app.callback(help=_HELP)
-def _program() -> None:
-    """Keep commands apart, even if there was one only."""
+def _program(version: Annotated[bool, version_option(PROGRAM, "xain-parameters")] = False) -> None:
+    pass
 
 
 @app.command("scheduler", help=_SCHEDULER_HELP, epilog=_SCHEDULER_EXAMPLES)
 def _scheduler(
     config: Config = None,
     listen: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="[scheduler.listen]")
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help=f"Listen here, by default 127.0.0.1:{DEFAULT_PORT}. [scheduler.listen]",
+        ),
     ] = None,
     data: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Folder of the journal. [scheduler.data]")
+        str | None,
+        typer.Option(
+            metavar="DIR", help="Folder of the journal, by default parameters. [scheduler.data]"
+        ),
     ] = None,
     replicas: Annotated[
         str | None,
-        typer.Option(metavar="R", help="Backups of each key range. [scheduler.replicas]"),
+        typer.Option(
+            metavar="R", help="Backups of each key range, by default 0. [scheduler.replicas]"
+        ),
     ] = None,
     log: Annotated[
         bool, typer.Option("--log", help="Servers write pushes to disk. [scheduler.log]")
     ] = False,
     checkpoint_interval: Annotated[
         str | None,
-        typer.Option(metavar="CLOCKS", help="0: on demand. [scheduler.checkpoint_interval]"),
+        typer.Option(
+            metavar="CLOCKS",
+            help="A checkpoint every so many clocks, by default 0: on demand. "
+            "[scheduler.checkpoint_interval]",
+        ),
     ] = None,
     checkpoints: Annotated[
         str | None,
@@ -220,14 +234,33 @@ def _scheduler(
 def _serve(
     config: Config = None,
     scheduler: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="[server.scheduler]")
+        str | None,
+        typer.Option(
+            metavar="HOST[:PORT]",
+            help=f"The scheduler, by default 127.0.0.1:{DEFAULT_PORT}. [server.scheduler]",
+        ),
     ] = None,
-    listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="[server.listen]")] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Listen here, by default 127.0.0.1 and any free port. [server.listen]",
+        ),
+    ] = None,
     data: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="The log is in DIR/NAME. [server.data]"),
+        typer.Option(
+            metavar="DIR",
+            help="The log is in DIR/NAME; DIR is by default parameters. [server.data]",
+        ),
     ] = None,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="[server.name]")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name of this server, also after a restart; by default the host's. [server.name]",
+        ),
+    ] = None,
     tls: TlsFolder = None,
     assignments: Annotated[list[str] | None, set_option("server.leave_s=60")] = None,
 ) -> None:

@@ -137,7 +137,9 @@ def _data_values(
     ] = None,
     task: Annotated[
         str | None,
-        typer.Option("--task", metavar="TASK", help="classification or regression. [data.task]"),
+        typer.Option(
+            "--task", metavar="TASK", help="classification, the default, or regression. [data.task]"
+        ),
     ] = None,
     columns: Annotated[
         str | None,
@@ -167,7 +169,8 @@ def _data_values(
         typer.Option(
             "--partition",
             metavar="KIND",
-            help="none, iid or dirichlet: how the sites divide a data set that all of them have. "
+            help="How the sites divide a data set that all of them have: iid, dirichlet, or none, "
+            "the default. "
             "[partition.kind]",
         ),
     ] = None,
@@ -217,7 +220,7 @@ def _run(
         str | None,
         typer.Option(
             metavar="HOST[:PORT]",
-            help=f"At port {DEFAULT_PORT} unless another is given. "
+            help=f"The coordinator, by default localhost:{DEFAULT_PORT}. "
             "[coordinator.host, coordinator.port]",
         ),
     ] = None,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from integration.parameters.test_command_line import LONG_S, run, running, scheduler_in
+from integration.parameters.test_command_line import LONG_S, PROGRAM, run, running, scheduler_in
 from support.certificates import certified, needs_openssl
 from xain_parameters import Certificates, Invalid, Unavailable, connect_sync
 
@@ -65,6 +65,37 @@ def test_certificates_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
             refused = run(command, "--tls", str(folder))
             assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1), refused.stderr
             assert text in refused.stderr
+
+
+def test_certificate_that_others_would_refuse_is_one_line(tmp_path: Path) -> None:
+    """gRPC would tell of a handshake that failed, several times a second, and not why."""
+    ours, theirs = certified(tmp_path / "ours"), certified(tmp_path / "theirs")
+    expired = certified(tmp_path / "expired", days=-1)
+    (ours / "ca.crt").write_bytes((theirs / "ca.crt").read_bytes())
+    for folder, text in (
+        (expired, "certificate has expired"),
+        (ours, "unable to get local issuer"),
+    ):
+        for command in ("scheduler", "serve", "status"):
+            refused = run(command, "--tls", str(folder))
+            assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1), refused.stderr
+            assert (
+                f"{folder}/tls.crt would be refused by the other programs: {text}" in refused.stderr
+            )
+
+
+def test_failed_handshake_is_one_line_of_the_program_that_asks(tmp_path: Path) -> None:
+    ours, theirs = (str(certified(tmp_path / name)) for name in ("ours", "theirs"))
+    with scheduler_in(tmp_path / "scheduler", "--tls", ours) as (scheduler, target):
+        command = [*PROGRAM, "status", "--scheduler", target, "--timeout", "3", "--tls", theirs]
+        refused = subprocess.run(
+            command, capture_output=True, text=True, timeout=LONG_S, check=False
+        )
+        assert (refused.returncode, refused.stderr.count("\n")) == (1, 1), refused.stderr
+        assert "CERTIFICATE_VERIFY_FAILED" in refused.stderr
+        scheduler.terminate()
+        assert scheduler.stderr is not None
+        assert scheduler.stderr.read() == ""
 
 
 @pytest.mark.parametrize("content", ["", " \n"])

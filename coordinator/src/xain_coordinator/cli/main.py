@@ -36,23 +36,47 @@ EXAMPLE = "rounds.epochs=3"
 app = make_app()
 
 
-Host = Annotated[str | None, typer.Option(metavar="HOST", help="Listen here. [server.host]")]
+Host = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST",
+        help="Listen here; 0.0.0.0 for other machines, by default 127.0.0.1. [server.host]",
+    ),
+]
 # Numbers are text here: a wrong one is then refused in the same words as one in the file.
 Port = Annotated[
-    str | None, typer.Option(metavar="N", help="On this port; 0 takes a free one. [server.port]")
+    str | None,
+    typer.Option(
+        metavar="N",
+        help=f"On this port, by default {DEFAULT_PORT}; 0 takes a free one. [server.port]",
+    ),
 ]
 DataDir = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Keep all data below DIR: weights, journal, metrics."),
+    typer.Option(
+        metavar="DIR",
+        help="Folder of all data: weights, journal, metrics. By default xain-data.",
+    ),
 ]
 WorkloadName = Annotated[
     str | None,
-    typer.Option("--workload", metavar="NAME", help="Who makes the first model. [workload.name]"),
+    typer.Option(
+        "--workload",
+        metavar="NAME",
+        help="Model to train on tables: sgd, mlp, xgboost, bagging or neural. Without it, scripts "
+        "of the participants bring the model. [workload.name]",
+    ),
 ]
-Rounds = Annotated[str | None, typer.Option(metavar="N", help="Rounds to train. [rounds.rounds]")]
+Rounds = Annotated[
+    str | None,
+    typer.Option(metavar="N", help="Rounds to train, by default 10. [rounds.rounds]"),
+]
 MinParticipants = Annotated[
     str | None,
-    typer.Option(metavar="N", help="Updates that a round needs. [rounds.min_participants]"),
+    typer.Option(
+        metavar="N",
+        help="Updates that a round needs, by default 1. [rounds.min_participants]",
+    ),
 ]
 Assignments = Annotated[list[str] | None, set_option(EXAMPLE)]
 
@@ -530,8 +554,13 @@ def _explained(command: str) -> Iterator[None]:
     except JournalError as error:
         hint = "" if command == "extend" else "; a coordinator that runs is asked with --address"
         fail(program, f"{error}{hint}", EXIT_FAILED)
-    except (CommandFailed, StoreError, DataError, ModuleNotFoundError, OSError) as error:
+    except (CommandFailed, StoreError, DataError, ModuleNotFoundError) as error:
         fail(program, str(error), EXIT_FAILED)
+    except OSError as error:
+        has_file = error.filename is not None and error.strerror is not None
+        fail(
+            program, f"{error.filename}: {error.strerror}" if has_file else str(error), EXIT_FAILED
+        )
 
 
 @app.command(
