@@ -152,7 +152,7 @@ def resolve(
         problems += [text for text, is_conflict in wrong if not is_conflict]
         problems = problems or [text for text, _ in wrong]
     if problems:
-        others = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        others = f" (further mistakes: {len(problems) - 1})" if len(problems) > 1 else ""
         raise ConfigError(problems[0] + others)
     return Resolved(config, given)
 

@@ -465,8 +465,8 @@ class CoordinatorClient:
                 messages(), metadata=self._metadata, timeout=timeout_s
             ).ref
 
-    def reject_offer(self, offer: pb.WeightsRef) -> None:
-        """The coordinator did not take what was put there, so the next upload goes through it."""
+    def on_offer_refused(self, offer: pb.WeightsRef) -> None:
+        """Send the next upload through the coordinator, which refused what was put there."""
         if self._direct is not None:
             reason = "the coordinator does not take what was put there"
             url = with_host(offer.url, self._target)

@@ -299,7 +299,7 @@ class Work:
         except Refused as refused:
             if offer is not None and is_put and refused.reason in _WRONG_OBJECT:
                 self._put = None
-                self._client.reject_offer(offer)
+                self._client.on_offer_refused(offer)
             raise
         return e.HandedIn(round_)
 

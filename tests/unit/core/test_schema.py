@@ -87,6 +87,14 @@ def test_data_that_do_not_fit_the_schema_are_refused(
     bench.join("late", profile=PROFILE)
 
 
+@pytest.mark.parametrize(("label", "is_number"), [("-1.25", True), ("57", True), ("v1.2", False)])
+def test_labels_that_are_numbers_may_be_meant_for_regression(label: str, is_number: bool) -> None:
+    bench = waiting()
+    bench.join("first", profile=PROFILE)
+    message = refusal(bench, replace(PROFILE, classes=(label,)))
+    assert ("the task is regression" in message) is is_number
+
+
 @pytest.mark.parametrize(
     "profile",
     [

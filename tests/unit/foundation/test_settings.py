@@ -242,7 +242,7 @@ def test_the_first_error_is_told_and_the_others_are_counted(toml: Path) -> None:
     """One line, but nobody believes that it is the only mistake."""
     told = error_of(toml, "[server]\nport = -1\nverbose = 3\n[stor]\n")
     assert told.startswith("fleet.toml: unknown key stor")
-    assert told.endswith("(and 2 more)")
+    assert told.endswith(" (further mistakes: 2)")
 
 
 def test_conflicts_with_a_default_in_place_of_a_misspelt_key_are_not_told(toml: Path) -> None:

@@ -152,12 +152,19 @@ def _check_classes(
         is_longer_list = len(known) < 2 and not schema.classes and known <= {*profile.classes}
         if schema.allow_new_classes or is_longer_list:
             return
+    are_numbers = all(name.lstrip("-").replace(".", "", 1).isdecimal() for name in new)
     raise ProfileMismatch(
         f"label{'s' if len(new) > 1 else ''} {shown(new)} of the target {profile.target!r}"
         f" {'are' if len(new) > 1 else 'is'} unknown to the session, whose classes are"
         f" {shown(sort_classes(known), 10)}; correct these rows or leave them out. If it is a"
         " class, all participants must know it: list all of them in [schema] classes of the"
         " coordinator, or in [data] classes of the first participant"
+        + (
+            ". If it is a quantity, the task is regression: say so in [workload] options of the"
+            " coordinator, and in [data] task of all participants"
+            if are_numbers
+            else ""
+        )
     )
 
 

@@ -166,8 +166,8 @@ class RoundsLaunch(Launch):
                 return snapshot
 
     def _look(self) -> Snapshot | None:
-        """Print new lines of the logs, report programs that died, and poll the coordinator's
-        status."""
+        """After POLL_S print new lines of the logs, report programs that died, and start the
+        coordinator again if it did. Returns its status every ASK_EVERY_S, and None else."""
         self._pause(POLL_S)  # between two looks
         self._show()
         self._report_workers()
