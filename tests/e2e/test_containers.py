@@ -230,7 +230,7 @@ def test_a_participant_ends_on_sigterm(containers):
     coordinator that is not there."""
     participant = containers.start(PARTICIPANT, "--coordinator=nowhere:50051", "--data=digits")
     engine.wait_until(
-        "the participant tries to join", lambda: '"refused"' in engine.logs(participant)
+        "the participant tries to join", lambda: '"coordinator_away"' in engine.logs(participant)
     )
     docker("stop", "--time=60", participant)
     state = engine.inspect(participant)["State"]

@@ -150,7 +150,7 @@ async def test_interrupted_script_leaves_its_session(
     else:
         await coordinator.kill()
         await script.start()
-        await script.until(lambda: "refused" in script.log())
+        await script.until(lambda: "coordinator_away" in script.log())
         await coordinator.start()
     assert await script.stop(signal.SIGINT) == -signal.SIGINT, script.log()
     assert "KeyboardInterrupt" in script.log()

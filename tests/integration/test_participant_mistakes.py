@@ -371,10 +371,27 @@ async def test_data_of_another_task_are_refused_at_both_sides(
     wrong = await launch(Csv(tmp_path, target, "wrong", NUMBERS, "--task", "regression"))
     assert await wrong.died() == 1
     assert "regression" in wrong.log()
+    assert "left_without_goodbye" not in wrong.log(), "it has never joined"
     await coordinator.until_logged("rendezvous_refused")
     (warning,) = fetch(target).status.warnings
     assert "wrong" in warning
     assert "regression" in warning
+
+
+# --- a coordinator without a workload ---
+
+
+async def test_table_for_a_coordinator_without_a_workload_is_told_at_both_sides(
+    begin: Begin, launch: Run, tmp_path: Path
+) -> None:
+    """With the flag that is missing, and without a traceback."""
+    coordinator = await begin(rounds__start_participants=1)
+    site = await launch(Csv(tmp_path, target_of(coordinator), "site", CLASSES))
+    assert await site.died() == 1
+    assert "start it with --workload sgd" in site.log()
+    assert "Traceback" not in site.log()
+    await coordinator.until_logged("training_failed")
+    assert "start it with --workload sgd" in lines(coordinator, "training_failed")[0]["reason"]
 
 
 # --- packages that are missing ---

@@ -44,6 +44,7 @@ from xain_participant.upload import Upload
 from xain_participant.values import Call, State, Timer
 from xain_participant.work import Work
 from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.fl.refusals_pb2 import RefusalReason
 from xain_workloads.profile import DataProfile
 
 # A stop waits for the goodbye this long; a lost goodbye ends by the coordinator's lease.
@@ -52,6 +53,10 @@ LEAVE_TIMEOUT_S = 2.0
 JOIN_TIMEOUT_S = 2.0
 
 NO_WATCH_PAUSE_S = 30.0  # where there is no stream
+
+_NOT_A_MEMBER = RefusalReason.Name(RefusalReason.NOT_A_MEMBER)
+# Statuses that gRPC itself gives to a call for which no coordinator is reached.
+_AWAY = (grpc.StatusCode.UNAVAILABLE.name, grpc.StatusCode.DEADLINE_EXCEEDED.name)
 
 # A state that we do not know asks nothing of us, as STANDBY does.
 _STATES: Mapping[int, State] = {pb.ROUND: State.ROUND, pb.FINISHED: State.FINISHED}
@@ -407,7 +412,8 @@ class Agent:
         try:
             self._client.heartbeat(pb.FINISHED, self._protocol.round, timeout_s=LEAVE_TIMEOUT_S)
         except Refused as refused:
-            self._info("left_without_goodbye", reason=str(refused))
+            if refused.reason != _NOT_A_MEMBER:  # one that has never joined need not leave
+                self._info("left_without_goodbye", reason=str(refused))
 
     def _on_exit(self, action: a.Exit) -> None:
         log = self._log.error if action.code == 1 else self._log.info
@@ -584,14 +590,24 @@ class Agent:
         again = self._refusals.get(refused.call) == kind
         self._refusals[refused.call] = kind
         log = self._log.debug if again else self._log.warning
-        log(
-            "refused",
-            round=self._protocol.round,
-            call=refused.call.name.lower(),
-            reason=refused.reason,
-            status=refused.status,
-            message=refused.message,
-        )
+        place = {"round": self._protocol.round, "call": refused.call.name.lower()}
+        if not refused.reason and refused.status in _AWAY:
+            hint = "the call is tried again until a coordinator answers; is the address right?"
+            log(
+                "coordinator_away",
+                **place,
+                coordinator=self._target,
+                message=refused.message,
+                hint=hint,
+            )
+        else:
+            log(
+                "refused",
+                **place,
+                reason=refused.reason,
+                status=refused.status,
+                message=refused.message,
+            )
         if not again:
             self._tell("refused", refused.message or refused.reason or refused.status)
 

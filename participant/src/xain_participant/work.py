@@ -39,6 +39,7 @@ from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl.refusals_pb2 import RefusalReason
 from xain_proto.limits import MAX_INLINE_BYTES
 from xain_proto.np import ENCODING_BITS, can_encode
+from xain_workloads.errors import WorkloadError
 from xain_workloads.model import Layout, TensorSpec
 
 # The coordinator's reasons when it finds no object, or another one, where a participant has put its
@@ -117,6 +118,10 @@ class Work:
             error = failed.__cause__ or failed
             self._log.debug("script_failed", round=round_, reason=repr(error))
             return self._failed(round_, error, is_of_script=True)
+        except (
+            WorkloadError
+        ) as error:  # names a setting or a column; the last line of the log has it
+            return self._failed(round_, error)
         except BaseException as error:  # of the participant's own code
             # Also a SystemExit of the participant: it ends this thread, and the loop must hear it.
             self._log.error("work_failed", round=round_, call=call.name.lower(), exc_info=error)

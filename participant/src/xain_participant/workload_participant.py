@@ -11,6 +11,7 @@ from xain_participant.participant import Assignment, Participant
 from xain_participant.personal import PersonalTensors
 from xain_participant.stage_trainer import StageTrainer
 from xain_workloads.dataset import Dataset
+from xain_workloads.errors import NoWorkload
 from xain_workloads.model import Layout, Model
 from xain_workloads.preprocessing import KEY, prepare
 from xain_workloads.profile import DataProfile
@@ -103,7 +104,7 @@ class WorkloadParticipant(Participant):
     def evaluate_round(self, weights: NDArray[Any]) -> None:
         """Measure the global model on the rows that were set aside. Raises as train_round()."""
         if self._workload is None:
-            raise RuntimeError(_NO_WORKLOAD)
+            raise NoWorkload(_NO_WORKLOAD)
         model = Model(self._personal.inserted(weights), self._layout, self._metadata)
         _, test = self._datasets()
         assert test is not None, "only one that can evaluate is asked"
@@ -127,17 +128,17 @@ class WorkloadParticipant(Participant):
         return self._estimators.votes(trainings, features)
 
     def init_weights(self) -> NDArray[Any]:
-        """Raises RuntimeError always: a workload's initial model depends on the data of all, so
+        """Raises NoWorkload always: a workload's initial model depends on the data of all, so
         only the coordinator can make it."""
-        raise RuntimeError(_NO_WORKLOAD)
+        raise NoWorkload(_NO_WORKLOAD)
 
     def train_round(
         self, weights: NDArray[Any], epochs: int, epoch_base: int
     ) -> tuple[NDArray[Any], int]:
-        """Raises RuntimeError if the coordinator declares no workload, and what its train() raises
+        """Raises NoWorkload if the coordinator declares none, and what its train() raises
         if data and model do not fit."""
         if self._workload is None:
-            raise RuntimeError(_NO_WORKLOAD)
+            raise NoWorkload(_NO_WORKLOAD)
         model = Model(self._personal.inserted(weights), self._layout, self._metadata)
         if self._is_evaluated and self.can_evaluate:
             self.evaluate_round(weights)
@@ -192,6 +193,6 @@ def _as_table(data: Table | Dataset) -> Table:
 
 
 _NO_WORKLOAD = (
-    "the coordinator declares no workload; "
-    'set [workload] name = "sgd" in its configuration, or write a Participant of your own'
+    "the coordinator declares no workload to train a table with; start it with --workload sgd, or "
+    'with [workload] name = "sgd" in its configuration, or write a Participant of your own'
 )

@@ -174,7 +174,7 @@ def test_a_coordinator_that_is_away_is_worth_one_warning(serve: Serve, adder: Ad
     server.before["Rendezvous"].extend([failure(grpc.StatusCode.UNAVAILABLE)] * 3)
     with capture_logs() as logs:
         assert run(adder, server.target, "ward-7") == 0
-    levels = [entry["log_level"] for entry in logs if entry["event"] == "refused"]
+    levels = [entry["log_level"] for entry in logs if entry["event"] == "coordinator_away"]
     assert levels == ["warning", "debug", "debug"]
 
 

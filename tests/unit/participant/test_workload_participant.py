@@ -12,6 +12,7 @@ from xain_participant.participant import (
 )
 from xain_participant.workload_participant import WorkloadParticipant
 from xain_workloads.data import Dataset, load
+from xain_workloads.errors import NoWorkload
 from xain_workloads.model import Model
 from xain_workloads.table import Table
 from xain_workloads.workload import create
@@ -116,9 +117,9 @@ def test_no_epochs_change_nothing(iris: Dataset, model: Model) -> None:
 def test_without_a_workload_the_error_says_what_to_configure(iris: Dataset) -> None:
     participant = WorkloadParticipant(iris)
     participant.on_model((), {})
-    with pytest.raises(RuntimeError, match=r"declares no workload; set \[workload\] name"):
+    with pytest.raises(NoWorkload, match=r"declares no workload .* start it with --workload sgd"):
         participant.init_weights()
-    with pytest.raises(RuntimeError, match="declares no workload"):
+    with pytest.raises(NoWorkload):
         participant.train_round(np.zeros(3), 1, 0)
 
 

@@ -13,5 +13,9 @@ class NoData(DataError):
     """The data have no rows. Other participants can go on without this one."""
 
 
+class NoWorkload(WorkloadError, RuntimeError):
+    """The coordinator names no workload to train a table with."""
+
+
 class Diverged(WorkloadError, ArithmeticError):
     """Training ran away to infinity, or towards it: take smaller steps or scale the data."""
