@@ -76,18 +76,17 @@ def parts(message: Message) -> Parts:
 
     Raises BodyError as encode() does.
     """
-    body = message.body
+    body, session_id, message_id = message.body, message.session_id, message.message_id
     kind = type(body)
-    ids = (message.session_id, message.message_id)
-    if not (type(ids[0]) is type(ids[1]) is str and len(ids[0]) + len(ids[1]) <= MAX_ID):
-        return encode(message)  # which refuses what cannot be sent before it is kept
-    if not (ids[0].isascii() and ids[1].isascii()):
-        return encode(message)
-    if (kind is bytes or (kind is str and body.isascii())) and len(body) <= MAX_PLAIN:
-        return (_envelope(message),)
-    if body is None or kind is float or kind is bool:
-        return (_envelope(message),)
-    return encode(message)
+    if kind in _SIZED:
+        is_small = len(body) <= MAX_PLAIN and (kind is bytes or body.isascii())
+    else:
+        is_small = body is None or kind is float or kind is bool
+    if is_small and type(session_id) is type(message_id) is str:
+        ids = session_id + message_id
+        if len(ids) <= MAX_ID and ids.isascii():
+            return (_envelope(message),)
+    return encode(message)  # which refuses what cannot be sent before it is kept
 
 
 def _envelope(message: Message) -> tuple[Any, ...]:
@@ -163,8 +162,6 @@ class _Packing:
 def snapshot(frames: Parts) -> Parts:
     """Copy frames, so that they no longer change when the sender goes on with its arrays. A
     read-only array is taken at its word and not copied."""
-    if len(frames) == 1:
-        return frames
     return [
         spare.copy(np.frombuffer(frame, np.uint8)).data
         if isinstance(frame, memoryview) and not frame.readonly

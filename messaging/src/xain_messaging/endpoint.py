@@ -250,6 +250,7 @@ class Endpoint:
             if link.has_untaken:
                 continue  # if it is back before that is taken, it sends it again
             del self._away_since[name], self._links[name]
+            self._totals.left.discard(name)
             for others in (self._owed, self._unsent, self._probes, self._totals.behind):
                 others.pop(name, None)
             self.sessions.forget(name)
@@ -298,7 +299,7 @@ class Endpoint:
         if isinstance(message, SessionMessage):
             self.sessions.send(message)  # before anything can answer it
         if self._received:
-            self._take_received(peer)  # an answer says that its task is done
+            self._take_those_of(link)  # an answer says that its task is done
         if link.keep(kind, frames, size):
             self._send_batches(link)
         else:
@@ -313,8 +314,8 @@ class Endpoint:
         return None
 
     def _send_batches(self, link: Link) -> None:
-        while (packet := link.next_packet()) is not None:
-            self._send(link, packet)
+        while link.unsent:
+            self._send(link, link.next_packet())
         self._unsent.pop(link.name, None)
         if link.owes_ack:  # the peer is away
             self._owe(link)
@@ -337,20 +338,21 @@ class Endpoint:
         self._received = [delivery for delivery in self._received if delivery not in entries]
         self.inbox.put_back(entries)
 
-    def _take_received(self, peer: str | None = None) -> None:
-        """Take what the program has done; or only what came from a peer that is sent to now, whose
-        ack goes with that."""
+    def _take_received(self) -> None:
+        """Take what the program has done."""
         for delivery in self._received:
-            if peer is None or delivery.peer == peer:
-                # Before it is off the list: an interrupt may come.
-                self.take(delivery, is_sending=peer is not None)
+            self.take(delivery)
+        self._received.clear()  # last: an interrupt may come
+
+    def _take_those_of(self, link: Link) -> None:
+        """Take what came from a peer that is sent to now: the ack goes with that."""
+        for delivery in self._received:
+            if delivery.peer == link.name:
+                link.take(delivery)
         self._received = [delivery for delivery in self._received if not delivery.is_taken]
 
-    def take(self, delivery: Delivery, *, is_sending: bool = False) -> None:
-        """The program has this message. Call it under `lock`. Twice does no harm.
-
-        is_sending: a message goes to its peer now, and the ack with it.
-        """
+    def take(self, delivery: Delivery) -> None:
+        """The program has this message. Call it under `lock`. Twice does no harm."""
         link = self._links.get(delivery.peer)
         if link is None:  # its peer has been forgotten
             delivery.is_taken = True
@@ -358,7 +360,7 @@ class Endpoint:
         if link.take(delivery):
             self._owed.pop(link.name, None)
             self._send(link, link.ack())
-        elif not is_sending and link.name not in self._owed and link.owes_ack:
+        elif link.name not in self._owed:
             self._owe(link)
         if self._totals.behind:
             self._ask_next()
@@ -373,11 +375,11 @@ class Endpoint:
                 self._send(link, link.ack())
                 return
 
-    def has_left(self, peer: str) -> bool:
-        """Whether a peer has said that it leaves the group, and no other process has its name yet.
-        Call it under `lock`."""
-        link = self._links.get(peer)
-        return link is not None and link.has_left
+    @property
+    def left(self) -> set[str]:
+        """The peers that have said that they leave the group, and whose names no other process has
+        yet. To be used under `lock`."""
+        return self._totals.left
 
     # --- in ---
 
@@ -495,18 +497,17 @@ class Endpoint:
             message = delivery.message = decode(delivery.frames, delivery.peer, self.name)
             if delivery.kind == COLLECTIVE:
                 self._on_collective(message, delivery)
-            elif isinstance(message, SessionMessage) and not (
-                delivery.position or self.sessions.is_due(message)
-            ):
+            elif not isinstance(message, SessionMessage):
+                self.inbox.add(delivery)
+            elif delivery.position or self.sessions.is_due(message):
+                self.inbox.add(delivery)
+                self.sessions.received(message)
+            else:
                 stage = str(message.session_stage)
                 log.warning(
                     "out_of_order", peer=delivery.peer, session=message.session_id, stage=stage
                 )
                 self.take(delivery)
-            else:
-                self.inbox.add(delivery)
-                if isinstance(message, SessionMessage):
-                    self.sessions.received(message)
             delivery.is_handed = True
             delivery.frames = ()  # the message has its own memory, or the same
         except Exception as error:

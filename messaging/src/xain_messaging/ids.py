@@ -6,16 +6,16 @@ A random number for each would do as well, and cost more than all else that a me
 import itertools
 import os
 import secrets
-from collections.abc import Iterator
 
 _RANDOM_BYTES = 12
 
-_ids: Iterator[str]
+_letters: str
+_numbers = itertools.count(10**11)  # of twelve digits
 
 
 def _begin() -> None:
-    global _ids
-    _ids = map((secrets.token_hex(_RANDOM_BYTES) + "-%012x").__mod__, itertools.count())
+    global _letters
+    _letters = secrets.token_hex(_RANDOM_BYTES)
 
 
 _begin()
@@ -25,4 +25,4 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
 
 def new_id() -> str:
     """Short text, always as long. Safe for several threads, and after a fork."""
-    return next(_ids)
+    return f"{_letters}-{next(_numbers)}"

@@ -37,12 +37,12 @@ class Inbox:
 
     def add(self, entry: Delivery) -> None:
         """Put a message at the end of the queue. Twice does no harm."""
-        number = entry.position = entry.position or self.newest + 1
-        self.newest = max(self.newest, number)
-        self._entries[number] = entry
+        if not entry.position:
+            entry.position = self.newest = self.newest + 1
+        self._entries[entry.position] = entry
 
     def reserve(self, awaited: Awaited) -> None:
-        """Keep the answers in its sessions for this call, until release()."""
+        """Keep the answers in its sessions for this call, until release(). Needs no lock."""
         self._awaited.append(awaited)
 
     def release(self, awaited: Awaited) -> bool:

@@ -46,7 +46,7 @@ for. received() may be called again for the same packet: it goes on where it was
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import islice, takewhile
 from operator import itemgetter
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -106,6 +106,7 @@ class Totals:
     num_kept, kept_bytes: messages that no receiver has taken yet.
     num_waiting, waiting_bytes: messages that have come and that the program has not taken.
     behind: the links that have dropped messages since too much waited, by name.
+    left: the peers that have said that they leave the group, so they answer nothing more.
     """
 
     bounds: Bounds = DEFAULT_BOUNDS
@@ -115,6 +116,7 @@ class Totals:
     num_waiting: int = 0
     waiting_bytes: int = 0
     behind: "dict[str, Link]" = field(default_factory=dict)
+    left: set[str] = field(default_factory=set)
 
     def fills(self, part: float) -> bool:
         """Whether at least this part of what may wait is waiting."""
@@ -183,7 +185,7 @@ class Link:
     """The way to one peer and from it.
 
     is_here: the peer has a connection, as far as we know. Messages for one that is away are kept.
-    has_left: the peer's process has said that it leaves the group, so it answers nothing more.
+    unsent: kept messages that have not gone out over this connection.
     """
 
     own_name: str
@@ -191,10 +193,9 @@ class Link:
     name: str  # of the peer
     totals: Totals = field(default_factory=Totals)
     is_here: bool = False
-    has_left: bool = False
     kept_bytes: int = 0
     _kept: dict[int, _Kept] = field(default_factory=dict)  # by number
-    _unsent: deque[_Kept] = field(default_factory=deque)  # of those, for this connection
+    unsent: deque[_Kept] = field(default_factory=deque)
     _last_sent: int = 0  # over this connection
     _told_heard: int = 0  # the highest number that the peer has told of over this connection
     _incarnation: int = 0  # of the peer's process, as the roster lists it
@@ -264,22 +265,22 @@ class Link:
         totals.num_kept += 1
         totals.kept_bytes += size_bytes
         if self.is_here:
-            self._unsent.append(kept)
-        is_full = len(self._unsent) >= BATCH_MESSAGES
+            self.unsent.append(kept)
+        is_full = len(self.unsent) >= BATCH_MESSAGES
         return is_full or size_bytes >= LARGE_BYTES or len(self._kept) == 1
 
     def next_packet(self) -> Packet | None:
         """Return the next messages that have not gone out over this connection; None if there are
         none, or the peer is away."""
-        unsent = self._unsent
+        unsent = self.unsent
         if not unsent:
             return None
         messages: list[_Entry] = []
         packet: Packet = [b""]
         size_bytes = 0
-        for kept in unsent:
+        for kept in islice(unsent, BATCH_MESSAGES):
             size_bytes += kept.num_bytes
-            if messages and (size_bytes > BATCH_BYTES or len(messages) == BATCH_MESSAGES):
+            if size_bytes > BATCH_BYTES and messages:
                 break
             messages.append(kept.entry)
             if kept.arrays:
@@ -316,14 +317,14 @@ class Link:
 
     def _again(self, after: int) -> list[Packet]:
         """Send the kept messages after this number again; those before it have come."""
-        self._unsent = deque(kept for number, kept in self._kept.items() if number > after)
+        self.unsent = deque(kept for number, kept in self._kept.items() if number > after)
         self._last_sent = self._told_heard = after
         return list(iter(self.next_packet, None))
 
     def gone(self) -> None:
         """The peer is away. What is kept for it waits until it is back."""
         self.is_here = False
-        self._unsent.clear()
+        self.unsent.clear()
         self._last_sent = self._told_heard = 0
 
     def forget(self) -> None:
@@ -375,7 +376,8 @@ class Link:
         self._incarnation = incarnation
         self._untaken = {}  # the messages of the former process count as waiting until take()
         self._heard = self._num_untold = self._untold_bytes = 0
-        self.has_left = self._has_asked = False
+        self._has_asked = False
+        self.totals.left.discard(self.name)
         self._is_behind, self._has_dropped_later = self._has_dropped_later, False
 
     def missed(self) -> None:
@@ -399,12 +401,13 @@ class Link:
             if head.follows > self._heard:
                 self._is_behind = True
             elif head.kind == _LEAVING:
-                self.has_left = True
+                self.totals.left.add(self.name)
             return []
         if sum(map(_NUM_ARRAYS, head.messages)) != len(frames):
             raise MalformedMessage(f"a packet of {self.name!r} with {len(frames)} frames")
         found: list[Delivery] = []
         totals, untaken, follows, at = self.totals, self._untaken, head.follows, 0
+        bounds = totals.bounds
         for number, kind, num_frames, envelope in head.messages:
             begin, at = at, at + num_frames
             if number <= follows:  # numbers rise: no peer of ours sends that, nor what is after it
@@ -418,7 +421,10 @@ class Link:
             elif follows > self._heard:
                 self._is_behind = True
                 break
-            elif untaken and totals.fills(1):
+            elif untaken and (
+                totals.num_waiting >= bounds.max_messages_in_all
+                or totals.waiting_bytes >= bounds.max_bytes_in_all
+            ):
                 self._is_behind, self._has_asked = True, False
                 if self.name not in totals.behind:
                     totals.behind[self.name] = self
@@ -430,7 +436,7 @@ class Link:
                         )
                 break
             else:
-                whole = (envelope, *frames[begin:at])
+                whole = (envelope, *frames[begin:at]) if num_frames else (envelope,)
                 size = num_bytes(whole)
                 delivery = Delivery(self.name, head.incarnation, number, kind, whole, size)
                 found.append(delivery)

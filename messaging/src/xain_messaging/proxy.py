@@ -347,8 +347,7 @@ class Proxy:
     def _await(self, awaited: Awaited, messages: Iterable[Message], deadline: float) -> Replies:
         """Send messages, and await their answers beside those in the sessions of `awaited`."""
         try:
-            with self.endpoint.lock:
-                self.endpoint.inbox.reserve(awaited)
+            self.endpoint.inbox.reserve(awaited)
             unsent: list[Message] = []
             if messages:
                 self._post(messages, deadline, awaited=awaited, unsent=unsent)
@@ -386,7 +385,8 @@ class Proxy:
             wanted[message.session_id] -= 1
             if not wanted[message.session_id]:
                 del wanted[message.session_id]
-        return None if wanted and any(map(self._may_be_answered, wanted)) else True
+        left = self.endpoint.left
+        return None if wanted and not (left and self._have_left(left, wanted)) else True
 
     def _missing(self, wanted: Mapping[str, int]) -> list[str]:
         """Return the names of the peers that have not answered, of so many in each session."""
@@ -397,10 +397,10 @@ class Proxy:
                 missing += names[:number]
         return missing
 
-    def _may_be_answered(self, session_id: str) -> bool:
-        """Whether an answer may still come: not when all peers that were asked have left."""
-        asked = self._asked.get(session_id)
-        return not asked or not all(map(self.endpoint.has_left, asked))
+    def _have_left(self, left: set[str], wanted: Iterable[str]) -> bool:
+        """Whether no answer in these sessions comes any more: all peers that were asked left."""
+        asked = [self._asked.get(session_id) for session_id in wanted]
+        return all(names and left.issuperset(names) for names in asked)
 
     # --- to send ---
 
@@ -561,6 +561,7 @@ class Proxy:
         asks: answers are awaited; awaited: by this call alone.
         unsent: gets the messages for which there was no room. Without it, OutboxFull is raised.
         """
+        sessions: list[str] = []
         posted: list[Message] = []
         waiting: list[tuple[Message, Parts]] = []
         frames: Parts = ()
@@ -573,8 +574,9 @@ class Proxy:
             if message.message_id != encoded:  # those of one broadcast are one message
                 encoded = message.message_id
                 frames = parts(message)
-                copied = snapshot(frames)
+                copied = snapshot(frames) if len(frames) > 1 else frames
             posted.append(message)
+            sessions.append(message.session_id)
             if waiting and any(other.destination == message.destination for other, _ in waiting):
                 reason = why_not
             else:
@@ -582,7 +584,6 @@ class Proxy:
             if reason is not None:
                 why_not = reason
                 waiting.append((message, frames))  # not the copy: there may be many
-        sessions = [message.session_id for message in posted]
         if not waiting:
             return sessions
         del frames, copied
@@ -623,8 +624,9 @@ class Proxy:
 
     def _remember(self, message: Message) -> None:
         """Note that an answer is awaited, so that its peer can be named if it does not come."""
-        asked = self._asked
-        asked[message.session_id] = (*asked.get(message.session_id, ()), message.destination)
+        asked, session_id = self._asked, message.session_id
+        others = asked.get(session_id)
+        asked[session_id] = (*others, message.destination) if others else (message.destination,)
         if len(asked) > MAX_REMEMBERED:
             asked.popitem(last=False)
 
