@@ -590,12 +590,12 @@ class Agent:
         again = self._refusals.get(refused.call) == kind
         self._refusals[refused.call] = kind
         log = self._log.debug if again else self._log.warning
-        place = {"round": self._protocol.round, "call": refused.call.name.lower()}
+        fields = {"round": self._protocol.round, "call": refused.call.name.lower()}
         if not refused.reason and refused.status in _AWAY:
             hint = "the call is tried again until a coordinator answers; is the address right?"
             log(
                 "coordinator_away",
-                **place,
+                **fields,
                 coordinator=self._target,
                 message=refused.message,
                 hint=hint,
@@ -603,7 +603,7 @@ class Agent:
         else:
             log(
                 "refused",
-                **place,
+                **fields,
                 reason=refused.reason,
                 status=refused.status,
                 message=refused.message,
