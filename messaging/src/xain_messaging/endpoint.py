@@ -480,7 +480,7 @@ class Endpoint:
                     for delivery in link.received(head, self._packet[1:]):
                         self._hand(delivery)
                     if head.kind != MESSAGE:
-                        for packet in link.again(head):
+                        for packet in link.answer_to(head):
                             self._send(link, packet)
                     if link.owes_ack:
                         self._owe(link)

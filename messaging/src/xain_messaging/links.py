@@ -303,8 +303,8 @@ class Link:
             packets.append(ack)
         return packets
 
-    def again(self, head: Head) -> list[Packet]:
-        """Return what a packet of the peer asks for."""
+    def answer_to(self, head: Head) -> list[Packet]:
+        """Packets that one of the peer asks for: lost messages again, or an acknowledgement."""
         if not self.is_here or head.to_incarnation != self.own_incarnation:
             return []
         if head.incarnation != self._incarnation:

@@ -248,7 +248,7 @@ class DirectTransfer:
                 return min(int(offset), put.size_bytes)
 
     def _send(self, connection: HTTPConnection, put: "_Put", offset: int) -> str:
-        """Send the object from byte `offset` on."""
+        """Send the object from byte `offset` on. Returns its key, as _put() does."""
         target = put.target
         connection.putrequest("PUT", target.path)
         connection.putheader("Content-Length", str(put.size_bytes - offset))

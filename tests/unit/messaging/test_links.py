@@ -50,7 +50,7 @@ def ask(link: Link, packet: Packet | None) -> list[Packet]:
     """Deliver an ack. Returns the packets that it asks for."""
     assert come(link, [packet]) == []
     assert packet is not None
-    return link.again(read_head(packet[0]))
+    return link.answer_to(read_head(packet[0]))
 
 
 def bodies(found: Iterable[Delivery]) -> list[bytes]:
@@ -134,7 +134,7 @@ def test_a_lost_ack_is_repeated() -> None:
         elif repeat == "ask":
             where = a.where()
             assert come(b, [where]) == []
-            come(a, b.again(read_head((where or [])[0])))
+            come(a, b.answer_to(read_head((where or [])[0])))
         else:
             come(b, a.connected())
             come(a, [b.ack()])
@@ -324,7 +324,7 @@ class Links(RuleBasedStateMachine):
             found: list[Delivery] = []
             with suppress(MalformedMessage):  # more than it hears
                 found = self.links[name].received(head, packet[1:])
-            for again in self.links[name].again(head):
+            for again in self.links[name].answer_to(head):
                 self.put(name, again)
             self.delivered(name, found)
 
