@@ -258,7 +258,7 @@ def test_unavailable_tells_why_a_server_was_not_reached(group, tmp_path):
     with group.worker(timeout_s=2.0) as server:
         server._core._requests._tls = ours.connects
         w = server.dense("w", (10,))
-        why = f"{address} does not answer: .*CERTIFICATE_VERIFY_FAILED.*within 2 s"
+        why = f"{address} does not answer: .*CERTIFICATE_VERIFY_FAILED.*given up after 2 s"
         with pytest.raises(Unavailable, match=f"'w': {why}"):
             w.push(np.ones(10, np.float32))
         with pytest.raises(Unavailable, match=f"server 's0': {why}"):
@@ -279,7 +279,7 @@ def test_unavailable_names_table_and_range(group):
     with group.worker(timeout_s=0.3) as server:
         w = server.dense("w", (10,))
         group.refuse = lambda where, head: Refused(0, "busy", "busy") if head.range == 3 else None
-        with pytest.raises(Unavailable, match=r"'w', range 3 at 's0': busy within 0.3 s"):
+        with pytest.raises(Unavailable, match=r"'w', range 3 at 's0': busy; given up after 0.3 s"):
             w.push(np.ones(10, np.float32))
 
 

@@ -267,7 +267,7 @@ class Requests:
                     pass
             if left <= 0:
                 _, why = self._failed.get(server, (0.0, "it did not answer"))
-                raise Unavailable(f"server {server!r}: {why} within {self.timeout_s:g} s")
+                raise Unavailable(f"server {server!r}: {why}; given up after {self.timeout_s:g} s")
             self.scheduler.newer_view(view.version, min(LONGEST_PAUSE_S, left))
         if isinstance(head, Refused):
             raise Invalid(f"server {server!r}: {head.text}")
@@ -355,7 +355,7 @@ class Requests:
                     unreached = self._unreached(view, deadline - timeout_s)
                     if unreached:
                         why = f"{why}; {unreached}" if where else unreached
-                    raise Unavailable(f"{what}{where}: {why} within {timeout_s:g} s")
+                    raise Unavailable(f"{what}{where}: {why}; given up after {timeout_s:g} s")
                 self.scheduler.newer_view(view.version, min(backoff.next_s(), left))
 
     def _answer(self, asked: _Asked, view: View, deadline: float) -> str | None:
