@@ -44,6 +44,15 @@ class Launcher:
     pause: Callable[[float], None] = time.sleep
 
 
+def not_joined(worker: str, status: int, work: Path) -> str:
+    """The message for a worker that ended too early. It names the log, which --quiet does not show.
+
+    work: the folder of the launch.
+    """
+    log = work / "logs" / f"{worker}.log"
+    return f"{worker} ended with status {status} before it had joined; its log is {log}"
+
+
 class Launch(ABC):
     """The programs of a launch, from the first start until stop()."""
 

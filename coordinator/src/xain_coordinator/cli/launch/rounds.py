@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from xain_coordinator.cli import status as status_view
-from xain_coordinator.cli.launch.lifecycle import POLL_S, Launch, Launcher, have_ended
+from xain_coordinator.cli.launch.lifecycle import POLL_S, Launch, Launcher, have_ended, not_joined
 from xain_coordinator.cli.launch.plan import (
     KILLED,
     START_TIMEOUT_S,
@@ -146,8 +146,9 @@ class RoundsLaunch(Launch):
             self._ask()  # asked after that: workers also end at the end of a short session
         missing = set() if self._is_finished else self._workers.keys() - self._joined
         for name in sorted(missing):
-            if ended[name] is not None:
-                raise CommandFailed(f"{name} ended with status {ended[name]} before it had joined")
+            status = ended[name]
+            if status is not None:
+                raise CommandFailed(not_joined(name, status, self._request.work))
         return missing
 
     def watch(self) -> Snapshot:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from xain_coordinator.cli.launch.lifecycle import POLL_S, Launch, Launcher, Running
+from xain_coordinator.cli.launch.lifecycle import POLL_S, Launch, Launcher, Running, not_joined
 from xain_coordinator.cli.launch.plan import (
     DEFAULT_WORKERS,
     KILLED,
@@ -357,7 +357,7 @@ class SparseLaunch(Launch):
         self._begun.update(name for name, code in ended.items() if code == 0)
         for name, code in ended.items():
             if code is not None and name not in self._begun:
-                raise CommandFailed(f"{name} ended with status {code} before it had joined")
+                raise CommandFailed(not_joined(name, code, self._request.work))
         return self._workers.keys() - self._begun
 
     def _look(self) -> None:
