@@ -592,13 +592,12 @@ class Agent:
         log = self._log.debug if again else self._log.warning
         fields = {"round": self._protocol.round, "call": refused.call.name.lower()}
         if not refused.reason and refused.status in _AWAY:
-            hint = "the call is tried again until a coordinator answers; is the address right?"
             log(
                 "coordinator_away",
                 **fields,
                 coordinator=self._target,
                 message=refused.message,
-                hint=hint,
+                hint="tried again until a coordinator answers there",
             )
         else:
             log(
