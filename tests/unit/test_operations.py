@@ -3,10 +3,12 @@
 import ast
 import re
 from collections.abc import Iterator
+from configparser import ConfigParser, SectionProxy
 from pathlib import Path
 
 from xain_coordinator.process import run
 from xain_foundation.commands import EXIT_BAD_CONFIG
+from xain_participant.cli import EXIT_BAD_DATA
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
@@ -57,3 +59,20 @@ def test_every_exit_status_is_in_the_table() -> None:
     table = PAGE.partition("## Exit statuses")[2].partition("## ")[0]
     told = {int(number) for number in re.findall(r"^\| (\d)", table, re.MULTILINE)}
     assert told == {run.EXIT_OK, run.EXIT_ERROR, EXIT_BAD_CONFIG, run.EXIT_FENCED}
+
+
+def service(block: str) -> SectionProxy:
+    """The section of a systemd unit that says how the program is run."""
+    unit = ConfigParser(interpolation=None)
+    unit.read_string(block)
+    return unit["Service"]
+
+
+def test_units_of_systemd_start_no_program_again_that_must_be_corrected() -> None:
+    """The exit statuses are those of the table, and of a participant."""
+    coordinator, participant = map(service, re.findall(r"```ini\n(.*?)```", PAGE, re.DOTALL))
+    table = PAGE.partition("## Exit statuses")[2].partition("## ")[0]
+    final = re.findall(r"^\| (\d) \|.*\| (?!yes)[^|]+ \|$", table, re.MULTILINE)
+    assert coordinator["RestartPreventExitStatus"].split() == final
+    corrected = [str(EXIT_BAD_DATA), str(EXIT_BAD_CONFIG)]
+    assert participant["RestartPreventExitStatus"].split() == corrected
