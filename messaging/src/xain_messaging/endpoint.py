@@ -664,6 +664,9 @@ class Endpoint:
                     self.membership.leave()
 
     def _send_last(self, *, has_failed: bool) -> None:
+        for name in self._totals.left:
+            self._driver.disconnect(name)  # packets would linger for a process that has ended
+            self._links[name].gone()
         if not has_failed:
             self._take_received()
             self._send_acks()

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from xain_messaging.errors import (
 from xain_messaging.inbox import Awaited
 from xain_messaging.links import BATCH_MESSAGES, MESSAGE, Bounds, read_head
 from xain_messaging.messages import Message, SessionMessage, SessionType, TaskSessionStage
+from xain_messaging.ports import Membership
 from xain_messaging.proxy import Proxy
 
 
@@ -647,9 +649,21 @@ def test_what_a_peer_had_not_taken_goes_to_the_next(group_anywhere: Group) -> No
 
 
 def test_a_close_may_linger_without_end(group: Group) -> None:
-    """It is over as soon as all has gone out."""
+    """It is over as soon as all has gone out, and waits for no peer that has said that it leaves,
+    though the group has not said so yet."""
+    join, seen = group.discovery.join, {}
+
+    def join_for_good(*names: str, on_change: Any, **options: Any) -> Membership:
+        return join(*names, on_change=lambda now: on_change(seen | now), **options)
+
+    group.discovery.join = join_for_good
     a, b = group("peer", name="a"), group("peer", name="b")
     until(lambda: a.peers["peer"] == ["b"], "the other")
+    until(lambda: b.peers["peer"] == ["a"], "the first")
+    seen |= a.endpoint.roster
     a.isend(Message("t", "a", "b"))
     a.close(math.inf)
     assert b.receive_once(PATIENCE_S) is not None
+    until(lambda: "a" in b.endpoint.left, "the first has left")
+    assert b.peers["peer"] == ["a"]
+    b.close(math.inf)

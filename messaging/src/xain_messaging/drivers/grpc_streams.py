@@ -305,6 +305,10 @@ class GrpcDriver:
             self.num_refused += 1
             log.warning("stream_refused", peer=context.peer(), error=str(error))
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except asyncio.CancelledError:
+            if not self._is_closed:
+                raise
+            # Of _stop(): gRPC ends no call whose task is cancelled, and its server waits for it.
         finally:
             room.release(reserved)
         return b""
