@@ -350,6 +350,8 @@ class Endpoint:
             if delivery.peer == link.name:
                 link.take(delivery)
         self._received = [delivery for delivery in self._received if not delivery.is_taken]
+        if self._totals.behind:
+            self._ask_next()
 
     def take(self, delivery: Delivery) -> None:
         """The program has this message. Call it under `lock`. Twice does no harm."""

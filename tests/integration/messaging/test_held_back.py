@@ -2,8 +2,10 @@
 
 from functools import partial
 
+import pytest
+
 from support.lossy import JoinLossy
-from support.messaging import until
+from support.messaging import PATIENCE_S, until
 from xain_messaging.links import Bounds
 from xain_messaging.messages import Message, SessionMessage
 from xain_messaging.proxy import Proxy
@@ -63,6 +65,25 @@ def test_who_is_held_back_for_others_is_asked_when_they_are_taken(lossy: JoinLos
     assert len(a.endpoint.inbox) == 8 + 1
     assert len(a.receive_by_id(["of b"] * 8)) == 8
     until(partial(has_heard, a, c, 2), "the second of c")
+
+
+def test_who_is_held_back_is_asked_when_others_are_answered(
+    lossy: JoinLossy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that answers each message takes it with the answer, and not with its next wait."""
+    monkeypatch.setattr("xain_messaging.endpoint.PROBE_S", 10 * PATIENCE_S)
+    (a, _), (b, _), (c, _) = lossy("a", Bounds(max_messages_in_all=8)), lossy("b"), lossy("c")
+    for _ in range(8):
+        b.isend(SessionMessage("ask", "b", "a"))
+    until(lambda: len(a.endpoint.inbox) == 8, "those of b")
+    for _ in range(2):
+        c.isend(Message("t", "c", "a"))
+    until(lambda: "c" in a.endpoint._totals.behind, "those of c")
+    for _ in range(8):
+        asked = a.receive_once()
+        assert asked is not None
+        a.reply(asked)
+    until(lambda: len(a.endpoint.inbox) == 2, "those of c")
 
 
 def has_heard(a: Proxy, c: Proxy, number: int) -> bool:
