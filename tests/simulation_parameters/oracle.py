@@ -83,7 +83,7 @@ class Oracle:
                 self._gone.add(_index(name))
             case e.CutWhole():
                 assert state.cut is not None
-                cut = e.closed(state, state.cut)
+                cut = e.manifest_of(state, state.cut)
                 self._cuts[cut.folder] = cut
             case e.RolledBack():
                 self._roll_back(state)
