@@ -225,6 +225,7 @@ def _scheduler(
         )
         with server:
             typer.echo(f"{PROGRAM}: serving on {server.target}", err=True)
+            _warn_of_strangers(address, certificates)
             stopped.wait()
     except (JournalError, OSError) as error:
         fail(PROGRAM, str(error), EXIT_FAILED)
@@ -308,6 +309,7 @@ def _serve(
         with server:
             stopped = _stopped_by_signal()
             typer.echo(f"{PROGRAM}: {called} serving on {server.address}", err=True)
+            _warn_of_strangers(address, certificates)
             while not stopped.is_set() and not server.wait(POLL_S):
                 pass
             stopped.clear()
@@ -399,6 +401,16 @@ def _certificates(folder: Path | str | None) -> "Certificates | None":
         fail(PROGRAM, f"tls.folder: {error}", EXIT_BAD_CONFIG)
 
 
+def _warn_of_strangers(listens: str, certificates: "Certificates | None") -> None:
+    """Say what other machines can do, if they reach the program and need no certificate."""
+    from xain_foundation.fields import is_loopback
+
+    host, _ = split_host_port(listens)
+    if certificates is None and not is_loopback(host):
+        text = "without --tls every program that reaches this port can read and change all tables"
+        typer.echo(f"{PROGRAM}: {text}", err=True)
+
+
 def _asked(scheduler: str, tls: str | None, ask: "Callable[[SchedulerCalls], Any]") -> Any:
     from xain_parameters.errors import ParameterError
     from xain_parameters.scheduler.client import SchedulerCalls
@@ -414,7 +426,7 @@ def _asked(scheduler: str, tls: str | None, ask: "Callable[[SchedulerCalls], Any
 def _address(text: str) -> str:
     host, port = split_host_port(text)
     number = str(DEFAULT_PORT) if port is None else port
-    if not host or not number.isdecimal() or int(number) > 65535:
+    if not host or host.isdecimal() or not number.isdecimal() or int(number) > 65535:
         fail(PROGRAM, f"{text!r} is no address; write HOST:PORT", EXIT_BAD_CONFIG)
     return f"{host}:{number}"
 

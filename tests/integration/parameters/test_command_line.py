@@ -116,3 +116,21 @@ def test_status_of_nobody_is_one_line() -> None:
     asked = run("status", "--scheduler", "127.0.0.1:1", "--timeout", "0.5")
     assert asked.exit_code == 1
     assert asked.stderr.startswith("xain-parameter-server: the scheduler at 127.0.0.1:1 does not")
+
+
+@pytest.mark.parametrize(("host", "is_warned"), [("0.0.0.0", True), ("127.0.0.1", False)])
+def test_scheduler_that_others_reach_without_certificates_says_so(
+    tmp_path: Path, host: str, is_warned: bool
+) -> None:
+    with running("scheduler", "--listen", f"{host}:0", "--data", str(tmp_path)) as process:
+        assert process.stderr is not None
+        assert f" serving on {host}:" in process.stderr.readline()
+        process.terminate()
+        assert ("without --tls every program" in process.stderr.read()) == is_warned
+
+
+def test_port_alone_is_no_address() -> None:
+    """A host with the name of a number would be looked up, and not be found."""
+    refused = run("scheduler", "--listen", "50052")
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+    assert "'50052' is no address; write HOST:PORT" in refused.stderr
