@@ -225,7 +225,7 @@ def _scheduler(
         )
         with server:
             typer.echo(f"{PROGRAM}: serving on {server.target}", err=True)
-            _warn_of_strangers(address, certificates)
+            _warn_if_open(address, certificates)
             stopped.wait()
     except (JournalError, OSError) as error:
         fail(PROGRAM, str(error), EXIT_FAILED)
@@ -309,7 +309,7 @@ def _serve(
         with server:
             stopped = _stopped_by_signal()
             typer.echo(f"{PROGRAM}: {called} serving on {server.address}", err=True)
-            _warn_of_strangers(address, certificates)
+            _warn_if_open(address, certificates)
             while not stopped.is_set() and not server.wait(POLL_S):
                 pass
             stopped.clear()
@@ -401,7 +401,7 @@ def _certificates(folder: Path | str | None) -> "Certificates | None":
         fail(PROGRAM, f"tls.folder: {error}", EXIT_BAD_CONFIG)
 
 
-def _warn_of_strangers(listens: str, certificates: "Certificates | None") -> None:
+def _warn_if_open(listens: str, certificates: "Certificates | None") -> None:
     """Say what other machines can do, if they reach the program and need no certificate."""
     from xain_foundation.fields import is_loopback
 
