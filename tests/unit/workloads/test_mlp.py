@@ -177,7 +177,7 @@ def test_missing_torch_is_named_or_done_without(
     [
         ({"hidden_layers": []}, "hidden_layers is"),
         ({"hidden_layers": [0]}, "hidden_layers is 0"),
-        ({"hidden_layers": 64}, "must be a list of whole numbers"),
+        ({"hidden_layers": 64}, r"list of whole numbers, such as \[64, 32\]"),
         ({"hidden_layers": [True]}, "must be a list of whole numbers"),
         ({"activation": "step"}, "activation is 'step'"),
         ({"solver": "lbfgs"}, "solver is 'lbfgs'"),

@@ -78,7 +78,9 @@ def _convert(key: str, value: object, expected: type) -> object:
     elif expected == tuple[int, ...]:
         if isinstance(value, list | tuple) and all(type(item) is int for item in value):
             return tuple(value)
-        raise ValueError(f"{key} is {value!r}; it must be a list of whole numbers")
+        raise ValueError(
+            f"{key} is {value!r}; it must be a list of whole numbers, such as [64, 32]"
+        )
     elif expected == tuple[dict[str, Any], ...]:
         if isinstance(value, list | tuple) and all(isinstance(item, dict) for item in value):
             return tuple(value)
