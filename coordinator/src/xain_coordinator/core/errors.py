@@ -28,7 +28,11 @@ class Refusal(Exception):
 
 
 class InvalidRequest(Refusal, reason=RefusalReason.INVALID_REQUEST):
-    """The request cannot be read: it is malformed, or missing."""
+    """The request cannot be read: it is malformed."""
+
+
+class NoRequest(Refusal, reason=RefusalReason.INVALID_REQUEST):
+    """The call has ended without its request; mostly its caller has gone away."""
 
 
 class UnusableUpdate(Refusal):

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from xain_coordinator.core.errors import InvalidRequest, TooLarge
+from xain_coordinator.core.errors import InvalidRequest, NoRequest, TooLarge
 from xain_coordinator.server.predictions import MAX_BATCH_BYTES
 from xain_coordinator.updates.inbox import MAX_INLINE_UPDATE_BYTES
 from xain_proto.limits import MAX_METRICS_BYTES
@@ -65,11 +65,11 @@ def bounded(method: str, parse: Parse) -> Parse:
 
 
 async def only_request(read: Callable[[], Awaitable[Any]]) -> Any:
-    """The request of a call that has one. Raises InvalidRequest, and what the parser raises.
+    """The request of a call that has one. Raises NoRequest, and what the parser raises.
 
     read: the next message, or grpc.aio.EOF.
     """
     request = await read()
     if request is grpc.aio.EOF:
-        raise InvalidRequest("the call ended without a request")
+        raise NoRequest("the call ended without a request")
     return request

@@ -17,6 +17,7 @@ MAX_MESSAGE = 1000
 STATUSES: Mapping[type[errors.Refusal], grpc.StatusCode] = {
     # Mend the request; sending it again as it is cannot help.
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.NoRequest: grpc.StatusCode.INVALID_ARGUMENT,
     errors.InvalidUpdate: grpc.StatusCode.INVALID_ARGUMENT,
     errors.InvalidName: grpc.StatusCode.INVALID_ARGUMENT,
     errors.UploadTaken: grpc.StatusCode.INVALID_ARGUMENT,
