@@ -4,8 +4,9 @@ Every name that programs use can be imported from here. A module is loaded when 
 used first, so a program pays for no driver or discovery that it does not use.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from xain_foundation.on_use import loaded_on_use
 
 if TYPE_CHECKING:
     from xain_messaging.collectives import Group as Group
@@ -46,32 +47,28 @@ if TYPE_CHECKING:
     from xain_messaging.proxy import Proxy as Proxy
     from xain_messaging.proxy import Replies as Replies
 
-_NAMES = {
-    "collectives": "Group",
-    "conditional_events": "ConditionalEventError EventTable EventTableFull",
-    "discovery.coordinator": "CoordinatorDiscovery",
-    "discovery.in_process": "InProcessDiscovery",
-    "discovery.redis": "RedisDiscovery",
-    "discovery.server": "MembershipServer",
-    "distributed": "dist",
-    "drivers.grpc_streams": "GrpcDriver TlsFiles",
-    "drivers.in_process": "InProcessDriver Switchboard",
-    "drivers.zeromq": "ZmqDriver",
-    "errors": (
-        "BodyError Closed CollectiveFailed DiscoveryUnavailable MalformedMessage "
-        "MembershipLost MessagingError NameTaken OutboxFull PeersMissing SessionError "
-        "TimedOut TooFewPeers UnknownPeer"
-    ),
-    "links": "Bounds",
-    "messages": "Message NotificationSessionStage SessionMessage SessionType TaskSessionStage",
-    "proxy": "PeersChanged Proxy Replies",
-}
-_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+__getattr__, __dir__ = loaded_on_use(
+    __name__,
+    {
+        "collectives": "Group",
+        "conditional_events": "ConditionalEventError EventTable EventTableFull",
+        "discovery.coordinator": "CoordinatorDiscovery",
+        "discovery.in_process": "InProcessDiscovery",
+        "discovery.redis": "RedisDiscovery",
+        "discovery.server": "MembershipServer",
+        "distributed": "dist",
+        "drivers.grpc_streams": "GrpcDriver TlsFiles",
+        "drivers.in_process": "InProcessDriver Switchboard",
+        "drivers.zeromq": "ZmqDriver",
+        "errors": (
+            "BodyError Closed CollectiveFailed DiscoveryUnavailable MalformedMessage "
+            "MembershipLost MessagingError NameTaken OutboxFull PeersMissing SessionError "
+            "TimedOut TooFewPeers UnknownPeer"
+        ),
+        "links": "Bounds",
+        "messages": "Message NotificationSessionStage SessionMessage SessionType TaskSessionStage",
+        "proxy": "PeersChanged Proxy Replies",
+    },
+)
 
-__all__ = sorted(_HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__all__ = __dir__()

@@ -13,8 +13,9 @@ A module is loaded when one of its names is used first, so that a command does n
 than it needs.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from xain_foundation.on_use import loaded_on_use
 
 if TYPE_CHECKING:
     from xain_parameters.certificates import Certificates
@@ -73,38 +74,18 @@ __all__ = [
     "local_sync",
 ]
 
-_MODULES = {
-    "Adagrad": "tables.rules",
-    "Adam": "tables.rules",
-    "Add": "tables.rules",
-    "Assign": "tables.rules",
-    "Certificates": "certificates",
-    "Closed": "errors",
-    "Constant": "tables.initialisers",
-    "Damaged": "errors",
-    "Evicted": "errors",
-    "FTRL": "tables.rules",
-    "Invalid": "errors",
-    "KVWorker": "client.kv",
-    "LocalGroup": "client.local",
-    "Momentum": "tables.rules",
-    "Normal": "tables.initialisers",
-    "ParameterError": "errors",
-    "ParameterServer": "node.server",
-    "RolledBack": "errors",
-    "SGD": "tables.rules",
-    "TableConflict": "errors",
-    "Unavailable": "errors",
-    "Uniform": "tables.initialisers",
-    "Zeros": "tables.initialisers",
-    "connect": "client.connecting",
-    "connect_sync": "client.connecting",
-    "local": "client.local",
-    "local_sync": "client.local",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__, __dir__ = loaded_on_use(
+    __name__,
+    {
+        "certificates": "Certificates",
+        "client.connecting": "connect connect_sync",
+        "client.kv": "KVWorker",
+        "client.local": "LocalGroup local local_sync",
+        "errors": (
+            "Closed Damaged Evicted Invalid ParameterError RolledBack TableConflict Unavailable"
+        ),
+        "node.server": "ParameterServer",
+        "tables.initialisers": "Constant Normal Uniform Zeros",
+        "tables.rules": "Adagrad Adam Add Assign FTRL Momentum SGD",
+    },
+)

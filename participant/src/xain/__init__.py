@@ -11,7 +11,9 @@ The names below are imported when they are first used, so that `import xain` cos
 """
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from xain_foundation.on_use import loaded_on_use
 
 if TYPE_CHECKING:
     from xain.loop import Rounds, SessionError, rounds
@@ -37,30 +39,12 @@ __all__ = [
 # them. gRPC reads the variable when it is imported, which is later than now.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-_MODULES = {
-    "Config": "xain.round",
-    "LayoutMismatch": "xain.weights",
-    "Round": "xain.round",
-    "Rounds": "xain.loop",
-    "SessionError": "xain.loop",
-    "Simulation": "xain.simulation",
-    "SimulationError": "xain.simulation",
-    "Site": "xain.simulation",
-    "rounds": "xain.loop",
-    "simulate": "xain.simulation",
-    "trainable": "xain.weights",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'xain' has no attribute {name!r}")
-    from importlib import import_module
-
-    value = getattr(import_module(_MODULES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = loaded_on_use(
+    __name__,
+    {
+        "loop": "Rounds SessionError rounds",
+        "round": "Config Round",
+        "simulation": "Simulation SimulationError Site simulate",
+        "weights": "LayoutMismatch trainable",
+    },
+)

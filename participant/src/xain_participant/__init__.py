@@ -6,8 +6,9 @@ A module is loaded when one of its names is used first, so that a command does n
 than it needs.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from xain_foundation.on_use import loaded_on_use
 
 if TYPE_CHECKING:
     from xain_participant.agent import Agent, Observer, run
@@ -28,17 +29,13 @@ __all__ = [
     "run",
 ]
 
-_MODULES = {
-    "CoordinatorClient": "client",
-    "Participant": "participant",
-    "Refused": "client",
-    "StateDirectory": "state",
-    "StateError": "state",
-    "WorkloadParticipant": "workload_participant",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'agent')}"), name)
+__getattr__, __dir__ = loaded_on_use(
+    __name__,
+    {
+        "agent": "Agent Observer run",
+        "client": "CoordinatorClient Refused",
+        "participant": "Participant",
+        "state": "StateDirectory StateError",
+        "workload_participant": "WorkloadParticipant",
+    },
+)

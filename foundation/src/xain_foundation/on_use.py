@@ -1,0 +1,22 @@
+"""Names of a package whose modules are loaded when one of their names is used first."""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def loaded_on_use(
+    package: str, modules: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package.
+
+    modules: the names that each of its modules has for programs, with blanks between them.
+    """
+    homes = {name: module for module, names in modules.items() for name in names.split()}
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"{package}.{homes[name]}"), name)
+
+    return find, lambda: sorted(homes)
