@@ -38,7 +38,7 @@ class Inbox:
     def add(self, entry: Delivery) -> None:
         """Put a message at the end of the queue. Twice does no harm."""
         if not entry.position:
-            entry.position = self.newest = self.newest + 1
+            self.newest = entry.position = self.newest + 1
         self._entries[entry.position] = entry
 
     def reserve(self, awaited: Awaited) -> None:

@@ -452,14 +452,15 @@ class Link:
         """The program has this message. Returns whether it is time for an ack."""
         if delivery.is_taken:
             return False
+        # If not: it is of a former process, which waits for the ack no more.
+        if self._untaken.get(delivery.number) is delivery:
+            self._num_untold += 1
+            self._untold_bytes += delivery.num_bytes
+            del self._untaken[delivery.number]
+        # Last: after an interrupt the message is taken again, and its ack must not be lost.
         delivery.is_taken = True
         self.totals.num_waiting -= 1
         self.totals.waiting_bytes -= delivery.num_bytes
-        if self._untaken.get(delivery.number) is not delivery:
-            return False  # of a former process, which waits for it no more
-        del self._untaken[delivery.number]
-        self._num_untold += 1
-        self._untold_bytes += delivery.num_bytes
         return self._num_untold >= ACK_EVERY or self._untold_bytes >= ACK_EVERY_BYTES
 
     @property

@@ -1,9 +1,11 @@
 """Links: every message comes once and in order, over connections that lose."""
 
 import itertools
+import sys
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
+from types import FrameType
 from typing import Any
 
 import msgpack
@@ -92,6 +94,35 @@ def test_a_message_that_is_taken_before_earlier_ones_is_acknowledged() -> None:
         b.take(delivery)
     ask(a, b.ack())
     assert a.num_kept == MAX_UNTAKEN - 2
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_a_take_that_is_interrupted_loses_no_ack(at: int) -> None:
+    """A message is taken again after an interrupt at any of the lines before it counts as taken,
+    and its sender keeps it no more."""
+    a, b = ends()
+    (delivery,) = come(b, [send(a, b"one")])
+    left = at
+
+    def interrupt(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal left
+        if frame.f_code is Link.take.__code__ and event == "line":
+            left -= 1
+            if left == -1:
+                raise KeyboardInterrupt
+        return interrupt
+
+    traced = sys.gettrace()
+    sys.settrace(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            b.take(delivery)
+    finally:
+        sys.settrace(traced)
+    b.take(delivery)
+    assert (b.has_untaken, b.totals.num_waiting) == (False, 0)
+    ask(a, b.ack())
+    assert (a.num_kept, a.totals.num_kept) == (0, 0)
 
 
 def test_an_ack_is_due_after_so_many_messages() -> None:
