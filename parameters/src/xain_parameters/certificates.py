@@ -14,6 +14,7 @@ AUTHORITY: Final = "ca.crt"
 CERTIFICATE: Final = "tls.crt"
 KEY: Final = "tls.key"
 FOLDER_ENV: Final = "XAIN_PARAMETERS_TLS__FOLDER"
+_WRONG_PURPOSE: Final = 26  # X509_V_ERR_INVALID_PURPOSE of OpenSSL
 
 
 class Certificates:
@@ -76,7 +77,10 @@ def _why_refused(accepts: ssl.SSLContext, certificate: Path, key: Path) -> str:
         except ssl.SSLWantReadError:
             continue
         except ssl.SSLCertVerificationError as error:
-            return error.verify_message
+            # A scheduler connects to no other program: its certificate may be for servers alone.
+            return "" if error.verify_code == _WRONG_PURPOSE else error.verify_message
+        except ssl.SSLError as error:
+            return error.reason  # such as NO_SHARED_CIPHER, for a curve that TLS does not have
     return ""
 
 

@@ -71,10 +71,12 @@ def test_certificate_that_others_would_refuse_is_one_line(tmp_path: Path) -> Non
     """gRPC would tell of a handshake that failed, several times a second, and not why."""
     ours, theirs = certified(tmp_path / "ours"), certified(tmp_path / "theirs")
     expired = certified(tmp_path / "expired", days=-1)
+    unknown = certified(tmp_path / "unknown", curve="secp256k1")
     (ours / "ca.crt").write_bytes((theirs / "ca.crt").read_bytes())
     for folder, text in (
         (expired, "certificate has expired"),
         (ours, "unable to get local issuer"),
+        (unknown, "NO_SHARED_CIPHER"),
     ):
         for command in ("scheduler", "serve", "status"):
             refused = run(command, "--tls", str(folder))
@@ -82,6 +84,12 @@ def test_certificate_that_others_would_refuse_is_one_line(tmp_path: Path) -> Non
             assert (
                 f"{folder}/tls.crt would be refused by the other programs: {text}" in refused.stderr
             )
+
+
+def test_certificate_of_a_scheduler_may_be_for_servers_alone(tmp_path: Path) -> None:
+    """Both purposes are needed by those that connect to others, too."""
+    assert Certificates(certified(tmp_path / "scheduler", purposes="serverAuth"))
+    assert Certificates(certified(tmp_path / "worker", purposes="clientAuth"))
 
 
 def test_failed_handshake_is_one_line_of_the_program_that_asks(tmp_path: Path) -> None:
