@@ -170,8 +170,7 @@ def _data_values(
             "--partition",
             metavar="KIND",
             help="How the sites divide a data set that all of them have: iid, dirichlet, or none, "
-            "the default. "
-            "[partition.kind]",
+            "the default. [partition.kind]",
         ),
     ] = None,
     num_parts: Annotated[

@@ -118,9 +118,8 @@ class Work:
             error = failed.__cause__ or failed
             self._log.debug("script_failed", round=round_, reason=repr(error))
             return self._failed(round_, error, is_of_script=True)
-        except (
-            WorkloadError
-        ) as error:  # names a setting or a column; the last line of the log has it
+        except WorkloadError as error:
+            # Without a traceback: it names a setting or a column, as the last line of the log does.
             return self._failed(round_, error)
         except BaseException as error:  # of the participant's own code
             # Also a SystemExit of the participant: it ends this thread, and the loop must hear it.
