@@ -28,6 +28,7 @@ SILENCE_MS: Final = 30_000
 # Packets that wait in ZeroMQ for run(), of each peer. Beyond it their senders wait.
 MAX_WAITING: Final = 64
 # pyzmq's enums cost more than the call that they are for, and so does its send() in Python.
+_RCVMORE: Final = int(zmq.RCVMORE)
 _SNDMORE: Final = int(zmq.SNDMORE)
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _send: Final[Callable[..., Any]] = zmq.backend.Socket.send
@@ -131,13 +132,12 @@ class ZmqDriver:
             if timeout_ms != self._timeout_ms:
                 pull.setsockopt(zmq.RCVTIMEO, timeout_ms)
                 self._timeout_ms = timeout_ms
-            frames: list[Frame] = []  # they stay in the memory that they came in
             try:
-                has_more = True
-                while has_more:
-                    frame = pull.recv(0, False)
-                    frames.append(frame.buffer)
-                    has_more = frame.more
+                # Copied: pyzmq looks for signals when it frees a frame, and drops the interrupt.
+                frames: list[Frame] = [pull.recv()]
+                while pull.getsockopt(_RCVMORE):
+                    # Frames after the first are arrays, and stay in the memory they came in.
+                    frames.append(pull.recv(copy=False).buffer)
             except zmq.Again:
                 return
             if frames[0] or len(frames) > 1:
