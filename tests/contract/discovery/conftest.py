@@ -26,15 +26,17 @@ def everybody_leaves() -> Iterator[None]:
 
 
 @pytest.fixture
-def arrivals(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of those who come to a barrier, of a registry in this process or of a Redis."""
-    names: list[str] = []
+def arrivals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Names and calls that come to a barrier of a registry in this process or of a Redis."""
+    arrivals: list[tuple[str, int]] = []
     arrive = Registry.arrive
 
-    def note_arrival(registry: Registry, group: str, barrier: str, name: str, *rest: Any) -> bool:
-        is_open = arrive(registry, group, barrier, name, *rest)
-        names.append(name)
+    def note_arrival(
+        registry: Registry, group: str, barrier: str, name: str, num: int, call: int, *rest: Any
+    ) -> bool:
+        is_open = arrive(registry, group, barrier, name, num, call, *rest)
+        arrivals.append((name, call))
         return is_open
 
     monkeypatch.setattr(Registry, "arrive", note_arrival)
-    return names
+    return arrivals
