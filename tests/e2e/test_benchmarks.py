@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 PAGE = ROOT / "docs" / "performance.md"
 
-# What each of them must tell; a list is a table, of which these words are columns.
+# Figures that each must tell; a list is a table, of which these words are columns.
 EXPECTED: dict[str, dict[str, str]] = {
     "baselines": {
         "": "tcp_mb_per_s bare_grpc_mb_per_s disk_mb_per_s",

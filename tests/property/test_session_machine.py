@@ -140,7 +140,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.session: Session
         self.journal: list[e.DurableEvent] = []
-        # What the first events of the journal fold to, and how many these are.
+        # The fold of the first events of the journal, and how many these are.
         self.folded: tuple[Session, int]
         # A session, and how it was shown when it came to be.
         self.shown: tuple[Session, str]

@@ -67,7 +67,7 @@ def test_who_is_held_back_for_others_is_asked_when_they_are_taken(lossy: JoinLos
     until(partial(has_heard, a, c, 2), "the second of c")
 
 
-def test_who_is_held_back_is_asked_when_others_are_answered(
+def test_held_back_peers_are_asked_when_others_are_answered(
     lossy: JoinLossy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program that answers each message takes it with the answer, and not with its next wait."""

@@ -369,7 +369,7 @@ def test_an_interrupted_close_closes_the_driver(
 
 
 def test_a_signal_handler_closes_while_its_thread_holds_the_lock(lossy: JoinLossy) -> None:
-    """It waits for the I/O thread end_s at most, which closes the driver when it has the lock."""
+    """close() waits end_s at most for the I/O thread, which closes the driver with the lock."""
     a, _, _ = two(lossy)
     a.endpoint.end_s = 0.1
     with a.endpoint.lock:  # as in any call of the proxy

@@ -649,8 +649,8 @@ def test_what_a_peer_had_not_taken_goes_to_the_next(group_anywhere: Group) -> No
 
 
 def test_a_close_may_linger_without_end(group: Group) -> None:
-    """It is over as soon as all has gone out, and waits for no peer that has said that it leaves,
-    though the group has not said so yet."""
+    """close() is over as soon as all has gone out. A peer that has said that it leaves is not
+    waited for, though the group has not said so yet."""
     join, seen = group.discovery.join, {}
 
     def join_for_good(*names: str, on_change: Any, **options: Any) -> Membership:

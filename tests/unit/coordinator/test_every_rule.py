@@ -1,4 +1,4 @@
-"""What the engine promises of every rule, built in or plugged in: the same bytes however it goes
+"""Promises of the engine for every rule, built in or plugged in: the same bytes however it goes
 about them, and memory that does not grow."""
 
 import itertools

@@ -78,7 +78,7 @@ def test_every_version_is_like_a_copy(steps) -> None:
 
 
 def test_most_changes_copy_few_entries() -> None:
-    """Of those of a large mapping; so the cost of a change does not grow with the mapping."""
+    """The cost of a change does not grow with the mapping."""
     mapping: Mapping[str, int] = dict.fromkeys(map(str, range(NUM)), 0)
     num_whole = 0
     for number in range(NUM):

@@ -77,13 +77,13 @@ def test_wrong_declaration_of_a_rule_is_invalid(declared, said):
 
 
 @pytest.mark.parametrize("given", ["sgd", SGD, 0.5])
-def test_what_is_no_rule_is_refused_where_a_table_is_declared(given):
+def test_other_objects_than_rules_are_refused_where_a_table_is_declared(given):
     with pytest.raises(Invalid, match=r"is no update rule or initialiser: .*SGD\(0.5\)"):
         Plugin.of(given)
 
 
 def test_installed_package_adds_a_rule_by_entry_point(tmp_path, monkeypatch):
-    """That of the documentation."""
+    """The rule that the documentation shows."""
     text = (Path(__file__).parents[3] / "docs" / "extending.md").read_text()
     (example,) = re.findall(r"```python\n((?:(?!```).)*?class Signum.*?)```", text, re.S)
     (tmp_path / "acme_updates.py").write_text(example)

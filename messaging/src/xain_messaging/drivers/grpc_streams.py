@@ -308,7 +308,7 @@ class GrpcDriver:
         except asyncio.CancelledError:
             if not self._is_closed:
                 raise
-            # Of _stop(): gRPC ends no call whose task is cancelled, and its server waits for it.
+            # gRPC ends no call whose task is cancelled, and _stop() would wait for it.
         finally:
             room.release(reserved)
         return b""

@@ -61,7 +61,7 @@ class LocalGroup:
                 )
                 for i in range(shards)
             ]
-            # It ends before the servers: else it would warn of each, and roll back their tables.
+            # The scheduler ends before the servers: else it would warn of each, and roll back.
             stack.callback(scheduler.stop)
             self._stack = stack.pop_all()
 
