@@ -71,6 +71,7 @@ def test_without_a_watch_heartbeats_suffice(serve: Serve, adder: Adder) -> None:
     server.has_watch = False
     assert run(adder, server.target, "ward-7") == 0
     assert adder.trained == [0, 1]
+    assert server.heartbeats[0] == (pb.READY, -1)
 
 
 def test_a_round_is_learnt_from_the_watch(serve: Serve, adder: Adder, launch: Launch) -> None:
