@@ -207,9 +207,10 @@ class Endpoint:
             # other peers must not suffer from it.
             self._cannot_reach(link, error)
             return
-        self._unreached.discard(member.name)
         log.debug("peer_here", peer=member.name, address=member.address)
         self._send_kept(link)
+        if link.is_here:
+            self._unreached.discard(member.name)
 
     def _cannot_reach(self, link: Link, error: Exception) -> None:
         """The I/O thread tries again."""

@@ -1,5 +1,8 @@
 """What only the driver of ZeroMQ does."""
 
+import pytest
+import zmq
+
 from support.drivers import Receiving, closing_all, received
 from xain_messaging.drivers.zeromq import MAX_WAITING, ZmqDriver
 
@@ -16,3 +19,20 @@ def test_who_sends_too_much_over_zeromq_waits() -> None:
         here.close(0.5)
         rest = list(iter(lambda: there.receive(0.5), None))
         assert len(rest) < num_sent - 50
+
+
+def test_a_peer_that_is_not_sent_to_costs_no_connection() -> None:
+    """In a group of hundreds all connections would be ten thousands. A peer that cannot be reached
+    is known with the first packet to it, which leaves no socket behind."""
+    there, here = Receiving(ZmqDriver()), ZmqDriver()
+    with closing_all(there, here):
+        for number in range(100):
+            here.connect(f"p{number}", there.address)
+        here.connect("odd", "no address of zmq")
+        assert not here._sockets
+        for _ in range(2):
+            with pytest.raises(zmq.ZMQError):
+                here.send("odd", [b"x"])
+        here.send("p7", [b"x"])
+        assert received(there) == [b"x"]
+        assert list(here._sockets) == ["p7"]

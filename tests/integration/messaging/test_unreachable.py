@@ -14,7 +14,8 @@ from xain_messaging.proxy import Proxy
 
 
 def test_who_cannot_be_reached_keeps_nobody_else_away() -> None:
-    """An address that is none for this driver: the others are connected all the same."""
+    """An address that is none for this driver: the others are connected all the same. What is sent
+    there is kept."""
     discovery = InProcessDiscovery()
     discovery.join(
         "g",
@@ -30,8 +31,10 @@ def test_who_cannot_be_reached_keeps_nobody_else_away() -> None:
         Proxy("g", "peer", name="a", driver=ZmqDriver(), **options) as a,
         Proxy("g", "peer", {"peer": 2}, name="b", driver=ZmqDriver(), **options) as b,
     ):
-        a.isend(Message("x", "a", "b"))
+        for to in ("odd", "b"):
+            a.isend(Message("x", "a", to))
         assert tags(b, 1) == ["x"]
+        assert a.endpoint._links["odd"].num_kept == 1
 
 
 class Full(LossyDriver):

@@ -1,5 +1,6 @@
 """Frames over ZeroMQ: every peer has one socket that all others push to.
 
+The connection to a peer is made for the first packet: in a group of hundreds few peers talk to all.
 ZeroMQ connects again by itself and does not tell what was lost with a connection; links.py finds
 the gap. The memory of large frames is handed over, not copied. There is no encryption, and no peer
 has to prove its name: ZeroMQ is for trusted networks. For others the gRPC driver has TLS.
@@ -36,7 +37,7 @@ _send: Final[Callable[..., Any]] = zmq.backend.Socket.send
 # An empty packet from here, which lets run() return.
 WAKE: Final = "inproc://wake"
 
-# Two for each peer. A socket that is not made costs nothing.
+# One for each peer that is sent to. A socket that is not made costs nothing.
 MAX_SOCKETS: Final = 65_536
 
 # Milliseconds between two attempts to reach a peer.
@@ -58,7 +59,8 @@ class ZmqDriver:
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._running = threading.Lock()  # of the thread in run(), which close() waits for
-        self._sockets: dict[str, zmq.Socket[bytes]] = {}  # by peer
+        self._addresses: dict[str, str] = {}  # by peer
+        self._sockets: dict[str, zmq.Socket[bytes]] = {}  # of the peers that have been sent to
         self._is_closed = False
         self._on_packet: Callable[[Frames], None] = lambda frames: None
         self._pull = self._open(zmq.PULL, {zmq.RCVHWM: MAX_WAITING})
@@ -87,6 +89,13 @@ class ZmqDriver:
     def connect(self, peer: str, address: str) -> None:
         self._check_open()
         self.disconnect(peer)
+        self._addresses[peer] = address
+
+    def _connected(self, peer: str) -> "zmq.Socket[bytes]":
+        address = self._addresses.get(peer)
+        if address is None or self._is_closed:
+            self._check_open()
+            raise UnknownPeer(f"{peer!r} is not connected")
         options = {
             zmq.SNDHWM: 0,  # the sender's links bound what waits
             zmq.RECONNECT_IVL: RETRY_MS,
@@ -95,12 +104,14 @@ class ZmqDriver:
         push = self._open(zmq.PUSH, options)
         try:
             push.connect(address)
+            self._sockets[peer] = push
         except BaseException:  # a malformed address, say; an open socket would never let us end
             push.close(linger=0)
             raise
-        self._sockets[peer] = push
+        return push
 
     def disconnect(self, peer: str) -> None:
+        self._addresses.pop(peer, None)
         push = self._sockets.pop(peer, None)
         if push is not None:
             push.close(linger=0)
@@ -110,8 +121,7 @@ class ZmqDriver:
         both, and asks for them again."""
         push = self._sockets.get(peer)
         if push is None:
-            self._check_open()
-            raise UnknownPeer(f"{peer!r} is not connected")
+            push = self._connected(peer)
         left = len(frames)
         for frame in frames:
             left -= 1
