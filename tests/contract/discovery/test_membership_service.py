@@ -17,7 +17,13 @@ from support.messaging import LEASE_S, PATIENCE_S, until
 from xain_messaging import background
 from xain_messaging.discovery.coordinator import CoordinatorDiscovery
 from xain_messaging.discovery.server import MembershipServer
-from xain_messaging.discovery.service import KEEPALIVE, MAX_MEMBERS, MembershipService
+from xain_messaging.discovery.service import (
+    GATHER_S,
+    KEEPALIVE,
+    MAX_MEMBERS,
+    MembershipService,
+    to_message,
+)
 from xain_messaging.errors import DiscoveryUnavailable, NameTaken
 from xain_proto.messaging import membership_pb2 as pb
 from xain_proto.messaging.membership_pb2_grpc import MembershipStub
@@ -79,6 +85,7 @@ def test_a_stream_that_nobody_reads_is_ended(monkeypatch: pytest.MonkeyPatch) ->
             services.append(self)
 
     monkeypatch.setattr("xain_messaging.discovery.server.MembershipService", Service)
+    monkeypatch.setattr("xain_messaging.discovery.service.GATHER_FOR_EACH_S", 0.0)
     with (
         MembershipServer(settle_s=0.0) as server,
         MemberCalls(server.target, "crowd") as crowd,
@@ -117,6 +124,51 @@ def test_a_stream_that_nobody_reads_is_ended(monkeypatch: pytest.MonkeyPatch) ->
         until(lambda: len(over) == 2, "the older streams to be over")
         crowd.stub.Leave(pb.LeaveRequest(**lines[0].who), timeout=PATIENCE_S)
         until(lambda: not service._streams, "the last one to be over")
+
+
+def test_what_all_are_told_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of a group costs a message for each member, not for each member and stream."""
+    made: list[str] = []
+    monkeypatch.setattr(
+        "xain_messaging.discovery.service.to_message",
+        lambda member: made.append(member.name) or to_message(member),  # type: ignore[func-returns-value]
+    )
+    with MembershipServer(settle_s=0.0) as server, ExitStack() as stack:
+        calls = [stack.enter_context(MemberCalls(server.target, f"m{i}")) for i in range(8)]
+        streams = [call.join().watch() for call in calls]
+        for stream in streams:
+            assert any(len(told.members) == 8 for told in stream)
+        made.clear()
+        stack.enter_context(MemberCalls(server.target, "new")).join()
+        assert [len(next(stream).members) for stream in streams] == [9] * 8
+        assert made == [
+            "new",
+            *(f"m{i}" for i in range(8)),
+            "new",
+        ]  # for Join, then for all streams
+        for stream in streams:
+            stream.cancel()
+
+
+def test_a_member_of_a_large_group_hears_of_many_changes_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not before a while has passed since it was told the last time, which grows with the group.
+    That its stream has ended it hears at once."""
+    monkeypatch.setattr("xain_messaging.discovery.service.GATHER_FOR_EACH_S", 3600.0)
+    with (
+        MembershipServer(settle_s=0.0) as server,
+        MemberCalls(server.target, "anna").join() as anna,
+    ):
+        stream = anna.watch()
+        assert [member.name for member in next(stream).members] == ["anna"]
+        began_at = time.monotonic()
+        while time.monotonic() < began_at + 10 * GATHER_S:
+            anna.move()
+        anna.stub.Leave(pb.LeaveRequest(**anna.who), timeout=PATIENCE_S)
+        with pytest.raises(grpc.RpcError) as ended:
+            next(stream)
+        assert ended.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 def test_a_stream_that_is_refused_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:

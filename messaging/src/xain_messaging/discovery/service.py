@@ -34,7 +34,10 @@ MAX_ADDRESS_BYTES = 256
 # What a member says of itself when it comes back, it may say wrongly, or by another clock.
 MAX_AHEAD_NS = 24 * 3600 * 10**9
 
+# A member that hears of a change hears of the next one so long later, or for large groups as much
+# later for each member as a roster costs: when many come at once, each hears of many at once.
 GATHER_S = 0.02
+GATHER_FOR_EACH_S = 0.002
 
 # Options of the server that has the service. Streams stand for as long as their members are there:
 # a connection that has ended without a word is noticed, and members may ping too.
@@ -57,14 +60,18 @@ class _WatchStream:
     def __init__(self) -> None:
         self._task = asyncio.current_task()
         self.changed = asyncio.Event()
+        self.ended = asyncio.Event()
         self.is_writing = False
-        self.has_ended = False
+
+    def finish(self) -> None:
+        """Nothing more is to be told."""
+        self.ended.set()
+        self.changed.set()
 
     def end(self) -> None:
         """Its member has gone, or watches on another one. What is being told may wait for ever for
         somebody to read it."""
-        self.has_ended = True
-        self.changed.set()
+        self.finish()
         if self.is_writing:
             assert self._task is not None
             self._task.cancel()
@@ -89,6 +96,7 @@ class MembershipService(MembershipServicer):
         self._on_change = on_change
         self._last_incarnation = 0
         self._streams: dict[tuple[str, str, int], _WatchStream] = {}  # the newest of each member
+        self._told: dict[str, pb.WatchResponse] = {}  # what all streams of a group are told
         self._barriers: dict[asyncio.Event, str] = {}  # of each call that waits, with its group
         self._has_ended = False
         self._timer: asyncio.TimerHandle | None = None
@@ -126,7 +134,18 @@ class MembershipService(MembershipServicer):
         is_member = self._registry.renew(group, name, incarnation, time.monotonic())
         return self._registry.lease_s if is_member else 0.0
 
+    def _what_to_tell(self, group: str) -> pb.WatchResponse:
+        """The same message until something has changed."""
+        settling = self._registry.settled_at > time.monotonic()
+        told = self._told.get(group)
+        if told is None or told.settling != settling:
+            roster = self._registry.roster(group)
+            members = [to_message(roster[name]) for name in sorted(roster)]
+            told = self._told[group] = pb.WatchResponse(members=members, settling=settling)
+        return told
+
     def _has_changed(self, group: str) -> None:
+        self._told.pop(group, None)
         if self._on_change is not None:
             self._on_change(group)
         for member, stream in list(self._streams.items()):
@@ -158,7 +177,7 @@ class MembershipService(MembershipServicer):
         if self._timer is not None:
             self._timer.cancel()
         for stream in self._streams.values():
-            stream.changed.set()
+            stream.finish()
         for changed in self._barriers:
             changed.set()
 
@@ -243,26 +262,24 @@ class MembershipService(MembershipServicer):
         self._streams[member] = stream
         if older is not None:
             older.end()
-        last: pb.WatchResponse | None = None
+        last, next_at = None, 0.0
         try:
-            while not stream.has_ended and not self._has_ended:
+            while not stream.ended.is_set() and not self._has_ended:
                 stream.changed.clear()
-                left_s = registry.settled_at - time.monotonic()
-                roster = registry.roster(request.group)
-                told = pb.WatchResponse(
-                    members=[to_message(roster[name]) for name in sorted(roster)],
-                    settling=left_s > 0,
-                )
-                if told != last:
+                told = self._what_to_tell(request.group)
+                if told is not last:
                     last = told
+                    next_at = time.monotonic() + GATHER_FOR_EACH_S * len(told.members)
                     stream.is_writing = True
                     yield told
                     stream.is_writing = False
-                    continue  # it may have changed while that went out
+                left_s = registry.settled_at - time.monotonic() if told.settling else None
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(left_s if left_s > 0 else None):
+                    async with asyncio.timeout(left_s):
                         await stream.changed.wait()
-                await asyncio.sleep(GATHER_S)  # when many come at once, each hears of many at once
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(max(GATHER_S, next_at - time.monotonic())):
+                        await stream.ended.wait()
         finally:
             if self._streams.get(member) is stream:
                 del self._streams[member]
