@@ -207,6 +207,27 @@ def test_a_line_that_ends_without_a_word_is_noticed(monkeypatch: pytest.MonkeyPa
             until(lambda: watcher.sees.keys() == {"anna", "ben"}, "ben to be back")
 
 
+def test_a_service_that_stood_still_lets_nobody_go() -> None:
+    """Leases run out meanwhile, and heartbeats wait in it. Who then still says nothing goes."""
+    lease_s = 2.0
+    with (
+        capture_logs() as logs,
+        MembershipServer(lease_s=lease_s, settle_s=0.0) as server,
+        MemberCalls(server.target, "silent").join(),
+    ):
+        discovery = CoordinatorDiscovery(server.target)
+        anna, ben = (Peer(discovery, name, group="g") for name in ("anna", "ben"))
+        until(lambda: len(anna.sees) == 3, "anna to hear of all")
+        background.event_loop().call_soon_threadsafe(time.sleep, 2 * lease_s)
+        until(lambda: "silent" not in anna.sees, "the silent one to be gone")
+        for peer in (anna, ben):
+            assert all({"anna", "ben"} <= roster.keys() for roster in anna.rosters[-2:])
+            peer.leave()
+    said = [entry["event"] for entry in logs]
+    assert "membership_late" in said
+    assert "came_back" not in said
+
+
 def test_members_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is one too many waits for its time, and has the place of one who leaves."""
     monkeypatch.setattr("xain_messaging.discovery.service.MAX_MEMBERS", 2)

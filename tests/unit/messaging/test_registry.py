@@ -81,7 +81,7 @@ def test_the_end_of_a_line_frees_the_name() -> None:
     world.pass_time(GRACE_S)
     assert world.names == {"anna"}
     world.registry.stream_ended("g", "anna", anna.incarnation, world.now, "a stream")
-    world.now += GRACE_S
+    world.pass_time(GRACE_S)
     again = world.join("anna", address="there")
     assert world.registry.roster("g")["anna"] == again
     assert not world.registry.renew("g", "anna", anna.incarnation, world.now)

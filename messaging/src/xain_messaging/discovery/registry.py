@@ -152,7 +152,7 @@ class Registry:
         self, group: str, role: str, name: str, address: str, now: float, former: Member | None
     ) -> Member:
         """A new member, or one that comes back with what it was told here or by the registry
-        before, as `former`.
+        before, as `former`. A newcomer may be faster than a timer: expire() first.
 
         Raises NameTaken if another process has the name, MembershipLost if one has it, or has had
         it, instead of this one, and DiscoveryUnavailable if it is too early for a newcomer.
@@ -162,8 +162,6 @@ class Registry:
                 f"members of before may be coming back; newcomers are let in in "
                 f"{self._open_at - now:.1f} s"
             )
-        if former is None:
-            self.expire(now)  # who comes for a name may be faster than the timer
         self._make_way(group, name, now, former)
         found = self.state.groups.setdefault(group, _Group())
         entry = found.entries.get(name)

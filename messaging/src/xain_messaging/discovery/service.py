@@ -39,6 +39,11 @@ MAX_AHEAD_NS = 24 * 3600 * 10**9
 GATHER_S = 0.02
 GATHER_FOR_EACH_S = 0.002
 
+# Leases that end while the event loop stands still, of a process that is suspended, say, end though
+# heartbeats wait in it. If it is so late nobody goes for half a lease, in which each living member
+# sends another one; then all is judged as ever, for a lease at least.
+LATE_S = 0.1
+
 # Options of the server that has the service. Streams stand for as long as their members are there:
 # a connection that has ended without a word is noticed, and members may ping too.
 KEEPALIVE: Final = {
@@ -100,6 +105,8 @@ class MembershipService(MembershipServicer):
         self._barriers: dict[asyncio.Event, str] = {}  # of each call that waits, with its group
         self._has_ended = False
         self._timer: asyncio.TimerHandle | None = None
+        self._due_at = math.inf  # of the timer
+        self._judge_at = -math.inf  # nobody goes before
         self._registry = Registry(
             time.monotonic(),
             self._new_incarnation,
@@ -166,8 +173,12 @@ class MembershipService(MembershipServicer):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        now = time.monotonic()
-        due = self._registry.expire(now)
+        now, lease_s = time.monotonic(), self._registry.lease_s
+        if now - self._due_at >= LATE_S and now - self._judge_at >= lease_s:
+            log.warning("membership_late", late_s=round(now - self._due_at, 1))
+            self._judge_at = now + lease_s / 2
+        due = self._registry.expire(now) if now >= self._judge_at else self._judge_at
+        self._due_at = math.inf if due is None else due
         if due is not None:
             self._timer = asyncio.get_running_loop().call_later(due - now, self._expire)
 
@@ -223,6 +234,8 @@ class MembershipService(MembershipServicer):
                     f"{former.incarnation}, or of incarnation {request.heard}",
                 )
             self._last_incarnation = max(self._last_incarnation, heard)
+        if former is None:
+            self._expire()
         try:
             member = self._registry.join(
                 request.group,
