@@ -82,7 +82,7 @@ class _TaskEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Task.ValueType],
     """make the initial weights"""
 
 class Task(_Task, metaclass=_TaskEnumTypeWrapper):
-    """What a selected participant is asked to do in a round."""
+    """Work of a selected participant in a round."""
 
 TRAIN: Task.ValueType  # 0
 EVALUATE: Task.ValueType  # 1
@@ -146,7 +146,7 @@ Global___Column: _TypeAlias = Column  # noqa: Y015
 
 @_typing.final
 class DataProfile(_message.Message):
-    """What a participant tells about its data. Never rows."""
+    """Summary of a participant's data, without rows."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -545,8 +545,8 @@ class WeightsRef(_message.Message):
     data: _builtins.bytes
     """the whole object, or nothing"""
     url: _builtins.str
-    """Where the object can be fetched (GET) or, for an upload, is to be put (PUT), past the
-    coordinator. An offer, valid for a while; who cannot use it takes the stream.
+    """URL at which the object can be fetched (GET) or, for an upload, put (PUT), past the coordinator.
+    Valid for a while; a caller that cannot use the URL takes the stream.
     """
     encoding: Global___Encoding.ValueType
     """of an update: how it has travelled"""
@@ -688,11 +688,11 @@ class StartTrainingRoundResponse(_message.Message):
 
     @_builtins.property
     def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """What the workload needs beside the weights. Left out if the caller has kept those of this digest."""
+        """Data that the workload needs beside the weights. Left out if the caller has kept it."""
 
     @_builtins.property
     def upload(self) -> Global___WeightsRef:
-        """Where the update may be put directly: key and url. Who does so hands in this key."""
+        """Key and URL for a direct upload of the update, after which EndTrainingRound names this key."""
 
     @_builtins.property
     def process_group(self) -> Global___ProcessGroup:

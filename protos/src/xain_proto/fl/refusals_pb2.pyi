@@ -83,7 +83,7 @@ class _RefusalReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Refusal
     REQUEST_MISSING: _RefusalReason.ValueType  # 24
     """the headers of a call came, and its first message did not"""
     TOO_MANY_CALLS: _RefusalReason.ValueType  # 25
-    """the sender, or strangers together, have as many calls open as are admitted"""
+    """the sender, or all unregistered clients together, have too many calls open"""
     UNAVAILABLE: _RefusalReason.ValueType  # 26
     """the coordinator starts or stops, or its store is away: ask again"""
 
@@ -153,7 +153,7 @@ the request cannot be read
 REQUEST_MISSING: RefusalReason.ValueType  # 24
 """the headers of a call came, and its first message did not"""
 TOO_MANY_CALLS: RefusalReason.ValueType  # 25
-"""the sender, or strangers together, have as many calls open as are admitted"""
+"""the sender, or all unregistered clients together, have too many calls open"""
 UNAVAILABLE: RefusalReason.ValueType  # 26
 """the coordinator starts or stops, or its store is away: ask again"""
 Global___RefusalReason: _TypeAlias = RefusalReason  # noqa: Y015

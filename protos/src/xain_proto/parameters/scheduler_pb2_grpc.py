@@ -123,7 +123,7 @@ class SchedulerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request, context):
-        """What a server has done; a heartbeat too. ABORTED: it is no member.
+        """Heartbeat of a server, with the work that it has done. ABORTED: the server is no member.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

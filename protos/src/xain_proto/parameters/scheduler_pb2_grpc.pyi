@@ -54,7 +54,7 @@ class SchedulerStub:
     Wait: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.WaitRequest, _scheduler_pb2.WaitResponse]
     """Answered when all pushes below a clock count."""
     Report: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ReportRequest, _scheduler_pb2.ReportResponse]
-    """What a server has done; a heartbeat too. ABORTED: it is no member."""
+    """Heartbeat of a server, with the work that it has done. ABORTED: the server is no member."""
     Checkpoint: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.CheckpointRequest, _scheduler_pb2.CheckpointResponse]
     """Make a checkpoint now; answered when it is whole. FAILED_PRECONDITION: there is nothing to save,
     no folder for it, or all was rolled back meanwhile.
@@ -82,7 +82,7 @@ class SchedulerAsyncStub(SchedulerStub):
     Wait: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.WaitRequest, _scheduler_pb2.WaitResponse]  # type: ignore[assignment]
     """Answered when all pushes below a clock count."""
     Report: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ReportRequest, _scheduler_pb2.ReportResponse]  # type: ignore[assignment]
-    """What a server has done; a heartbeat too. ABORTED: it is no member."""
+    """Heartbeat of a server, with the work that it has done. ABORTED: the server is no member."""
     Checkpoint: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.CheckpointRequest, _scheduler_pb2.CheckpointResponse]  # type: ignore[assignment]
     """Make a checkpoint now; answered when it is whole. FAILED_PRECONDITION: there is nothing to save,
     no folder for it, or all was rolled back meanwhile.
@@ -143,7 +143,7 @@ class SchedulerServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.ReportRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.ReportResponse, _abc.Awaitable[_scheduler_pb2.ReportResponse]]:
-        """What a server has done; a heartbeat too. ABORTED: it is no member."""
+        """Heartbeat of a server, with the work that it has done. ABORTED: the server is no member."""
 
     @_abc_1.abstractmethod
     def Checkpoint(
