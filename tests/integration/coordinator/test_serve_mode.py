@@ -17,14 +17,14 @@ from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.assembly.sessions import NoParticipants, Sessions
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.values import Phase
+from xain_coordinator.http_face import server
+from xain_coordinator.http_face.app import make_app
+from xain_coordinator.http_face.errors import HttpError
+from xain_coordinator.http_face.events import EventReaders
+from xain_coordinator.http_face.fits import Fits
+from xain_coordinator.http_face.server import open_listener, serving
 from xain_coordinator.ports import JournalDamaged, StoreUnavailable
 from xain_coordinator.process.run import started
-from xain_coordinator.server.http import server
-from xain_coordinator.server.http.app import make_app
-from xain_coordinator.server.http.errors import HttpError
-from xain_coordinator.server.http.events import EventReaders
-from xain_coordinator.server.http.fits import Fits
-from xain_coordinator.server.http.server import open_listener, serving
 from xain_participant import Agent, WorkloadParticipant
 from xain_workloads.data import load
 

@@ -4,8 +4,8 @@ import pytest
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.errors import AlreadyFitting
-from xain_coordinator.server.http import bodies, fits
-from xain_coordinator.server.http.errors import KNOWN, STATUSES, HttpError, refuse
+from xain_coordinator.http_face import bodies, fits
+from xain_coordinator.http_face.errors import KNOWN, STATUSES, HttpError, refuse
 from xain_workloads.errors import DataError
 
 

@@ -10,8 +10,8 @@ import pytest
 from starlette.responses import StreamingResponse
 
 from xain_coordinator.config.http import HttpSettings
-from xain_coordinator.server.http.app import _Guarded, make_app
-from xain_coordinator.server.http.server import open_listener
+from xain_coordinator.http_face.app import _Guarded, make_app
+from xain_coordinator.http_face.server import open_listener
 
 
 async def post(settings: HttpSettings, **headers: str) -> tuple[int, str]:

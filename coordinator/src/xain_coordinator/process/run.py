@@ -29,6 +29,7 @@ from xain_coordinator.core.values import Phase
 from xain_coordinator.driver.effects import FIRST_RETRY_S, LAST_RETRY_S
 from xain_coordinator.driver.log_files import LatencyFile, status_stream
 from xain_coordinator.extensions.plugins import PluginFailed
+from xain_coordinator.http_face.server import open_listener, serving
 from xain_coordinator.ports import (
     Fenced,
     JournalError,
@@ -36,7 +37,6 @@ from xain_coordinator.ports import (
     StoreUnavailable,
 )
 from xain_coordinator.process.allocator import configure_allocator
-from xain_coordinator.server.http.server import open_listener, serving
 from xain_coordinator.server.inspection_client import Snapshot, ask_service
 from xain_coordinator.server.weights_port import PortTaken
 from xain_foundation import logs

@@ -83,7 +83,7 @@ class AdmissionControl:
     capacities: calls that may be open, by pool.
     """
 
-    first_message_s = 30.0  # a slower connection is too slow for an upload; see bodies.STALLED_S
+    first_message_s = 30.0  # a slower connection is too slow for an upload; see StallTimer
     stream_s = 3600.0
     # A call that is younger is not ended for another one: its message is probably on its way.
     min_silence_s = 1.0

@@ -14,7 +14,7 @@ from xain_foundation.fields import proxy_options
 from xain_foundation.schema import MASK
 from xain_proto.fl import inspection_pb2, inspection_pb2_grpc
 
-DEADLINE_S = 5.0
+TIMEOUT_S = 5.0
 
 # Rows shown; --json has all. A screen is enough for people, and a fleet may be thousands.
 MAX_PARTICIPANTS = 40
@@ -38,17 +38,23 @@ class Snapshot:
     models: inspection_pb2.ListModelsResponse
 
 
-def fetch(address: str, *, everything: bool = False, num_rounds: int = MAX_ROUNDS) -> Snapshot:
+def fetch(
+    address: str,
+    *,
+    everything: bool = False,
+    num_rounds: int = MAX_ROUNDS,
+    timeout_s: float = TIMEOUT_S,
+) -> Snapshot:
     """Ask the coordinator at "host:port".
 
     everything: all participants, and as many rounds and models as it gives, not the first or latest
     few. num_rounds: of the latest few.
 
-    Raises NoStatus within DEADLINE_S or little more.
+    Raises NoStatus within timeout_s or little more.
     """
     limits = (_ALL, _ALL) if everything else (num_rounds, _MAX_MODELS)
     page_size = 0 if everything else MAX_PARTICIPANTS
-    gives_up_at = time.monotonic() + DEADLINE_S
+    gives_up_at = time.monotonic() + timeout_s
     with open_channel(address) as channel:
         stub = inspection_pb2_grpc.InspectionStub(channel)
 
@@ -69,7 +75,7 @@ def fetch(address: str, *, everything: bool = False, num_rounds: int = MAX_ROUND
                 ask(stub.ListModels, inspection_pb2.ListModelsRequest(limit=limits[1])),
             )
         except grpc.RpcError as error:
-            raise NoStatus(_why(address, error)) from None
+            raise NoStatus(_why(address, error, timeout_s)) from None
 
 
 def open_channel(address: str) -> grpc.Channel:
@@ -103,7 +109,7 @@ async def ask_service(
     )
 
 
-def _why(address: str, error: grpc.RpcError) -> str:
+def _why(address: str, error: grpc.RpcError, timeout_s: float) -> str:
     assert isinstance(error, grpc.Call)
     if "@" in address:
         address = MASK  # no address has one, but a URL with a password in it
@@ -111,7 +117,7 @@ def _why(address: str, error: grpc.RpcError) -> str:
         case grpc.StatusCode.UNAVAILABLE:
             return f"nobody answers at {address}; is a coordinator running there? Try --address"
         case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return f"no answer from {address} within {DEADLINE_S:g} s"
+            return f"no answer from {address} within {timeout_s:g} s"
         case grpc.StatusCode.UNIMPLEMENTED:
             return f"{address} answers, but not as a coordinator that can be inspected"
         case code:

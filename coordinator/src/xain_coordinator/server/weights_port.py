@@ -31,7 +31,7 @@ from xain_coordinator.ports import JournalError, KeyNotFound, StoreError
 from xain_coordinator.server.capabilities import Capabilities, Capability, Forbidden, Method
 from xain_coordinator.server.statuses import message_of
 from xain_coordinator.stores.files import FileReader
-from xain_coordinator.updates.bodies import Incoming, Outgoing, Stalled, Transfer
+from xain_coordinator.updates.bodies import Incoming, Outgoing, Stalled, StallTimer, Transfer
 from xain_coordinator.updates.inbox import Source
 from xain_coordinator.updates.measured_upload import Announced, Header, MeasuredUpload
 from xain_foundation.fields import join_host_port
@@ -44,7 +44,6 @@ T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
-NUM_THREADS = 4  # that move bodies; each has a buffer of 1 MiB
 # Niceness of these threads above the process's, so that calls go first where processors are few. On
 # two, the 99th percentile of heartbeats in benchmarks/fleet.py while models came up was 30 to
 # 140 ms with it and 130 to 920 ms without; a round of benchmarks/large_model.py took as long.
@@ -146,6 +145,8 @@ class WeightsPort:
     """
 
     head_s = 10.0  # for a whole head
+    stalled_s = StallTimer.stalled_s
+    num_threads = 4  # that move bodies; each has a buffer of 1 MiB
     # When there are so many, a new one ends the idle one that has taken longest: its peer has shown
     # no capability yet, or has its answer and reads it still. If none is idle, it is refused.
     max_connections = 500
@@ -170,7 +171,7 @@ class WeightsPort:
         self._find: Find
         self._core: asyncio.AbstractEventLoop
         self._loop = asyncio.new_event_loop()
-        self._pool = ThreadPoolExecutor(NUM_THREADS, "weights", _yield_to_calls)
+        self._pool = ThreadPoolExecutor(self.num_threads, "weights", _yield_to_calls)
         self._thread = threading.Thread(target=self._serve, name="weights-port", daemon=True)
         self._is_stopped = False
         self._num_moving = 0  # pieces of work that have a thread or wait for one
@@ -461,9 +462,10 @@ class WeightsPort:
 
         Raises Stalled, OSError, and what Transfer.move raises.
         """
+        transfer.stall_timer.stalled_s = self.stalled_s
         while True:
             moving = asyncio.ensure_future(
-                self._in_thread(transfer.move, lambda: self._num_moving > NUM_THREADS)
+                self._in_thread(transfer.move, lambda: self._num_moving > self.num_threads)
             )
             try:
                 is_done = await asyncio.shield(moving)
@@ -502,7 +504,7 @@ class WeightsPort:
                 async with asyncio.timeout(transfer.stall_timer.left_s):
                     await ready
         except TimeoutError:
-            raise Stalled from None
+            raise transfer.stall_timer.stalled() from None
         finally:
             remove(fd)
 

@@ -16,11 +16,11 @@ from xain_coordinator.config.http import HttpSettings
 from xain_coordinator.export import formats
 from xain_coordinator.export.commands import described
 from xain_coordinator.export.trained import NoModel
+from xain_coordinator.http_face import bodies, chimera
+from xain_coordinator.http_face.errors import HttpError
+from xain_coordinator.http_face.events import EventReaders
+from xain_coordinator.http_face.fits import Fits
 from xain_coordinator.ports import Reader
-from xain_coordinator.server.http import bodies, chimera
-from xain_coordinator.server.http.errors import HttpError
-from xain_coordinator.server.http.events import EventReaders
-from xain_coordinator.server.http.fits import Fits
 from xain_coordinator.server.inspection_client import as_json
 from xain_coordinator.stores.reading import chunks
 from xain_foundation.fields import is_loopback

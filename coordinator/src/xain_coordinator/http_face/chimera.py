@@ -9,10 +9,10 @@ from typing import Any, Literal
 import numpy as np
 from fastapi import APIRouter
 
-from xain_coordinator.server.http import bodies
-from xain_coordinator.server.http.errors import HttpError
-from xain_coordinator.server.http.fits import Fits
-from xain_coordinator.server.http.predicting import Predictor
+from xain_coordinator.http_face import bodies
+from xain_coordinator.http_face.errors import HttpError
+from xain_coordinator.http_face.fits import Fits
+from xain_coordinator.http_face.predicting import Predictor
 from xain_coordinator.server.predictions import Predictions
 
 PREFIX = "/v1/chimera"

@@ -51,8 +51,8 @@ async def serving(sessions: "Sessions", listener: socket.socket) -> AsyncIterato
     ends early."""
     import uvicorn
 
-    from xain_coordinator.server.http.app import make_app
-    from xain_coordinator.server.http.fits import Fits
+    from xain_coordinator.http_face.app import make_app
+    from xain_coordinator.http_face.fits import Fits
 
     loop = asyncio.get_running_loop()
     fits = Fits(sessions, loop)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from xain_coordinator.core.values import GlobalModel
 from xain_coordinator.export.formats import columns_of
-from xain_coordinator.server.http.errors import HttpError
+from xain_coordinator.http_face.errors import HttpError
 from xain_coordinator.server.predictions import Predictions
 from xain_workloads import workload
 from xain_workloads.bagging_options import options_of_model
