@@ -12,13 +12,19 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from xain_parameters.errors import Unavailable
 from xain_parameters.messages import Message
 
-if TYPE_CHECKING:
-    from xain_parameters.transport.connection import Connection
+
+class Polled(Protocol):
+    """What a poller calls of a connection."""
+
+    def fileno(self) -> int: ...
+    def flush(self) -> None: ...
+    def on_ready(self, events: int) -> None: ...
+    def ended(self, why: Exception | None) -> None: ...
 
 
 class Answer:
@@ -55,32 +61,31 @@ class Poller:
     """Sends and receives for connections, in the threads that wait for answers."""
 
     def __init__(self) -> None:
-        self.unsent: set[Connection] = (
-            set()
-        )  # connections with requests that no thread has tried to send
+        # Connections with requests that no thread has tried to send.
+        self.unsent: set[Polled] = set()
         self._selector = selectors.DefaultSelector()
         self._lock = threading.Lock()
         self._is_polling = False
         self._sleeping: dict[Answer, threading.Lock] = {}  # locked while its thread sleeps
-        self._ending: set[Connection] = set()
+        self._ending: set[Polled] = set()
         self._is_closed = False
 
-    def add(self, connection: "Connection") -> None:
+    def add(self, connection: Polled) -> None:
         """Poll a connection from now on. Raises Unavailable after close()."""
         with self._lock:
             if self._is_closed:
                 raise Unavailable("the client was closed")
             self._selector.register(connection, selectors.EVENT_READ, connection)
 
-    def await_writable(self, connection: "Connection", is_awaited: bool) -> None:
+    def await_writable(self, connection: Polled, is_awaited: bool) -> None:
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if is_awaited else 0)
         self._selector.modify(connection, events, connection)
 
-    def remove(self, connection: "Connection") -> None:
+    def remove(self, connection: Polled) -> None:
         with suppress(KeyError):  # the poller was closed just after the connection was made
             self._selector.unregister(connection)
 
-    def end(self, connection: "Connection") -> None:
+    def end(self, connection: Polled) -> None:
         """Have a connection ended that was shut, by the thread that polls if there is one."""
         with self._lock:
             self._ending.add(connection)
