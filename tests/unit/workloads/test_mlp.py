@@ -12,7 +12,8 @@ from sklearn.neural_network import MLPClassifier
 from xain_workloads.data import load
 from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError, Diverged, NoData
-from xain_workloads.mlp import ACTIVATIONS, NUM_WEIGHTS_FOR_TORCH, MlpWorkload
+from xain_workloads.mlp import NUM_WEIGHTS_FOR_TORCH, MlpWorkload
+from xain_workloads.mlp_options import ACTIVATIONS
 from xain_workloads.model import Model, unflatten
 from xain_workloads.workload import create, evaluate, fit_centralised, from_metadata
 

@@ -12,7 +12,8 @@ from xain_workloads import neural_modules
 from xain_workloads.data import load
 from xain_workloads.dataset import Dataset
 from xain_workloads.errors import Diverged
-from xain_workloads.mlp import ACTIVATIONS, NUM_WEIGHTS_FOR_TORCH, SOLVERS
+from xain_workloads.mlp import NUM_WEIGHTS_FOR_TORCH
+from xain_workloads.mlp_options import ACTIVATIONS, SOLVERS
 from xain_workloads.model import Vector
 from xain_workloads.workload import create
 

@@ -10,17 +10,18 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from json import dumps
-from typing import Any, ClassVar, Self, get_args
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from xain_workloads.chance import random_state
-from xain_workloads.dataset import Dataset, Task
+from xain_workloads.dataset import Dataset
 from xain_workloads.errors import Diverged
+from xain_workloads.mlp_options import MlpOptions
 from xain_workloads.model import Layout, Model, TensorSpec, Vector, flatten, unflatten
 from xain_workloads.neural_modules import import_torch
-from xain_workloads.options import from_mapping, require_choice, require_range, to_text
+from xain_workloads.options import from_mapping, to_text
 from xain_workloads.preprocessing import Scale, target_scale
 from xain_workloads.profile import DataProfile, union
 from xain_workloads.supervised import (
@@ -39,72 +40,16 @@ from xain_workloads.supervised import (
 )
 from xain_workloads.workload import TrainResult
 
-ACTIVATIONS = ("relu", "tanh", "logistic", "identity")
-SOLVERS = ("sgd", "adam")
-ENGINES = ("auto", "sklearn", "torch")
 # Weights from which on engine "auto" takes PyTorch. Measured on two cores in float64, 16 rows a
 # step: with 5,000 weights a step takes 0.3 ms by either engine, with 300,000 it takes 5 ms by
 # scikit-learn and 2.5 ms by PyTorch. The import of PyTorch takes 1.5 s and 100 MB.
 NUM_WEIGHTS_FOR_TORCH = 200_000
-MAX_LAYERS = 10
-MAX_UNITS = 100_000  # of a layer
 # Chosen by benchmarks/learning.py. With 32 rows a step, seven sites with 57 rows each are 0.04
 # behind centralised training on breast_cancer; with an eighth of the rows, seven sites with 180 are
 # 0.013 behind on digits.
 STEPS_OF_SMALL_SITES = 16
 SMALLEST_BATCH, LARGEST_BATCH = 4, 32
-
-
-@dataclass(frozen=True, slots=True)
-class MlpOptions:
-    """Options of the workload "mlp", named as scikit-learn names them.
-
-    task: "classification" or "regression".
-    hidden_layers: units of each hidden layer, at least one layer.
-    activation: of the hidden layers, one of ACTIVATIONS.
-    solver: "sgd" with Nesterov's momentum, or "adam". Each round starts with a fresh optimiser:
-        neither velocity nor moments are kept between rounds.
-    learning_rate_init: step size, constant. momentum: for "sgd", 0 to below 1.
-    batch_size: rows of a step; a site with fewer rows takes all of them. 0: see batch_rows().
-    alpha: weight of the L2 penalty.
-    seed: of the initial weights, which the coordinator draws once for all sites.
-    dtype: of the weights between participants, "float32" or "float64". Training is in float64.
-    engine: library that trains, "sklearn" or "torch", which give the same weights up to rounding.
-        "auto": "torch" for a network of NUM_WEIGHTS_FOR_TORCH or more, if it is installed.
-    Raises ValueError that names the field.
-    """
-
-    task: str = "classification"
-    hidden_layers: tuple[int, ...] = (64,)
-    activation: str = "relu"
-    solver: str = "sgd"
-    learning_rate_init: float = 0.01
-    momentum: float = 0.9
-    batch_size: int = 0
-    alpha: float = 1e-4
-    seed: int = 0
-    dtype: str = "float32"
-    engine: str = "auto"
-
-    def __post_init__(self) -> None:
-        require_choice("task", self.task, get_args(Task))
-        require_choice("activation", self.activation, ACTIVATIONS)
-        require_choice("solver", self.solver, SOLVERS)
-        require_choice("dtype", self.dtype, ("float32", "float64"))
-        require_choice("engine", self.engine, ENGINES)
-        if not 1 <= len(self.hidden_layers) <= MAX_LAYERS:
-            raise ValueError(
-                f"hidden_layers is {self.hidden_layers}; it must have 1 to {MAX_LAYERS} layers"
-            )
-        for units in self.hidden_layers:
-            require_range("hidden_layers", units, at_least=1, at_most=MAX_UNITS)
-        require_range("learning_rate_init", self.learning_rate_init, above=0)
-        require_range("momentum", self.momentum, at_least=0)
-        if self.momentum >= 1:
-            raise ValueError(f"momentum is {self.momentum}; it must be below 1")
-        require_range("batch_size", self.batch_size, at_least=0)
-        require_range("alpha", self.alpha, at_least=0)
-        require_range("seed", self.seed, at_least=0)
+_DEFAULTS = MlpOptions()
 
 
 def batch_rows(num_rows: int) -> int:
@@ -123,7 +68,7 @@ class MlpWorkload:
     "hidden0.intercept" (units,), the same for each further layer, "output.coef" and
     "output.intercept"; its metadata hold "classes" as those of the workload "sgd" do."""
 
-    options: MlpOptions = MlpOptions()
+    options: MlpOptions = _DEFAULTS
     name: ClassVar[str] = "mlp"
     scaling: ClassVar[str] = "standard"
     missing: ClassVar[str] = "median"

@@ -5,17 +5,15 @@ losses, penalty and optimisers, in float64. The weights are the same up to round
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from xain_workloads.mlp_options import MlpOptions
 from xain_workloads.supervised import Array
-
-if TYPE_CHECKING:
-    from xain_workloads.mlp import MlpOptions
 
 _ADAM_BETAS, _ADAM_EPSILON = (0.9, 0.999), 1e-8  # defaults of scikit-learn
 
@@ -28,7 +26,7 @@ _ACTIVATIONS: Mapping[str, Callable[[Any], Any]] = {
 
 
 def train(
-    options: "MlpOptions",
+    options: MlpOptions,
     layers: Sequence[tuple[Array, Array]],
     features: Array,
     target: NDArray[Any],
@@ -93,7 +91,7 @@ def _loss(task: str, scores: Any, target: Any) -> Any:
     return functional.cross_entropy(scores, target)
 
 
-def _optimizer(options: "MlpOptions", network: Sequence[Sequence[Any]]) -> torch.optim.Optimizer:
+def _optimizer(options: MlpOptions, network: Sequence[Sequence[Any]]) -> torch.optim.Optimizer:
     """A fresh optimiser. Its first group of parameters are the coefs, which have a penalty."""
     groups = [{"params": list(tensors)} for tensors in zip(*network, strict=True)]
     # fused: one pass over the weights a step, which halves the time of a step of large networks.
@@ -111,7 +109,7 @@ def _optimizer(options: "MlpOptions", network: Sequence[Sequence[Any]]) -> torch
 
 
 def _set_up_step(
-    optimizer: torch.optim.Optimizer, options: "MlpOptions", step: int, num_rows: int
+    optimizer: torch.optim.Optimizer, options: MlpOptions, step: int, num_rows: int
 ) -> None:
     """Set what scikit-learn does otherwise than PyTorch. step: from 1 on."""
     coefs, _ = optimizer.param_groups

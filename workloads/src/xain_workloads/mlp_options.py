@@ -1,0 +1,65 @@
+"""Options of multi-layer perceptrons."""
+
+from dataclasses import dataclass
+from typing import get_args
+
+from xain_workloads.dataset import Task
+from xain_workloads.options import require_choice, require_range
+
+ACTIVATIONS = ("relu", "tanh", "logistic", "identity")
+SOLVERS = ("sgd", "adam")
+ENGINES = ("auto", "sklearn", "torch")
+MAX_LAYERS = 10
+MAX_UNITS = 100_000  # of a layer
+
+
+@dataclass(frozen=True, slots=True)
+class MlpOptions:
+    """Options of the workload "mlp", named as scikit-learn names them.
+
+    task: "classification" or "regression".
+    hidden_layers: units of each hidden layer, at least one layer.
+    activation: of the hidden layers, one of ACTIVATIONS.
+    solver: "sgd" with Nesterov's momentum, or "adam". Each round starts with a fresh optimiser:
+        neither velocity nor moments are kept between rounds.
+    learning_rate_init: step size, constant. momentum: for "sgd", 0 to below 1.
+    batch_size: rows of a step; a site with fewer rows takes all of them. 0: see batch_rows().
+    alpha: weight of the L2 penalty.
+    seed: of the initial weights, which the coordinator draws once for all sites.
+    dtype: of the weights between participants, "float32" or "float64". Training is in float64.
+    engine: library that trains, "sklearn" or "torch", which give the same weights up to rounding.
+        "auto": "torch" for a network of mlp.NUM_WEIGHTS_FOR_TORCH or more, if it is installed.
+    Raises ValueError that names the field.
+    """
+
+    task: str = "classification"
+    hidden_layers: tuple[int, ...] = (64,)
+    activation: str = "relu"
+    solver: str = "sgd"
+    learning_rate_init: float = 0.01
+    momentum: float = 0.9
+    batch_size: int = 0
+    alpha: float = 1e-4
+    seed: int = 0
+    dtype: str = "float32"
+    engine: str = "auto"
+
+    def __post_init__(self) -> None:
+        require_choice("task", self.task, get_args(Task))
+        require_choice("activation", self.activation, ACTIVATIONS)
+        require_choice("solver", self.solver, SOLVERS)
+        require_choice("dtype", self.dtype, ("float32", "float64"))
+        require_choice("engine", self.engine, ENGINES)
+        if not 1 <= len(self.hidden_layers) <= MAX_LAYERS:
+            raise ValueError(
+                f"hidden_layers is {self.hidden_layers}; it must have 1 to {MAX_LAYERS} layers"
+            )
+        for units in self.hidden_layers:
+            require_range("hidden_layers", units, at_least=1, at_most=MAX_UNITS)
+        require_range("learning_rate_init", self.learning_rate_init, above=0)
+        require_range("momentum", self.momentum, at_least=0)
+        if self.momentum >= 1:
+            raise ValueError(f"momentum is {self.momentum}; it must be below 1")
+        require_range("batch_size", self.batch_size, at_least=0)
+        require_range("alpha", self.alpha, at_least=0)
+        require_range("seed", self.seed, at_least=0)
