@@ -5,6 +5,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from itertools import chain
 from pathlib import Path
 
@@ -85,7 +86,8 @@ PLUGINS = {"hdfs-native"}
 
 
 def imports(folder: Path) -> Iterator[tuple[Path, str]]:
-    """(file, imported module) of every import below a folder."""
+    """(file, imported module) of every import below a folder; a module that is imported from its
+    package counts as that module."""
     files = list(folder.rglob("*.py"))
     assert files, f"{folder} is empty"
     for file in files:
@@ -94,7 +96,17 @@ def imports(folder: Path) -> Iterator[tuple[Path, str]]:
                 yield from ((file, alias.name) for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
                 assert node.level == 0, f"{file} imports relatively"
-                yield file, node.module or ""
+                assert node.module
+                for alias in node.names:
+                    name = f"{node.module}.{alias.name}"
+                    yield file, name if is_module(name) else node.module
+
+
+@cache
+def is_module(name: str) -> bool:
+    """Whether a dotted name is a module or package of ours."""
+    files = [ROOT / one / "src" / Path(*name.split(".")) for one in DISTRIBUTIONS]
+    return any(file.is_dir() or file.with_suffix(".py").is_file() for file in files)
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
@@ -109,30 +121,26 @@ def test_arrows_point_one_way(name):
         assert not is_ours or top in allowed, f"{file} imports {module}"
 
 
-def room(package: Path, file: Path) -> str:
-    """The folder of a file, as a dotted name; the HTTP face is a room of its own in server/."""
-    folder = file.relative_to(package).parent.parts
-    return ".".join(folder[: 2 if folder[:2] == ("server", "http") else 1])
-
-
 def imported_rooms(name: str) -> dict[str, set[str]]:
-    """For each folder of a distribution, the other folders of it that it imports from."""
+    """For each room of a distribution, the other rooms of it that it imports from.
+
+    A folder of the package is a room, and so is a file beside the folders.
+    """
     package = ROOT / name / "src" / DISTRIBUTIONS[name]
     rooms: dict[str, set[str]] = {}
     for file, module in imports(package):
         top, *path = module.split(".")
-        if top != DISTRIBUTIONS[name]:
-            continue
-        target = package.joinpath(*path)
-        imported = room(package, target / "__init__.py" if target.is_dir() else target)
-        if room(package, file) and imported not in ("", room(package, file)):
-            rooms.setdefault(room(package, file), set()).add(imported)
+        if top == DISTRIBUTIONS[name]:
+            importing = file.relative_to(package).with_suffix("").parts[0]
+            imported = path[0] if path else "__init__"
+            if imported != importing:
+                rooms.setdefault(importing, set()).add(imported)
     return rooms
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_no_folders_import_each_other_in_a_circle(name):
-    """Folders without their imports are taken away until none is left; a circle would stay."""
+def test_no_rooms_import_each_other_in_a_circle(name):
+    """Rooms without their imports are taken away until none is left; a circle would stay."""
     rooms = imported_rooms(name)
     while leaves := {one for one in rooms if not rooms[one] & rooms.keys()}:
         rooms = {one: imported for one, imported in rooms.items() if one not in leaves}
@@ -140,14 +148,14 @@ def test_no_folders_import_each_other_in_a_circle(name):
 
 
 def test_folders_of_the_coordinator_are_known_only_to_those_above():
-    """Stores, journal and metrics know no configuration; the core knows no folder."""
+    """Stores, journal and metrics know no configuration; the core knows no other room."""
     rooms = imported_rooms("coordinator")
     assert "core" not in rooms
     for adapter in ("stores", "journal", "metrics"):
-        assert rooms[adapter] <= {"core", "stores"}
+        assert rooms[adapter] <= {"core", "ports", "stores"}
     assert not rooms["config"] & {"stores", "journal", "metrics"}
     assert not rooms["driver"] & {"server", "updates", "config", "assembly", "process", "cli"}
-    assert not rooms["server"] & {"server.http", "assembly", "process", "cli", "xain06"}
+    assert not rooms["server"] & {"http_face", "assembly", "process", "cli", "xain06"}
 
 
 def test_no_file_of_the_coordinator_lies_loose():
@@ -237,6 +245,7 @@ def test_every_file_on_the_way_of_an_update_exists():
     for file in named:
         assert (ROOT / "coordinator/src/xain_coordinator" / file).is_file(), file
     rooms = imported_rooms("coordinator")
-    assert rooms["updates"] <= {"core", "driver", "stores"}
-    assert rooms["driver"] <= {"core", "stores", "journal", "metrics", "aggregation", "extensions"}
-    assert rooms["aggregation"] <= {"core", "stores", "extensions"}
+    below = {"core", "ports", "stores"}
+    assert rooms["updates"] <= below | {"driver"}
+    assert rooms["driver"] <= below | {"journal", "metrics", "aggregation", "extensions"}
+    assert rooms["aggregation"] <= below | {"extensions"}
