@@ -76,8 +76,8 @@ def _flags_of(command: Any) -> Iterator[Any]:
 
 
 def _what_is_wrong(error: Any) -> str:
-    """One line without the arguments themselves: one of them may be a secret that a blank has
-    separated from its key."""
+    """Describe the error in one line, without the arguments: one of them may be a secret that a
+    blank has separated from its key."""
     if hasattr(error, "possibilities"):  # there is no such option
         known = _FLAG.fullmatch(error.option_name)
         name = f"flag {error.option_name}" if known else "such flag"

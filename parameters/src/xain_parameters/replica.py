@@ -380,7 +380,8 @@ class Replica:
                         self._take(piece)
             for piece in recorded if with_recorded else ():
                 self._load_recorded(piece)
-        # What one range still held may have been opened in another.
+        # The ranges may differ in the clocks that they have opened. Pushes that one of them still
+        # held are held here again, so the lowest clock counts.
         self.opened = min(opened, default=0)
 
     def _merge_state(self, state: _State) -> None:

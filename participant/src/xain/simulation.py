@@ -232,7 +232,7 @@ def _toml(value: Any) -> str:
 
 
 class _Parked(BaseException):
-    """Ends main() until its site is given another round."""
+    """Raised in main() to leave it until its site is given another round."""
 
 
 class _SiteRounds(Rounds):
@@ -248,10 +248,10 @@ class _SiteRounds(Rounds):
         raise _Parked
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        """The site stays in its session."""
+        """Keep the site in its session, which Rounds.__exit__ would end for it."""
 
     def __del__(self) -> None:
-        """The site stays in its session."""
+        """Keep the site in its session, which Rounds.__del__ would leave."""
 
 
 @dataclass(slots=True)

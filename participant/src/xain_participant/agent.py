@@ -232,8 +232,8 @@ class Agent:
         self._stopping = False
         self._closing = False
         self._hung_up: SimpleQueue[None] = runtime.queue()  # wakes the watch thread from its pause
-        # Nothing was answered since the stream broke off; and one when that is over, for which the
-        # watch thread waits.
+        # No call was answered since the stream broke off. The watch thread waits for an entry in
+        # the queue, which says that calls are answered again.
         self._is_away = False
         self._is_back: SimpleQueue[None] = runtime.queue()
 

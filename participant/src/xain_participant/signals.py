@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def stop_on_signals(agent: "Agent") -> None:
-    """From now on the first SIGTERM or SIGINT stops the agent, the second one the process.
+    """Let the first SIGTERM or SIGINT stop the agent, and the second one the process.
 
     Both end it with 128 + number, as shells and container engines expect it. With 0 a participant
     that is moved to another machine would count as done, and never be started there.

@@ -175,7 +175,7 @@ class _Cursor:
         kept, number = (int(value) for value in self._table.pull(self._index)[0])
         if not kept:
             return 0
-        # With staleness the servers may have batches of this clock and later ones: those again.
+        # With staleness the servers may have batches of this clock and later ones: they come again.
         return max(0, number - max(-1, kept - 1 - clock))
 
 
@@ -253,8 +253,8 @@ class Batches:
         return self.batch(0) is None
 
     def batch(self, number: int) -> Batch | None:
-        """None: the epochs are over. A number is asked for repeatedly, or the one after it; after
-        any other one the part is read from its beginning again."""
+        """The batch of this number, from 0, or None after the last epoch. The same number again and
+        the next one are read ahead; any other one reads the part from its beginning."""
         if number == self._number + 1 and self._ahead[0].result() is not None:
             self._ahead.popleft()
             self._number = number

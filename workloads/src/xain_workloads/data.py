@@ -342,7 +342,7 @@ def _open_bundled(name: str, task: Task) -> _Source:
 
 
 def _open_npz(path: Path, task: Task) -> _Source:
-    if not zipfile.is_zipfile(path):  # for which numpy would suggest to try pickle
+    if not zipfile.is_zipfile(path):  # numpy's own error would suggest pickle
         raise DataError(f"{path}: not an archive as numpy.savez writes it")
     try:
         with np.load(path, allow_pickle=False) as archive:  # a pickled array is code waiting to run

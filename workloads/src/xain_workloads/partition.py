@@ -45,7 +45,7 @@ class Partition:
     seed: int = 0
 
     def apply(self, data: Data) -> Data:
-        """This participant's part of the data; it may be empty."""
+        """The part `index` of the data, which may be empty."""
         if self.kind == "none":
             return data
         if self.kind == "iid":

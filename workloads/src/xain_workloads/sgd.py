@@ -140,7 +140,7 @@ class SgdWorkload:
     def initial_model(
         self, profiles: Sequence[DataProfile], metadata: Mapping[str, str] | None = None
     ) -> Model:
-        """All zeros. Classification needs two classes in all profiles together."""
+        """A model of zeros. Classification needs two classes in all profiles together."""
         profile = union(profiles)
         classes = classes_to_learn(self.options.task, profile)
         num_rows = num_outputs(classes)

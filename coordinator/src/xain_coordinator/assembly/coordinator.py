@@ -197,8 +197,8 @@ class Coordinator:
         and the journal's sessions are as they were.
         """
         self._weights_port = self._open_weights_port()
-        # This takes the port. Only then may the driver write the beginning of a new session, which
-        # hides the one before for good.
+        # GrpcServer takes the port. Only then may the driver write the beginning of a new session,
+        # which hides the session before for good.
         self._server = GrpcServer(
             self.driver,
             self.store,

@@ -565,7 +565,7 @@ def _explained(command: str) -> Iterator[None]:
 
 @app.command(
     "demo",
-    # Its flags are its own, --help among them.
+    # `demo` parses its flags itself, --help among them.
     add_help_option=False,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )
@@ -578,7 +578,7 @@ def _demo(context: typer.Context) -> None:
 
 @app.command(
     "launch",
-    # Its flags are its own, --help among them.
+    # `launch` parses its flags itself, --help among them.
     add_help_option=False,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )

@@ -105,8 +105,8 @@ class Fence:
         """Raises TakenOver if we are not the owner any more, and the store's errors. Blocks."""
         assert self._name, "take_over() comes first"
         owner = self._owner()
-        # None at all: a store that was emptied, or one that is not mounted; nobody is newer. A
-        # lesser one: somebody has removed ours, and it was started after that.
+        # No owner: the store was emptied or is not mounted, and no coordinator is newer. An owner
+        # with a lower number: our object was removed, and that coordinator was started afterwards.
         if owner and owner != self._name:
             raise TakenOver(
                 f"another coordinator has taken over the session {self._session_id} in "

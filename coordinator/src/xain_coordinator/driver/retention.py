@@ -62,13 +62,13 @@ class Retention:
                     await driver.changed()
 
     async def _drop_at_last(self, driver: Driver, session: Session) -> None:
-        """Tried again until it is done, or there is more to drop. Raises Unavailable."""
+        """Try to drop updates until they are gone or there are more to drop. Raises Unavailable."""
         backoff = Backoff(self.first_wait_s, 60.0)
         while True:
             try:
                 return await run_to_end(self.drop, needed_by(session))
             except Exception as error:
-                # Also a defect of ours costs room in the store, and no round.
+                # No failure here, not even a defect of ours, may cost more than room in the store.
                 if not backoff.has_failed:
                     trace = None if isinstance(error, StoreError) else error
                     reason = str(error)

@@ -28,7 +28,7 @@ class Writer(Protocol):
         """Number of points that are lost. It may take its time until `closing` is set."""
 
     def close(self) -> None:
-        """Nothing more will be written."""
+        """Release the writer's resources after its last write()."""
 
 
 def cost(stamped: Stamped) -> int:

@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 # Bytes of weights in a message of a download. gRPC holds three copies of each message until the
 # connection has taken it.
 MESSAGE_BYTES = 64 << 10
-# In a read of the store, which is kept for all downloads that are about as far.
+# Bytes of a read of the store. A block is kept for all downloads that are about as far.
 BLOCK_BYTES = 256 << 10
 
 Write = Callable[[WeightsRef, bytes], Awaitable[None]]

@@ -32,7 +32,7 @@ _UPLOAD_SUFFIX = ".part"
 UNFINISHED_S = 3600.0
 
 _WRITE_BEHIND_BYTES = 8 << 20  # a write that is worth a disk's while
-# For an upload that is being committed, or a file that is being removed, to let go of its lock.
+# Wait for the lock of an upload that is being committed, or of a file that is being removed.
 _LOCKED_S = 1.0
 
 
@@ -396,7 +396,7 @@ class FileUpload:
                 self._store.rename(self._temp, self._path, overwrite=overwrite)
             except FileExistsError:
                 raise KeyExists(self._key) from None
-        # Not earlier: the lock on it is what keeps it from being swept.
+        # The file is closed last: its lock keeps it from being swept.
         self._close()
         return self._path.parent
 

@@ -29,7 +29,7 @@ class MemoryStore:
         return MemoryUpload(self, key)
 
     def find_unfinished(self, key: str, label: str) -> None:
-        """None: no upload outlives its process in memory."""
+        """Find nothing: no upload in memory outlives its process."""
 
     def sweep(self) -> None: ...
 

@@ -104,8 +104,8 @@ class S3Store:
         return S3Upload(self, key, self._name(key))
 
     def find_unfinished(self, key: str, label: str) -> None:
-        """None: a process takes the part that it was filling with it, and the bucket's lifecycle
-        rule removes the parts that were sent."""
+        """Find nothing: the part that a process was filling ends with it, and the bucket's
+        lifecycle rule removes the parts that were sent."""
 
     def sweep(self) -> None: ...
 
@@ -135,8 +135,8 @@ class S3Store:
                 yield key
 
     def delete(self, *keys: str) -> None:
-        # Not one request for many, which not every server has; and few at a time, since what an
-        # aggregation reads waits behind them, and for these nobody waits.
+        # One request for each object, since not every server deletes many at once; and few at a
+        # time, since reads of an aggregation queue behind them, and no caller waits for deletions.
         names = [(key, self._name(key)) for key in keys]
         for start in range(0, len(names), NUM_DELETIONS):
             few = names[start : start + NUM_DELETIONS]

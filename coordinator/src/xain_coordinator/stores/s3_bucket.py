@@ -187,7 +187,7 @@ class Bucket:
         raise StoreUnavailable(f"{self._server()} finds no place for {key!r} at the moment")
 
     def delete(self, key: str, name: str) -> None:
-        """Nothing happens if there is none."""
+        """Delete the object `name`, if it exists."""
         with contextlib.suppress(KeyNotFound):  # S3 does not say so; some others do
             self._call("delete", "delete_object", {"Key": name}, key=key)
 
@@ -229,7 +229,7 @@ class Bucket:
         self._call("write", "complete_multipart_upload", parameters, key=key, answers=answers)
 
     def abort(self, key: str, name: str, upload_id: str) -> None:
-        """Nothing happens if there is no such upload."""
+        """Abort the multipart upload, if it exists."""
         parameters = {"Key": name, "UploadId": upload_id}
         with contextlib.suppress(Declined):
             self._call("write", "abort_multipart_upload", parameters, key=key, answers={404})
@@ -440,8 +440,8 @@ def _config(settings: StoreSettings) -> Config:
         tcp_keepalive=True,
         # Servers of one's own seldom have a DNS name for each bucket.
         s3={"addressing_style": "path" if settings.endpoint else "virtual"},
-        # Others do not know the checksums that botocore adds by default, and a signed URL with them
-        # could not be used by a plain PUT.
+        # Other servers than Amazon's do not know the checksums that botocore adds by default, and a
+        # plain PUT could not use a signed URL with them.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )

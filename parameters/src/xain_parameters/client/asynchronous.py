@@ -131,7 +131,7 @@ class Server:
         return await self._run(self._server.command, server, number, text)
 
     async def close(self) -> None:
-        """Ends what is under way, also calls that wait."""
+        """End all calls, also those that wait."""
         made, self._made = self._made, None
         if made is not None:
             try:

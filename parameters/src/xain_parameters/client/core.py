@@ -349,7 +349,7 @@ class Core:
             generation = ticket.generation if is_clocked else None
             self._requests.run(table, pieces, head, generation=generation)
         except RolledBack:
-            # This clock comes again, or an earlier one: see next_clock.
+            # The worker repeats this clock or an earlier one: see next_clock.
             log.info("push_dropped", table=table.name, clock=ticket.clock, reason="rolled back")
 
     # --- pulls ---

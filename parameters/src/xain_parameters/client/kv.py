@@ -200,7 +200,7 @@ class KVWorker:
         self.close()
 
     def close(self) -> None:
-        """Ends waiting requests with Closed; waits for those that are under way."""
+        """End waiting requests with Closed, and wait for those that are under way."""
         self._queue.close()
 
     def _begin(

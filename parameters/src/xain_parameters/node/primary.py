@@ -144,7 +144,7 @@ class Primary:
     # --- the other servers ---
 
     def probe(self) -> None:
-        """Ask each server that is to be asked what it has."""
+        """Ask each server that has no open probe which records of the range it has."""
         for peer in self._peers.values():
             if peer.probe == 0:
                 self._last_probe += 1

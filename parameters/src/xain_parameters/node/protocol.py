@@ -179,7 +179,7 @@ class ServerNode:
 
     def loaded(self, number: int, generation: int, replica: Replica, now: float) -> None:
         """Take a range as it was in the checkpoint that the generation began from."""
-        # As take_view() takes the locks: that of the node, then that of the range.
+        # The lock of the node comes before that of the range, as in take_view().
         with self._lock:
             hosted = self._hosted.get(number)
             if hosted is None or hosted.generation != generation or hosted.role is not None:
@@ -282,7 +282,7 @@ class ServerNode:
             self._refuse(source, request, "moved")
             return
         primary = hosted.role
-        # Nobody works on a range whose begin is not on disk: losing it would roll back the others.
+        # A range is not used before its begin is on disk: losing it would roll back the others.
         is_ready = isinstance(primary, Primary) and primary.copy.synced >= 0
         if now >= self._leased_until or not is_ready or request.view > hosted.version:
             self._refuse(source, request, "busy")

@@ -63,7 +63,7 @@ def _answer(state: State, command: c.Command) -> Iterable[AnyEvent]:
         case c.Start(settings):
             if settings.checkpoint_interval and not settings.checkpoints:
                 raise Invalid("checkpoint_interval is given, and no folder for checkpoints")
-            # Without a log nobody brings a range back.
+            # Without a log no server brings a range back.
             lost = () if settings.has_log else _given_up(state)
             return (e.Started(settings), *lost)
         case c.ServerJoined() | c.ServerReturned() | c.ServerLeft() | c.ServerDied():

@@ -92,7 +92,7 @@ class ServerScheduler(SchedulerMember):
             self._has_news.clear()
             with self._lock:
                 sent = self._waiting
-                # One that leaves says so each time: the scheduler may be another one by now.
+                # Each report of a leaving server says so: the scheduler may be another one by now.
                 self._waiting = Report(is_leaving=sent.is_leaving)
             if self._load is not None:
                 sent = replace(sent, load=self._load())

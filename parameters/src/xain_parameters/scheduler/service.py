@@ -81,7 +81,7 @@ class SchedulerService(SchedulerServicer):
         worker_lease_s: float = WORKER_LEASE_S,
     ) -> None:
         self._journal = journal
-        # Nobody can have been before the first scheduler of a group.
+        # The first scheduler of a group has no earlier members to wait for.
         settle_s = 0.0 if journal.is_new else lease_s
         self.membership = MembershipService(lease_s, settle_s, grace_s, self._members_changed)
         # When all members of an earlier scheduler have had the time to come back.

@@ -458,8 +458,8 @@ def _with_worker(state: State, event: WorkerBegan | Ticked | WorkerEnded) -> Sta
     else:
         gathered = 0
         if worker.has_left:
-            # Nobody comes back to work on these clocks: what was pushed counts now. After a death
-            # somebody may, and would find the clock closed.
+            # A worker that has left does not come back to these clocks: its pushes count now. A
+            # worker that has died may come back, and would find the clock closed.
             opened = max(opened, *(other.ticked for other in workers.values()))
         if all(other.has_left for other in workers.values()):
             workers = {n: replace(other, has_left=False) for n, other in workers.items()}
@@ -496,7 +496,7 @@ def _with_server(state: State, name: str, **changes: bool) -> State:
 
 
 def _latest(nodes: dict[str, Any]) -> dict[str, Any]:
-    """Without the oldest of those that are not live, if they are too many."""
+    """Drop the oldest of the nodes that are not live, if there are too many of these."""
     former = [name for name, node in nodes.items() if not node.is_live]
     for name in former[: max(0, len(former) - MAX_FORMER)]:
         del nodes[name]

@@ -115,7 +115,7 @@ class OpenPart(Part):
         return len(keys)
 
     def check_ascending(self, keys: Keys) -> None:
-        """Keys may ascend by their positions instead, which is the faster order."""
+        """Accept keys that ascend by value or, which is faster, by position."""
         if (keys[1:] > keys[:-1]).all():
             return
         positions = mixed(keys)

@@ -19,7 +19,7 @@ from xain_parameters.messages import Message
 
 
 class Polled(Protocol):
-    """What a poller calls of a connection."""
+    """Methods of a connection that a poller calls."""
 
     def fileno(self) -> int: ...
     def flush(self) -> None: ...
