@@ -20,7 +20,7 @@ from xain_participant.cli import app as participant_app
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-LAYOUT = re.compile(r"[a-z]+/ +\w")  # of "Where things are": a folder and what is in it
+LAYOUT = re.compile(r"[a-z.]+/ +\w")  # of "Where things are": a folder and what is in it
 
 # What this test does not do: it would set up another environment, needs a program that is not ours,
 # measures, or has a test of its own.
