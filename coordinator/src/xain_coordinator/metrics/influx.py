@@ -1,27 +1,27 @@
-"""Metrics in InfluxDB 2, or whatever else speaks its write API, through influxdb-client.
+"""Metrics in InfluxDB 2, or whatever else speaks its write API.
 
-The client's own batching buffers without a bound and logs what it likes, so only its synchronous
-writes are used; queue.py does the rest.
+influxdb-client only makes the lines. Its batching buffers without a bound, and it logs answers that
+it does not understand, whole, to the root logger: the answer of a proxy may show the request, with
+the token. queue.py makes the batches.
 
 A batch is sent until the server takes or refuses it, with growing waits between the tries; points
 that come meanwhile wait in the queue, which is bounded. Of a batch with points that it refuses,
 InfluxDB writes the others and says how many it dropped.
 """
 
-import logging
+import json
 import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from gzip import compress
 from math import isfinite
 from random import Random
+from urllib.parse import urlencode
 
 import structlog
 import urllib3
-from influxdb_client.client.influxdb_client import InfluxDBClient
 from influxdb_client.client.write.point import Point as LinePoint
-from influxdb_client.rest import ApiException
-from influxdb_client.service.write_service import WriteService
 
 from xain_coordinator.core.values import Point
 from xain_coordinator.metrics.queue import Stamped
@@ -62,24 +62,23 @@ class InfluxWriter:
             raise StoreError(
                 "the token of [metrics] must be printable ASCII without blanks at its ends"
             )
-        # The client logs answers that it does not understand, whole, to the root logger: a proxy's
-        # may show the request, with the token.
-        logging.getLogger().addFilter(lambda r: "influxdb_client" not in r.pathname)
-        timeout_ms = max(1, round(1000 * timeout_s))  # 0 would mean none
-        self._client = InfluxDBClient(
-            url, token=token, org=org, timeout=timeout_ms, enable_gzip=True
+        query = urlencode({"org": org, "bucket": bucket, "precision": "ns"})
+        self._url = f"{url.rstrip('/')}/api/v2/write?{query}"
+        self._http = urllib3.PoolManager(
+            headers={
+                "Authorization": f"Token {token}",
+                "Content-Encoding": "gzip",
+                "Content-Type": "text/plain; charset=utf-8",
+            },
+            timeout=urllib3.Timeout(total=timeout_s),
+            retries=False,
         )
-        self._api = WriteService(  # type: ignore[no-untyped-call]  # the client's
-            self._client.api_client
-        )
-        self._org = org
-        self._bucket = bucket
         self._token = token
         self.backoff = Backoff(0.5, 30.0, Random())
         self._refused = RateLimitedLog(log.warning, "metric_points_refused")
 
     def close(self) -> None:
-        self._client.close()  # type: ignore[no-untyped-call]  # the client's
+        self._http.clear()
 
     def write(self, batch: Sequence[Stamped], closing: threading.Event) -> int:
         lines = [line for at, point in batch if (line := to_line(at, point))]
@@ -120,31 +119,29 @@ class InfluxWriter:
 
     def _send(self, lines: Sequence[bytes]) -> _Failure | None:
         try:
-            _, status, _ = self._api.post_write_with_http_info(  # type: ignore[no-untyped-call]  # the client's
-                self._org,
-                self._bucket,
-                b"\n".join(lines),
-                precision="ns",
-                content_type="text/plain; charset=utf-8",
-            )
-        except ApiException as error:  # without its headers
-            said = error.message
-            if isinstance(said, bytes):
-                said = said.decode("utf-8", "replace")
-            return _Failure(int(error.status), self._clean(f"{error.reason}: {said}"))
+            answer = self._http.request("POST", self._url, body=compress(b"\n".join(lines)))
         except urllib3.exceptions.HTTPError as error:
             return _Failure(0, self._clean(f"{type(error).__name__}: {error}"))
-        except (OSError, ValueError) as error:  # such as an answer that is not text
-            return _Failure(0, type(error).__name__)
-        if status != _WRITTEN:
+        status = answer.status
+        if status == _WRITTEN:
+            return None
+        if status < 300:
             return _Failure(status, f"it answers {status} where InfluxDB says {_WRITTEN}")
-        return None
+        return _Failure(status, self._clean(f"{answer.reason}: {_message_of(answer.data)}"))
 
     def _clean(self, text: str) -> str:
         # A proxy may show the request that it did not like.
         if self._token:
             text = text.replace(self._token, "***")
         return text[:_MAX_REASON]
+
+
+def _message_of(answer: bytes) -> str:
+    """What InfluxDB says in an answer, or the text of another server's answer."""
+    try:
+        return str(json.loads(answer)["message"])
+    except (KeyError, TypeError, ValueError):
+        return answer.decode("utf-8", "replace")
 
 
 def to_line(at_ns: int, point: Point) -> bytes:
