@@ -8,7 +8,6 @@ import grpc
 from support.transfers import DATA, LARGE, MIB, found, header, in_round, put, with_model, written
 from support.wire import digest, npy, refused
 from xain_coordinator.server.downloads import Downloads
-from xain_coordinator.updates import bodies
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl.coordinator_pb2_grpc import CoordinatorStub
 
@@ -17,15 +16,24 @@ Code = grpc.StatusCode
 
 async def test_upload_of_a_silent_sender_ends_and_goes_on_later(start, join, tmp_path, monkeypatch):
     """Nothing that was written is lost."""
-    a = join(await start(), "a")
+    coordinator = await start()
+    a = join(coordinator, "a")
     await in_round(a)
+    inbox = coordinator._server.inbox
+    streams, receive = [], inbox.receive
+
+    def noted(name, stream):
+        streams.append(stream)
+        return receive(name, stream)
+
+    monkeypatch.setattr(inbox, "receive", noted)
 
     async def requests() -> AsyncIterator[pb.PutWeightsRequest]:
         yield pb.PutWeightsRequest(header=header())
         for at in range(0, 3 * MIB, MIB):
             yield pb.PutWeightsRequest(data=DATA[at : at + MIB])
         await written(tmp_path, 3 * MIB)
-        monkeypatch.setattr(bodies, "STALLED_S", 0.01)
+        streams[0].stall_timer.stalled_s = 0.01
         yield pb.PutWeightsRequest()  # the next read has the new time limit
         await asyncio.Event().wait()
 
@@ -33,7 +41,6 @@ async def test_upload_of_a_silent_sender_ends_and_goes_on_later(start, join, tmp
     code, why, details = await refused(call)
     assert (code, why) == (Code.UNAVAILABLE, "UNAVAILABLE")
     assert "FindUpload" in details
-    monkeypatch.undo()
     assert await found(a) == 3 * MIB
     ref = (await (await put(a, 3 * MIB))).ref
     assert (ref.size_bytes, ref.digest) == (len(DATA), digest(DATA))

@@ -35,10 +35,8 @@ from xain_coordinator.server import weights_port as ports
 from xain_coordinator.server.capabilities import Capabilities, PortFile
 from xain_coordinator.server.serve import WEIGHTS_PORT
 from xain_coordinator.server.weights_port import PortTaken
-from xain_coordinator.updates import bodies
 from xain_foundation.sockets import free_ports
 from xain_participant import Agent
-from xain_participant import direct as direct_module
 from xain_participant.client import CoordinatorClient
 from xain_participant.direct import DirectTransfer, OfferFailed, with_host
 from xain_proto.fl import coordinator_pb2 as pb
@@ -306,7 +304,7 @@ async def test_slow_peers_hold_no_thread(start, join):
 
     def held() -> list[socket.socket]:
         slow = []
-        for _ in range(3 * ports.NUM_THREADS):
+        for _ in range(3 * ports.WeightsPort.num_threads):
             sock = connected(work.model.url)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             sock.sendall(head("GET", work.model.url))
@@ -325,9 +323,9 @@ async def test_slow_peers_hold_no_thread(start, join):
 
 async def test_model_is_opened_while_senders_keep_all_threads_busy(start, join, monkeypatch):
     """A sender of a few bytes at a time never makes its thread wait for long."""
-    monkeypatch.setattr(ports, "NUM_THREADS", 1)
-    monkeypatch.setattr(bodies, "STALLED_S", 600.0)
+    monkeypatch.setattr(ports.WeightsPort, "num_threads", 1)
     coordinator, a = await with_model(start, join, VECTOR)
+    coordinator._weights_port.stalled_s = 600.0
     work = await a.start()
     is_served = threading.Event()
 
@@ -347,11 +345,10 @@ async def test_model_is_opened_while_senders_keep_all_threads_busy(start, join, 
     await sender
 
 
-async def test_stalled_transfer_ends(start, join, monkeypatch):
+async def test_stalled_transfer_ends(start, join):
     """An upload of which nothing comes is answered with 408 and can go on; a head is, too."""
-    monkeypatch.setattr(bodies, "STALLED_S", 0.2)
     coordinator, a = await with_model(start, join, VECTOR)
-    coordinator._weights_port.head_s = 0.2
+    coordinator._weights_port.head_s = coordinator._weights_port.stalled_s = 0.2
     url = (await a.start()).upload.url
 
     def statuses() -> list[int]:
@@ -365,10 +362,10 @@ async def test_stalled_transfer_ends(start, join, monkeypatch):
     assert await asyncio.to_thread(offset_of, url, OTHER_DATA) == 2 * MIB
 
 
-async def test_sender_of_single_bytes_ends(start, join, monkeypatch):
+async def test_sender_of_single_bytes_ends(start, join):
     """Bytes that come one by one do not make a transfer last, and hold no thread for ever."""
-    monkeypatch.setattr(bodies, "STALLED_S", 0.3)
-    _, a = await with_model(start, join, VECTOR)
+    coordinator, a = await with_model(start, join, VECTOR)
+    coordinator._weights_port.stalled_s = 0.3
     url = (await a.start()).upload.url
 
     def dripping() -> int:
@@ -471,10 +468,10 @@ async def test_participant_goes_on_with_a_put_whose_connection_broke(start, join
     ],
     ids=["nothing", "a part of a line", "no key"],
 )
-async def test_answer_that_is_not_the_port_s_fails_an_offer(monkeypatch, said):
+async def test_answer_that_is_not_the_port_s_fails_an_offer(said):
     """Whatever listens at the address, the update is not taken for stored, and nothing hangs."""
-    monkeypatch.setattr(direct_module, "CONTINUE_TIMEOUT_S", 0.3)
-    with socket.create_server(("127.0.0.1", 0)) as server, closing(DirectTransfer()) as direct:
+    transfer = DirectTransfer(continue_timeout_s=0.3)
+    with socket.create_server(("127.0.0.1", 0)) as server, closing(transfer) as direct:
 
         def serve() -> None:
             sock, _ = server.accept()
@@ -624,7 +621,7 @@ async def test_malformed_requests_crash_and_leak_nothing(start, join):
     # One file more may be that of an upload that broke off, which is kept.
     await until(lambda: num_open() <= before + 1)
     moving = [one for one in threading.enumerate() if one.name.startswith("weights_")]
-    assert len(moving) <= ports.NUM_THREADS
+    assert len(moving) <= ports.WeightsPort.num_threads
     assert (await asyncio.to_thread(request, "GET", work.model.url))[0] == 200
 
 

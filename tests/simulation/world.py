@@ -308,7 +308,7 @@ def _surroundings(world: _World, scenario: Scenario) -> Iterator[None]:
     def new_id() -> uuid.UUID:
         return uuid.UUID(int=chance.getrandbits(128), version=4)
 
-    constants: dict[str, Any] = {
+    replaced: dict[str, Any] = {
         "uuid.uuid4": new_id,
         "time.time_ns": lambda: int((1.7e9 + world.hub.now) * 1e9),
         "os.getpid": lambda: 1,
@@ -317,23 +317,19 @@ def _surroundings(world: _World, scenario: Scenario) -> Iterator[None]:
         "xain_coordinator.driver.fence.datetime": _Dates,
     }
     if not scenario.is_inline:
-        constants |= {
-            "xain_participant.client.MAX_INLINE_BYTES": 0,
-            "xain_participant.work.MAX_INLINE_BYTES": 0,
-            "xain_participant.encoded.TILE_ELEMENTS": TILE_ELEMENTS,
-            "xain_participant.upload.TILE_ELEMENTS": TILE_ELEMENTS,
-            "xain_proto.np.delta.TILE_ELEMENTS": TILE_ELEMENTS,
-            "xain_coordinator.updates.measured_upload.TILE_ELEMENTS": TILE_ELEMENTS,
-            "xain_participant.client.MESSAGE_BYTES": 16,
-            "xain_coordinator.server.downloads.MAX_INLINE_BYTES": 0,
-            "xain_coordinator.server.downloads.MESSAGE_BYTES": MESSAGE_BYTES,
-            "xain_coordinator.server.downloads.BLOCK_BYTES": 2 * CHUNK_BYTES,
-            "xain_coordinator.updates.bodies.LEAST_BYTES": MESSAGE_BYTES,
-            "xain_coordinator.updates.measured_upload.CHUNK_BYTES": RESUMED_AT_BYTES,
+        replaced |= {
+            "xain_proto.np.DeltaCodec.tile_elements": TILE_ELEMENTS,
+            "xain_participant.client.CoordinatorClient.max_inline_bytes": 0,
+            "xain_participant.client.CoordinatorClient.message_bytes": MESSAGE_BYTES,
+            "xain_coordinator.server.downloads.Downloads.max_inline_bytes": 0,
+            "xain_coordinator.server.downloads.Downloads.message_bytes": MESSAGE_BYTES,
+            "xain_coordinator.server.downloads.Downloads.block_bytes": 2 * CHUNK_BYTES,
+            "xain_coordinator.updates.bodies.StallTimer.least_bytes": MESSAGE_BYTES,
+            "xain_coordinator.updates.measured_upload.MeasuredUpload.chunk_bytes": RESUMED_AT_BYTES,
         }
     collects = gc.isenabled()
     with ExitStack() as stack:
-        for name, value in constants.items():
+        for name, value in replaced.items():
             stack.enter_context(mock.patch(name, value))
         # When it would run depends on what has been before, and so would the end of a coroutine.
         gc.disable()

@@ -37,9 +37,6 @@ from xain_proto.metadata import ERROR_DOMAIN, INSTANCE_ID_KEY, PARTICIPANT_ID_KE
 from xain_workloads.model import Layout
 from xain_workloads.profile import DataProfile
 
-# Bytes of weights in a message of an upload: the coordinator holds one message of each upload.
-MESSAGE_BYTES = 256 << 10
-
 CALL_TIMEOUT_S = 5.0
 SLOWEST_STORE_BYTES_PER_S = 16 * 1024 * 1024
 # A stream gets this long plus the time its bytes take on the slowest line that is worth using.
@@ -76,7 +73,9 @@ TRANSFERS_SILENCE_S = (20.0, 60.0)
 IDLE_S = 30.0
 
 
-def open_channel(target: str, silence_s: tuple[float, float] = CALLS_SILENCE_S) -> grpc.Channel:
+def open_channel(
+    target: str, silence_s: tuple[float, float] = CALLS_SILENCE_S, *, idle_s: float = IDLE_S
+) -> grpc.Channel:
     """Open a channel as a participant does. target: HOST:PORT, or any other gRPC target."""
     ping_after_s, timeout_s = silence_s
     timeout_ms = round(1000 * timeout_s)
@@ -86,7 +85,7 @@ def open_channel(target: str, silence_s: tuple[float, float] = CALLS_SILENCE_S) 
         ("grpc.keepalive_timeout_ms", timeout_ms),
         # Limit of pings that measure the connection: while one is unanswered gRPC sends no other.
         ("grpc.http2.ping_timeout_ms", timeout_ms),
-        ("grpc.client_idle_timeout_ms", round(1000 * IDLE_S)),
+        ("grpc.client_idle_timeout_ms", round(1000 * idle_s)),
         *proxy_options(target),
     )
     return grpc.insecure_channel(target, options=options)
@@ -165,6 +164,9 @@ class CoordinatorClient:
     # Answered when the update is durable: measured, synchronised to disk, and committed. One that
     # was put into the store the coordinator copies and reads before, which takes time by its size.
     hand_in_timeout_s = 60.0
+    max_inline_bytes = MAX_INLINE_BYTES
+    # Of weights in a message of an upload: the coordinator holds one message of each upload.
+    message_bytes = 256 << 10
 
     def __init__(
         self,
@@ -394,7 +396,7 @@ class CoordinatorClient:
         """
         upload = Upload(weights, encoded)
         ref = pb.WeightsRef(size_bytes=upload.size_bytes, digest=upload.digest)
-        if upload.size_bytes <= MAX_INLINE_BYTES:
+        if upload.size_bytes <= self.max_inline_bytes:
             ref.key = f"{round_}/{self._participant_id}"
             ref.data = upload.start + upload.data
             return ref
@@ -454,7 +456,7 @@ class CoordinatorClient:
 
         def messages() -> Iterator[pb.PutWeightsRequest]:
             request = pb.PutWeightsRequest(header=header)
-            for chunk in upload.chunks(offset, MESSAGE_BYTES):
+            for chunk in upload.chunks(offset, self.message_bytes):
                 request.data = chunk
                 yield request
                 request = pb.PutWeightsRequest()

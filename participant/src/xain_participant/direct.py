@@ -96,15 +96,17 @@ class DirectTransfer:
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         chunk_timeout_s: float = CHUNK_TIMEOUT_S,
         answer_timeout_s: float = ANSWER_TIMEOUT_S,
+        continue_timeout_s: float = CONTINUE_TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._connect_timeout_s = connect_timeout_s
         self._chunk_timeout_s = chunk_timeout_s
         self._answer_timeout_s = answer_timeout_s
+        self._continue_timeout_s = continue_timeout_s
         self._clock = clock
         self._lock = threading.Lock()
-        # By method and host: why the last attempt failed, and the time before which there is no
-        # other. The latest comes last.
+        # The last failure of each method and host: why, and the time before which there is no other
+        # attempt. The latest comes last.
         self._failures: dict[tuple[Method, str], tuple[str, float]] = {}
         self._socket: socket.socket | None = None  # of the transfer under way
         self._tls: ssl.SSLContext | None = None
@@ -288,7 +290,7 @@ class DirectTransfer:
         """Wait for the port's "100 Continue": False if a final answer has come, which is still to
         be read."""
         sock = connection.sock
-        end = time.monotonic() + CONTINUE_TIMEOUT_S
+        end = time.monotonic() + self._continue_timeout_s
         while not self.is_closed:
             left_s = end - time.monotonic()
             if left_s <= 0:
@@ -324,7 +326,7 @@ class DirectTransfer:
 
     @contextmanager
     def _connected(self, target: "_Target") -> Iterator[HTTPConnection]:
-        """One connection for one exchange: by the next one, training has outlasted it anyway.
+        """Connect for one exchange. A kept connection would time out during the next training.
 
         Raises _Failed if there is none, _Broken if it ends within.
         """

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.np import ENCODING_BITS, TILE_ELEMENTS, DeltaCodec, NotEncodable, can_encode
+from xain_proto.np import ENCODING_BITS, DeltaCodec, NotEncodable, can_encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,8 @@ def quantise(
     if not can_encode(vector, base):
         return None
     codec = DeltaCodec(ENCODING_BITS[encoding])
-    borders = [slice(at, at + TILE_ELEMENTS) for at in range(0, len(base), TILE_ELEMENTS)]
+    size = codec.tile_elements
+    borders = [slice(at, at + size) for at in range(0, len(base), size)]
     num_bytes = sum(codec.encoded_bytes(len(base[tile])) for tile in borders)
     tiles, at = np.empty(num_bytes, np.uint8), 0
     for tile in borders:
@@ -52,4 +53,4 @@ def quantise(
         tiles[at : at + len(encoded)] = encoded
         at += len(encoded)
         base[tile] = codec.decode(encoded, base[tile])
-    return Encoded(encoding, tiles, codec.encoded_bytes(TILE_ELEMENTS))
+    return Encoded(encoding, tiles, codec.encoded_bytes(size))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from xain_participant.encoded import Encoded
 from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.np import TILE_ELEMENTS, npy_header
+from xain_proto.np import DeltaCodec, npy_header
 
 
 class Upload:
@@ -29,7 +29,7 @@ class Upload:
         self.encoding: pb.Encoding.ValueType = pb.PLAIN if encoded is None else encoded.encoding
         self.share = 0.0
         self._encoded = encoded
-        self._tile_bytes = TILE_ELEMENTS * vector.itemsize
+        self._tile_bytes = DeltaCodec.tile_elements * vector.itemsize
         digest = xxhash.xxh3_128(self.start)
         digest.update(self.data)
         self.digest = digest.digest()

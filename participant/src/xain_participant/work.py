@@ -37,7 +37,6 @@ from xain_participant.state import StateDirectory
 from xain_participant.values import Call
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl.refusals_pb2 import RefusalReason
-from xain_proto.limits import MAX_INLINE_BYTES
 from xain_proto.np import ENCODING_BITS, can_encode
 from xain_workloads.errors import WorkloadError
 from xain_workloads.model import Layout, TensorSpec
@@ -246,7 +245,7 @@ class Work:
         """A copy of the model, since training may change the array that it is given. None if the
         update stays plain, as a small one does, which travels inside its call."""
         is_encoded = self._assignment.encoding in ENCODING_BITS and can_encode(weights, weights)
-        if not is_encoded or weights.nbytes <= MAX_INLINE_BYTES:
+        if not is_encoded or weights.nbytes <= self._client.max_inline_bytes:
             return None
         return self._spare.copy(weights)
 

@@ -4,6 +4,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import grpc
@@ -179,12 +180,10 @@ def test_call_that_the_coordinator_works_on_is_not_given_up(
         assert server.calls[method] == 1
 
 
-def test_connection_of_transfers_is_closed_when_none_is_under_way(
-    proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connection_of_transfers_is_closed_when_none_is_under_way(proxy: FaultProxy) -> None:
     """gRPC sends no pings over it: one that died during a training would hold up the upload."""
-    monkeypatch.setattr(client_module, "IDLE_S", 0.05)
-    with CoordinatorClient(f"127.0.0.1:{proxy.port}", "ward-7") as client:
+    channel = partial(open_channel, idle_s=0.05)
+    with CoordinatorClient(f"127.0.0.1:{proxy.port}", "ward-7", channel=channel) as client:
         client.rendezvous()
         seen = client.watch()
         next(seen)

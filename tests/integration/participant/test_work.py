@@ -15,7 +15,7 @@ from xain_participant.values import Call
 from xain_participant.work import Work
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.limits import MAX_INLINE_BYTES
-from xain_proto.np import ENCODING_BITS, TILE_ELEMENTS, DeltaCodec
+from xain_proto.np import ENCODING_BITS, DeltaCodec
 
 
 class Noise(Participant):
@@ -40,8 +40,8 @@ class Noise(Participant):
 def decoded(encoded: Encoded, model: Any) -> Any:
     """The vector, as the coordinator decodes it."""
     codec, tiles, at = DeltaCodec(ENCODING_BITS[encoded.encoding]), [], 0
-    for first in range(0, len(model), TILE_ELEMENTS):
-        base = model[first : first + TILE_ELEMENTS]
+    for first in range(0, len(model), DeltaCodec.tile_elements):
+        base = model[first : first + DeltaCodec.tile_elements]
         end = at + codec.encoded_bytes(len(base))
         tiles.append(codec.decode(encoded.tiles[at:end].tobytes(), base).copy())
         at = end

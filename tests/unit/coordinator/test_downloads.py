@@ -11,13 +11,10 @@ from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.core.values import GlobalModel, WeightsRef
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import StoreUnavailable
-from xain_coordinator.server.downloads import (
-    BLOCK_BYTES,
-    MESSAGE_BYTES,
-    Downloads,
-)
+from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.stores.files import FileStore
 
+BLOCK_BYTES, MESSAGE_BYTES = Downloads.block_bytes, Downloads.message_bytes
 KEY = "1/global"
 DATA = bytes(range(256)) * (12 * BLOCK_BYTES // 256)
 

@@ -8,7 +8,6 @@ from structlog.testing import capture_logs
 from support.driver import MODEL, Bench, begin, fails, model, play, settled, update
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core import commands as c
-from xain_coordinator.core import questions
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.effects import RecordMetrics
 from xain_coordinator.core.errors import (
@@ -168,10 +167,10 @@ async def test_a_stop_ends_the_wait():
     await bench.driver.close()
 
 
-async def test_a_slow_journal_does_not_end_the_wait(monkeypatch):
+async def test_a_slow_journal_does_not_end_the_wait():
     """What was decided counts, and its sender hears so, however long the writing takes."""
-    monkeypatch.setattr(questions, "NEXT_ROUND_S", 1e-9)
     bench = Bench()
+    bench.driver.next_round_s = 1e-9
     await begin(bench.driver)
     bench.journal.hold()
     handed_in = asyncio.create_task(bench.driver.submit(update("a", 0)))
@@ -182,10 +181,10 @@ async def test_a_slow_journal_does_not_end_the_wait(monkeypatch):
     await bench.driver.close()
 
 
-async def test_the_wait_ends(monkeypatch):
+async def test_the_wait_ends():
     """A store that is away for longer is not waited for."""
-    monkeypatch.setattr(questions, "NEXT_ROUND_S", 0.01)
     bench = await asynchronous_bench()
+    bench.driver.next_round_s = 0.01
     with pytest.raises(NotInRound):
         await bench.driver.submit(update("b", 1))
     await bench.driver.close()

@@ -15,7 +15,6 @@ from xain_coordinator.core.errors import InvalidUpdate, Unavailable
 from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.stores.files import FileStore, FileUpload
 from xain_coordinator.stores.reading import CHUNK_BYTES
-from xain_coordinator.updates import bodies
 from xain_coordinator.updates.measured_upload import Announced, MeasuredUpload
 from xain_coordinator.updates.measuring import Inspector
 from xain_coordinator.updates.upload_stream import UploadStream
@@ -145,11 +144,8 @@ async def test_upload_without_a_header_is_refused() -> None:
             await UploadStream(read).header()
 
 
-async def test_sender_that_trickles_bytes_is_ended(
-    upload: MeasuredUpload, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_sender_that_trickles_bytes_is_ended(upload: MeasuredUpload) -> None:
     """A byte now and then does not begin the time limit again. What was written stays."""
-    monkeypatch.setattr(bodies, "STALLED_S", 0.2)
     sent = Stream((1000,) * 3)
     num_bytes = 0
 
@@ -162,6 +158,7 @@ async def test_sender_that_trickles_bytes_is_ended(
         return pb.PutWeightsRequest(data=DATA[upload.offset : upload.offset + 1])
 
     stream = UploadStream(read)
+    stream.stall_timer.stalled_s = 0.2
     await stream.header()
     async with asyncio.timeout(60):
         with pytest.raises(Unavailable, match="FindUpload says"):

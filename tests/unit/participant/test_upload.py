@@ -6,11 +6,11 @@ import pytest
 from xain_participant.encoded import quantise
 from xain_participant.upload import Upload
 from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.np import TILE_ELEMENTS
+from xain_proto.np import DeltaCodec
 
 LARGE, SMALL = 1 << 20, 64 << 10
 CHANCE = np.random.default_rng(0)
-BASE = CHANCE.standard_normal(10 * TILE_ELEMENTS + 1000, dtype=np.float32)
+BASE = CHANCE.standard_normal(10 * DeltaCodec.tile_elements + 1000, dtype=np.float32)
 VECTOR = BASE + np.float32(0.01) * CHANCE.standard_normal(len(BASE), dtype=np.float32)
 
 
@@ -29,7 +29,7 @@ def test_the_bytes_are_the_same_in_messages_of_any_size(
     assert upload.encoding == encoding
     offset = 0
     if num_tiles is not None:
-        offset = len(upload.start) + 4 * TILE_ELEMENTS * num_tiles
+        offset = len(upload.start) + 4 * DeltaCodec.tile_elements * num_tiles
     offset = min(offset, upload.size_bytes)
     assert upload.can_begin_at(offset)
     large, small = (list(upload.chunks(offset, size)) for size in (LARGE, SMALL))

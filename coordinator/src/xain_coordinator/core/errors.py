@@ -15,12 +15,12 @@ class Refusal(Exception):
     """A command that was not carried out. It changed nothing.
 
     retry_after_s: when the sender is asked to come again; None leaves that to it.
-    waits_s: the command is decided again after each change, for so long, before its sender hears.
+    waits: the command is decided again after each change, for a while, before its sender hears.
     """
 
     code: ClassVar[str]  # name of the reason
     retry_after_s: float | None = None
-    waits_s: float = 0.0
+    waits: bool = False
 
     def __init_subclass__(cls, reason: "RefusalReason.ValueType | None" = None) -> None:
         if reason is not None:
@@ -87,9 +87,9 @@ class NotAMember(Refusal, reason=RefusalReason.NOT_A_MEMBER):
 class NotInRound(Refusal, reason=RefusalReason.NOT_IN_ROUND):
     """No round is open for training now. Keep a finished result: the round may go on."""
 
-    def __init__(self, message: str, waits_s: float = 0.0) -> None:
+    def __init__(self, message: str, *, waits: bool = False) -> None:
         super().__init__(message)
-        self.waits_s = waits_s
+        self.waits = waits
 
 
 class LateUpdate(Refusal):

@@ -14,10 +14,6 @@ from xain_coordinator.core.round import Round
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Phase, ProcessGroup, Task
 
-# How long an update waits for the model that is being made, and for the next round, which takes it:
-# a participant that cannot come again would give up.
-NEXT_ROUND_S = 30.0
-
 
 @dataclass(frozen=True, slots=True)
 class MayUpload:
@@ -157,7 +153,7 @@ def require_selected(
     if session.phase is Phase.AGGREGATING and not may_be_closed:
         if session.is_carried_over(participant_id):
             raise errors.NotInRound(
-                f"a model is being made; keep the result of round {trains}", NEXT_ROUND_S
+                f"a model is being made; keep the result of round {trains}", waits=True
             )
         raise errors.RoundAlreadyClosed(f"round {session.round} is closed and being aggregated")
     if session.phase is Phase.STANDBY or session.open_round is None:

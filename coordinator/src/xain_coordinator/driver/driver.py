@@ -112,11 +112,14 @@ class Driver:
     # start reads them in the time that it takes to import what it needs, and they took fifty times
     # as long to be written as a snapshot does.
     snapshot_records = 10_000
-    # And at any time when so many have come: participants may come and go for days without a round.
+    # Inside a round a snapshot is due after so many: participants may come and go for days.
     max_unsaved_records = 30_000
     # How long an update that leaves its round open waits for others to be committed with, at most.
     # A commit costs a small round a tenth of its time, and the last update would have to wait.
     gather_s = 0.01
+    # How long an update waits for the model that is being made, and for the next round, which takes
+    # it: a participant that cannot come again would give up.
+    next_round_s = 30.0
 
     def __init__(
         self,
@@ -152,8 +155,8 @@ class Driver:
         self.num_late = 0
         self.latencies: LatencyFile | None = None
         self._late_rounds: dict[str, int] = {}  # the last round of each participant's late updates
-        # Of the session, in the journal: how many records, the time of the last, and how many there
-        # were when a snapshot was last begun.
+        # Records of the session in the journal: how many, the time of the last one, and how many
+        # there were when a snapshot was last begun.
         self._num_records = 0
         self._at = 0.0
         self._num_saved = 0
@@ -260,12 +263,12 @@ class Driver:
                 # However slow the journal is: what was decided counts, and its sender hears so.
                 return _returned(await self._outcome(command, update))
             except Refusal as refusal:
-                if not refusal.waits_s:
+                if not refusal.waits:
                     raise
                 # While the refusal waited for the disk, the next round may have been decided.
                 if self._decided is decided:
                     try:
-                        async with asyncio.timeout_at(began + refusal.waits_s):
+                        async with asyncio.timeout_at(began + self.next_round_s):
                             await self.changed()
                     except TimeoutError:
                         raise refusal from None
@@ -302,7 +305,7 @@ class Driver:
         try:
             decision = decide(self._decided, command, now, self.strategy)
         except ControllerFailed as failed:
-            # Nothing has happened. Once the plug-in is mended, the session goes on from here.
+            # The session has not changed. Once the plug-in is mended, it goes on from here.
             self.fail(failed)
             raise Unavailable("a plug-in of the coordinator has failed; its log says why") from None
         except Refusal as refusal:
@@ -419,7 +422,7 @@ class Driver:
                     self._arm()
                     over = any(isinstance(record.event, e.ModelPublished) for record in records)
                     self._save_if_due(self.snapshot_records if over else self.max_unsaved_records)
-        except Exception as error:  # whatever it is, nobody may wait for this group for ever
+        except Exception as error:  # after any error every caller of this group needs an answer
             self.fail(error)
             for decided in [*group, *self._waiting]:
                 _resolve(decided.answer, Unavailable("the coordinator lost its journal"))
@@ -495,8 +498,8 @@ class Driver:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._disk, self._journal.save, snapshot)
         except Exception as error:
-            # Whatever it is, a defect of ours too: the records are there, so that it costs the next
-            # start time, and nothing else. If the disk takes no more, the next append says so.
+            # Without the snapshot the next start takes longer; no record is lost, not even by a
+            # defect of ours. If the disk is full, the next append says so.
             log.warning("snapshot_failed", round=round_, error=str(error))
             log.debug("snapshot_failed_because", exc_info=error)
         else:
@@ -510,8 +513,8 @@ class Driver:
         """Set the timer for the session's next deadline. Heartbeats only move deadlines later, so
         they need not set it: at worst a tick finds nothing due.
 
-        The leases, of which there may be thousands, are looked through at ticks only. Whoever comes
-        in between, or is heard again, has a longer one than the first that was found then.
+        The leases, of which there may be thousands, are looked through at ticks only. A participant
+        that joins or is heard in between has a longer lease than the first that was found then.
         """
         now = self.clock.now()
         self._note_stall(now)
@@ -524,7 +527,7 @@ class Driver:
             at for at in (self._expiry, next_wait(self._decided, self.strategy)) if at is not None
         ]
         if self.lateness.at(now):
-            # From the last look, not from now: however often there is a commit, they are looked at.
+            # Counted from the last look, not from now: commits must not put the next one off.
             again_at = self._looked_at + LOOK_AGAIN_S
             due = [max(at, again_at) if at == self._expiry else at for at in due]
         if due and not self._closing:

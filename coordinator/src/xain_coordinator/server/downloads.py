@@ -25,12 +25,6 @@ from xain_proto.np.codec import MAX_HEADER_BYTES
 
 log = structlog.get_logger(__name__)
 
-# Bytes of weights in a message of a download. gRPC holds three copies of each message until the
-# connection has taken it.
-MESSAGE_BYTES = 64 << 10
-# Bytes of a read of the store. A block is kept for all downloads that are about as far.
-BLOCK_BYTES = 256 << 10
-
 Write = Callable[[WeightsRef, bytes], Awaitable[None]]
 
 
@@ -54,6 +48,13 @@ class Downloads:
     verify: begins to compare the model with its digest; False if that was done just now.
     made: the bytes of the model under this key if it is small and was made just now, else nothing.
     """
+
+    max_inline_bytes = MAX_INLINE_BYTES
+    # Of weights in a message of a download. gRPC holds three copies of each message until the
+    # connection has taken it.
+    message_bytes = 64 << 10
+    # Of a read of the store. A block is kept for all downloads that are about as far.
+    block_bytes = 256 << 10
 
     driver: Driver
     store: WeightsStore
@@ -83,9 +84,9 @@ class Downloads:
             raise UnknownModel(f"there is no global model under {shortened(key)!r}")
         ref = model.ref
         while offset < ref.size_bytes:
-            start = offset - offset % BLOCK_BYTES
+            start = offset - offset % self.block_bytes
             block = await asyncio.shield(self._block(ref, start))
-            data = block[offset - start : offset - start + MESSAGE_BYTES]
+            data = block[offset - start : offset - start + self.message_bytes]
             del block
             try:
                 async with asyncio.timeout(self.stalled_s):
@@ -102,7 +103,7 @@ class Downloads:
         block_key = (ref.key, start)
         block = self._blocks.pop(block_key, None)
         if block is None:
-            length = min(BLOCK_BYTES, ref.size_bytes - start)
+            length = min(self.block_bytes, ref.size_bytes - start)
             block = asyncio.ensure_future(run_to_end(_read, self.store, ref.key, start, length))
             block.add_done_callback(lambda read: self._forget_failed_block(block_key, read))
         self._blocks[block_key] = block  # at the end
@@ -168,7 +169,7 @@ class Downloads:
     async def inline(self, ref: WeightsRef) -> bytes:
         """The model's bytes if it is to travel inside its reference, else nothing. A cancelled
         caller does not wait for the store."""
-        if ref.size_bytes > MAX_INLINE_BYTES:
+        if ref.size_bytes > self.max_inline_bytes:
             return b""
         return self.made(ref.key) or await asyncio.shield(self._block(ref, 0))
 

@@ -25,26 +25,23 @@ SHARE_BYTES = 64 << 20  # moved for one connection while others wait for a threa
 # the way through the event loop and back would cost a fast peer again and again.
 POLL_S = 0.02
 
-# The slowest peer that is served moves so much in so long; as on the way through gRPC.
-LEAST_BYTES = 64 << 10
-STALLED_S = 30.0
-
 _local = threading.local()
 
 
 class Stalled(Unavailable):
-    """The peer has moved less than LEAST_BYTES in STALLED_S."""
-
-    def __init__(self) -> None:
-        super().__init__(f"less than {LEAST_BYTES} bytes have come through in {STALLED_S:g} s")
+    """The peer has moved too few bytes for too long; see StallTimer."""
 
 
 class StallTimer:
-    """Time for which a transfer has waited for its peer since LEAST_BYTES were moved last; the
-    peer has STALLED_S. Waiting for a thread or for the disk does not count.
+    """Time for which a transfer has waited for its peer since least_bytes were moved last; the
+    peer has stalled_s. Waiting for a thread or for the disk does not count.
 
     now: a clock, in seconds.
     """
+
+    # The slowest peer that is served moves so much in so long; as on the way through gRPC.
+    least_bytes = 64 << 10
+    stalled_s = 30.0
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -62,13 +59,18 @@ class StallTimer:
     @property
     def left_s(self) -> float:
         """Seconds that the peer has for the next bytes."""
-        return max(0.0, STALLED_S - self._waited_s)
+        return max(0.0, self.stalled_s - self._waited_s)
 
     def moved(self, num_bytes: int) -> None:
         """Count bytes that were received or sent."""
         self._bytes += num_bytes
-        if self._bytes >= LEAST_BYTES:
+        if self._bytes >= self.least_bytes:
             self._bytes, self._waited_s = 0, 0.0
+
+    def stalled(self) -> Stalled:
+        """The error of a transfer whose peer has no time left."""
+        least, seconds = self.least_bytes, self.stalled_s
+        return Stalled(f"less than {least} bytes have come through in {seconds:g} s")
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

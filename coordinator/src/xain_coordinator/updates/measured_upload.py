@@ -13,7 +13,7 @@ from xain_coordinator.ports import Unfinished, Upload, WeightsStore
 from xain_coordinator.stores.reading import CHUNK_BYTES
 from xain_coordinator.updates.measuring import BaseModel, Inspector
 from xain_proto.fl.coordinator_pb2 import Encoding
-from xain_proto.np import TILE_ELEMENTS, DeltaCodec, NpyHeader, parse_npy_header
+from xain_proto.np import DeltaCodec, NpyHeader, parse_npy_header
 from xain_proto.np.codec import MAX_HEADER_BYTES
 
 
@@ -54,7 +54,7 @@ class Decoder:
     def resume(self, header: NpyHeader, offset: int) -> None:
         """Continue with the byte at `offset` of the object. Raises InvalidUpdate."""
         first, odd = divmod(offset - header.data_offset, header.dtype.itemsize)
-        is_border = first % TILE_ELEMENTS == 0 or first == self._base.size
+        is_border = first % DeltaCodec.tile_elements == 0 or first == self._base.size
         if odd or not is_border or not 0 <= first <= self._base.size:
             raise InvalidUpdate(f"no tile of the update begins at its byte {offset}")
         self._has_header = True
@@ -77,7 +77,7 @@ class Decoder:
             self._has_header = True
             yield start
         while view:
-            count = min(TILE_ELEMENTS, self._base.size - self._num_elements)
+            count = min(codec.tile_elements, self._base.size - self._num_elements)
             if not count:
                 raise InvalidUpdate("the upload goes on after its last tile")
             tile_bytes = codec.encoded_bytes(count)
@@ -127,6 +127,8 @@ class MeasuredUpload:
 
     label: see WeightsStore.upload.
     """
+
+    chunk_bytes = CHUNK_BYTES  # an upload that is picked up goes on at a multiple
 
     def __init__(
         self,
@@ -212,13 +214,13 @@ class MeasuredUpload:
         if header is None:
             return 0
         present = min(unfinished.size, self.announced.size_bytes) - header.data_offset
-        end = header.data_offset + present - present % CHUNK_BYTES
+        end = header.data_offset + present - present % self.chunk_bytes
         while self.offset < end:
-            piece = unfinished.read(self.offset, min(CHUNK_BYTES, end - self.offset))
+            piece = unfinished.read(self.offset, min(self.chunk_bytes, end - self.offset))
             if not piece:
                 return 0
             self._inspector.feed(piece)
-        return end if present >= CHUNK_BYTES else 0
+        return end if present >= self.chunk_bytes else 0
 
     @property
     def is_open(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from xain_coordinator.core.errors import InvalidUpdate, Unavailable
-from xain_coordinator.updates.bodies import Stalled, StallTimer
+from xain_coordinator.updates.bodies import StallTimer
 from xain_coordinator.updates.measured_upload import Announced, Header, MeasuredUpload
 from xain_foundation.threads import run_to_end
 from xain_proto.fl.coordinator_pb2 import Encoding
@@ -29,7 +29,7 @@ class UploadStream:
     def __init__(self, read: Read) -> None:
         self._read = read
         self._first = b""  # data of the message with the header
-        self._stall_timer = StallTimer(_now)
+        self.stall_timer = StallTimer(_now)
         self.encoding: Encoding.ValueType = Encoding.PLAIN  # of the data
 
     async def header(self) -> Header:
@@ -61,13 +61,14 @@ class UploadStream:
 
     async def _message(self) -> Any:
         try:
-            with self._stall_timer.waiting():
-                async with asyncio.timeout(self._stall_timer.left_s):
+            with self.stall_timer.waiting():
+                async with asyncio.timeout(self.stall_timer.left_s):
                     message = await self._read()
         except TimeoutError:
-            raise Unavailable(f"{Stalled()}; FindUpload says where the upload can go on") from None
+            stalled = self.stall_timer.stalled()
+            raise Unavailable(f"{stalled}; FindUpload says where the upload can go on") from None
         if message is not grpc.aio.EOF:
-            self._stall_timer.moved(len(message.data))
+            self.stall_timer.moved(len(message.data))
         return message
 
 

@@ -7,11 +7,10 @@ from xain_proto.np.codec import (
     parse_npy_header,
     proto_to_ndarray,
 )
-from xain_proto.np.delta import ENCODING_BITS, TILE_ELEMENTS, DeltaCodec, NotEncodable, can_encode
+from xain_proto.np.delta import ENCODING_BITS, DeltaCodec, NotEncodable, can_encode
 
 __all__ = [
     "ENCODING_BITS",
-    "TILE_ELEMENTS",
     "DeltaCodec",
     "NotEncodable",
     "NpyHeader",

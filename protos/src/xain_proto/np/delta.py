@@ -9,7 +9,7 @@ An encoded tile of n elements is
     steps      n int8 or n float16, little-endian
 
 and stands for model + scale * steps, each operation rounded to float32. All tiles but the last have
-TILE_ELEMENTS elements. With d the difference and D the largest magnitude of it in a tile:
+tile_elements of DeltaCodec. With d the difference and D the largest magnitude of it in a tile:
 
 - INT8: scale = D / 127, and what is decoded is off by at most D / 254.
 - FLOAT16: scale is a power of two that brings D between 0.5 and 1, so no difference overflows, and
@@ -28,7 +28,6 @@ from numpy.typing import NDArray as Array
 from xain_proto.fl.coordinator_pb2 import Encoding
 
 ENCODING_BITS = {Encoding.INT8: 8, Encoding.FLOAT16: 16}  # of an element
-TILE_ELEMENTS = 65_536
 
 _SCALE_BYTES = 4
 # Below it 1 / scale would overflow; such differences are zero for every purpose.
@@ -50,18 +49,20 @@ class DeltaCodec:
     bits: 8 or 16, as in ENCODING_BITS.
     """
 
+    tile_elements = 65_536
+
     def __init__(self, bits: int) -> None:
         self._dtype: np.dtype[Any] = np.dtype({8: "i1", 16: "<f2"}[bits])
-        self._work = np.empty(TILE_ELEMENTS, dtype=np.float32)
-        self._decoded = np.empty(TILE_ELEMENTS, dtype="<f4")
-        self._encoded = np.empty(self.encoded_bytes(TILE_ELEMENTS), dtype=np.uint8)
+        self._work = np.empty(self.tile_elements, dtype=np.float32)
+        self._decoded = np.empty(self.tile_elements, dtype="<f4")
+        self._encoded = np.empty(self.encoded_bytes(self.tile_elements), dtype=np.uint8)
 
     def encoded_bytes(self, num_elements: int) -> int:
         """Bytes of an encoded tile with this number of elements."""
         return _SCALE_BYTES + num_elements * self._dtype.itemsize
 
     def encode(self, tile: Float32s, model: Float32s) -> memoryview:
-        """tile, model: (n,) float32, n at most TILE_ELEMENTS.
+        """tile, model: (n,) float32, n at most tile_elements.
 
         Raises NotEncodable.
         """
