@@ -14,7 +14,6 @@ from xain_foundation.rate_limited_log import RateLimitedLog
 log = structlog.get_logger(__name__)
 
 LINGER_S = 0.2  # lines of this time are written together
-MAX_WAITING = 100_000  # lines; about 20 MB
 CLOSE_S = 2.0  # a disk that hangs must not hold the end of the process for longer
 
 
@@ -92,11 +91,13 @@ def _ends_within_a_line(path: Path) -> bool:
 
 class LineFile:
     """An AppendedFile with a thread. Lines that the disk does not take, and the oldest of more than
-    MAX_WAITING, are lost, and the log says how many.
+    max_waiting, are lost, and the log says how many.
 
     render: makes the line of an item, without its end, in the thread.
     Raises OSError if the file cannot be opened.
     """
+
+    max_waiting = 100_000  # lines; about 20 MB
 
     def __init__(self, path: Path, render: Callable[[Any], str]) -> None:
         self._file = AppendedFile(path)
@@ -105,7 +106,7 @@ class LineFile:
         self._num_told = 0  # of the lines that were lost
         self._tell = RateLimitedLog(log.warning, "log_lines_lost")
         self._items: GroupCommit[Any] = GroupCommit(
-            self._write, name="lines", linger_s=LINGER_S, max_waiting=MAX_WAITING
+            self._write, name="lines", linger_s=LINGER_S, max_waiting=self.max_waiting
         )
 
     def append(self, item: Any) -> None:
@@ -119,7 +120,7 @@ class LineFile:
 
     def _write(self, items: list[Any]) -> int:
         num_lost = self._items.num_lost - self._num_told
-        reason = f"more than {MAX_WAITING} lines wait for the disk"
+        reason = f"more than {self.max_waiting} lines wait for the disk"
         num_failed = 0
         try:
             self._file.append("".join(f"{self._render(item)}\n" for item in items).encode())

@@ -20,7 +20,6 @@ from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.cli.extend import extend
 from xain_coordinator.core.errors import NobodyAnswered, NotFitted, TooManyCalls
 from xain_coordinator.core.values import Phase
-from xain_coordinator.server import predictions as module
 from xain_participant import Agent, WorkloadParticipant
 from xain_participant.estimators import FOLDER, KeptEstimators
 from xain_proto.fl import coordinator_pb2 as pb
@@ -369,11 +368,10 @@ async def test_participant_that_has_lost_a_part_counts_with_the_rest(start, join
     }
 
 
-async def test_questions_are_bounded(three, monkeypatch):
+async def test_questions_are_bounded(three):
     coordinator, (a, _, _) = three
     predictor = coordinator.server.predictions
-    predictor.max_rows, predictor.max_asked = 2, 1
-    monkeypatch.setattr(module, "MAX_BATCH_BYTES", 8 * 13)
+    predictor.max_rows, predictor.max_asked, predictor.max_batch_bytes = 2, 1, 8 * 13
     for columns, rows, why in (
         (ROWS[0], [], "there are no rows to predict"),
         (ROWS[0], [*ROWS[1], ROWS[1][0]], "3 rows; at most 2"),

@@ -127,9 +127,9 @@ def test_objects_of_others_are_not_listed(store: S3Store, client: Any, bucket: s
     assert list(store.keys()) == ["1/global"]
 
 
-def test_a_listing_of_many(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_of_many(store: S3Store) -> None:
     """Page after page."""
-    monkeypatch.setattr("xain_coordinator.stores.s3_bucket.MAX_LISTED", 7)
+    store.bucket.max_listed = 7
     keys = [f"3/participant-{number:03}" for number in range(40)]
     store.put(dict.fromkeys(keys, b"x"))
     assert sorted(store.keys("3/")) == keys
@@ -464,7 +464,7 @@ def test_closing_ends_whoever_waits(
         thread.join(60)
         assert not thread.is_alive()
     assert [type(error) for error in outcome] == [StoreUnavailable]
-    assert str(outcome[0]) == "the store is being closed"
+    assert "is being closed" in str(outcome[0])
     assert len(names(client, bucket)) == NUM_THREADS
 
 

@@ -17,7 +17,6 @@ from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.assembly.sessions import NoParticipants, Sessions
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.values import Phase
-from xain_coordinator.http_face import server
 from xain_coordinator.http_face.app import make_app
 from xain_coordinator.http_face.errors import HttpError
 from xain_coordinator.http_face.events import EventReaders
@@ -233,14 +232,11 @@ async def test_wait_for_a_fit_is_answered_though_later_sessions_have_followed(
         assert (await sessions.ended(driver)).session_id == first
 
 
-async def test_connection_too_many_is_refused(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
+async def test_connection_too_many_is_refused(serve: Serve) -> None:
     sessions = await serve()
     async with AsyncExitStack() as at_end:
         listener = at_end.enter_context(open_listener(sessions.config.http))
-        await at_end.enter_async_context(serving(sessions, listener))
+        await at_end.enter_async_context(serving(sessions, listener, max_connections=3))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         clients = [
             await at_end.enter_async_context(httpx.AsyncClient(base_url=url, timeout=PATIENCE_S))

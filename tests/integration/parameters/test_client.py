@@ -16,7 +16,6 @@ from support.fault_proxy import FaultProxy
 from support.parameter_group import PATIENCE_S, Group
 from xain_parameters.certificates import Certificates
 from xain_parameters.client import asynchronous, requests
-from xain_parameters.client import core as client_core
 from xain_parameters.client.core import PIECE_BYTES, PIECES, Core
 from xain_parameters.client.sync import Server
 from xain_parameters.errors import Closed, Invalid, TableConflict, Unavailable
@@ -470,8 +469,6 @@ def test_failed_push_outside_of_clocks_counts_again_when_it_is_repeated(group):
 def test_server_that_accepts_nothing_is_tried_once_for_each_round_of_requests(group, monkeypatch):
     """The connection is made by the kernel, and no Hello is answered. A push of 20 pieces by each
     of 4 threads ends at its timeout, and the other servers are asked meanwhile."""
-    monkeypatch.setattr(requests, "CONNECT_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(client_core, "PIECE_BYTES", 4096)
     tried = []
 
     class Counted(Connection):
@@ -484,6 +481,8 @@ def test_server_that_accepts_nothing_is_tried_once_for_each_round_of_requests(gr
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         group.change(addresses={**group.view.addresses, "s1": address})
         with group.worker(timeout_s=2.0) as server:
+            server._core.dense_piece_bytes = 4096
+            server._core._requests.connect_timeout_s = 0.5
             w = server.dense("w", (20, 1024))
 
             def push(_: int) -> None:

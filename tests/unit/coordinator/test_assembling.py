@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from tests.support.aggregation import load, model_of, npy, put
 
-from xain_coordinator.aggregation import assembling
 from xain_coordinator.aggregation.aggregator import RuleFailed, Stopped
+from xain_coordinator.aggregation.assembling import assemble_slices
 from xain_coordinator.aggregation.engine import aggregate
 from xain_coordinator.aggregation.sources import UpdateChanged
 from xain_coordinator.core.effects import Aggregate
@@ -50,10 +50,9 @@ def test_slices_in_any_order_of_names_make_up_the_model(slices: dict[str, str]) 
     assert aggregate(store, effect) == model, "a second call makes the same bytes"
 
 
-def test_slices_are_copied_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembling, "_PIECE_BYTES", 8)
+def test_slices_are_copied_in_pieces() -> None:
     store = MemoryStore()
-    model = aggregate(store, work(store, a="pqr", b="s"))
+    model = assemble_slices(store, work(store, a="pqr", b="s"), piece_bytes=8)
     np.testing.assert_array_equal(load(store, model.ref), VECTOR)
 
 

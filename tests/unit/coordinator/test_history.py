@@ -6,11 +6,9 @@ from dataclasses import replace
 import pytest
 
 from xain_coordinator.core import events as e
-from xain_coordinator.core import history as module
 from xain_coordinator.core.accounts import MAX_DEPARTED
 from xain_coordinator.core.history import (
     MAX_NAMES_OF_A_ROUND,
-    MAX_ROUNDS,
     MAX_SITE_METRICS,
     MAX_UNWRITTEN,
     History,
@@ -29,6 +27,7 @@ from xain_coordinator.journal.codec import decode_record, encode_record
 from xain_coordinator.ports import Record
 from xain_workloads.model import TensorSpec
 
+MAX_ROUNDS = History.max_rounds
 LAYOUT = (TensorSpec("weights", (2, 3), "float32"),)
 
 
@@ -380,12 +379,13 @@ def test_evaluation_of_the_last_model_is_a_round_of_its_own() -> None:
     assert not history.accounts.contributions()
 
 
-def test_memory_of_the_records_does_not_grow_with_the_rounds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_of_the_records_does_not_grow_with_the_rounds() -> None:
     """Sites with metrics and reasons in every round. Only the reference of each model stays."""
-    monkeypatch.setattr(module, "MAX_ROUNDS", 50)
-    history = History()
+
+    class Short(History):
+        max_rounds = 50
+
+    history = Short()
 
     def add(rounds: range) -> int:
         for number in rounds:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from support.logs import capture_logs
-from xain_foundation import line_file
 from xain_foundation.line_file import AppendedFile, LineFile, why_unwritable
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="files in use cannot be renamed")
@@ -71,13 +70,16 @@ def test_lines_that_do_not_fit_whole_are_taken_back(tmp_path: Path) -> None:
     assert (tmp_path / "lines").read_text() == "1\n3\n"
 
 
-def test_lines_beyond_the_bound_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_beyond_the_bound_are_lost(tmp_path: Path) -> None:
     """While a disk hangs, memory is bounded."""
-    monkeypatch.setattr(line_file, "MAX_WAITING", 10)
+
+    class Short(LineFile):
+        max_waiting = 10
+
     reading, writing = os.pipe()
     with capture_logs() as entries:
         # The thread hangs until the pipe has a byte.
-        file = LineFile(tmp_path / "lines", lambda item: f"{item}{os.read(reading, 1)!r}")
+        file = Short(tmp_path / "lines", lambda item: f"{item}{os.read(reading, 1)!r}")
         for number in range(1000):
             file.append(number)
         os.write(writing, b"x" * 1000)

@@ -23,7 +23,7 @@ from xain_coordinator.core.values import GlobalModel
 from xain_coordinator.ports import WeightsStore
 from xain_proto.np import npy_header
 
-_PIECE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,10 @@ class Assemble(Joining):
 
 
 def assemble_slices(
-    store: WeightsStore, work: Aggregate, stop: threading.Event | None = None
+    store: WeightsStore,
+    work: Aggregate,
+    stop: threading.Event | None = None,
+    piece_bytes: int = PIECE_BYTES,
 ) -> GlobalModel:
     """Make and store the model of the round after `work.round`. Blocks; runs in a thread.
 
@@ -62,7 +65,7 @@ def assemble_slices(
             f"do not make up the {base.shape[0]} elements of the model"
         )
     dtype = np.dtype(base.dtype).newbyteorder("<")
-    piece = np.empty(_PIECE_BYTES // dtype.itemsize, dtype)
+    piece = np.empty(piece_bytes // dtype.itemsize, dtype)
     size_bytes = base.shape[0] * dtype.itemsize
     with Publication(store, model_key(work.round + 1), size_bytes) as begun:
         begun.write(npy_header(dtype, base.shape))

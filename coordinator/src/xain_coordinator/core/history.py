@@ -17,8 +17,6 @@ from xain_coordinator.core.accounts import NOT_WAITED_FOR, Account, Accounts, fa
 from xain_coordinator.core.evaluation import Spread, mean_evaluation, mean_metrics, spreads
 from xain_coordinator.core.values import Evaluation, GlobalModel, Rules, Task
 
-MAX_ROUNDS = 1000
-
 # Selected and contributors together, of a round that is over. Its names are for a person to read;
 # those of a thousand rounds of a thousand participants would fill the memory, and every snapshot.
 MAX_NAMES_OF_A_ROUND = 200
@@ -228,6 +226,8 @@ class History:
     rules: of the session; None where nothing is known of them. max_lost_share: the present setting.
     """
 
+    max_rounds = 1000
+
     def __init__(
         self,
         rounds: Iterable[RoundRecord] = (),
@@ -236,7 +236,7 @@ class History:
         accounts: Mapping[str, Account] | None = None,
         rules: Rules | None = None,
     ) -> None:
-        self._rounds = deque(rounds, maxlen=MAX_ROUNDS)
+        self._rounds = deque(rounds, maxlen=self.max_rounds)
         self._unwritten: list[e.Event] = []  # of the round that runs
         self.models = dict(models or {})
         self.evaluated = evaluated
@@ -303,7 +303,7 @@ class History:
                 if self.evaluated is not None and self.evaluated[0] == number:
                     record = replace(record, coordinator_evaluation=self.evaluated[1])
                 self.evaluated = None
-                if len(self.rounds) == MAX_ROUNDS:
+                if len(self.rounds) == self.max_rounds:
                     self._num_site_metrics -= self._rounds[0].num_site_metrics
                 self._rounds.append(record)
             case e.ModelEvaluated(number, evaluation) if evaluation is not None:

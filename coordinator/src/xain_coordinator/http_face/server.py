@@ -46,7 +46,9 @@ def open_listener(settings: HttpSettings) -> socket.socket:
 
 
 @contextlib.asynccontextmanager
-async def serving(sessions: "Sessions", listener: socket.socket) -> AsyncIterator[None]:
+async def serving(
+    sessions: "Sessions", listener: socket.socket, *, max_connections: int = MAX_CONNECTIONS
+) -> AsyncIterator[None]:
     """Answer requests while open. sessions: of the event loop that runs, which fail when the server
     ends early."""
     import uvicorn
@@ -66,7 +68,7 @@ async def serving(sessions: "Sessions", listener: socket.socket) -> AsyncIterato
         ws="none",
         http="h11",
         server_header=False,
-        limit_concurrency=MAX_CONNECTIONS + 1,  # it counts the one that it refuses
+        limit_concurrency=max_connections + 1,  # it counts the one that it refuses
         timeout_graceful_shutdown=STOP_S,
     )
     server = uvicorn.Server(config)

@@ -144,6 +144,7 @@ class RemotePredictor:
     # Bounds of what is asked at a time.
     max_asked = 8
     max_rows = 100_000
+    max_batch_bytes = MAX_BATCH_BYTES
     max_answers_bytes = 256 << 20  # votes of all participants, combined when all have come
     # A participant whose stream has broken off opens another one within this time.
     reconnect_s = 5.0
@@ -226,9 +227,8 @@ class RemotePredictor:
                 f"{len(features)} rows; at most {most_rows} are predicted at a time, with "
                 f"{num_outputs} outputs of each of {len(by_name)} participants; ask for fewer rows"
             )
-        asked = _Asked(
-            _batches(features, num_outputs, len(by_name)), num_outputs, bool(classes), is_open
-        )
+        batches = _batches(features, num_outputs, len(by_name), self.max_batch_bytes)
+        asked = _Asked(batches, num_outputs, bool(classes), is_open)
         names = sorted(by_name)
         answers = await asyncio.gather(
             *(self._answer_of(name, by_name[name], asked, timeout_s, max_retries) for name in names)
@@ -437,10 +437,10 @@ def _prepared(
 
 
 def _batches(
-    features: NDArray[np.float64], num_outputs: int, num_asked: int
+    features: NDArray[np.float64], num_outputs: int, num_asked: int, max_bytes: int
 ) -> list[NDArray[np.float64]]:
     """Rows for a question each, such that neither question nor answer is large."""
-    size = min(MAX_BATCH_BYTES, max(MIN_BATCH_BYTES, ALL_BATCHES_BYTES // num_asked))
+    size = min(max_bytes, max(MIN_BATCH_BYTES, ALL_BATCHES_BYTES // num_asked))
     num_rows = max(1, size // (8 * max(features.shape[1], num_outputs)))
     return [features[at : at + num_rows] for at in range(0, len(features), num_rows)]
 

@@ -32,7 +32,6 @@ MAX_CONNECT_S = 5.0
 # read while it aggregates.
 MAX_CONNECTIONS = 64
 _PIECE_BYTES = 1 << 20
-MAX_LISTED = 1000  # keys in a page, the most that S3 gives
 
 _CREDENTIALS: Final = frozenset(
     (
@@ -95,6 +94,8 @@ class Bucket:
     Every request raises Refused, StoreUnavailable, and StoreError where the server cannot do what
     we need.
     """
+
+    max_listed = 1000  # keys in a page, the most that S3 gives
 
     def __init__(self, client: Any, signer: Any, name: str, url_lifetime_s: int) -> None:
         self.name = name
@@ -193,7 +194,7 @@ class Bucket:
 
     def names(self, prefix: str) -> Iterator[str]:
         """The names that begin with `prefix`."""
-        parameters: dict[str, Any] = {"Prefix": prefix, "MaxKeys": MAX_LISTED}
+        parameters: dict[str, Any] = {"Prefix": prefix, "MaxKeys": self.max_listed}
         while True:
             page = self._call("list", "list_objects_v2", parameters)
             for found in page.get("Contents", ()):

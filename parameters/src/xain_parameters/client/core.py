@@ -26,8 +26,6 @@ from xain_parameters.transport.connection import Request
 # Requests are cut into pieces of this size. While one is on its way the server applies the one
 # before, and a small request of another worker never waits for a large one.
 PIECE_BYTES: Final = 2 << 20
-# A piece of a dense array is cut again, by range, for several servers.
-DENSE_PIECE_BYTES: Final = 4 << 20
 # Parts of a push: its number among the pushes of a clock to a table, and that of the piece.
 PIECES: Final = 1 << 20
 KEY_BYTES: Final = 8
@@ -65,6 +63,9 @@ class Core:
 
     tls: of the connections to servers; None: nothing is encrypted.
     """
+
+    # Larger than PIECE_BYTES: a piece of a dense array is cut again, by range, for several servers.
+    dense_piece_bytes = 4 << 20
 
     def __init__(
         self, scheduler: WorkerScheduler, timeout_s: float, tls: ssl.SSLContext | None = None
@@ -278,7 +279,7 @@ class Core:
         try:
             checked = _checked(table, values, table.shape).reshape(-1, table.dim)
             _check_finite(table, checked)
-            size = _rows_in(table.dim * checked.itemsize)
+            size = self._rows_in(table.dim * checked.itemsize)
             pieces = [
                 Piece(
                     ticket.number * PIECES + index,
@@ -368,7 +369,7 @@ class Core:
         else:
             _checked(table, out, table.shape)
         rows = out.reshape(-1, table.dim)
-        size = _rows_in(rows.itemsize * table.dim)
+        size = self._rows_in(rows.itemsize * table.dim)
         pieces = [
             Piece(start=start, stop=min(start + size, len(rows)), out=rows[start : start + size])
             for start in range(0, len(rows), size)
@@ -417,9 +418,9 @@ class Core:
         """Send a user's own request to one server; returns its answer. Raises Unavailable."""
         return self._requests.command(server, number, text)
 
-
-def _rows_in(row_bytes: int) -> int:
-    return max(1, DENSE_PIECE_BYTES // row_bytes)
+    def _rows_in(self, row_bytes: int) -> int:
+        """The number of rows in a piece of a dense array."""
+        return max(1, self.dense_piece_bytes // row_bytes)
 
 
 def _keys_in(table: TableSpec) -> int:

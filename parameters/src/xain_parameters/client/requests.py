@@ -35,7 +35,6 @@ from xain_parameters.transport.channel import hello
 from xain_parameters.transport.connection import Broken, Connection, Request
 from xain_parameters.transport.poller import Answer, Poller
 
-CONNECT_TIMEOUT_S: Final = 2.0
 LOOK_S: Final = (
     0.25  # between two looks at the view while an answer is awaited: a range may have moved
 )
@@ -183,6 +182,8 @@ class Requests:
     timeout_s; Invalid as the server says; RolledBack if the group was rolled back while
     `generation` was asked for; Evicted; Closed.
     """
+
+    connect_timeout_s = 2.0
 
     def __init__(
         self, scheduler: WorkerScheduler, timeout_s: float, tls: ssl.SSLContext | None = None
@@ -402,7 +403,7 @@ class Requests:
 
         since, deadline: monotonic times. A server that another attempt after `since` has not
         reached is not tried again, so one that does not answer costs a round of requests its
-        CONNECT_TIMEOUT_S once, not once for each piece or thread.
+        connect_timeout_s once, not once for each piece or thread.
         """
         address = view.addresses.get(server)
         if address is None:
@@ -424,7 +425,7 @@ class Requests:
             if self._failed.get(server, _NEVER)[0] >= since:
                 return None
             scheduler = self.scheduler
-            timeout_s = max(0.01, min(CONNECT_TIMEOUT_S, deadline - time.monotonic()))
+            timeout_s = max(0.01, min(self.connect_timeout_s, deadline - time.monotonic()))
             greeting = hello(scheduler.worker, "worker", scheduler.incarnation)
             try:
                 made = Connection(

@@ -18,7 +18,7 @@ from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
 from xain_coordinator.core.errors import Refusal
 from xain_coordinator.core.evolve import begin, evolve
-from xain_coordinator.core.history import MAX_ROUNDS, History
+from xain_coordinator.core.history import History
 from xain_coordinator.core.keys import update_key
 from xain_coordinator.core.values import DataProfile, Evaluation, Phase, WeightsRef
 from xain_coordinator.journal.codec import decode, decode_record, encode
@@ -175,7 +175,7 @@ def test_common_parts_of_models_are_written_once() -> None:
 def test_a_history_that_was_read_is_bounded_too() -> None:
     events = recorded()
     read = again(fold(events))
-    assert read.history.rounds.maxlen == MAX_ROUNDS
+    assert read.history.rounds.maxlen == History.max_rounds
 
 
 def test_snapshot_that_cannot_be_read_back_is_not_written() -> None:
@@ -214,10 +214,10 @@ def test_a_damaged_snapshot_is_ignored() -> None:
     """Every byte of it may be wrong, or it may end anywhere."""
     snapshot = fold(recorded())
     version, data = encode_snapshot(snapshot)
-    for place in range(len(data)):
-        assert usable_snapshot(version, data[:place], snapshot.num_records) is None
+    for offset in range(len(data)):
+        assert usable_snapshot(version, data[:offset], snapshot.num_records) is None
         wrong = bytearray(data)
-        wrong[place] ^= 0x10
+        wrong[offset] ^= 0x10
         read = usable_snapshot(version, bytes(wrong), snapshot.num_records)
         assert read is None or read == snapshot  # not all of the header matters
     text = zlib.decompress(data)
