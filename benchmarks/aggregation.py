@@ -44,8 +44,8 @@ from xain_coordinator.updates.measuring import measure
 from xain_proto.np import npy_header
 
 ROUND = 1
-TURNS = 3
-ENOUGH_S = 2.0  # no more turns after this
+REPEATS = 3
+ENOUGH_S = 2.0  # no more repeats after this
 ONLY_LINEAR = 64  # updates, from which on only weighted sums are measured
 
 MANY = 16  # updates of the peaks
@@ -135,7 +135,7 @@ def median_within(once: Callable[[], float]) -> float:
     """Median seconds of TURNS calls, or of as many as fit into ENOUGH_S."""
     begin = time.monotonic()
     taken: list[float] = []
-    while len(taken) < TURNS and (not taken or time.monotonic() - begin < ENOUGH_S):
+    while len(taken) < REPEATS and (not taken or time.monotonic() - begin < ENOUGH_S):
         taken.append(once())
     return statistics.median(taken)
 

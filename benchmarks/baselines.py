@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from xain_coordinator.stores.reading import CHUNK_BYTES
 
 PATIENCE_S = 300.0
-TURNS = 3
+REPEATS = 3
 # A slice, its product and its sum: 1.25 MiB. With shorter ones a call into numpy takes less time
 # than the hand-over of the interpreter's lock between two threads.
 BLOCK = 1 << 16
@@ -50,8 +50,8 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def median_of(measure: Callable[[], float], turns: int = TURNS) -> float:
-    return statistics.median(measure() for _ in range(turns))
+def median_of(measure: Callable[[], float], repeats: int = REPEATS) -> float:
+    return statistics.median(measure() for _ in range(repeats))
 
 
 # --- between processes ---
@@ -73,10 +73,10 @@ def _processes(targets: Iterable[Callable[[], None]]) -> Iterator[None]:
 
 
 def timed(
-    clients: int, server: Callable[..., None], client: Callable[..., None], turns: int
+    clients: int, server: Callable[..., None], client: Callable[..., None], repeats: int
 ) -> list[float]:
-    """Seconds of each turn, from the moment at which all clients begin to that at which the last
-    has ended. server, client: take the port's pipe or the port, and the barrier between turns."""
+    """Seconds of each repeat, from the moment at which all clients begin to that at which the last
+    has ended. server, client: take the port's pipe or the port, and the barrier between repeats."""
     context = mp.get_context("spawn")
     barrier = context.Barrier(clients + 1)
     here, there = context.Pipe()
@@ -84,29 +84,29 @@ def timed(
         if not here.poll(PATIENCE_S):
             raise SystemExit("a bare server did not begin")
         port = here.recv()
-        one = functools.partial(client, port, barrier, turns)
+        one = functools.partial(client, port, barrier, repeats)
         with _processes([one] * clients):
             barrier.wait(PATIENCE_S)  # all are connected, and have gone once as a warm-up
             taken = []
-            for _ in range(turns):
+            for _ in range(repeats):
                 barrier.wait(PATIENCE_S)
                 taken.append(seconds(lambda: barrier.wait(PATIENCE_S)))
             return taken
 
 
-def in_turns(barrier: Barrier, turns: int, once: Callable[[], None]) -> None:
+def repeated(barrier: Barrier, repeats: int, once: Callable[[], None]) -> None:
     once()
     barrier.wait(PATIENCE_S)
-    for _ in range(turns):
+    for _ in range(repeats):
         barrier.wait(PATIENCE_S)
         once()
         barrier.wait(PATIENCE_S)
 
 
-def tcp_round(clients: int, num_bytes: int, turns: int = TURNS) -> list[float]:
+def tcp_round(clients: int, num_bytes: int, repeats: int = REPEATS) -> list[float]:
     """Seconds in which each client gets num_bytes over loopback, and sends as many."""
     client = functools.partial(_tcp_client, num_bytes)
-    return timed(clients, functools.partial(_tcp_server, num_bytes), client, turns)
+    return timed(clients, functools.partial(_tcp_server, num_bytes), client, repeats)
 
 
 def _tcp_server(num_bytes: int, pipe: Any) -> None:
@@ -126,7 +126,7 @@ def _serve_tcp(connection: socket.socket, num_bytes: int) -> None:
             connection.sendall(b"x")
 
 
-def _tcp_client(num_bytes: int, port: int, barrier: Barrier, turns: int) -> None:
+def _tcp_client(num_bytes: int, port: int, barrier: Barrier, repeats: int) -> None:
     with socket.create_connection(("127.0.0.1", port)) as connection:
 
         def once() -> None:
@@ -135,7 +135,7 @@ def _tcp_client(num_bytes: int, port: int, barrier: Barrier, turns: int) -> None
             _send(connection, num_bytes)
             connection.recv(1)
 
-        in_turns(barrier, turns, once)
+        repeated(barrier, repeats, once)
 
 
 def _send(connection: socket.socket, num_bytes: int) -> None:
@@ -154,11 +154,11 @@ def _receive(connection: socket.socket, num_bytes: int) -> None:
         num_bytes -= count
 
 
-def grpc_round(clients: int, num_bytes: int, turns: int = TURNS) -> list[float]:
+def grpc_round(clients: int, num_bytes: int, repeats: int = REPEATS) -> list[float]:
     """Seconds in which each client gets num_bytes over a bare stream of a grpc.aio server, and then
     streams as many to it; nothing is done with them."""
     client = functools.partial(_grpc_client, num_bytes)
-    return timed(clients, functools.partial(_grpc_server, num_bytes), client, turns)
+    return timed(clients, functools.partial(_grpc_server, num_bytes), client, repeats)
 
 
 def _chunks(num_bytes: int) -> Iterator[bytes]:
@@ -197,7 +197,7 @@ async def _serve_grpc(num_bytes: int, pipe: Any) -> None:
     await server.wait_for_termination()
 
 
-def _grpc_client(num_bytes: int, port: int, barrier: Barrier, turns: int) -> None:
+def _grpc_client(num_bytes: int, port: int, barrier: Barrier, repeats: int) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         get: Callable[..., Iterator[bytes]] = channel.unary_stream(GET)
         put: Callable[..., bytes] = channel.stream_unary(PUT)
@@ -207,7 +207,7 @@ def _grpc_client(num_bytes: int, port: int, barrier: Barrier, turns: int) -> Non
             assert size == num_bytes
             assert int(put(_chunks(num_bytes))) == num_bytes
 
-        in_turns(barrier, turns, once)
+        repeated(barrier, repeats, once)
 
 
 # --- memory ---
@@ -286,7 +286,7 @@ def random_updates(k: int, d: int) -> Array:
 # --- disk ---
 
 
-def disk_seconds(folder: Path, num_files: int, num_bytes: int, turns: int = TURNS) -> float:
+def disk_seconds(folder: Path, num_files: int, num_bytes: int, repeats: int = REPEATS) -> float:
     """Seconds to write files one after another, each in chunks and with an fsync at its end."""
     chunk = os.urandom(CHUNK_BYTES)
 
@@ -298,17 +298,17 @@ def disk_seconds(folder: Path, num_files: int, num_bytes: int, turns: int = TURN
                 os.fsync(file.fileno())
 
     try:
-        return median_of(lambda: seconds(write), turns)
+        return median_of(lambda: seconds(write), repeats)
     finally:
         for i in range(num_files):
             (folder / f"disk-{i}").unlink(missing_ok=True)
 
 
-def transport(participants: int, num_bytes: int, turns: int = TURNS) -> dict[str, float]:
+def transport(participants: int, num_bytes: int, repeats: int = REPEATS) -> dict[str, float]:
     """Seconds in which every participant gets num_bytes and sends as many."""
     return {
-        "tcp_s": statistics.median(tcp_round(participants, num_bytes, turns)),
-        "bare_grpc_s": statistics.median(grpc_round(participants, num_bytes, turns)),
+        "tcp_s": statistics.median(tcp_round(participants, num_bytes, repeats)),
+        "bare_grpc_s": statistics.median(grpc_round(participants, num_bytes, repeats)),
     }
 
 

@@ -35,15 +35,15 @@ ANSWER = b"x"
 
 
 def bulk_round(
-    folder: Path, participants: int, num_bytes: int, turns: int, *, sync: bool = True
+    folder: Path, participants: int, num_bytes: int, repeats: int, *, sync: bool = True
 ) -> list[float]:
     """Seconds of each round. num_bytes: of float32, of the model and of each update."""
     server = functools.partial(_server, str(folder), participants, num_bytes, sync)
     client = functools.partial(_client, num_bytes)
-    return baselines.timed(participants, server, client, turns)
+    return baselines.timed(participants, server, client, repeats)
 
 
-def _client(num_bytes: int, port: int, barrier: Barrier, turns: int) -> None:
+def _client(num_bytes: int, port: int, barrier: Barrier, repeats: int) -> None:
     chance = np.random.default_rng(os.getpid())
     update = memoryview(chance.standard_normal(num_bytes // 4, dtype=np.float32)).cast("B")
     model = memoryview(bytearray(num_bytes))
@@ -55,7 +55,7 @@ def _client(num_bytes: int, port: int, barrier: Barrier, turns: int) -> None:
             connection.sendall(update)
             assert connection.recv(1) == ANSWER
 
-        baselines.in_turns(barrier, turns, once)
+        baselines.repeated(barrier, repeats, once)
 
 
 def _receive(connection: socket.socket, target: memoryview) -> None:

@@ -113,7 +113,7 @@ def initial() -> Model:
     return workload().initial_model([digits().profile()])
 
 
-def in_one_place(steps: int) -> tuple[float, Model]:
+def on_all_rows(steps: int) -> tuple[float, Model]:
     """The same steps with numpy on all rows."""
     data, model = digits(), initial()
     codes = np.searchsorted(np.unique(data.target), data.target)
@@ -144,7 +144,7 @@ def main() -> None:
     if given.quick:
         given.participants, given.steps = 2, 20
     raw = round_overhead.measure_raw(given.participants, 20 if given.quick else CHECKED_STEPS)
-    alone_s, alone = in_one_place(given.steps)
+    alone_s, alone = on_all_rows(given.steps)
     with results.scratch() as folder:
         seconds, model, spent = measure(folder, given.participants, given.steps)
     in_memory: dict[str, float] = {}

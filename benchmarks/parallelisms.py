@@ -425,8 +425,8 @@ def added(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def case_of(row: Mapping[str, Any]) -> tuple[int, str, int, str]:
-    place = [*DATA_SETS].index(row["data"])
-    return place, row["parallelism"], row["participants"], row["split"]
+    position = [*DATA_SETS].index(row["data"])
+    return position, row["parallelism"], row["participants"], row["split"]
 
 
 def main() -> None:

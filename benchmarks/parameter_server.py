@@ -1,18 +1,18 @@
 """Pushes and pulls of the parameter server, beside the same bytes over bare transports.
 
-    python benchmarks/parameter_server.py [--turns 30] [--seconds 5] [--only sparse checkpoint]
+    python benchmarks/parameter_server.py [--repeats 30] [--seconds 5] [--only sparse checkpoint]
 
 A scheduler and 1 or 2 servers are processes as `xain-parameter-server` starts them, without
 replicas and log. The client is one worker in this process. With 1 and with 2 servers:
 
 Dense: an array of 4 and of 100 MB is pushed, added up at the servers, and pulled. Beside it, in the
-same run and in turns with it, the same work over TCP sockets, pyzmq (REQ and REP) and grpcio
+same run and alternating with it, the same work over TCP sockets, pyzmq (REQ and REP) and grpcio
 (streams of 2 MiB chunks): as many server processes, each with its part of the array, the same
 addition, and a pull that begins when all servers have added the push. One thread asks all servers,
-which is faster than a thread for each. A turn is three exchanges one after the other. Median of all
-exchanges. "tcp" has the congestion control that a socket gets by default, as pyzmq and grpcio have;
-"tcp_reno" has Reno, which the parameter server chooses within a host. Where the default is BBR the
-two differ: it spaces packets in time.
+which is faster than a thread for each. A repeat is three exchanges in a row. Median of all of them.
+"tcp" has the congestion control that a socket gets by default, as pyzmq and grpcio have; "tcp_reno"
+has Reno, which the parameter server chooses within a host. Where the default is BBR the two differ:
+it spaces packets in time.
 
 Sparse: batches of sorted keys, pushed and pulled, of tables with a bound and with open keys. New:
 the first pushes, which make the rows.
@@ -65,7 +65,7 @@ from xain_parameters.tables.rules import Adagrad, Add
 
 SMALL = 1024  # values in 4 KiB
 CHUNK_BYTES = 2 << 20
-IN_A_TURN = 3
+EXCHANGES = 3
 DIM = 16
 METHOD = "/bench.Bare/Exchange"
 ADD, GIVE = b"a", b"g"
@@ -74,7 +74,7 @@ TABLES = ("dense", "sparse", "latency", "replication", "checkpoint", "recovery")
 Array = NDArray[Any]
 
 
-class Line(Protocol):
+class Connection(Protocol):
     """A bare connection to one server, which adds what is pushed to an array."""
 
     def push(self, values: Array) -> None:
@@ -128,22 +128,22 @@ class Ours:
 
 
 class Bare:
-    """Lines to several servers, each with its part of the array."""
+    """Connections to several servers, each with its part of the array."""
 
-    def __init__(self, lines: Sequence[Line], size: int) -> None:
-        edges = [size * i // len(lines) for i in range(len(lines) + 1)]
+    def __init__(self, connections: Sequence[Connection], size: int) -> None:
+        edges = [size * i // len(connections) for i in range(len(connections) + 1)]
         parts = [slice(*pair) for pair in itertools.pairwise(edges)]
-        self._lines = list(zip(lines, parts, strict=True))
+        self._connections = list(zip(connections, parts, strict=True))
 
     def exchange(self, pushed: Array, out: Array) -> None:
-        for line, part in self._lines:
-            line.push(pushed[part])
-        for line, _ in self._lines:
-            line.end_push()
-        for line, _ in self._lines:
-            line.ask()
-        for line, part in self._lines:
-            line.pull(out[part])
+        for connection, part in self._connections:
+            connection.push(pushed[part])
+        for connection, _ in self._connections:
+            connection.end_push()
+        for connection, _ in self._connections:
+            connection.ask()
+        for connection, part in self._connections:
+            connection.pull(out[part])
 
 
 def _receive(connection: socket.socket, array: Array) -> bool:
@@ -239,16 +239,16 @@ def serve_grpc(pipe: Pipe, index: int, size: int) -> None:
     total = np.zeros(size, np.float32)
 
     def exchange(chunks: Iterator[bytes], context: object) -> Iterator[bytes]:
-        place = 0
+        offset = 0
         for chunk in chunks:
             if chunk == GIVE:
                 yield from _chunks(total)
                 continue
             values = np.frombuffer(chunk, np.float32)
-            total[place : place + len(values)] += values
-            place += len(values)
-            if place == size:
-                place = 0
+            total[offset : offset + len(values)] += values
+            offset += len(values)
+            if offset == size:
+                offset = 0
                 yield ADD
 
     handler: Any = grpc.stream_stream_rpc_method_handler(exchange)
@@ -285,14 +285,14 @@ class Grpc:
         self._out.put([GIVE])
 
     def pull(self, out: Array) -> None:
-        place = 0
-        while place < len(out):
+        offset = 0
+        while offset < len(out):
             values = np.frombuffer(next(self._in), np.float32)
-            out[place : place + len(values)] = values
-            place += len(values)
+            out[offset : offset + len(values)] = values
+            offset += len(values)
 
 
-BARE: dict[str, tuple[Callable[..., None], Callable[[int], Line]]] = {
+BARE: dict[str, tuple[Callable[..., None], Callable[[int], Connection]]] = {
     "tcp": (serve_tcp, Tcp),
     "tcp_reno": (partial(serve_tcp, congestion=b"reno"), partial(Tcp, congestion=b"reno")),
     "pyzmq": (serve_zmq, Zmq),
@@ -303,24 +303,24 @@ BARE: dict[str, tuple[Callable[..., None], Callable[[int], Line]]] = {
 # --- what is measured -----------------------------------------------------------------------------
 
 
-def dense(server: Server, size: int, turns: int) -> dict[str, Any]:
-    """GB pushed and pulled a second, by the median of the turns."""
+def dense(server: Server, size: int, repeats: int) -> dict[str, Any]:
+    """GB pushed and pulled a second, by the median of the repeats."""
     pushed, out = np.ones(size, np.float32), np.empty(size, np.float32)
     num_servers = len(server.servers)
     with ExitStack() as stack:
-        lines: dict[str, Ours | Bare] = {"parameter_server": Ours(server, size)}
+        connections: dict[str, Ours | Bare] = {"parameter_server": Ours(server, size)}
         for name, (serve, connect) in BARE.items():
             ports = stack.enter_context(served(serve, num_servers, size // num_servers))
-            lines[name] = Bare([connect(port) for port in ports], size)
-        taken: dict[str, list[float]] = {name: [] for name in lines}
-        for turn in range(turns + 1):
-            for name, line in lines.items():
-                for number in range(IN_A_TURN):
+            connections[name] = Bare([connect(port) for port in ports], size)
+        taken: dict[str, list[float]] = {name: [] for name in connections}
+        for repeat in range(repeats + 1):
+            for name, connection in connections.items():
+                for number in range(EXCHANGES):
                     begin = time.perf_counter()
-                    line.exchange(pushed, out)
-                    if turn:  # the first one warms up
+                    connection.exchange(pushed, out)
+                    if repeat:  # the first one warms up
                         taken[name].append(time.perf_counter() - begin)
-                    assert out[0] == out[-1] == IN_A_TURN * turn + number + 1, name
+                    assert out[0] == out[-1] == EXCHANGES * repeat + number + 1, name
     speed = {
         name: 2 * pushed.nbytes / statistics.median(seconds) / 1e9
         for name, seconds in taken.items()
@@ -345,9 +345,9 @@ def keys_of(rows: int, *, is_open: bool) -> Array:
 
 
 def sparse(
-    server: Server, dim: int, rows: int, batch: int, turns: int, *, is_open: bool
+    server: Server, dim: int, rows: int, batch: int, repeats: int, *, is_open: bool
 ) -> dict[str, Any]:
-    """Million keys a second, by the median of the turns."""
+    """Million keys a second, by the median of the repeats."""
     update = Adagrad(0.05) if dim == 64 else Add()
     keys_are = "open" if is_open else "bounded"
     table = server.table(
@@ -362,7 +362,7 @@ def sparse(
         keys = every[start : start + batch]
         table.push(keys, values[: len(keys)])
     new_s = time.perf_counter() - begin
-    for _ in range(turns):
+    for _ in range(repeats):
         keys = np.sort(chance.choice(every, batch, replace=False, shuffle=False))
         begin = time.perf_counter()
         table.push(keys, values)
@@ -481,22 +481,22 @@ def latency(group: Group, server: Server, size: int, batch: int, seconds: float)
 
 
 def replication(
-    server: Server, num_replicas: int, size: int, batch: int, turns: int
+    server: Server, num_replicas: int, size: int, batch: int, repeats: int
 ) -> dict[str, Any]:
     load = Load(server, size, batch)
     load.push()
-    push_s = median_s(load.push, turns)
+    push_s = median_s(load.push, repeats)
     return {
         "replicas": num_replicas,
         "mb": round(load.num_bytes / 1e6, 1),
         "push_ms": round(1000 * push_s, 2),
-        "pull_ms": round(1000 * median_s(load.pull, turns), 2),
+        "pull_ms": round(1000 * median_s(load.pull, repeats), 2),
     }
 
 
-def median_s(work: Callable[[], None], turns: int) -> float:
+def median_s(work: Callable[[], None], repeats: int) -> float:
     taken = []
-    for _ in range(turns):
+    for _ in range(repeats):
         begin = time.perf_counter()
         work()
         taken.append(time.perf_counter() - begin)
@@ -607,7 +607,7 @@ def killed(group: Group, name: str, num_servers: int, size: int) -> dict[str, fl
 
 def main() -> None:
     parser = flags.parser(__doc__)
-    parser.add_argument("--turns", type=int, default=30)
+    parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--seconds", type=float, default=5.0, help="of the latency under load")
     parser.add_argument("--only", nargs="+", choices=TABLES, default=TABLES, help="tables to make")
     given = parser.parse_args()
@@ -617,17 +617,17 @@ def main() -> None:
     model_rows = 2_000_000
     counts: tuple[int, ...] = (1, 2)
     if given.quick:
-        given.turns, given.seconds, kills = 3, 0.3, 1
+        given.repeats, given.seconds, kills = 3, 0.3, 1
         sizes, batch, counts = [10_000], 1_000, (2,)
         rows = {1: 4_000, DIM: 2_000, 64: 1_000}
         model_rows = 2_000
-    some, few = batch // 10, max(3, given.turns // 3)
+    some, few = batch // 10, max(3, given.repeats // 3)
     figures: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES if name in given.only}
     for num_servers in counts if {"dense", "sparse", "latency", "replication"} & {*figures} else ():
         with group_of(num_servers) as group, connected(group) as server:
             if "dense" in figures:
                 figures["dense"] += [
-                    dense(server, size, few if size > 1 << 22 else given.turns) for size in sizes
+                    dense(server, size, few if size > 1 << 22 else given.repeats) for size in sizes
                 ]
             if "sparse" in figures:
                 figures["sparse"] += [
@@ -639,14 +639,14 @@ def main() -> None:
                 latencies = latency(group, server, sizes[0], some, given.seconds)
                 figures["latency"].append(latencies)
             if "replication" in figures and num_servers == 2:
-                figures["replication"].append(replication(server, 0, sizes[0], some, given.turns))
+                figures["replication"].append(replication(server, 0, sizes[0], some, given.repeats))
     if {"replication", "checkpoint", "recovery"} & {*figures}:
         with results.scratch() as folder:
             flags_of = ("--replicas", "1", "--checkpoints", str(folder))
             with group_of(2, *flags_of) as group, connected(group) as server:
                 if "replication" in figures:
                     figures["replication"].append(
-                        replication(server, 1, sizes[0], some, given.turns)
+                        replication(server, 1, sizes[0], some, given.repeats)
                     )
                 if "checkpoint" in figures:
                     figures["checkpoint"].append(
@@ -657,7 +657,7 @@ def main() -> None:
     if "recovery" in figures:
         with group_of(2, "--log") as group:
             figures["recovery"].append(recovery(group, "log", sizes[-1], kills))
-    results.report("parameter_server", {"turns": given.turns, "batch": batch, **figures})
+    results.report("parameter_server", {"repeats": given.repeats, "batch": batch, **figures})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The S3 store beside plain requests: large objects to and from a real SeaweedFS.
 
-    python benchmarks/s3_store.py [--size-mib 256] [--turns 5]
+    python benchmarks/s3_store.py [--size-mib 256] [--repeats 5]
 
 Raw is boto3 with one PutObject or one GetObject of the same bytes, from and to memory, on the same
 server. The store checks more (a claim before it publishes, an ETag with each range) and keeps less
@@ -40,18 +40,18 @@ def seconds(work: Callable[[], object]) -> float:
 def main() -> None:
     parser = flags.parser(__doc__, quick="a small object, to see that it works")
     parser.add_argument("--size-mib", type=int, default=256)
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     results.begin(quick=arguments.quick, any_load=arguments.any_load)
     if arguments.quick:
-        arguments.size_mib, arguments.turns = 1, 1
+        arguments.size_mib, arguments.repeats = 1, 1
     data = os.urandom(arguments.size_mib << 20)
     with SeaweedFS() as server, tempfile.TemporaryDirectory() as folder:
-        report(arguments.size_mib, measure(server, data, arguments.turns, folder))
+        report(arguments.size_mib, measure(server, data, arguments.repeats, folder))
 
 
-def measure(server: Any, data: bytes, turns: int, folder: str) -> dict[str, list[float]]:
-    """Seconds of each turn, by what was done; the kinds take turns, so that noise hits all."""
+def measure(server: Any, data: bytes, repeats: int, folder: str) -> dict[str, list[float]]:
+    """Seconds of each repeat, by kind of work; the kinds alternate, so that noise hits all."""
     bucket = server.new_bucket()
     client = server.client()
     settings = StorageSettings.model_validate(server.settings(bucket, path=folder, timeout_s=60))
@@ -59,19 +59,19 @@ def measure(server: Any, data: bytes, turns: int, folder: str) -> dict[str, list
     with contextlib.closing(open_s3(settings)) as store, contextlib.closing(client):
 
         def put() -> None:
-            upload = store.upload(f"{turn}/store")
+            upload = store.upload(f"{repeat}/store")
             view = memoryview(data)
             for offset in range(0, len(data), CHUNK_BYTES):
                 upload.write(view[offset : offset + CHUNK_BYTES])
             upload.commit(overwrite=False)
 
         def get() -> None:
-            with store.open(f"{turn}/store") as reader:
+            with store.open(f"{repeat}/store") as reader:
                 for offset in range(0, reader.size, 4 * READ_BYTES):
                     reader.read(offset, 4 * READ_BYTES)
 
-        for turn in range(turns + 1):
-            key = {"Bucket": bucket, "Key": f"{turn}/raw"}
+        for repeat in range(repeats + 1):
+            key = {"Bucket": bucket, "Key": f"{repeat}/raw"}
             works: dict[str, Callable[[], object]] = {
                 "put_raw": lambda key=key: client.put_object(Body=data, **key),
                 "put": put,
@@ -81,8 +81,8 @@ def measure(server: Any, data: bytes, turns: int, folder: str) -> dict[str, list
             for name, work in works.items():
                 taken[name].append(seconds(work))
             for name in ("raw", "store"):
-                client.delete_object(Bucket=bucket, Key=f"{turn}/{name}")
-    return {name: times[1:] for name, times in taken.items()}  # the first turn warms up
+                client.delete_object(Bucket=bucket, Key=f"{repeat}/{name}")
+    return {name: times[1:] for name, times in taken.items()}  # the first repeat warms up
 
 
 def report(size_mib: int, taken: dict[str, list[float]]) -> None:

@@ -309,8 +309,8 @@ def test_of_concurrent_conditional_creates_one_wins(store: WeightsStore) -> None
     tries again, alone, does.
     """
     num_threads = 16
-    for turn in range(3 if isinstance(store, S3Store) else 10):
-        key = f"{turn}/global"
+    for number in range(3 if isinstance(store, S3Store) else 10):
+        key = f"{number}/global"
         gate = threading.Barrier(num_threads, timeout=GATE_S)
 
         def create(number: int, key: str = key, gate: threading.Barrier = gate) -> int | None:

@@ -40,7 +40,7 @@ WAYS = ("stream", "port", "url", "resumed", "inline")
 LARGE_WAYS = ("resumed", "port")
 PLANS = 2 * len(ENCODINGS) * len(WAYS)
 ROUNDS = 8
-PACE_S = 0.3  # how long a training takes at most
+TRAINING_S = 0.3  # how long a training takes at most
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600 + 60 * KILLS)]
 
@@ -186,7 +186,7 @@ class Killer:
         for _ in range(50):
             if participant.book() and participant.book()[-1][0] == "trained":
                 break
-            await asyncio.sleep(PACE_S / 25)  # a poll, in time bounded on purpose
+            await asyncio.sleep(TRAINING_S / 25)  # a poll, in time bounded on purpose
         await self._restart(participant)
 
     async def _restart(self, participant: ParticipantProcess) -> None:
@@ -233,7 +233,7 @@ class Plan:
         names = tuple(f"site-{number}" for number in range(chance.randint(2, 4)))
         sizes = {"inline": [1_000], "resumed": [2_000_000], "port": [2_000_000]}
         size = chance.choice(sizes.get(way, [300_000, 600_000]))
-        return Plan(Scenario(names, ROUNDS, size, PACE_S, encoding), way, is_kept)
+        return Plan(Scenario(names, ROUNDS, size, TRAINING_S, encoding), way, is_kept)
 
 
 async def session(seed: int, kills: int, folder: Path) -> int:
@@ -318,7 +318,7 @@ async def test_outages_on_the_way_change_nothing(tmp_path):
     for kind in (SeaweedFS, VictoriaMetrics):
         if (missing := kind.missing()) is not None:
             pytest.skip(missing)
-    plain = Scenario(("a", "b", "c"), rounds=8, size=300_000, pace_s=0.3)
+    plain = Scenario(("a", "b", "c"), rounds=8, size=300_000, training_s=0.3)
     expected = await undisturbed(plain, tmp_path / "undisturbed")
     gates = tmp_path / "gates"
     close_gates(gates, "b-1", "b-3")

@@ -153,7 +153,7 @@ async def test_silent_calls_of_unregistered_clients_make_room_for_newer_calls(st
         call.cancel()
 
 
-async def test_unregistered_clients_are_refused_while_younger_calls_fill_their_places(
+async def test_unregistered_clients_are_refused_while_younger_calls_fill_their_slots(
     start_small, join
 ):
     """A flood within the second in which a message may still be on its way."""

@@ -29,8 +29,8 @@ async def test_calls_that_come_at_one_instant_are_all_answered(start, join):
     assert len(answers) == BURST
 
 
-async def test_a_large_fleet_is_told_to_come_back_at_a_pace(start, join):
-    """Whoever joins hears it, and whoever was here before with its next heartbeat."""
+async def test_large_fleet_is_told_how_long_to_spread_its_reconnects(start, join):
+    """A participant hears the spread when it joins; a member hears it with its next heartbeat."""
     coordinator = await start(rounds={"min_participants": MANY, "max_participants": MANY + 1})
     first = join(coordinator, "first")
     assert (await first.rendezvous()).reconnect_spread_ms == 0

@@ -126,8 +126,8 @@ NEVER = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}  # caused by input
 def refusals(port: int, name: str, number: int, request: bytes) -> Counter[grpc.StatusCode]:
     codes: Counter[grpc.StatusCode] = Counter()
     with channel(port) as opened:
-        for turn in range(number):
-            identity = MEMBER if turn % 2 else UNREGISTERED
+        for index in range(number):
+            identity = MEMBER if index % 2 else UNREGISTERED
             codes[ask(opened, BY_NAME[name], [request], identity).code] += 1
     return codes
 

@@ -247,8 +247,8 @@ async def test_no_message_is_read_while_a_part_is_read_again(start, join, tmp_pa
     assert len(read) == 1
 
 
-async def test_a_commit_outlives_its_line(start, join, monkeypatch):
-    """What was whole when the line broke is not sent again."""
+async def test_commit_outlives_its_connection(start, join, monkeypatch):
+    """An upload that was whole when the connection broke is not sent again."""
     coordinator = await start()
     a = join(coordinator, "a")
     await in_round(a)

@@ -53,7 +53,7 @@ async def test_thousands_of_silent_streams_end_no_participant(tmp_path: Path) ->
     coordinator = CoordinatorProcess(tmp_path / "coordinator", settings)
     await coordinator.start()
     target = f"127.0.0.1:{coordinator.port}"
-    flags = ("--size", "1000", "--pace-s", "0.2")
+    flags = ("--size", "1000", "--training-s", "0.2")
     participants = [
         ParticipantProcess(tmp_path / name, name, target, *flags) for name in ("a", "b", "c")
     ]

@@ -348,7 +348,7 @@ MUTATIONS: Mapping[str, Mutation] = {
         driver_module, "_objects", lambda records, update: {}
     ),
     "keep a part of a model that could not be read": _patch(
-        Downloads, "_forget_failed_block", lambda self, place, read: None
+        Downloads, "_forget_failed_block", lambda self, offset, read: None
     ),
     "never look for a newer coordinator": _patch(Fence, "check", lambda self: None),
     "overwrite a published model": _patch(fencing._FencedUpload, "commit", _overwrite),

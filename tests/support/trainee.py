@@ -1,6 +1,6 @@
 """A participant whose training is a function of its name, the model and the round alone.
 
-    python trainee.py TARGET ID BOOK --size N [--pace-s S] [--state-dir DIR] [--gates DIR]
+    python trainee.py TARGET ID BOOK --size N [--training-s S] [--state-dir DIR] [--gates DIR]
                       [--scores A,B,...]
 
 BOOK gets a line for each step that the agent tells of: what, and the round. A line outlives the
@@ -30,7 +30,7 @@ STEPS = ("training", "trained", "handed_in", "dropped")
 class Trainee(Participant):
     """size: of the model, in float32.
 
-    pace_s: a training takes up to this long, by name and round, so that the moments at which
+    training_s: a training takes up to this long, by name and round, so that the moments at which
         something is killed are not always the same.
     gates: a training waits as long as there is a file {id}-{round} in this folder; so does the
         evaluation of the last model, whose round is one more.
@@ -43,7 +43,7 @@ class Trainee(Participant):
         participant_id: str,
         size: int,
         *,
-        pace_s: float = 0.0,
+        training_s: float = 0.0,
         book: Path | None = None,
         gates: Path | None = None,
         scores: Sequence[float] = (),
@@ -51,7 +51,7 @@ class Trainee(Participant):
         self._name = participant_id
         self._number = zlib.crc32(participant_id.encode())
         self._size = size
-        self._pace_s = pace_s
+        self._training_s = training_s
         self._gates = gates
         self._scores = scores
         self._asked = Assignment("", 0)
@@ -104,7 +104,7 @@ class Trainee(Participant):
         return chance.standard_normal(self._size, dtype=np.float32)
 
     def _take_time(self, chance: np.random.Generator) -> None:
-        time.sleep(chance.uniform(0.0, self._pace_s))  # what training takes
+        time.sleep(chance.uniform(0.0, self._training_s))  # what training takes
         gate = self._gates / f"{self._name}-{self._round}" if self._gates is not None else None
         if gate is not None and gate.exists():
             self._write("at_gate")  # the model is here
@@ -118,7 +118,7 @@ def main() -> int:
     parser.add_argument("participant_id")
     parser.add_argument("book", type=Path)
     parser.add_argument("--size", type=int, required=True)
-    parser.add_argument("--pace-s", type=float, default=0.0)
+    parser.add_argument("--training-s", type=float, default=0.0)
     parser.add_argument("--state-dir", type=Path)
     parser.add_argument("--gates", type=Path)
     parser.add_argument("--scores", default="")
@@ -126,7 +126,7 @@ def main() -> int:
     trainee = Trainee(
         flags.participant_id,
         flags.size,
-        pace_s=flags.pace_s,
+        training_s=flags.training_s,
         book=flags.book,
         gates=flags.gates,
         scores=[float(score) for score in flags.scores.split(",") if score],

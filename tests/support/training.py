@@ -36,14 +36,14 @@ TAIL_LINES = 12
 class Scenario:
     """Everybody trains every round, so the models depend on nothing else than this.
 
-    size: of the model, in float32. pace_s: a training takes up to this long.
+    size: of the model, in float32. training_s: a training takes up to this long.
     encoding: of updates; it changes their values.
     """
 
     participants: tuple[str, ...]
     rounds: int
     size: int
-    pace_s: float = 0.0
+    training_s: float = 0.0
     encoding: str = "plain"
     settings: dict[str, object] = field(default_factory=dict)
 
@@ -146,13 +146,13 @@ class Training:
         self.proxy = proxy
         self.coordinator = CoordinatorProcess(folder, {**scenario.rules(), **scenario.settings})
         self._proxies = (proxy, *ways.values())
-        size, pace = f"--size={scenario.size}", f"--pace-s={scenario.pace_s}"
+        size, training = f"--size={scenario.size}", f"--training-s={scenario.training_s}"
         self.participants = {
             name: ParticipantProcess(
                 folder,
                 name,
                 f"127.0.0.1:{ways.get(name, proxy).port}",
-                *(size, pace, *flags(name)),
+                *(size, training, *flags(name)),
             )
             for name in scenario.participants
         }

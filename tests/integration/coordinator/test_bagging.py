@@ -87,7 +87,7 @@ async def first_round(start: Any, join: Any, rounds: int) -> Any:
 
 
 @pytest.mark.parametrize(("num_sites", "alpha"), [(1, None), (3, None), (7, None), (3, 1.0)])
-async def test_agents_learn_as_much_as_bagging_in_one_place(start, join, num_sites, alpha):
+async def test_agents_learn_as_much_as_bagging_on_all_rows(start, join, num_sites, alpha):
     """Wine at random, within 5 points; and by label, within 10."""
     train, test = halves(load("wine"))
     if alpha is None:

@@ -166,11 +166,11 @@ async def test_a_session(server: S3Server, launch: Launch, enter: Enter) -> None
         state = (pb.ROUND, 1) if round_ == 0 else (pb.FINISHED, 1)
         seen = await a.until(*state)
         assert seen.state == state[0]
-    places: list[str] = []
-    while "0/a" in places or "0/b" in places or not places:
+    objects: list[str] = []
+    while "0/a" in objects or "0/b" in objects or not objects:
         await asyncio.sleep(0.05)  # a poll, not a race: it ends when they are gone
-        places = sorted(base_key_of(key.partition("/")[2]) for key in keys(server))
-    assert places == ["0/global", "1/a", "1/b", "1/global", "2/global", "owners/00000001"]
+        objects = sorted(base_key_of(key.partition("/")[2]) for key in keys(server))
+    assert objects == ["0/global", "1/a", "1/b", "1/global", "2/global", "owners/00000001"]
     assert model(server, 2) == (2 * VECTOR).tolist()
     assert np.load(io.BytesIO(await a.download("2/global"))).tolist() == (2 * VECTOR).tolist()
     assert await process.stop() == 0

@@ -261,8 +261,8 @@ async def test_workers_that_wait_look_again_only_when_a_clock_opens(
             pb.TickRequest(name=name, incarnation=1, generation=generation, clock=clock)
             for name in names
         ]
-        turns = await asyncio.gather(*(service.Tick(each, Mock()) for each in requests))
-        assert {turn.clock for turn in turns} == {clock + 1}
+        replies = await asyncio.gather(*(service.Tick(each, Mock()) for each in requests))
+        assert {reply.clock for reply in replies} == {clock + 1}
     service.end()
     journal.close()
     assert len(looked) <= 2 * num_workers * num_clocks

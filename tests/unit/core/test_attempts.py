@@ -257,7 +257,7 @@ def test_failure_of_a_members_own_code_ends_the_attempt_and_counts_against_it() 
     assert bench.session.selection.faults_of("b").in_a_row == 0
 
 
-def test_process_that_took_the_place_of_a_killed_one_ends_the_attempt() -> None:
+def test_process_that_replaces_a_killed_one_ends_the_attempt() -> None:
     bench = Group("a", "b")
     bench.enter("a", port=2)
     assert bench.attempt == 2

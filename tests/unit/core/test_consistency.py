@@ -137,9 +137,9 @@ def test_the_carried_are_among_the_fraction() -> None:
     assert trains(bench) == {"b": 0, "c": 1, "a": 2, "d": 2}
 
 
-def test_who_trains_longer_than_a_round_may_take_holds_nobodys_place() -> None:
-    """Else a few that are stuck, but heard, would be all who train: each round would then last to
-    its deadline. What they bring is still taken."""
+def test_participant_that_trains_longer_than_the_deadline_is_replaced() -> None:
+    """Otherwise a few stuck participants would be the whole selection, and each round would last to
+    its deadline. Their late updates are still taken."""
     bench = buffered_round("a", "b", "c", "d", "e", "f", fraction="0.5")
     bench.pass_time(DEADLINE_S - 1)
     bench.end("c")

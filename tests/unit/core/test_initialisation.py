@@ -61,7 +61,7 @@ def test_all_rounds_of_the_configuration_train_after_the_initialisation() -> Non
     assert bench.session.round == 3  # the last one, counted from 0
 
 
-def test_another_participant_takes_the_place_of_a_first_that_leaves() -> None:
+def test_first_participant_that_leaves_is_replaced() -> None:
     bench = opened("a", "b", "c")
     bench.join("d")
     bench.leave("a")
@@ -71,7 +71,7 @@ def test_another_participant_takes_the_place_of_a_first_that_leaves() -> None:
     assert bench.session.round == 1
 
 
-def test_another_participant_takes_the_place_of_a_first_whose_weights_are_refused() -> None:
+def test_first_participant_whose_weights_are_refused_is_replaced() -> None:
     bench = opened("a", "b", refused_limit=2, refused_rounds=1)
     bench.bring_refused("a", 2)
     assert bench.selected == ("b",)

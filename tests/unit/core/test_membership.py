@@ -45,7 +45,7 @@ def test_beyond_max_participants_later_with_a_suggested_delay() -> None:
     assert bench.connected == ("a", "b")
 
 
-def test_a_place_that_was_left_is_given_again() -> None:
+def test_slot_of_a_member_that_left_is_given_again() -> None:
     bench = Bench(make_rules(min_participants=2, max_participants=2))
     bench.join("a", "b")
     bench.leave("a")

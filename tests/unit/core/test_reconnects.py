@@ -15,7 +15,7 @@ def test_few_come_back_at_once(num_connected: int) -> None:
 
 
 @pytest.mark.parametrize("num_connected", [100, 500, 2000])
-def test_many_come_back_at_a_pace(num_connected: int) -> None:
+def test_reconnects_of_many_are_spread(num_connected: int) -> None:
     assert num_connected / reconnect_spread_s(num_connected, LEASE_S) == RECONNECTS_PER_S
 
 

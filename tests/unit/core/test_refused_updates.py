@@ -1,13 +1,11 @@
 """Refused updates: counted per participant; three in a row, and others are selected."""
 
-import pytest
 from tests.unit.core.bench import Bench, make_rules, opened_round
 
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
-from xain_coordinator.core import selection_state
 from xain_coordinator.core.answers import MAX_NOTED
-from xain_coordinator.core.selection_state import Faults
+from xain_coordinator.core.selection_state import MAX_DEPARTED, Faults, SelectionState
 from xain_coordinator.core.values import Phase, Rules
 
 LIMIT = 3
@@ -38,7 +36,7 @@ def test_each_refusal_is_counted_also_of_the_same_update() -> None:
     assert bench.selected == ("a", "b")
 
 
-def test_three_in_a_row_and_somebody_else_takes_the_place() -> None:
+def test_participant_with_three_refusals_in_a_row_is_replaced() -> None:
     bench = opened_round("a", "b", "c", rules=strict(min_participants=2))
     assert bench.selected == ("a", "b")
     bench.bring_refused("a", LIMIT)
@@ -126,22 +124,15 @@ def test_in_asp_what_it_trains_is_given_up() -> None:
     assert [event.round for event in bench.happened(e.UpdateRefused)] == [0, 0, 0]
 
 
-def test_of_those_who_have_left_not_too_many_are_remembered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The latest."""
-    monkeypatch.setattr(selection_state, "MAX_DEPARTED", 2)
-    bench = opened_round("z", rules=strict(max_participants=9))
-    for name in "abcd":
-        bench.leave(*bench.selected)
-        bench.join(name)
-        bench.bring_refused(name)
-    bench.leave("d")
-    assert list(bench.session.selection.faults) == ["c", "d"]
-    bench.join("c")
-    bench.end_all()
-    bench.leave("c")
-    assert list(bench.session.selection.faults) == ["d"], "its last one was good"
+def test_faults_are_kept_of_the_latest_participants_that_have_left() -> None:
+    """Members keep theirs. A participant that leaves after a good update has none to keep."""
+    state = SelectionState().with_fault("stays", 0)
+    names = [f"p{number}" for number in range(MAX_DEPARTED + 2)]
+    for name in names:
+        state = state.with_fault(name, 0).without_member(name, 0, members=["stays"])
+    assert list(state.faults) == ["stays", *names[2:]]
+    state = state.with_good_update("p7").without_member("p7", 0, members=["stays"])
+    assert "p7" not in state.faults
 
 
 def test_unregistered_clients_and_those_who_owe_nothing_are_not_counted() -> None:

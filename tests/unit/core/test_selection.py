@@ -135,11 +135,11 @@ def test_round_robin_takes_who_has_waited_longest() -> None:
         )
     )
     bench.join("c", "a", "e", "b", "d")
-    turns = []
+    selections = []
     while bench.phase is not Phase.FINISHED:
-        turns.append(bench.selected)
+        selections.append(bench.selected)
         bench.end_all()
-    assert turns == [("a", "b"), ("c", "d"), ("e", "a"), ("b", "c"), ("d", "e")]
+    assert selections == [("a", "b"), ("c", "d"), ("e", "a"), ("b", "c"), ("d", "e")]
 
 
 def test_round_robin_goes_on_after_a_restart() -> None:
@@ -147,12 +147,12 @@ def test_round_robin_goes_on_after_a_restart() -> None:
     rules = make_rules(rounds=4, fraction="0.3", start_participants=3, controller="round_robin")
     bench = Bench(rules)
     bench.join("a", "b", "c")
-    turns = []
+    selections = []
     while bench.phase is not Phase.FINISHED:
-        turns += bench.selected
+        selections += bench.selected
         bench.end_all()
         bench.restart()
-    assert turns == ["a", "b", "c", "a"]
+    assert selections == ["a", "b", "c", "a"]
 
 
 def test_nobody_is_next_for_having_been_away() -> None:
@@ -164,14 +164,14 @@ def test_nobody_is_next_for_having_been_away() -> None:
     bench.end_all()
     bench.leave("a")
     bench.join("a", "0")
-    turns = []
+    selections = []
     for _ in range(4):
-        turns += bench.selected
+        selections += bench.selected
         bench.end_all()
-    assert turns == ["b", "c", "0", "a"]
+    assert selections == ["b", "c", "0", "a"]
 
 
-def test_a_replacement_is_whose_turn_it_is() -> None:
+def test_round_robin_chooses_the_replacement() -> None:
     bench = Bench(
         make_rules(rounds=3, fraction="0.3", start_participants=3, controller="round_robin")
     )
@@ -400,7 +400,7 @@ def test_all_replaces_one_by_one() -> None:
     assert set(bench.selected) == {"b", "c", "d", "e"}, "a new round selects everybody"
 
 
-def test_a_place_without_a_replacement_is_filled_by_whoever_comes() -> None:
+def test_next_participant_to_join_fills_a_vacancy_of_the_round() -> None:
     """Below its target a round takes the next who joins."""
     bench = opened_round("a", "b", "c", rules=make_rules(min_participants=1, start_participants=3))
     bench.leave("b")
@@ -410,7 +410,7 @@ def test_a_place_without_a_replacement_is_filled_by_whoever_comes() -> None:
     assert bench.selected == ("a", "c", "z")
 
 
-def test_whoever_left_and_comes_back_takes_a_free_place() -> None:
+def test_participant_that_returns_takes_its_free_slot() -> None:
     """A short absence costs a place only if somebody else has taken it."""
     bench = opened_round("a", "b", rules=make_rules(min_participants=1, start_participants=2))
     bench.leave("b")

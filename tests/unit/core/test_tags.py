@@ -105,8 +105,8 @@ def test_the_model_is_made_for_the_data_of_the_eligible() -> None:
     assert bench.owed == [InitialiseModel("workload", (PROFILE, PROFILE))]
 
 
-def test_those_who_are_not_eligible_take_no_places_of_the_others() -> None:
-    """They have as many of their own, and no more: what is kept of them is bounded."""
+def test_participants_that_are_not_eligible_take_no_slots_of_the_others() -> None:
+    """Participants that are not eligible have as many slots of their own, and no more."""
     bench = northern(min_participants=2, max_participants=2)
     bench.join("s", "t", tags=SOUTH)
     assert bench.join("u", tags=SOUTH) == r.Later(LEASE_S)

@@ -82,19 +82,19 @@ def test_a_negative_staleness_is_refused() -> None:
 @given(
     num_workers=st.integers(1, 6),
     staleness=st.integers(0, 4),
-    turns=st.lists(st.integers(0, 5), max_size=80),
+    steps=st.lists(st.integers(0, 5), max_size=80),
 )
-def test_the_bound_holds_however_workers_take_turns(
-    num_workers: int, staleness: int, turns: list[int]
+def test_staleness_bound_holds_in_any_order_of_workers(
+    num_workers: int, staleness: int, steps: list[int]
 ) -> None:
-    """Whoever works sees all that everybody did before clock c - s, and somebody always may.
+    """A working worker sees all steps of all others before clock c - s, and one may always work.
 
-    A worker that is admitted begins, and ends at its next turn, as others go on in between.
+    A worker that is admitted begins, and ends at its next step, as others go on in between.
     """
     clocks = table(*[0] * num_workers, staleness=staleness)
     working: set[str] = set()
-    for turn in turns:
-        worker = f"w{turn % num_workers}"
+    for step in steps:
+        worker = f"w{step % num_workers}"
         if worker in working:
             working.remove(worker)
             clocks = clocks.ticked(worker)

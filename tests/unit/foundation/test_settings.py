@@ -245,7 +245,7 @@ def test_the_first_error_is_told_and_the_others_are_counted(toml: Path) -> None:
     assert told.endswith(" (further mistakes: 2)")
 
 
-def test_conflicts_with_a_default_in_place_of_a_misspelt_key_are_not_told(toml: Path) -> None:
+def test_conflict_with_the_default_of_a_misspelt_key_is_not_told(toml: Path) -> None:
     """The second mistake would vanish with the first."""
     told = error_of(toml, "[server]\nport = 7\nlimit = 1\nkindd = 'memory'\n")
     assert "server.kindd; did you mean server.kind?" in told

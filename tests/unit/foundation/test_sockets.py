@@ -9,7 +9,7 @@ from xain_foundation.sockets import free_ports, leave_unpaced
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="Linux")
-def test_packets_within_a_host_are_not_paced() -> None:
+def test_loopback_connection_uses_reno_without_pacing() -> None:
     """BBR, the default of many hosts, makes both sides wait for timers."""
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,

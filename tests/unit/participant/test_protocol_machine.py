@@ -227,7 +227,7 @@ class World(RuleBasedStateMachine):
         self.hear(e.ConnectionLost())
 
     @invariant()
-    def who_stops_gives_up_its_place_only_without_a_result_to_come_back_with(self) -> None:
+    def stopped_participant_leaves_unless_its_result_can_survive(self) -> None:
         if not self.exits:
             actions = deepcopy(self.protocol).handle(e.StopRequested(143))
             if actions[-1] == a.Exit(143, "asked to stop"):

@@ -234,8 +234,8 @@ def test_absent_column_may_count_as_missing() -> None:
 def test_columns_in_another_order_are_prepared_alike() -> None:
     table = mixed_table()
     preprocessing = fit([table.profile()], STANDARD)
-    turned = table.arranged(["constant", "noise", "colour", "income"])
-    assert (preprocessing.apply(turned).features == preprocessing.apply(table).features).all()
+    arranged = table.arranged(["constant", "noise", "colour", "income"])
+    assert (preprocessing.apply(arranged).features == preprocessing.apply(table).features).all()
 
 
 def test_without_preprocessing_columns_are_matched_by_name() -> None:

@@ -124,7 +124,7 @@ def _answer_server(
             epochs = {each.number: each.epoch for each in state.ranges}
             mine = [number for number, holder in state.lost.items() if holder == name]
             return [
-                e.RangePlaced(number, (name,)) if number in has else e.RangeLost(number, "")
+                e.RangeReconfigured(number, (name,)) if number in has else e.RangeLost(number, "")
                 for number in mine
                 if epochs[number] in (has.get(number), lacks.get(number))
             ]

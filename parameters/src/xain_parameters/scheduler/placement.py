@@ -10,7 +10,7 @@ from collections import Counter
 from xain_parameters.scheduler.state import (
     AnyEvent,
     RangeLost,
-    RangePlaced,
+    RangeReconfigured,
     RangesMade,
     RolledBack,
     State,
@@ -38,7 +38,7 @@ def next_placement(state: State) -> AnyEvent | None:
     return next((event for step in steps if (event := step(state)) is not None), None)
 
 
-def with_whole(state: State, each: RangeView, learner: str) -> RangePlaced:
+def with_whole(state: State, each: RangeView, learner: str) -> RangeReconfigured:
     """Make a learner that has everything a server of the range: it replaces the server that leaves
     the range, or is added. If it is primary of fewer ranges than the primary here, it becomes the
     primary."""
@@ -46,11 +46,11 @@ def with_whole(state: State, each: RangeView, learner: str) -> RangePlaced:
     learners = tuple(name for name in each.learners if name != learner)
     if leaves in each.servers:
         servers = tuple(learner if name == leaves else name for name in each.servers)
-        return RangePlaced(each.number, servers, learners)
+        return RangeReconfigured(each.number, servers, learners)
     primaries = _primaries(state)
     if primaries[learner] + 2 <= primaries[each.servers[0]]:
-        return RangePlaced(each.number, (learner, *each.servers), learners)
-    return RangePlaced(each.number, (*each.servers, learner), learners)
+        return RangeReconfigured(each.number, (learner, *each.servers), learners)
+    return RangeReconfigured(each.number, (*each.servers, learner), learners)
 
 
 def _without_gone(state: State) -> AnyEvent | None:
@@ -66,7 +66,7 @@ def _without_gone(state: State) -> AnyEvent | None:
             return RangeLost(each.number, each.servers[0] if state.settings.has_log else "")
         leaves = state.leaves.get(each.number, "")
         leaves = leaves if learners and leaves in servers else ""
-        return RangePlaced(each.number, servers, learners, leaves)
+        return RangeReconfigured(each.number, servers, learners, leaves)
     return None
 
 
@@ -90,7 +90,7 @@ def _first_server(state: State) -> AnyEvent | None:
         if not each.servers and each.number not in state.lost and state.placeable:
             primaries = _primaries(state)
             name = min(state.placeable, key=lambda name: (primaries[name], name))
-            return RangePlaced(each.number, (name,))
+            return RangeReconfigured(each.number, (name,))
     return None
 
 
@@ -101,7 +101,7 @@ def _leaver(state: State) -> AnyEvent | None:
         if staying == each.servers or not staying or each.learners:
             continue
         if len(staying) >= _num_wanted(state) or not _candidates(state, each):
-            return RangePlaced(each.number, staying)
+            return RangeReconfigured(each.number, staying)
     return None
 
 
@@ -117,7 +117,7 @@ def _learner(state: State) -> AnyEvent | None:
             continue
         if learners := _candidates(state, each):
             leaves = leaving[0] if leaving else ""
-            return RangePlaced(each.number, each.servers, (learners[0],), leaves)
+            return RangeReconfigured(each.number, each.servers, (learners[0],), leaves)
     return None
 
 
@@ -126,7 +126,7 @@ def _balanced(state: State) -> AnyEvent | None:
     than another, drop what settings no longer ask for."""
     for each in state.ranges:
         if len(each.servers) > state.settings.num_replicas + 1 and not each.learners:
-            return RangePlaced(each.number, each.servers[:-1])
+            return RangeReconfigured(each.number, each.servers[:-1])
     servers = state.placeable
     if len(servers) < 2 or not _has_room(state):
         return None
@@ -144,7 +144,7 @@ def _balanced(state: State) -> AnyEvent | None:
         return None
     prefers_primary = primaries[most] > primaries[least]
     each = min(movable, key=lambda each: (each.servers[0] == most) != prefers_primary)
-    return RangePlaced(each.number, each.servers, (least,), most)
+    return RangeReconfigured(each.number, each.servers, (least,), most)
 
 
 def _other_primary(state: State) -> AnyEvent | None:
@@ -162,7 +162,7 @@ def _other_primary(state: State) -> AnyEvent | None:
             way = came_by[name]
             if way is not None and primaries[name] + 2 <= primaries[source]:
                 others = tuple(other for other in way.servers if other != name)
-                return RangePlaced(way.number, (name, *others))
+                return RangeReconfigured(way.number, (name, *others))
             for each in state.ranges:
                 if each.servers and each.servers[0] == name:
                     for backup in each.servers[1:]:

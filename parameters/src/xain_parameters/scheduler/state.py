@@ -222,7 +222,7 @@ class RangesMade(Event, frozen=True, array_like=True, tag="ranges"):
     num_ranges: int
 
 
-class RangePlaced(Event, frozen=True, array_like=True, tag="placed"):
+class RangeReconfigured(Event, frozen=True, array_like=True, tag="placed"):
     """A range has these servers and learners, in a new epoch. leaves: the server that the learner
     will replace."""
 
@@ -292,7 +292,7 @@ AnyEvent: TypeAlias = (
     | ServerGone
     | TableDeclared
     | RangesMade
-    | RangePlaced
+    | RangeReconfigured
     | RangeLost
     | RolledBack
     | WorkerBegan
@@ -344,18 +344,18 @@ def _evolve(state: State, event: AnyEvent) -> State:
                 for number, (start, stop) in enumerate(even(event.num_ranges), 1)
             )
             return _with_ranges(state, ranges)
-        case RangePlaced():
+        case RangeReconfigured():
             assert event.range not in state.lost or event.servers
             leaves = _without(state.leaves, event.range)
             if event.leaves:
                 leaves[event.range] = event.leaves
             lost = _without(state.lost, event.range)
             state = replace(state, leaves=leaves, lost=lost)
-            return _placed(state, event.range, event.servers, event.learners)
+            return _reconfigured(state, event.range, event.servers, event.learners)
         case RangeLost():
             leaves = _without(state.leaves, event.range)
             lost = {**state.lost, event.range: event.holder}
-            return _placed(replace(state, leaves=leaves, lost=lost), event.range, (), ())
+            return _reconfigured(replace(state, leaves=leaves, lost=lost), event.range, (), ())
         case RolledBack():
             return _rolled_back(state)
         case WorkerBegan() | Ticked() | WorkerEnded():
@@ -466,7 +466,7 @@ def _with_worker(state: State, event: WorkerBegan | Ticked | WorkerEnded) -> Sta
     return replace(state, workers=workers, opened=opened, gathered=gathered, gaps=gaps, cut=cut)
 
 
-def _placed(
+def _reconfigured(
     state: State, number: int, servers: tuple[str, ...], learners: tuple[str, ...]
 ) -> State:
     ranges = (

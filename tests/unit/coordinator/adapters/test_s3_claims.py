@@ -30,32 +30,32 @@ class SlowBucket:
     name = "bucket"
     host = "nowhere"
 
-    def __init__(self, server: Server, turn: Callable[[], None]) -> None:
+    def __init__(self, server: Server, pause: Callable[[], None]) -> None:
         self._server = server
-        self._turn = turn
+        self._pause = pause
 
     def put(self, key: str, name: str, body: Any, *, only_if_free: bool = False) -> None:
         data = body if isinstance(body, bytes) else body.read()
         if not isinstance(body, bytes):
             body.seek(0)
             data = body.read()
-        self._turn()
+        self._pause()
         self._server.objects[name] = data
         if name == key:
             self._server.published.add(data)
 
     def get(self, key: str, name: str, offset: int, length: int, etag: str = "") -> Piece:
-        self._turn()
+        self._pause()
         if name not in self._server.objects:
             raise KeyNotFound(key)
         return Piece(b"", 1, "x")
 
     def names(self, prefix: str) -> Iterator[str]:
-        self._turn()
+        self._pause()
         return iter([name for name in self._server.objects if name.startswith(prefix)])
 
     def delete(self, key: str, name: str) -> None:
-        self._turn()
+        self._pause()
         self._server.objects.pop(name, None)
 
 
@@ -71,7 +71,7 @@ class Writer:
         self._arrived = threading.Semaphore(0)
         self._dies = False
         self._ended = False
-        bucket = cast(Bucket, SlowBucket(server, self._turn))
+        bucket = cast(Bucket, SlowBucket(server, self._pause))
         self._upload = S3Store(bucket, "", folder).upload("1/global")
         self._upload.write(content)
         self.result: Future[None] = Future()
@@ -89,7 +89,7 @@ class Writer:
         self._ended = True
         self._arrived.release()
 
-    def _turn(self) -> None:
+    def _pause(self) -> None:
         self._arrived.release()
         self._go.acquire()
         if self._dies:

@@ -386,24 +386,24 @@ def goes_on(path: Path, records: Sequence[Record]) -> int:
 
 FRAME_BYTES = 4096 + 24  # a page and its header, after a header of 32 bytes
 TORN_ENDS = {
-    "cut": lambda log, place, chance: log[:place],
-    "zeros": lambda log, place, chance: log[:place] + bytes(len(log) - place),
-    "garbage": lambda log, place, chance: log[:place] + chance.randbytes(len(log) - place),
+    "cut": lambda log, offset, chance: log[:offset],
+    "zeros": lambda log, offset, chance: log[:offset] + bytes(len(log) - offset),
+    "garbage": lambda log, offset, chance: log[:offset] + chance.randbytes(len(log) - offset),
 }
 
 
-def flipped(content: bytes, place: int, chance: Random) -> bytes:
+def flipped(content: bytes, offset: int, chance: Random) -> bytes:
     """The content with one bit of the byte at `place` changed."""
     bit = 1 << chance.randrange(8)
-    return content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :]
+    return content[:offset] + bytes([content[offset] ^ bit]) + content[offset + 1 :]
 
 
-def places_in(log: bytes, chance: Random) -> list[int]:
+def offsets_in(log: bytes, chance: Random) -> list[int]:
     """The borders of all frames, and some places at random."""
     frames = range(32, len(log), FRAME_BYTES)
-    places = {0, 1, 16, 31, len(log) - 1}
-    places |= {place for frame in frames for place in (frame, frame + 1, frame + 23, frame + 24)}
-    return sorted(places | {chance.randrange(len(log)) for _ in range(60)})
+    offsets = {0, 1, 16, 31, len(log) - 1}
+    offsets |= {offset for frame in frames for offset in (frame, frame + 1, frame + 23, frame + 24)}
+    return sorted(offsets | {chance.randrange(len(log)) for _ in range(60)})
 
 
 @pytest.mark.parametrize("damage", TORN_ENDS)
@@ -415,9 +415,9 @@ def test_a_torn_log_is_as_if_the_last_appends_had_not_been(
     chance = Random(damage)
     numbers = [
         goes_on(
-            killed.put(tmp_path, log=TORN_ENDS[damage](killed.log, place, chance)), killed.records
+            killed.put(tmp_path, log=TORN_ENDS[damage](killed.log, offset, chance)), killed.records
         )
-        for place in places_in(killed.log, chance)
+        for offset in offsets_in(killed.log, chance)
     ]
     assert numbers == sorted(numbers), "what is torn later has kept less"
     assert numbers[0] < numbers[-1]
@@ -431,8 +431,8 @@ def test_flipped_bit_in_the_log_is_named_unless_it_costs_the_last_append_only(
     and leaves the files as they are; a log that is cut there, as the error says, is read again."""
     chance = Random(10)
     num_named = 0
-    for place in places_in(killed.log, chance):
-        log = flipped(killed.log, place, chance)
+    for offset in offsets_in(killed.log, chance):
+        log = flipped(killed.log, offset, chance)
         path = killed.put(tmp_path, log=log)
         try:
             with closing(SqliteJournal(path)) as journal:
@@ -448,7 +448,7 @@ def test_flipped_bit_in_the_log_is_named_unless_it_costs_the_last_append_only(
         )
         assert found is not None, message
         end = int(found[2])
-        assert int(found[1]) == end <= place
+        assert int(found[1]) == end <= offset
         os.truncate(f"{path}-wal", end)
         goes_on(path, killed.records)
         num_named += 1
@@ -525,10 +525,10 @@ def test_a_torn_checkpoint_loses_nothing(killed: Killed, tmp_path: Path) -> None
         for frame in range(32, len(killed.log), FRAME_BYTES)
         if killed.log[frame + 8 : frame + 16] == killed.log[16:24]  # not those of an earlier log
     }
-    for place in range(0, len(whole), 1023):
+    for offset in range(0, len(whole), 1023):
         torn = bytearray(before)
         for page in in_log:  # the copying goes by pages; some are there, one half, some not
-            begin, end = page * 4096, min((page + 1) * 4096, place)
+            begin, end = page * 4096, min((page + 1) * 4096, offset)
             torn[begin:end] = whole[begin:end]
         path = killed.put(tmp_path, database=bytes(torn))
         assert goes_on(path, killed.records) == len(killed.records)
@@ -557,9 +557,9 @@ def test_a_torn_page_is_told_and_left_alone(tmp_path: Path, damage: str) -> None
     content = path.read_bytes()
     chance = Random(damage)
     num_told = 0
-    for place in range(2, len(content), 151):  # one byte is an empty file to SQLite
-        end = len(content) if damage == "cut" else place // 4096 * 4096 + 4096
-        torn = TORN_ENDS[damage](content[:end], place, chance) + content[end:]
+    for offset in range(2, len(content), 151):  # one byte is an empty file to SQLite
+        end = len(content) if damage == "cut" else offset // 4096 * 4096 + 4096
+        torn = TORN_ENDS[damage](content[:end], offset, chance) + content[end:]
         path.write_bytes(torn)
         told = read_or_told(path, records)
         if told is not None:
@@ -687,8 +687,8 @@ def test_any_flipped_bit_of_the_database_is_named_or_changes_nothing(tmp_path: P
     chance = Random(10)
     num_told = 0
     for _ in range(150):
-        place = chance.randrange(100, len(content))
-        path.write_bytes(flipped(content, place, chance))
+        offset = chance.randrange(100, len(content))
+        path.write_bytes(flipped(content, offset, chance))
         num_told += read_or_told(path, records) is not None
     assert num_told > 30
 

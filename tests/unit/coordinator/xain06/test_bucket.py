@@ -29,7 +29,7 @@ def read(store, key: str) -> bytes:
         return reader.read(0, reader.size)
 
 
-class Place:
+class Stores:
     """A bucket, a session's part of it, and what is between them."""
 
     def __init__(self) -> None:
@@ -52,85 +52,85 @@ class Place:
 
 
 @pytest.fixture
-def place() -> Place:
-    return Place()
+def stores() -> Stores:
+    return Stores()
 
 
 @pytest.mark.parametrize("vector", [VECTOR, LONG, np.empty((0,), np.float32)], ids=len)
-def test_a_model_is_shown_as_a_pickle(place, vector):
+def test_a_model_is_shown_as_a_pickle(stores, vector):
     """Under XAIN's key, as the array that XAIN's SDK unpickles."""
-    place.bucket.publish(place.model(vector))
-    shown = pickle.loads(read(place.bare, "1/global"))
+    stores.bucket.publish(stores.model(vector))
+    shown = pickle.loads(read(stores.bare, "1/global"))
     assert shown.dtype == vector.dtype
     np.testing.assert_array_equal(shown, vector)
 
 
-def test_showing_it_again_changes_nothing(place):
+def test_showing_it_again_changes_nothing(stores):
     """After a crash between publication and its record it is done again."""
-    model = place.model(VECTOR)
-    place.bucket.publish(model)
-    before = read(place.bare, "1/global")
-    place.bucket.publish(model)
-    assert read(place.bare, "1/global") == before
+    model = stores.model(VECTOR)
+    stores.bucket.publish(model)
+    before = read(stores.bare, "1/global")
+    stores.bucket.publish(model)
+    assert read(stores.bare, "1/global") == before
 
 
-def test_another_model_is_never_shown_in_its_place(place):
+def test_existing_object_is_never_replaced_by_a_model(stores):
     """Neither one of an old session in the same bucket nor a newer coordinator's."""
-    place.bare.put({"1/global": b"another"})
+    stores.bare.put({"1/global": b"another"})
     with pytest.raises(AnotherModel, match=r"a second coordinator .* or a participant has writ"):
-        place.bucket.publish(place.model(VECTOR))
-    assert read(place.bare, "1/global") == b"another"
+        stores.bucket.publish(stores.model(VECTOR))
+    assert read(stores.bare, "1/global") == b"another"
 
 
 @pytest.mark.parametrize("change", [lambda data: data[:-1] + b"\x01", lambda data: data[:-4]])
-def test_a_model_that_has_changed_is_not_shown(place, change):
+def test_a_model_that_has_changed_is_not_shown(stores, change):
     """What the store gives must be what was published."""
-    model = place.model(VECTOR)
-    place.store.put({"1/global": change(read(place.store, "1/global"))})
+    model = stores.model(VECTOR)
+    stores.store.put({"1/global": change(read(stores.store, "1/global"))})
     with pytest.raises(StoreError, match="'1/global' has changed in the store"):
-        place.bucket.publish(model)
-    assert list(place.bare.keys("1/")) == []
+        stores.bucket.publish(model)
+    assert list(stores.bare.keys("1/")) == []
 
 
 @pytest.mark.parametrize("protocol", [3, 4, 5])
 @pytest.mark.parametrize("vector", [VECTOR, LONG], ids=["f4", "long"])
-def test_an_update_becomes_one_of_ours(place, vector, protocol):
+def test_an_update_becomes_one_of_ours(stores, vector, protocol):
     """A .npy file that is measured, accepted and aggregated like all others."""
-    place.hand_in(pickle.dumps(vector, protocol))
-    measured = place.fetch()
+    stores.hand_in(pickle.dumps(vector, protocol))
+    measured = stores.fetch()
     assert (measured.dtype, measured.shape) == (vector.dtype.name, vector.shape)
-    assert measured == measure(place.store, "1/name")
-    np.testing.assert_array_equal(place.fetched(), vector)
+    assert measured == measure(stores.store, "1/name")
+    np.testing.assert_array_equal(stores.fetched(), vector)
 
 
-def test_an_update_is_not_read_again_to_be_measured(place, monkeypatch):
+def test_an_update_is_not_read_again_to_be_measured(stores, monkeypatch):
     """It is measured while it is written."""
-    place.hand_in(pickle.dumps(VECTOR))
+    stores.hand_in(pickle.dumps(VECTOR))
     monkeypatch.setattr(PrefixedStore, "open", None)
-    assert place.fetch().shape == VECTOR.shape
+    assert stores.fetch().shape == VECTOR.shape
 
 
-def test_a_newer_update_takes_the_place_of_the_last(place):
+def test_newer_update_replaces_the_last(stores):
     """Until one is accepted, the participant may hand in another."""
-    place.hand_in(pickle.dumps(VECTOR))
-    place.fetched()
-    place.hand_in(pickle.dumps(VECTOR + 1))
-    np.testing.assert_array_equal(place.fetched(), VECTOR + 1)
+    stores.hand_in(pickle.dumps(VECTOR))
+    stores.fetched()
+    stores.hand_in(pickle.dumps(VECTOR + 1))
+    np.testing.assert_array_equal(stores.fetched(), VECTOR + 1)
 
 
-def test_there_may_be_no_update(place):
+def test_there_may_be_no_update(stores):
     with pytest.raises(KeyNotFound):
-        place.fetch()
+        stores.fetch()
 
 
-def test_the_limit_is_for_the_elements(place):
+def test_the_limit_is_for_the_elements(stores):
     """A pickle of the largest update allowed is taken; what is larger is not even opened."""
     largest = np.zeros(MAX_UPDATE_BYTES // 4, np.float32)
-    place.hand_in(pickle.dumps(largest))
-    np.testing.assert_array_equal(place.fetched(), largest)
-    place.hand_in(b"?" * (MAX_UPDATE_BYTES + PICKLE_BYTES + 1))
+    stores.hand_in(pickle.dumps(largest))
+    np.testing.assert_array_equal(stores.fetched(), largest)
+    stores.hand_in(b"?" * (MAX_UPDATE_BYTES + PICKLE_BYTES + 1))
     with pytest.raises(TooLarge, match="an upload of 2001025 bytes; at most 2000000 are taken"):
-        place.fetch()
+        stores.fetch()
 
 
 @pytest.mark.parametrize(
@@ -143,12 +143,12 @@ def test_the_limit_is_for_the_elements(place):
         b"",
     ],
 )
-def test_an_update_that_is_no_array_is_refused(place, data):
+def test_an_update_that_is_no_array_is_refused(stores, data):
     """Nothing of it comes into the session's own objects."""
-    place.hand_in(data)
+    stores.hand_in(data)
     with pytest.raises(InvalidUpdate, match="the upload '1/name' is no XAIN update: hand in one"):
-        place.fetch()
-    assert list(place.store.keys()) == []
+        stores.fetch()
+    assert list(stores.store.keys()) == []
 
 
 class Untouched(MemoryStore):
@@ -167,9 +167,9 @@ class Untouched(MemoryStore):
     ],
     ids=lambda value: str(getattr(value, "dtype", "")),
 )
-def test_update_that_cannot_count_is_not_written(place, array, refusal, reason):
+def test_update_that_cannot_count_is_not_written(stores, array, refusal, reason):
     """Its pickle says what it is before any of its elements is read."""
-    place.hand_in(pickle.dumps(array))
-    bucket = XainBucket(place.bare, Untouched(), MAX_UPDATE_BYTES)
+    stores.hand_in(pickle.dumps(array))
+    bucket = XainBucket(stores.bare, Untouched(), MAX_UPDATE_BYTES)
     with pytest.raises(refusal, match=reason):
         fetched(bucket, Untouched(), 1, "name", "1/name", None)
