@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from functools import partial
+from string import ascii_lowercase
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xain_coordinator.core import layered
 from xain_coordinator.core.layered import (
     MAX_CHANGES,
     _Layered,
@@ -16,7 +16,7 @@ from xain_coordinator.core.layered import (
     including_all,
 )
 
-KEYS = "abcdef"
+KEYS = ascii_lowercase  # more than MAX_CHANGES, so that a mapping of them has layers
 NUM = 2000
 
 
@@ -53,12 +53,11 @@ def changed(
 def test_every_version_is_like_a_copy(steps) -> None:
     """In content and order, whatever becomes of those that come from it, and from whichever of the
     versions so far the next one comes."""
-    versions: list[tuple[Mapping[str, int], dict[str, int]]] = [({}, {})]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layered, "MAX_CHANGES", 3)  # so that mappings of six keys have layers
-        for change, key, value, back in steps:
-            mapping, plain = versions[-1 - min(back, len(versions) - 1)]
-            versions.append(changed(mapping, plain, change, key, value))
+    first = dict.fromkeys(KEYS, 0)
+    versions: list[tuple[Mapping[str, int], dict[str, int]]] = [(first, first)]
+    for change, key, value, back in steps:
+        mapping, plain = versions[-1 - min(back, len(versions) - 1)]
+        versions.append(changed(mapping, plain, change, key, value))
     for mapping, plain in versions:
         assert list(mapping) == list(mapping.keys()) == list(plain)
         assert list(mapping.items()) == list(plain.items())
