@@ -26,9 +26,11 @@ from xain_parameters.errors import Damaged, Invalid
 from xain_parameters.keys import END, even
 from xain_parameters.messages import Mark
 from xain_parameters.replica import Replica
-from xain_parameters.tables import dense, part, sparse
+from xain_parameters.tables.dense import BoundedPart
 from xain_parameters.tables.initialisers import Normal, Uniform
+from xain_parameters.tables.part import Part
 from xain_parameters.tables.rules import FTRL, Adagrad, Adam, Momentum
+from xain_parameters.tables.sparse import OpenPart, _Live
 
 BOUND = 24
 TABLES = [
@@ -46,11 +48,11 @@ BIG = 1 << 57  # keys of tables without a bound are spread over all 64 bits
 def _small_sizes():
     """Blocks, pieces and first capacities of a few rows, so that small examples have several."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(part, "BLOCK_VALUES", 6)
-        patch.setattr(part, "PIECE_BYTES", 100)
-        patch.setattr(dense, "SCAN_ROWS", 5)
-        patch.setattr(sparse, "FIRST_ROWS", 2)
-        patch.setattr(sparse, "CHUNK_KEYS", 4)
+        patch.setattr(Part, "block_values", 6)
+        patch.setattr(Part, "piece_bytes", 100)
+        patch.setattr(BoundedPart, "scan_rows", 5)
+        patch.setattr(OpenPart, "first_rows", 2)
+        patch.setattr(_Live, "chunk_keys", 4)
         yield
 
 

@@ -18,8 +18,6 @@ from xain_parameters.tables.part import (
     put,
 )
 
-SCAN_ROWS = 1 << 20  # looked through at most at once for rows that have been seen
-
 
 class BoundedPart(Part):
     """The part of a table with a bound.
@@ -27,6 +25,8 @@ class BoundedPart(Part):
     Rows of a dense array all exist. Rows of another are made when they are first pushed; declaring
     50 million costs nothing.
     """
+
+    scan_rows = 1 << 20  # looked through at most at once for rows that have been seen
 
     def __init__(self, spec: TableSpec, number: int, span: Range, is_empty: bool = False) -> None:
         super().__init__(spec, number, span)
@@ -153,7 +153,7 @@ class BoundedPart(Part):
         while at < num_rows:
             # A few pieces far at first: what is looked through beyond the piece is looked through
             # again for the next one. Further, where there are no rows.
-            num_scanned = min(2 * num_scanned, max(SCAN_ROWS, 2 * size))
+            num_scanned = min(2 * num_scanned, max(self.scan_rows, 2 * size))
             stop = min(at + num_scanned, num_rows)
             is_there = self._seen[at:stop]
             if snapshot is not None:

@@ -23,12 +23,6 @@ from xain_parameters.tables import initialisers, rules
 MAX_ROW_BYTES = 1 << 30  # a row goes in one message
 MAX_TABLE_BYTES = 1 << 50  # the values of a table with a bound
 
-# Values changed at once, so that temporary arrays stay in the processor's cache. A rule without
-# state has one temporary array at most.
-BLOCK_VALUES = 1 << 14
-STATELESS_BLOCK_VALUES = 1 << 17
-PIECE_BYTES = 1 << 20
-
 Array = NDArray[Any]
 Bytes = NDArray[np.uint8]
 Rows: TypeAlias = slice | NDArray[np.intp]  # row numbers: a block, or any without duplicates
@@ -92,6 +86,12 @@ def plugins_of(spec: TableSpec) -> tuple[rules.Rule, initialisers.Initialiser]:
 class Part(ABC):
     """A table's part in a key range."""
 
+    # Values changed at once, so that temporary arrays stay in the processor's cache. A rule without
+    # state has one temporary array at most.
+    block_values = 1 << 14
+    stateless_block_values = 1 << 17
+    piece_bytes = 1 << 20
+
     def __init__(self, spec: TableSpec, number: int, span: Range) -> None:
         """number: the range's. Raises Invalid as plugins_of() does."""
         self.rule, self.init = plugins_of(spec)
@@ -102,7 +102,7 @@ class Part(ABC):
         self.row_bytes = self.dtype.itemsize * spec.dim
         self.names = ("values", *sorted(self.rule.state))
         self.snapshots: list[Snapshot] = []
-        block_values = BLOCK_VALUES if self.rule.state else STATELESS_BLOCK_VALUES
+        block_values = self.block_values if self.rule.state else self.stateless_block_values
         self._block = max(1, block_values // spec.dim)
 
     # --- requests ---
@@ -271,7 +271,7 @@ class Part(ABC):
 
     @property
     def _piece_rows(self) -> int:
-        return max(1, PIECE_BYTES // (self._state_bytes + 8))
+        return max(1, self.piece_bytes // (self._state_bytes + 8))
 
 
 UNTOUCHED, SAVED, MADE_LATER = 0, 1, 2

@@ -25,8 +25,6 @@ from xain_parameters.tables.part import (
     put,
 )
 
-CHUNK_KEYS = 1 << 14  # looked up at once, so that temporary arrays stay in the processor's cache
-FIRST_ROWS = 1 << 10
 LARGE_ROW_BYTES = 64
 Numbers = NDArray[np.intp]
 
@@ -38,6 +36,10 @@ class _Live:
     slots: row number of the key that hashes here, or further on with no empty slot between; 0:
         empty. keys: of each row, (capacity,). Row 0 is nobody's, and all zeros.
     """
+
+    chunk_keys = (
+        1 << 14
+    )  # looked up at once, so that temporary arrays stay in the processor's cache
 
     slots: NDArray[np.uint32]
     shift: np.uint64
@@ -56,11 +58,11 @@ class _Live:
         """Row numbers; 0 where there is no row."""
         rows = np.empty(len(keys), np.intp)
         unfinished = []
-        for begin in range(0, len(keys), CHUNK_KEYS):
-            some = keys[begin : begin + CHUNK_KEYS]
+        for begin in range(0, len(keys), self.chunk_keys):
+            some = keys[begin : begin + self.chunk_keys]
             slots = self.homes(some)
             found = self.slots.take(slots, mode="clip").astype(np.intp)
-            rows[begin : begin + CHUNK_KEYS] = found
+            rows[begin : begin + self.chunk_keys] = found
             (left,) = (self.keys.take(found, mode="clip") != some).nonzero()
             left = left[found[left] != 0]
             if len(left):
@@ -95,10 +97,12 @@ class _Live:
 class OpenPart(Part):
     """The part of a table without a bound. Rows are numbered from 1."""
 
+    first_rows = 1 << 10
+
     def __init__(self, spec: TableSpec, number: int, span: Range) -> None:
         super().__init__(spec, number, span)
         self.num_rows = 0
-        self._live = self._made(FIRST_ROWS)
+        self._live = self._made(self.first_rows)
 
     @property
     def fields(self) -> Mapping[str, Array]:
@@ -186,8 +190,8 @@ class OpenPart(Part):
         for name, field in live.fields.items():
             field[:end] = old.fields[name][:end]
         # The order of the old slots is nearly the order of the new ones.
-        for begin in range(0, len(old.slots), CHUNK_KEYS):
-            rows = old.slots[begin : begin + CHUNK_KEYS].astype(np.intp)
+        for begin in range(0, len(old.slots), old.chunk_keys):
+            rows = old.slots[begin : begin + old.chunk_keys].astype(np.intp)
             live.insert(rows[rows != 0])
         self._live = live
 
