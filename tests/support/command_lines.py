@@ -5,15 +5,29 @@ from typing import Any
 
 import typer
 
+from xain_coordinator.cli import main as coordinator
+from xain_coordinator.cli.demo import cli as demo
+from xain_coordinator.cli.launch import cli as launch
 from xain_parameters import cli as parameters
 from xain_participant import cli as participant
 
-APPS = {"xain-parameter-server": parameters.app, "xain-participant": participant.app}
+APPS = {
+    "xain-coordinator": coordinator.app,
+    "xain-coordinator demo": demo.app,
+    "xain-coordinator launch": launch.app,
+    "xain-parameter-server": parameters.app,
+    "xain-participant": participant.app,
+}
 
 
 def parsed(program: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """The values of a command's parameters. Fails for a flag that the command does not have."""
-    name, *rest = arguments
+    """The values of a command's parameters. Fails for a command or a flag that does not exist."""
+    if (whole := f"{program} {' '.join(arguments[:1])}") in APPS:  # it parses its flags itself
+        program, arguments = whole, arguments[1:]
     command: Any = typer.main.get_command(APPS[program])
-    values: dict[str, Any] = command.commands[name].make_context(name, list(rest)).params
+    context = command.make_context(program, list(arguments))
+    if rest := [*context._protected_args, *context.args]:
+        name, command, rest = command.resolve_command(context, rest)
+        context = command.make_context(name, rest, parent=context)
+    values: dict[str, Any] = context.params
     return values
