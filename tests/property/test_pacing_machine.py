@@ -314,15 +314,14 @@ class PacingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.work and self.rules.refused_limit)
     @rule(i=INDEX)
     def bring_rubbish(self, i: int) -> None:
-        """It was refused, and the server notes it. The work is begun anew, if it is still asked
-        for."""
+        """The server notes a refused update. A participant that is still asked trains again."""
         name = sorted(self.work)[i % len(self.work)]
         self.send(c.NoteRefusedUpdate(name, self.session.trained_by(name), "rubbish"))
 
     @precondition(lambda self: self.work)
     @rule(i=INDEX)
     def fail(self, i: int) -> None:
-        """Its own code has failed, and it stays. Somebody else takes its place."""
+        """The participant's own code has failed, and it stays. Another participant replaces it."""
         name = sorted(self.work)[i % len(self.work)]
         if name not in self.session.members:
             return

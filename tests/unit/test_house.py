@@ -175,8 +175,8 @@ def test_no_file_of_the_coordinator_lies_loose():
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_what_is_imported_is_declared(name):
-    """And nothing else: what comes along with somebody else's dependency may go with it."""
+def test_declared_dependencies_are_the_imported_ones(name):
+    """A package that comes along with another dependency may go with it."""
     project = tomllib.loads((ROOT / name / "pyproject.toml").read_text(encoding="utf-8"))
     optional = project["project"].get("optional-dependencies", {}).values()
     declared = {

@@ -1,4 +1,4 @@
-"""Who counted in each round, why the others did not, and what a session warns of."""
+"""Contributors of each round, reasons of the other participants, and warnings of a session."""
 
 from tests.unit.core.bench import make_rules
 

@@ -19,10 +19,9 @@ def run(*arguments: str) -> Result:
     "flags",
     [["--config", "/nope"], ["--port", "0"], ["--set", "rounds.epochs=3"], ["--new-session"]],
 )
-def test_flags_that_nobody_would_read_are_refused(
+def test_flags_before_a_command_with_its_own_flags_are_refused(
     monkeypatch: pytest.MonkeyPatch, command: str, flags: list[str]
 ) -> None:
-    """They stand before a command that has flags of its own."""
     monkeypatch.setattr(demo, "main", lambda _: 0)
     result = run(*flags, command)
     assert result.exit_code == 2

@@ -398,9 +398,8 @@ def bound_s(rules: Rules) -> float:
 def test_no_configuration_waits_for_ever(
     rules: Rules, num_come: int, num_silent: int, num_idle: int, answers: bool
 ) -> None:
-    """Whoever comes, whether they fall silent, are heard but do nothing, or hand in at once, and
-    whether models are made or not: the session is finished within a bound that the configuration
-    tells."""
+    """The session ends within a bound that the configuration gives, whether participants fall
+    silent, do nothing or hand in at once, and whether models are made or not."""
     bench = Bench(rules, answers=answers)
     names = [f"p{i}" for i in range(min(num_come, rules.max_participants))]
     for name in names:
@@ -712,7 +711,7 @@ def test_ipv6_hosts_are_bound_with_brackets(host: str, address: str) -> None:
     ],
 )
 def test_xains_keys_are_told_their_new_names(tmp_path: Path, text: str, message: str) -> None:
-    """Whoever comes with the old file learns what to change, key by key."""
+    """A coordinator that is started with XAIN's file names each key's successor."""
     file = tmp_path / "xain-fl.toml"
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:

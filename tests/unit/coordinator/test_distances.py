@@ -103,8 +103,8 @@ def test_multi_krum(round_: tuple[Array, Array, Array], data: Any) -> None:
     np.testing.assert_allclose(run(rule, updates, base, counts), expected, atol=1e-10)
 
 
-def test_of_equal_scores_the_first_is_taken() -> None:
-    """In the order of names, so that doing it again gives the same."""
+def test_first_of_equal_scores_is_taken() -> None:
+    """The order is that of the names, so that a repeated aggregation gives the same model."""
     updates = np.zeros((5, 3))
     weights = Krum(1).weigh(gram(updates), np.ones(5, np.int64))
     assert weights.tolist() == [1, 0, 0, 0, 0, 0]
@@ -178,7 +178,8 @@ def test_no_other_point_is_nearer_to_all() -> None:
 @pytest.mark.parametrize(("n", "f"), [(5, 2), (9, 4), (101, 50)])
 @pytest.mark.parametrize("size", [10.0, 1e6, 1e12, 1e30, 3e38])
 def test_the_largest_minority_does_not_carry_the_median_away(n: int, f: int, size: float) -> None:
-    """It is within (1 - a) / sqrt(1 - 2a) times the radius of the honest, where a = f / n.
+    """The median is within (1 - a) / sqrt(1 - 2a) times the radius of the honest, where a = f / n.
+    Source: Minsker 2015, Geometric Median and Robust Estimation in Banach Spaces, Lemma 2.1.
 
     Source: Minsker 2015, Geometric Median and Robust Estimation in Banach Spaces, Lemma 2.1.
     """
@@ -289,7 +290,7 @@ def test_a_minority_does_not_carry_it_away(rule: Surveyor, size: float) -> None:
 
 @pytest.mark.parametrize("rule", [Krum(1), MultiKrum(1), GeometricMedian(), CentredClipping()])
 def test_made_up_sample_counts_change_nothing(rule: Surveyor) -> None:
-    """They are what a participant says of itself."""
+    """Sample counts are what a participant says of itself."""
     products = gram(np.random.default_rng(1).normal(size=(6, 9)))
     honest = rule.weigh(products, np.ones(6, np.int64))
     made_up = rule.weigh(products, np.array([2**60, 1, 1, 1, 1, 1]))

@@ -41,7 +41,7 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def sender(store: Store) -> Downloads:
-    """Of a model of 12 blocks."""
+    """Downloads of a model of 12 blocks."""
     model = GlobalModel(1, WeightsRef(KEY, len(DATA), ""), "float32", (len(DATA) // 4,))
     driver = SimpleNamespace(history=SimpleNamespace(models={KEY: model}))
     return Downloads(cast(Driver, driver), store)

@@ -98,8 +98,8 @@ async def test_a_sign_of_life_does_not_wait_for_the_disk(bench):
 
 
 async def test_assignment_does_not_wait_for_the_disk(bench):
-    """Of a round that is durable: it is asked for while the first updates of it are being written.
-    Of one that is not, nobody hears."""
+    """An assignment of a durable round is given while its first updates are being written. No
+    assignment of a round that is not durable is given."""
     for name in ("a", "b"):
         await bench.driver.submit(c.Rendezvous(name))
     bench.journal.hold()

@@ -52,7 +52,7 @@ async def full(bench: Bench) -> Bench:
 
 
 async def beat_until(bench: Bench, time_s: float) -> None:
-    """It is a little later than this, a and b have just been heard, and no tick has come."""
+    """Advance to a little after time_s, with a and b just heard and without a tick."""
     bench.clock.time_s = time_s + A_LITTLE_S
     for name in "ab":
         await bench.driver.submit(c.Heartbeat(name))
@@ -117,7 +117,7 @@ async def test_a_slow_disk_is_no_stall(full):
 
 
 async def test_a_stall_ends_leases_later_and_not_never(full, monkeypatch):
-    """Who says nothing for a lease after it goes."""
+    """A participant that is silent for a lease after the stall is removed."""
     full.clock.time_s += STALL_S
     await full.driver.submit(c.Rendezvous("c"))
     ticks = Ticks(full.driver, monkeypatch)

@@ -61,8 +61,8 @@ async def test_late_updates_are_counted(bench):
 
 
 async def test_updates_that_are_not_late(bench):
-    """Whoever asks for work too late has lost none; what was accepted may be sent again; and after
-    the end an unregistered client was not awaited."""
+    """An assignment that comes too late, a resend of an accepted update, and an update of an
+    unregistered client after the end do not count as late updates."""
     await begin(bench.driver)
     await play(bench.driver, range(1))
     await bench.driver.submit(update("a", 0))
@@ -105,7 +105,7 @@ async def asynchronous_bench() -> Bench:
 
 
 async def test_update_during_an_aggregation_goes_into_the_next_model():
-    """Its sender does not hear a refusal, on which some give up."""
+    """The sender hears no refusal, on which some participants give up."""
     bench = await asynchronous_bench()
     late = asyncio.create_task(bench.driver.submit(update("b", 1)))
     await settled()
@@ -273,8 +273,8 @@ async def test_late_updates_are_logged():
 
 @pytest.mark.parametrize("num_more", [0, 1])
 async def test_many_updates_are_one_line_of_the_log(num_more):
-    """Those that are committed together; a few have a line each. It comes before what follows from
-    them."""
+    """Updates that are committed together have one line, a few have a line each. It comes before
+    the lines of their effects."""
     names = [f"p{i:02}" for i in range(MAX_UPDATE_LINES + num_more)]
     bench = Bench(
         CoordinatorConfig.model_validate(

@@ -173,7 +173,7 @@ def test_damage_is_told_from_a_rule_that_fails(rule: str) -> None:
 def test_a_rule_that_gives_no_usable_weights(
     weights: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is the rule that has failed, and that is said."""
+    """The error says that the rule has failed, and not an update."""
     monkeypatch.setattr(RULES["krum"], "weigh", lambda *_: np.array(weights))
     store = MemoryStore()
     vectors, base = random_round("krum")

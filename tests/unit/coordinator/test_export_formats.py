@@ -199,7 +199,7 @@ result = [about["round"], booster.num_boosted_rounds()]
 
 
 def test_plain_xgboost_loads_an_exported_model(tmp_path: Path, alone: Alone) -> None:
-    """Its attribute tells where the model is from."""
+    """An attribute of the exported model tells where it is from."""
     model, data = trained("xgboost", "classification")
     path = tmp_path / "model.json"
     formats.write(path, model, ABOUT)

@@ -68,7 +68,7 @@ def test_participant_that_is_left_out_stays_selected_with_its_reason() -> None:
 
 
 def test_a_round_as_it_was() -> None:
-    """Who was selected and contributed, and how long it took."""
+    """A round's record has its selection, its contributors and its duration."""
     history = fold(
         e.RoundOpened(0, ("a", "b"), 5, 10.0),
         accepted(0, "b", 7),
@@ -100,8 +100,8 @@ def test_selected_are_all_that_were_with_the_reasons_of_those_that_went() -> Non
 
 
 def test_names_are_kept_where_they_are_few() -> None:
-    """They are for a person to read. Of a thousand participants over a thousand rounds they would
-    be two million; their numbers are kept always."""
+    """Large rounds keep only numbers: a thousand participants over a thousand rounds would be two
+    million names, which no person reads."""
     history = History()
     half = MAX_NAMES_OF_A_ROUND // 2
     for number, size in enumerate((half, half + 1)):
@@ -125,7 +125,7 @@ def test_names_are_kept_where_they_are_few() -> None:
 
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_a_round_is_the_same_whenever_it_is_looked_at(every: int) -> None:
-    """Its record is written when somebody asks for it."""
+    """A round's record is written when it is asked for."""
     events = [
         joined("a"),
         e.RoundOpened(0, ("a", "b", "c"), 5, 0.0),
@@ -166,7 +166,7 @@ def test_events_that_wait_for_the_record_of_their_round_are_bounded() -> None:
 
 
 def test_a_copy_stays_as_it_is() -> None:
-    """It is read in another thread while the session goes on."""
+    """A copy is read in another thread while the session goes on."""
     history = fold(
         joined("a"),
         e.ModelInitialised(model(0)),
@@ -336,7 +336,7 @@ def test_metrics_of_single_sites_are_bounded() -> None:
 
 
 def test_coordinators_evaluation_is_kept_with_the_round_of_its_model() -> None:
-    """It may come before that round opens, while the round runs, or when it is over."""
+    """The evaluation may come before that round opens, while it runs, or when it is over."""
     before, during, after = (Evaluation(9, {"accuracy": a}) for a in (0.1, 0.2, 0.3))
     history = fold(
         e.ModelInitialised(model(0)),

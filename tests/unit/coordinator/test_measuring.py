@@ -134,7 +134,7 @@ def test_a_nan_whose_bytes_lie_in_two_pieces() -> None:
 
 @pytest.mark.parametrize("dtype", [">f2", ">f4", ">f8"])
 def test_big_endian_is_refused(dtype: str) -> None:
-    """Its name is that of the little-endian one, as which it would be aggregated."""
+    """The dtype's name is that of the little-endian one, as which it would be aggregated."""
     message = refusal(npy(np.arange(3, dtype=dtype)))
     assert f"they are {dtype!r}; save them as {'<' + dtype[1:]!r}" in message
 
@@ -157,12 +157,12 @@ def test_only_floats_are_weights(dtype: str) -> None:
 
 
 def test_fortran_order_is_refused() -> None:
-    """Its elements lie in another order than the layout's."""
+    """The elements lie in another order than the layout's."""
     assert "Fortran order" in refusal(npy(np.asfortranarray(np.ones((2, 3), np.float32))))
 
 
 def test_version_2_is_refused() -> None:
-    """Its header may be of 4 GiB."""
+    """A header of version 2 may be of 4 GiB."""
     assert "version 2.0" in refusal(npy(np.ones(3, np.float32), (2, 0)))
 
 

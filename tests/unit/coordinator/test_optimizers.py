@@ -89,7 +89,7 @@ def test_several_rounds(name: str, dtype: str) -> None:
 
 
 def test_momentum_of_none_is_not_kept() -> None:
-    """It would be a vector as long as the model, for nothing."""
+    """A momentum of beta1 = 0 would be a vector as long as the model, for nothing."""
     assert OPTIMIZERS["fedadagrad"]().begin() == {SECOND_MOMENT: 1e-6}
     chance = np.random.default_rng(1)
     base, result = chance.normal(size=(2, 5))
@@ -103,7 +103,7 @@ def test_momentum_of_none_is_not_kept() -> None:
 
 
 def test_the_defaults() -> None:
-    """Those of the papers."""
+    """The defaults are those of the papers."""
     assert OPTIMIZERS["fedavgm"]() == OPTIMIZERS["fedavgm"](learning_rate=1.0, beta=0.9)  # type: ignore[call-arg]  # of this one
     for name in ("fedadam", "fedyogi"):
         made: Any = OPTIMIZERS[name]()
@@ -166,8 +166,8 @@ class Nothing(Mean):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_model_that_leaves_the_range(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a result that is no number no step makes one. Nothing of the round is published, its state
-    neither."""
+    """If a step leaves the range of the dtype, neither a model nor the optimiser's state is
+    published."""
     for rules in (RULES, BUILT_IN):
         monkeypatch.setitem(cast(dict[str, Any], rules), "nothing", Nothing)
     monkeypatch.setattr(Nothing, "value", value)
@@ -225,7 +225,7 @@ LAYOUT = (
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 @pytest.mark.parametrize("tile_bytes", [1, 200, 1 << 20])
 def test_statistics_take_no_step(name: str, tile_bytes: int) -> None:
-    """They become the rule's result in every round, and the weights step as without them."""
+    """Statistics become the rule's result in every round, and the weights step as without them."""
     chance = np.random.default_rng(2)
     stores = MemoryStore(), MemoryStore()
     first = chance.normal(size=LENGTH).astype(np.float32)
@@ -296,7 +296,7 @@ def test_done_again_after_a_crash(name: str, died_before: str) -> None:
 
 
 def test_state_that_another_coordinator_wrote(tmp_path: Path) -> None:
-    """It is never written over, and no model is published beside it."""
+    """Another coordinator's state is not written over, and no model is published beside it."""
     store = FileStore(tmp_path)
     work = work_on(store, "mean", [np.ones(3, np.float32)], np.zeros(3, np.float32))
     upload = store.upload("optimizer/4/momentum")
@@ -308,7 +308,7 @@ def test_state_that_another_coordinator_wrote(tmp_path: Path) -> None:
 
 
 def test_state_that_has_changed(tmp_path: Path) -> None:
-    """It is under its digest, as the models are."""
+    """The optimiser's state is checked against its digest, as models are."""
     store = FileStore(tmp_path)
     model = model_of(store, np.ones(3, np.float32))
     model = aggregate(store, next_round(store, "fedavgm", model, [np.zeros(3, np.float32)]))

@@ -146,7 +146,7 @@ def test_two_plug_ins_of_one_name(site: Path) -> None:
     ],
 )
 def test_plug_in_that_is_no_rule(site: Path, source: str, missing: str) -> None:
-    """It is told apart at the start, and not at the end of the first round."""
+    """The error comes at the start, and not at the end of the first round."""
     install(site, "acme_other", source, f"[{AGGREGATORS}]\nother = acme_other:Rule\n")
     with pytest.raises(PluginFailed, match=f"'other' is no rule: it has no {missing}"):
         make_rule("other", {})
@@ -168,7 +168,7 @@ class Rule:
 
 
 def test_a_plug_in_that_is_gone_in_the_middle_of_a_session(site: Path) -> None:
-    """It can be installed again, so this is no failure of the rule's, which would end the
+    """The plug-in can be installed again, so this is no failure of the rule, which would end the
     session."""
     store = MemoryStore()
     work = work_on(store, "midrange", [np.ones(5, np.float32)] * 3, np.ones(5, np.float32))
@@ -228,7 +228,7 @@ def test_a_weight_for_a_global_model_that_is_not_there(site: Path) -> None:
 )
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_a_rule_that_raises(site: Path, part: str, body: str, num_threads: int) -> None:
-    """It is named, and the session goes on once the plug-in has been put right."""
+    """The error names the rule, and the session goes on once the plug-in has been put right."""
     install_rule(site, re.sub(rf"(def {part}\(.*?\)): .*", rf"\1: {body}", SURVEYOR))
     store = MemoryStore()
     vectors = [np.ones(30_000, np.float32)] * 3
@@ -256,7 +256,7 @@ def test_a_rule_that_raises(site: Path, part: str, body: str, num_threads: int) 
     ],
 )
 def test_a_plug_in_that_cannot_be_used(site: Path, entry: str, body: str, told: str) -> None:
-    """It is told in one line at the start."""
+    """The start fails with one line."""
     lines = SURVEYOR.replace("class Rule:\n", f"class Rule:\n    {body}\n")
     if "def check" in body:
         lines = lines.replace("    def check(self, num_updates): ...\n", "")
@@ -288,7 +288,7 @@ class Rule:
 
 
 def test_options_that_a_journal_keeps_as_they_were_given(site: Path) -> None:
-    """Those that the rule turns into something of its own are not lost."""
+    """Options that the rule converts on its side are kept in their given form."""
     install_rule(site, PICKY)
     given = {"aggregation.options.side": "most", "aggregation.options.table": "b"}
     config = settings.load(CoordinatorConfig, overrides={"aggregation.rule": "odd", **given})
@@ -298,7 +298,7 @@ def test_options_that_a_journal_keeps_as_they_were_given(site: Path) -> None:
 
 
 def test_options_that_no_journal_keeps() -> None:
-    """They are refused where they are given."""
+    """Options of a type that the journal cannot hold are refused where they are given."""
     with pytest.raises(WrongOption, match="depth: it must be text, a number or true/false"):
         options_of(object(), {"depth": [1]})
 
@@ -322,7 +322,7 @@ async def _status_of(config: CoordinatorConfig) -> object:
 
 
 def test_a_session_whose_plug_in_is_gone(site: Path, tmp_path: Path) -> None:
-    """It is told when the coordinator starts, and not at the end of a round."""
+    """The error comes when the coordinator starts, and not at the end of a round."""
     install_rule(site, PICKY)
     overrides: dict[str, object] = {
         "server.port": 0,

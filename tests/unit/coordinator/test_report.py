@@ -113,7 +113,7 @@ def test_a_page_shows_curves_sites_rosters_and_reasons() -> None:
 
 
 def test_names_and_reasons_are_text() -> None:
-    """They come from the network."""
+    """Names and reasons come from the network, and are escaped."""
     checked = read(
         session(
             inspection.RoundStatus(

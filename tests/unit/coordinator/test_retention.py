@@ -275,7 +275,7 @@ async def test_a_slow_store_takes_one_thread():
 
 @pytest.mark.parametrize("error", [StoreUnavailable("it is away"), ZeroDivisionError("a defect")])
 async def test_a_store_that_fails_costs_no_round(error):
-    """It is told, and tried again after the next one at the latest."""
+    """The failure is logged, and the deletion tried again after the next round at the latest."""
     driver, store = driver_of(), store_of(4)
     delete = store.delete
 

@@ -266,7 +266,7 @@ async def test_a_store_that_is_away_at_the_end_is_not_waited_for() -> None:
 
 
 async def test_a_coordinator_stops_while_the_store_is_away() -> None:
-    """It does not wait for the next attempt; the next start makes it."""
+    """A stop does not wait for the next attempt, which the next start makes."""
     store, journal = HookedStore(), Disk()
     loop, tried = asyncio.get_running_loop(), asyncio.Event()
 
@@ -580,7 +580,7 @@ async def test_profiles_that_do_not_suffice_are_told_to_the_session() -> None:
 
 @pytest.mark.parametrize("error", [MemoryError("400 GB"), RuntimeError("a defect")])
 async def test_a_workload_that_crashes_ends_the_process(error: Exception) -> None:
-    """It says nothing of the participants' data."""
+    """A crash says nothing of the participants' data, so the session does not fail."""
     journal = Disk()
     async with fleet(journal, MemoryStore(), WITH_WORKLOAD, workload=Workload(error)) as f:
         await f.join("p0")

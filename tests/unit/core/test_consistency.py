@@ -40,7 +40,8 @@ def ssp_round(*names: str, staleness: int = 1, **rules: Any) -> Bench:
 
 
 def trains(bench: Bench) -> dict[str, int]:
-    """Who owes an update of the open round, and for which round."""
+    """The participants that owe an update of the open round, with the round that each one
+    trains."""
     return {name: bench.session.trained_by(name) for name in bench.outstanding}
 
 
@@ -56,7 +57,7 @@ def staleness(bench: Bench) -> dict[str, int]:
 
 
 def test_every_buffer_size_updates_make_a_model() -> None:
-    """Whoever is slower than that goes on with the round that it trains."""
+    """A slower participant goes on with the round that it trains."""
     bench = buffered_round("a", "b", "c", "d", buffer_size=2)
     bench.end("b")
     assert bench.session.round == 0
@@ -67,9 +68,9 @@ def test_every_buffer_size_updates_make_a_model() -> None:
     assert trains(bench) == {"a": 0, "d": 0, "b": 1, "c": 1}
 
 
-def test_who_is_carried_over_is_told_of_its_own_round() -> None:
-    """What is advertised, assigned and taken in is of the round that it trains, with the model, the
-    epochs and the epoch base of that."""
+def test_carried_over_participant_hears_of_its_own_round() -> None:
+    """Advertisement, assignment and upload are of the round that the participant trains, with the
+    model, epochs and epoch base of that round."""
     bench = buffered_round("a", "b", epochs=5)
     bench.end("a", "a@0")
     bench.end("a", "a@1")
@@ -104,7 +105,7 @@ def test_an_update_is_never_refused_for_its_age() -> None:
 
 
 def test_a_deadline_leaves_nobody_behind_in_asp() -> None:
-    """It closes a round for those who are waiting, not the work of those who train."""
+    """A deadline closes the round for waiting participants; training ones go on with their work."""
     bench = buffered_round("a", "b", "c", buffer_size=2)
     bench.end("a")
     bench.pass_time(DEADLINE_S)
@@ -165,8 +166,8 @@ def test_the_first_model_is_made_of_all() -> None:
     assert trains(bench) == {"b": 1, "c": 1, "a": 2}, "from then on nobody is waited for"
 
 
-def test_who_is_late_for_the_first_model_is_left_out() -> None:
-    """There is nothing to carry over: the next round is trained from a model, that one was not."""
+def test_participant_late_for_the_first_model_is_not_carried_over() -> None:
+    """Initial weights are trained from no model, so that the next round has no use for them."""
     bench = buffered_round("a", "b", initial="empty")
     bench.end("a")
     bench.pass_time(DEADLINE_S)
@@ -255,8 +256,9 @@ def test_between_two_rounds_the_slow_go_on() -> None:
 # --- leaving and coming back ----------------------------------------------------------------------
 
 
-def test_who_leaves_and_comes_back_trains_the_newest() -> None:
-    """What it trained before is forgotten with it, so that it is late with that."""
+def test_participant_that_returns_trains_the_newest_round() -> None:
+    """The round that it trained before it left is forgotten, and its update of that round is
+    late."""
     bench = buffered_round("a", "b")
     bench.end("a")
     assert trains(bench) == {"b": 0, "a": 1}
@@ -287,8 +289,8 @@ def test_in_ssp_the_fast_wait_for_the_slow() -> None:
 
 
 def test_at_the_deadline_the_slowest_are_left_behind() -> None:
-    """Those whom the staleness would still carry go on; the others are late, from the moment that
-    the round is closed."""
+    """Participants within the staleness go on; the others are late from the moment that the round
+    is closed."""
     bench = ssp_round("a", "b", "c")
     bench.end("a", "a@0")
     bench.end("b", "b@0", round_=0)
@@ -383,8 +385,8 @@ def test_another_update_for_the_same_round_is_refused() -> None:
 
 
 def test_xains_clients_mean_the_round_that_they_train() -> None:
-    """They do not say which. Their update is taken for the round that they were told of, and a
-    resend is recognised."""
+    """XAIN's clients name no round. Their update is taken for the round that they were told of, and
+    a resend is recognised."""
     bench = buffered_round("a", "b", "c", buffer_size=2)
     bench.end("a", "a@0")
     bench.end("c", "c@0")

@@ -499,7 +499,7 @@ def test_session_that_stops_early_ends_even_if_its_last_model_is_the_best() -> N
 
 
 def test_session_of_an_earlier_version_asks_nobody_to_evaluate_at_its_end() -> None:
-    """Its participants have never said that they can."""
+    """Participants of such a session have never said that they can evaluate."""
     bench = Bench(make_rules())
     bench.join("a")
     train(bench, 0.1, 0.1)

@@ -58,8 +58,8 @@ class Looks:
 
 
 class Costs:
-    """Of each message: what was in memory at the most beyond what there was before, and how many
-    entries were looked at."""
+    """Peak memory of each message beyond what there was before, and the number of entries that it
+    looked at."""
 
     def __init__(self) -> None:
         self.num_bytes: list[int] = []
@@ -122,7 +122,7 @@ class Fleet:
         return [c.NoteRefusedUpdate(name, self.session.round, "not finite") for name in NAMES]
 
     def updates(self) -> list[c.Command]:
-        """Of all but one, so that the round stays open."""
+        """Updates of all participants but one, so that the round stays open."""
         return [end(self.session, name) for name in NAMES[:-1]]
 
 

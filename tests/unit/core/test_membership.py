@@ -1,4 +1,4 @@
-"""Who is here: rendezvous, heartbeats, leases."""
+"""Membership: rendezvous, heartbeats, leases."""
 
 import pytest
 from tests.unit.core.bench import (
@@ -30,7 +30,7 @@ def waiting(*names: str) -> Bench:
 # --- rendezvous ---
 
 
-def test_whoever_comes_is_accepted_and_told_how_often_to_be_heard() -> None:
+def test_participant_that_joins_is_told_the_heartbeat_time() -> None:
     bench = Bench(make_rules(min_participants=2))
     assert bench.join("a") == r.Accepted(HEARTBEAT_TIME_S)
 
@@ -64,8 +64,7 @@ def test_a_rendezvous_of_somebody_here_is_accepted_and_changes_nothing() -> None
     assert decision.effects == ()
 
 
-def test_a_rendezvous_of_somebody_here_renews_its_lease() -> None:
-    """It has been heard, so it is alive."""
+def test_rendezvous_of_a_member_renews_its_lease() -> None:
     bench = waiting("a")
     bench.join("a", at=10.0)
     bench.tick(at=LEASE_S)
@@ -112,8 +111,8 @@ def test_negative_sizes_are_refused(profile: DataProfile) -> None:
     waiting("a").refuses(c.Rendezvous("b", profile), errors.ProfileMismatch)
 
 
-def test_the_initial_model_is_asked_for_once_from_the_profiles_of_those_gathered() -> None:
-    """Whoever joins or leaves meanwhile changes nothing in the question."""
+def test_initial_model_is_made_once_from_the_profiles_of_the_gathered() -> None:
+    """A participant that joins or leaves meanwhile changes nothing in the request."""
     bench = Bench(make_rules(min_participants=2), answers=False)
     bench.join("a", profile=DataProfile(100, 4, ("x",)))
     bench.join("b", profile=DataProfile(50, 4, ("y",)))
@@ -161,7 +160,7 @@ def test_a_heartbeat_begins_a_lease_anew_and_is_not_journalled() -> None:
 
 
 def test_a_new_lease_forgets_what_was_heard_before() -> None:
-    """Whoever comes back has a full lease from its coming back."""
+    """A participant that comes back has a full lease from its return."""
     bench = waiting("a")
     bench.heartbeat("a", at=1.0)
     bench.leave("a")
@@ -178,8 +177,8 @@ def test_leaving_takes_effect_at_once() -> None:
     assert bench.happened(e.ParticipantLeft) == [e.ParticipantLeft("a", "left")]
 
 
-def test_what_the_coordinator_is_late_for_ends_no_lease() -> None:
-    """Deadlines are another matter: they are times of the coordinator's own."""
+def test_lateness_of_the_coordinator_ends_no_lease() -> None:
+    """Deadlines do not move: they are times of the coordinator's own."""
     bench = waiting("a", "b")
     bench.heartbeat("b", at=2.0)
     bench.send(c.Tick(late_s=5.0), at=LEASE_S + 4.999)
@@ -243,7 +242,7 @@ def test_heartbeats_departures_and_the_coordinators_state_are_measured() -> None
     ids=["none", "no rows", "wide", "classes", "weights", "names", "bell"],
 )
 def test_a_profile_that_no_model_can_be_made_from_is_refused(profile: DataProfile | None) -> None:
-    """It harms only its sender: nothing is asked for, and others start the session."""
+    """Only the sender is harmed: no model is asked for, and others start the session."""
     bench = Bench(make_rules(min_participants=1), answers=False)
     bench.refuses(c.Rendezvous("odd", profile), errors.ProfileMismatch)
     assert bench.owed == []

@@ -38,7 +38,7 @@ BAD_NAMES = [
 
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_a_participant_cannot_have_a_name_that_is_no_part_of_a_key(name: str) -> None:
-    """Its updates would lie elsewhere, or over the global model."""
+    """Updates under such a name would lie elsewhere, or over the global model."""
     bench = Bench(make_rules(min_participants=2))
     bench.refuses(c.Rendezvous(name, PROFILE), errors.InvalidName)
     assert bench.connected == ()
@@ -80,7 +80,8 @@ def test_an_upload_counts_once(gone: str) -> None:
 
 
 def test_upload_name_is_used_again_in_the_next_round() -> None:
-    """Its participant uses it, or another one whose connection took the place of the first."""
+    """The same participant uses the name, or another one whose connection has replaced the
+    first."""
     bench = opened_round("a", "b")
     bench.end("a", upload_name="uuid-1")
     bench.end("b", upload_name="uuid-2")

@@ -54,7 +54,7 @@ def test_every_round_is_measured_by_itself() -> None:
     assert (point.fields["round_seconds"], point.fields["num_updates"]) == (1.5, 1)
 
 
-def test_what_was_accepted_from_those_who_left_counts() -> None:
+def test_accepted_updates_of_former_members_count() -> None:
     bench = opened_round("a", "b", rules=make_rules(rounds=1, min_participants=2))
     bench.end("a")
     bench.leave("a")

@@ -96,7 +96,7 @@ def test_the_first_k_of_those_selected_close_a_round() -> None:
 
 
 def test_all_whom_a_controller_chose_are_wanted() -> None:
-    """It may choose more than it is asked for."""
+    """A controller may choose more participants than it is asked for."""
     bench = timed_round("a", "b", "c", "d", fraction="0.5", controller="all")
     bench.end("a")
     bench.end("b")
@@ -107,7 +107,7 @@ def test_all_whom_a_controller_chose_are_wanted() -> None:
 
 
 def test_a_quorum_is_of_all_who_were_selected() -> None:
-    """It decides alone, whatever over_selection wants."""
+    """The quorum decides alone, whatever over_selection wants."""
     bench = timed_round(
         "a", "b", "c", "d",
         fraction="0.5", over_selection=Fraction(1), quorum="participant:update:75%",

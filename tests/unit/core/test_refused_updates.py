@@ -48,8 +48,8 @@ def test_participant_with_three_refusals_in_a_row_is_replaced() -> None:
     assert faults(bench, "a") == Faults(num_refused=LIMIT, in_a_row=0, left_out_until=3)
 
 
-def test_who_is_left_out_hears_of_it_at_once() -> None:
-    """Also when there is nobody to take its place, so that nothing else has changed."""
+def test_participant_that_is_left_out_hears_of_it_at_once() -> None:
+    """The notification does not depend on a replacement, without which nothing else changes."""
     rules = strict(min_participants=2, start_participants=3)
     bench = opened_round("a", "b", "c", rules=rules)
     bench.bring_refused("c", LIMIT)
@@ -57,9 +57,9 @@ def test_who_is_left_out_hears_of_it_at_once() -> None:
     assert bench.notified
 
 
-def test_one_that_is_needed_is_asked_all_the_same() -> None:
-    """A round never waits for ever because somebody is left out: with two of two needed it goes on
-    asking both, and a good update is taken, and makes all well again."""
+def test_round_asks_a_left_out_participant_that_it_needs() -> None:
+    """With two of two needed a round asks both, so that it does not wait for ever. A good update is
+    taken and clears the faults."""
     bench = opened_round("a", "b", rules=strict(min_participants=2))
     bench.bring_refused("a", LIMIT)
     assert set(bench.selected) == {"a", "b"}
@@ -70,8 +70,8 @@ def test_one_that_is_needed_is_asked_all_the_same() -> None:
     assert faults(bench, "a") == Faults(num_refused=LIMIT)
 
 
-def test_a_round_opens_with_those_whom_it_needs() -> None:
-    """Of those who are left out as many as min_participants lacks, from the beginning."""
+def test_round_opens_with_the_left_out_participants_that_it_needs() -> None:
+    """The round selects as many of them as min_participants lacks."""
     bench = opened_round("a", "b", "c", rules=strict(min_participants=2))
     bench.bring_refused("a", LIMIT)
     bench.answers = False
@@ -91,8 +91,8 @@ def test_refusals_of_one_that_is_asked_all_the_same_do_not_fill_the_journal() ->
     assert set(bench.selected) == {"a", "b"}
 
 
-def test_what_was_accepted_of_it_counts() -> None:
-    """Another one of the same round is refused as a duplicate, and no refusal comes of it."""
+def test_accepted_update_counts_whatever_is_refused_later() -> None:
+    """A second update for the same round is refused as a duplicate, and is no fault."""
     bench = opened_round("a", "b", rules=strict(min_participants=2))
     bench.end("a")
     for _ in range(LIMIT):

@@ -12,7 +12,7 @@ from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Phase
 
 
-def test_it_is_what_that_of_dataclasses_is() -> None:
+def test_replace_equals_that_of_dataclasses() -> None:
     bench = Bench(make_rules(min_participants=2))
     bench.join("a", "b")
     bench.answer()
@@ -35,7 +35,7 @@ def test_there_is_no_field_of_another_name() -> None:
 
 
 @pytest.mark.parametrize("kind", [Session, Round])
-def test_nothing_is_kept_beside_the_fields(kind: type) -> None:
-    """It would be copied too, and be that of the value before."""
+def test_values_have_no_cached_properties(kind: type) -> None:
+    """A cached property would be copied too, and be that of the value before."""
     attributes = {name: it for of in kind.__mro__ for name, it in vars(of).items()}
     assert [name for name, it in attributes.items() if isinstance(it, cached_property)] == []

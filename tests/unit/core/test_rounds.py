@@ -338,9 +338,9 @@ def test_effects_name_the_model_they_start_from() -> None:
     assert third.base == model_from(second)
 
 
-def test_those_who_watch_are_woken_when_they_are_told_something_new() -> None:
-    """The first round, a new model, a round that opens later, the end; not heartbeats, not
-    somebody else's update."""
+def test_watchers_are_woken_by_what_changes_for_them() -> None:
+    """The first round, a new model, a round that opens later and the end wake them; heartbeats and
+    updates of others do not."""
     bench = Bench(make_rules(min_participants=2), answers=False)
     bench.join("a", "b")
     assert not bench.notified
@@ -359,8 +359,8 @@ def test_those_who_watch_are_woken_when_they_are_told_something_new() -> None:
     assert bench.notified
 
 
-def test_those_who_waited_are_woken_when_a_round_opens_without_a_new_model() -> None:
-    """Between rounds too few were here; whoever makes N opens the next."""
+def test_watchers_are_woken_when_a_round_opens_without_a_new_model() -> None:
+    """Too few were connected between the rounds; the participant that makes N opens the next."""
     bench = opened_round("a", "b", answers=False)
     bench.end_all()
     bench.leave("b")

@@ -35,7 +35,7 @@ def select(
     round_: int = 0,
     draw: int = 0,
 ) -> tuple[str, ...]:
-    """By a controller of the core, among participants that tell nothing of themselves."""
+    """A choice of one of the core's controllers among participants without a profile."""
     candidates = [Candidate(name) for name in names]
     return choose(builtin_controller(controller, {}), candidates, k, seed, round_, draw)
 
@@ -155,8 +155,7 @@ def test_round_robin_goes_on_after_a_restart() -> None:
     assert selections == ["a", "b", "c", "a"]
 
 
-def test_nobody_is_next_for_having_been_away() -> None:
-    """Who comes, or comes back, waits behind those who are here."""
+def test_returning_participant_waits_behind_the_connected() -> None:
     rules = make_rules(rounds=9, fraction="0.25", start_participants=3, controller="round_robin")
     bench = Bench(rules)
     bench.join("a", "b", "c")
@@ -212,7 +211,7 @@ def test_weighted_draws_the_second_in_proportion_to_what_is_left() -> None:
     assert abs(pairs.count({"a", "b"}) - num_expected) < 5 * deviation
 
 
-def test_who_has_no_samples_is_drawn_only_if_there_are_no_others() -> None:
+def test_participant_without_samples_is_drawn_only_if_there_are_no_others() -> None:
     candidates = having({"a": 0, "b": 5, "c": 0, "d": 5})
     for round_ in range(50):
         chosen = choose(Weighted(), candidates, 3, round_=round_)
@@ -221,7 +220,7 @@ def test_who_has_no_samples_is_drawn_only_if_there_are_no_others() -> None:
     assert last == {"a", "c"}, "which of them is chance too"
 
 
-def test_who_has_sent_no_profile_has_default_samples() -> None:
+def test_participant_without_a_profile_has_default_samples() -> None:
     candidates = having({"a": None, "b": 1})
 
     def times(controller: Weighted) -> int:
@@ -328,7 +327,7 @@ def test_k_of_all_connected_are_selected() -> None:
     assert len(bench.selected) == 4  # ceil(3.3)
 
 
-def test_whoever_joins_a_full_round_waits_for_the_next() -> None:
+def test_participant_that_joins_a_full_round_waits_for_the_next() -> None:
     """The selection of an open round does not grow beyond its target."""
     bench = opened_round("b", "c")
     bench.join("a")
@@ -348,7 +347,7 @@ def test_a_replacement_is_added_behind_the_others() -> None:
 
 
 def test_nobody_replaces_a_participant_that_has_done_its_part() -> None:
-    """An accepted update fills the place of its sender, wherever the sender is."""
+    """An accepted update fills the slot of its sender, even after the sender has left."""
     bench = opened_round("a", "b", "c", rules=make_rules(min_participants=2))
     assert bench.selected == ("a", "b")
     bench.end("a")

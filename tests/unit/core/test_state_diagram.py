@@ -15,7 +15,7 @@ def in_words(event: type) -> str:
 
 
 def test_the_documented_diagram_is_the_transition_table():
-    """Whoever changes the table changes the page."""
+    """A change of the table needs a change of the page."""
     arrows = sorted(
         f"    {before} --> {after}: {in_words(event)}"
         for (before, event), after in TRANSITIONS.items()

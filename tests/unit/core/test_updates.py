@@ -87,7 +87,7 @@ BAD_UPDATES = [
 
 
 @pytest.mark.parametrize("wrong", BAD_UPDATES)
-def test_what_cannot_be_aggregated_is_refused_and_may_be_mended(wrong: dict[str, object]) -> None:
+def test_unusable_update_is_refused_and_may_be_replaced(wrong: dict[str, object]) -> None:
     """The refusal changes nothing, and the sender's good update is taken afterwards."""
     bench = opened_round("a", "b")
     session, journal = bench.session, list(bench.journal)
@@ -109,8 +109,8 @@ def test_what_cannot_be_aggregated_is_refused_and_may_be_mended(wrong: dict[str,
         (9, "index 9;"),
     ],
 )
-def test_what_is_not_finite_is_named_by_its_array(index: int, where: str) -> None:
-    """People know their arrays, not the places in a flat vector."""
+def test_value_that_is_not_finite_is_named_by_its_array(index: int, where: str) -> None:
+    """People know their arrays, not the positions in a flat vector."""
     layout = tuple(
         TensorSpec(name, shape, "float32")
         for name, shape in (("kernel", (2, 3)), ("scale", ()), ("bias", (2,)))
@@ -170,7 +170,7 @@ def test_the_first_weights_of_all_must_be_weights(wrong: dict[str, object]) -> N
     bench.end("b", shape=(9,), dtype="float16")
 
 
-def test_what_a_participant_measured_is_recorded_with_its_update_and_once() -> None:
+def test_metrics_of_an_update_are_recorded_once() -> None:
     bench = opened_round("a", "b")
     loss = Point("participant", {"loss": 0.5}, {"id": "a"})
     bench.refuses_end(errors.InvalidUpdate, "a", num_samples=-1, metrics=(loss,))
@@ -264,8 +264,8 @@ def test_two_may_hand_in_the_same_bytes() -> None:
     assert len(bench.aggregates[0].updates) == 2
 
 
-def test_what_was_uploaded_need_not_be_uploaded_again() -> None:
-    """In the open round, after it, and after the sender has gone."""
+def test_accepted_object_need_not_be_uploaded_again() -> None:
+    """The reply is the same in the open round, after it, and after the sender has left."""
     bench = first_sent()
     answer = bench.begin_upload("a", "of a", round_=0)
     assert isinstance(answer, r.AlreadyUploaded)

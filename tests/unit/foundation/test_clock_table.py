@@ -14,10 +14,9 @@ def table(*clocks: int, staleness: int | None = 0) -> ClockTable:
 @pytest.mark.parametrize(
     ("staleness", "admitted"), [(0, [0, 1, 2]), (1, [0, 1, 2, 3]), (3, [0, 1, 2, 3, 4, 5])]
 )
-def test_whoever_is_at_most_the_staleness_ahead_may_work(
-    staleness: int, admitted: list[int]
-) -> None:
-    """Ahead of the slowest, which is at 2 here; whoever is behind it may too."""
+def test_worker_within_the_staleness_may_work(staleness: int, admitted: list[int]) -> None:
+    """The bound counts from the slowest worker, here at clock 2; a worker behind it may work
+    too."""
     clocks = table(2, 4, 3, staleness=staleness)
     assert [clock for clock in range(10) if clocks.admits(clock)] == admitted
 
@@ -34,7 +33,7 @@ def test_where_nobody_works_nobody_is_waited_for() -> None:
 
 
 def test_the_slowest() -> None:
-    """Of those in the table, as they come, advance and go."""
+    """The slowest clock is that of the workers in the table, as they join, advance and leave."""
     clocks = table(1, 2).with_clock("late", 0)
     assert clocks.slowest == 0
     assert clocks.ticked("late").slowest == 1
@@ -42,8 +41,8 @@ def test_the_slowest() -> None:
     assert clocks.without("w0").without("late").slowest == 2
 
 
-def test_whoever_is_gone_is_not_waited_for() -> None:
-    """A worker that died at clock 0 holds nobody up."""
+def test_worker_that_was_removed_holds_nobody_up() -> None:
+    """The removed worker died at clock 0."""
     clocks = table(0, 1, 1)
     assert not clocks.admits(1)
     assert clocks.without("w0").admits(1)
@@ -65,8 +64,8 @@ def test_a_table_never_changes() -> None:
     assert clocks == table(1, 2)
 
 
-def test_whoever_is_not_in_the_table() -> None:
-    """Cannot advance; that it is not there any more can be said twice."""
+def test_unknown_worker_cannot_advance() -> None:
+    """The removal of a worker may be repeated."""
     with pytest.raises(KeyError):
         table(1).ticked("w1")
     assert table(1).without("w1") == table(1)

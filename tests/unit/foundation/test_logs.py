@@ -119,7 +119,8 @@ def test_third_parties_are_not_louder_than_we_are(capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize("console", [False, True])
 def test_no_secrets(capsys: pytest.CaptureFixture[str], console: bool) -> None:
-    """By name, by type, deep inside, from the standard library, and in tracebacks."""
+    """Secrets are removed by name, by type, in nested values, in records of the standard library,
+    and in tracebacks."""
     configure("info", console=console, third_party=True)
     log = structlog.get_logger("xain_coordinator")
     log.info("a", password="hunter2", auth_token="hunter2", other=SecretStr("hunter2"))

@@ -34,7 +34,7 @@ def test_ordinary_names_and_peer_addresses(name: str) -> None:
         ("x" * (MAX_BYTES + 1), "longer than 128 bytes"),
     ],
 )
-def test_what_cannot_be_a_name(name: str, why: str) -> None:
+def test_wrong_name_is_told_why(name: str, why: str) -> None:
     told = why_not(name)
     assert told is not None
     assert why in told

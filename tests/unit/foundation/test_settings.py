@@ -207,7 +207,7 @@ def test_two_spellings_of_one_variable_are_refused(monkeypatch: pytest.MonkeyPat
         "FLEET_SERVICE_PORT_GRPC",
     ],
 )
-def test_what_kubernetes_sets_for_a_service_is_no_setting(
+def test_variables_of_a_kubernetes_service_are_no_settings(
     monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     """A Service called like the program must not keep the program from starting."""
@@ -369,7 +369,7 @@ def test_hosts(text: str, host: str) -> None:
     ["", "a b", "a:1", "http://a", "256.1.1.1", "1.2.3", "[a]", "[1.2.3.4]", "[::", ":::", "-a",
      "a..b", "x" * 64, ".".join(["x" * 50] * 6), 3],
 )  # fmt: skip
-def test_what_is_no_host(text: object) -> None:
+def test_text_that_is_no_host_is_refused(text: object) -> None:
     """A mistake is found at the start, not when nobody connects."""
     with pytest.raises(ValueError, match=r"neither|not text"):
         parse_host(text)

@@ -273,7 +273,7 @@ def test_cut_has_no_row_that_is_changed_between_two_pieces(bound):
 
 
 def test_cut_has_rows_of_a_bounded_table_that_are_far_apart():
-    """It looks through more and more rows at once, where there are none."""
+    """Where there are no rows, the cut looks through more and more row numbers at once."""
     spec = table(1, bound=5_000_000, dim=4)
     replica = Replica(range_view(1), [spec], generation=1)
     keys = keys_of([0, 1, 70_000, 140_000, 2_500_000, 4_999_999])

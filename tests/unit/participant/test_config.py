@@ -57,7 +57,7 @@ def test_wrong_settings() -> None:
 
 @pytest.mark.parametrize("source", ["rows.xlsx", "digit", "patients"])
 def test_a_source_that_nothing_can_read_is_a_wrong_setting(source: str) -> None:
-    """It is known before any file is opened."""
+    """The mistake is found before any file is opened."""
     told = error_of(data__source=source)
     assert told.startswith(f'data.source is "{source}"; it must be one of: breast_cancer, ')
     assert told.endswith("or a folder with X_train.csv and y_train.csv")
@@ -89,7 +89,7 @@ def test_files_of_all_kinds_are_sources() -> None:
     "name", ["a/b", "..", ".", "global", "a\\b", "a\nb", "x" * 129, "Köln", " a", "a "]
 )
 def test_names_that_the_coordinator_refuses(name: str) -> None:
-    """They are refused before the data are loaded."""
+    """A wrong name is refused before the data are loaded."""
     told = error_of(participant__id=name)
     assert told.startswith("participant.id is ")
     assert "it must be a name of at most 128 bytes" in told

@@ -306,8 +306,8 @@ def test_an_assignment_of_a_done_round_is_not_asked_for_in_a_busy_loop(holding: 
 
 
 def test_news_of_an_earlier_round_are_not_believed_without_asking(holding: Talk) -> None:
-    """They may have been on their way for long, with work that is done; the answer says what is
-    true now, and the result that is held is not given up for it."""
+    """An advertisement may have been on its way for long. The coordinator's answer decides, and the
+    held result is not given up for the advertisement."""
     assert holding.refuse(Call.HAND_IN) == []
     assert holding.advertise(2) == [a.BeginRound(2, ask=True)]
     assert holding.hear(e.Assigned(3)) == [a.HandIn(3)]
@@ -421,9 +421,9 @@ def test_an_invalid_update_is_trained_again_and_at_last_its_maker_leaves(
     assert holding.refuse(Call.HAND_IN, reason, status) == [*dropped, *REFUSED_FOR_GOOD]
 
 
-def test_one_that_is_left_out_waits_for_a_round_that_is_its_own(holding: Talk) -> None:
-    """After its third refusal it hears STANDBY: it stays, trains nothing, and goes on when it is
-    selected again, with all attempts before it."""
+def test_participant_that_is_left_out_waits_until_it_is_selected(holding: Talk) -> None:
+    """After its third refusal it hears STANDBY: it stays, trains nothing, and has all its attempts
+    again when it is selected."""
     for again in (True, True, False):
         holding.refuse(Call.HAND_IN, "INVALID_UPDATE", "INVALID_ARGUMENT")
         if again:
@@ -635,7 +635,7 @@ def test_unregistered_clients_do_not_act_on_advertisements(joined: Talk) -> None
 
 
 def test_a_new_session_forgets_the_result(holding: Talk) -> None:
-    """Its round numbers begin anew, and the result belongs to another model."""
+    """Round numbers begin anew, and the result belongs to another model."""
     holding.refuse(Call.HAND_IN, "NOT_A_MEMBER", "PERMISSION_DENIED")
     assert holding.hear(e.Joined("s2", 5.0)) == [a.Drop(3, "it belongs to another session")]
     holding.session = "s2"

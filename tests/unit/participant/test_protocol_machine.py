@@ -243,7 +243,7 @@ class World(RuleBasedStateMachine):
 
     @invariant()
     def something_is_always_to_come(self) -> None:
-        """It never waits for what nobody owes it."""
+        """The participant never waits without a pending call, timer or exit."""
         assert self.exits or self.call is not None or Timer.CONTACT in self.timers
 
     @invariant()

@@ -242,7 +242,7 @@ def fails_to_open(monkeypatch: pytest.MonkeyPatch, pattern: str, error: Exceptio
 def test_a_name_that_cannot_be_read_now_is_not_made_anew(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would be another participant from then on, whose result is an unregistered client's."""
+    """A new name would be another participant, which has no claim to the kept result."""
     with StateDirectory(folder) as state:
         name = state.participant_id
         state.keep(RESULT)

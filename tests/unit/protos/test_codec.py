@@ -50,7 +50,7 @@ def test_an_unset_field_is_the_empty_vector():
 
 
 def test_objects_are_not_encoded():
-    """They would need pickle."""
+    """Object arrays would need pickle."""
     with pytest.raises(ValueError, match="Object arrays cannot be saved"):
         ndarray_to_proto(np.array([object()]))
 

@@ -36,7 +36,7 @@ def test_a_whole_number_is_one_and_a_float_is_one() -> None:
     ],
 )
 def test_points_without_a_line(fields: Any) -> None:
-    """It is lost as a whole, rather than written without what cannot be."""
+    """A point with a field that has no form in a line is lost as a whole."""
     assert to_line(0, Point("x", fields)) == b""
     assert to_line(0, Point("x", {"ok": 1}, cast(Any, {"t": 1}))) == b""
 
@@ -84,7 +84,7 @@ texts = st.text(st.sampled_from('ab\\,= "\n\r\t#\u2028é')) | st.text()
 def test_points_of_participants_are_one_valid_line(
     fields: dict[str, Any], tags: dict[str, str], time_ns: int
 ) -> None:
-    """Of its own series, with as many fields as it has names, and every number exact."""
+    """The line has the participants' series, one field for each name, and every number exact."""
     document = [{"measurement": "participant", "time": time_ns, "tags": tags, "fields": fields}]
     points, _ = parse_points(json.dumps(document), NOW)
     for point in points:

@@ -94,7 +94,7 @@ def test_a_full_queue_loses_the_oldest_and_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_fields", [1, 5, 200])
 def test_the_cost_of_a_point_is_what_it_takes_in_memory(num_fields: int) -> None:
-    """Of one that a participant sends. A little more is no harm, less would be."""
+    """The estimate for a participant's point may be a little too high, and never too low."""
     texts = [
         json.dumps(
             [
@@ -164,7 +164,7 @@ def test_close_waits_for_a_bounded_time(tmp_path: Path) -> None:
 
 
 def test_lost_points_are_counted_once(tmp_path: Path) -> None:
-    """By the end, or by the disk that did not take it after the end."""
+    """Points are counted by the end, or by the disk that failed to take them after the end."""
     metrics = LocalMetricsFile(tmp_path / "metrics", lambda: 0)
     gated = Gated(float("nan"))
     metrics.write([Point("m", gated)])

@@ -179,7 +179,7 @@ def test_a_history_that_was_read_is_bounded_too() -> None:
 
 
 def test_snapshot_that_cannot_be_read_back_is_not_written() -> None:
-    """It would be another session that goes on."""
+    """A snapshot that changes on its way would resume another session."""
     good = fold(recorded())
     for bad in (
         replace(good, at=float("nan")),

@@ -162,7 +162,7 @@ def test_file_that_cannot_be_opened_for_writing_is_removed(tmp_path: Path) -> No
 def test_spare_files_of_a_failed_sync_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They may not be written over, and must not count against the bound for ever."""
+    """Such files may not be written over, and must not count against the bound for ever."""
     store = FileStore(tmp_path)
     store.spares.max_files = 1
     put(store, KEY, OLD)

@@ -118,7 +118,7 @@ def start(script: str, path: Path, *arguments: str) -> "subprocess.Popen[str]":
 
 
 def test_nothing_acknowledged_is_lost_to_kill_9(tmp_path: Path) -> None:
-    """And every append is there whole or not at all."""
+    """Each append is also in the journal whole or not at all."""
     path = tmp_path / "journal"
     with start(WRITER, path) as process:
         assert process.stdout is not None
@@ -573,7 +573,7 @@ def test_a_torn_page_is_told_and_left_alone(tmp_path: Path, damage: str) -> None
 
 
 def test_an_empty_file_is_a_new_journal(tmp_path: Path) -> None:
-    """Whoever created it may have died before the first write."""
+    """A process may create the file and die before its first write."""
     path = tmp_path / "journal"
     path.touch()
     with closing(SqliteJournal(path)) as journal:

@@ -104,7 +104,7 @@ def test_an_update_becomes_one_of_ours(stores, vector, protocol):
 
 
 def test_an_update_is_not_read_again_to_be_measured(stores, monkeypatch):
-    """It is measured while it is written."""
+    """An update is measured while it is written."""
     stores.hand_in(pickle.dumps(VECTOR))
     monkeypatch.setattr(PrefixedStore, "open", None)
     assert stores.fetch().shape == VECTOR.shape
@@ -168,7 +168,7 @@ class Untouched(MemoryStore):
     ids=lambda value: str(getattr(value, "dtype", "")),
 )
 def test_update_that_cannot_count_is_not_written(stores, array, refusal, reason):
-    """Its pickle says what it is before any of its elements is read."""
+    """The pickle's head tells dtype and shape before any element is read."""
     stores.hand_in(pickle.dumps(array))
     bucket = XainBucket(stores.bare, Untouched(), MAX_UPDATE_BYTES)
     with pytest.raises(refusal, match=reason):

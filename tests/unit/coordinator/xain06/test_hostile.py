@@ -218,7 +218,7 @@ def dtype(code: str = "f4", order: str = "<", state: bytes = b"") -> bytes:
         filled(dtype(), data=b"B" + struct.pack("<I", 1 << 31)),
     ],
 )
-def test_what_numpy_does_not_write_is_refused(data):
+def test_pickle_that_numpy_would_not_write_is_refused(data):
     """A pickle that differs from that of a vector in one opcode, name or value is refused."""
     refuse(data)
 
