@@ -16,6 +16,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from oracle.rounds import ROUNDING_S, Rounds
+from oracle.staleness import discount
 from simulation.aggregation import Aggregation
 from simulation.disk import StoreDisk
 from simulation.hub import Hub
@@ -455,9 +456,8 @@ def _combined(
         if not any(weights):
             weights = [1.0] * len(rows)
         for i, (_, staleness) in enumerate(updates):
-            discount = 1 / math.sqrt(1.0 + staleness)
-            lost += weights[i] * (1 - discount)
-            weights[i] *= discount
+            lost += weights[i] * (1 - discount(staleness))
+            weights[i] *= discount(staleness)
     before = stored(base.ref.key)
     assert before is not None, f"{base.ref.key} is not durable"
     return aggregation.next_model(_vector(before), rows, weights, lost)

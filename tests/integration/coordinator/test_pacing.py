@@ -5,13 +5,13 @@ import io
 import json
 import threading
 from collections.abc import Awaitable
-from math import sqrt
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 
+from oracle.staleness import discount
 from support.clock import HeldClock
 from support.wire import Member, npy, reason
 from xain_coordinator.aggregation.engine import aggregate
@@ -68,7 +68,7 @@ async def status_of(member: Member) -> inspection.GetStatusResponse:
 
 def mixed(update: float, base: float, staleness: int) -> float:
     """FedAsync: α of the update, the rest is the model's."""
-    alpha = 1 / sqrt(1 + staleness)
+    alpha = discount(staleness)
     return alpha * update + (1 - alpha) * base
 
 
@@ -234,8 +234,8 @@ async def test_participants_work_on_while_a_model_is_made(start, join, monkeypat
 
 
 async def test_a_late_xain_client_is_not_taken_for_the_next_round(start, join):
-    """It does not say which round it means, but what it brings lies where the round is over. It is
-    counted as late, as anybody else."""
+    """XAIN's client does not say which round it means, but its object lies under the round that is
+    over. It is counted as late, as any other."""
     coordinator = await start(rounds={**TIMED, "rounds": 2, "start_participants": 2})
     hold(coordinator)
     fast, slow = join(coordinator, None), join(coordinator, None)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from oracle.staleness import discount
 from support.aggregation import hand_in, model_of, npy, put, read
 from xain_coordinator.aggregation.aggregator import RuleFailed, Stopped
 from xain_coordinator.aggregation.engine import aggregate
@@ -309,7 +310,7 @@ def test_weight_that_stale_updates_lose_goes_to_the_global_model(
     aggregate(store, stale_work_on(store, hand_in(store, vectors), base))
     published = np.load(io.BytesIO(read(store, "4/global")))
     assert published.dtype == np.dtype(dtype)
-    shares = [n / 15 * (1 + tau) ** -0.5 for n, tau in zip(range(1, 6), STALENESS, strict=True)]
+    shares = [n / 15 * discount(tau) for n, tau in zip(range(1, 6), STALENESS, strict=True)]
     expected = (1 - sum(shares)) * base.astype(float)
     for share, vector in zip(shares, vectors, strict=True):
         expected += share * vector.astype(float)
@@ -329,7 +330,8 @@ def test_without_staleness_the_global_model_is_not_read(store: WeightsStore) -> 
 
 @pytest.mark.parametrize("change", ["a bit", "shorter"])
 def test_a_global_model_that_has_changed(store: WeightsStore, change: str) -> None:
-    """It is told from an update, and no model comes of it."""
+    """No model is made from a changed global model, and the error names it rather than an
+    update."""
     updates = hand_in(store, random_vectors())
     work = stale_work_on(store, updates, np.ones(LENGTH, np.float32))
     data = bytearray(read(store, "3/global"))
@@ -341,7 +343,7 @@ def test_a_global_model_that_has_changed(store: WeightsStore, change: str) -> No
 
 
 def test_a_rule_that_takes_no_stale_updates(store: WeightsStore) -> None:
-    """It would give them their full weight: better no model than that."""
+    """Such a rule would give stale updates their full weight, so no model is made."""
     updates = hand_in(store, random_vectors())
     work = stale_work_on(store, updates, np.ones(LENGTH, np.float32), "sum")
     with pytest.raises(
@@ -387,7 +389,7 @@ def test_a_rule_that_takes_fewer_updates(store: WeightsStore) -> None:
 
 
 def test_publish_meets_its_own_object(store: WeightsStore) -> None:
-    """Whoever wrote it died before it could say so: the object is adopted."""
+    """A coordinator died after it had written the model: the next one uses the object."""
     updates = hand_in(store, random_vectors())
     first = aggregate(store, work_on(updates))
     assert aggregate(store, work_on(updates)) == first

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
+from oracle.staleness import discount
 from xain_coordinator.aggregation.aggregator import RuleFailed
 from xain_coordinator.aggregation.rules import RULES, make_rule
 from xain_coordinator.aggregation.staleness import mixing_weights
@@ -157,7 +158,7 @@ def test_stale_updates_are_mixed_with_the_base(round_: tuple[Array, Array], data
     if not any(counts):
         counts = [1] * k
     shares = [
-        Fraction(n, sum(counts)) * Fraction((1 + tau) ** -0.5)
+        Fraction(n, sum(counts)) * Fraction(discount(tau))
         for n, tau in zip(counts, staleness, strict=True)
     ]
     assert_close(combined, slow_sum(rows, [*shares, 1 - sum(shares)]), rows)
@@ -186,7 +187,7 @@ def test_fresh_updates_leave_nothing_to_the_base() -> None:
 
 
 def test_which_rules_take_stale_updates() -> None:
-    """Those that go by the weights they are given."""
+    """Only rules that follow the given weights take stale updates."""
     assert [name for name, rule in RULES.items() if rule.takes_stale] == ["weighted_average"]
 
 
@@ -308,7 +309,7 @@ def test_too_few_updates_for_a_rule(settings_: dict[str, object], told: str) -> 
 def test_a_rule_that_cannot_work_is_a_wrong_setting(
     rounds_settings: dict[str, object], num_updates: int
 ) -> None:
-    """It would otherwise be found out at the end of the first round."""
+    """The mistake is found at the start, and not at the end of the first round."""
     overrides = {f"rounds.{key}": value for key, value in rounds_settings.items()}
     with pytest.raises(ConfigError) as caught:
         load(CoordinatorConfig, overrides={**overrides, "aggregation.rule": "identity"})
