@@ -132,7 +132,7 @@ def test_an_unknown_event_is_named(journal: Journal) -> None:
 
 
 def test_loaded_records_do_not_change(journal: Journal) -> None:
-    """It may be read only now, but it is what was there when it was asked for."""
+    """load() gives the records of the moment of its call, even if they are read later."""
     journal.append([opened("one")])
     records = journal.load()
     journal.append([closed(0), opened("two")])
@@ -165,7 +165,7 @@ def test_a_session_without_a_snapshot(journal: Journal) -> None:
 
 
 def test_the_last_snapshot_comes_back_and_the_records_stay(journal: Journal) -> None:
-    """It is a cache: whoever does not trust it has everything it was made from."""
+    """A snapshot is a cache: a reader that does not trust it still has all records."""
     records = [opened(), closed(0), closed(1)]
     journal.append(records)
     for number in (1, 3, 2):

@@ -236,8 +236,8 @@ def read_on(reader: Reader) -> bytes | None:
 
 @pytest.mark.parametrize("size", [3, 1_000_000])
 def test_overwrite(store: WeightsStore, size: int) -> None:
-    """Whoever reads the old object goes on reading the old one, or hears that it is gone. What it
-    never gets is a mixture."""
+    """A reader of the old object goes on with the old bytes, or hears that they are gone. It never
+    gets a mixture."""
     put(store, "1/a", b"o" * size, overwrite=True)
     with store.open("1/a") as reader:
         put(store, "1/a", b"n" * size, overwrite=True)
@@ -302,7 +302,7 @@ def test_two_uploads_of_one_key_do_not_mix(store: WeightsStore) -> None:
     assert get(store, "1/a") == b"1111"
 
 
-def test_of_concurrent_conditional_creates_one_wins(store: WeightsStore) -> None:
+def test_one_of_concurrent_conditional_creates_wins(store: WeightsStore) -> None:
     """The fence: of many who publish a model, one does, and its bytes stay.
 
     A store without locks promises less: at most one does. If all gave way to each other, whoever

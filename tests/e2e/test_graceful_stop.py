@@ -62,8 +62,8 @@ async def test_a_coordinator_that_is_stopped_costs_no_participant_its_work(tmp_p
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 async def test_a_participant_that_is_stopped_hands_in_what_it_has(tmp_path, number):
-    """It has trained, and nobody is there to take the result when it is told to stop, or killed.
-    Started again with its state directory, it hands in without training."""
+    """A trained participant is stopped or killed while the coordinator is away. Started again with
+    its state directory, it hands in without training."""
     expected = await undisturbed(SCENARIO, tmp_path / "undisturbed")
     gates, states = tmp_path / "gates", tmp_path / "states"
     close_gates(gates, "a-1")

@@ -182,7 +182,7 @@ async def test_processes_end_with_a_killed_launcher(tmp_path: Path, name: str) -
 
 
 async def test_worker_that_cannot_start_ends_the_launch(tmp_path: Path, name: str) -> None:
-    """Its log says why, and nothing is left."""
+    """The worker's log says why, and no process is left."""
     write_wards(tmp_path / "wards", "south")
     (tmp_path / "wards/south/y_train.csv").write_text("diagnosis\nbenign\n")
     arguments = ("--workload", "sgd", "--data", "wards")

@@ -225,7 +225,7 @@ async def test_scripts_without_a_model_are_told_why_their_session_waits(
 async def test_killed_script_that_returns_with_a_model_makes_the_initial_weights(
     scripts: Callable[..., Script], tmp_path: Path
 ) -> None:
-    """Its lease has not ended, and the process of before had no model."""
+    """The lease of the killed process, which had no model, has not ended."""
     a, b = scripts("a"), scripts("b")
     state = f"--state-dir={tmp_path / 'state'}"
     await a.start("--no-model", state)

@@ -51,7 +51,7 @@ class Bucket:
         self._client = client
 
     def names(self) -> set[str]:
-        """Those outside the session's own part."""
+        """Keys outside the session's own part."""
         listed = self._client.list_objects_v2(Bucket=self.name)
         keys = {one["Key"] for one in listed.get("Contents", [])}
         return {key for key in keys if key.partition("/")[0].isdigit()}
@@ -242,8 +242,8 @@ class Exploit:
 
 
 async def test_a_hostile_pickle_harms_only_its_sender(tmp_path, server, bucket):
-    """It is refused with the reason and without being run; the round goes on, and its sender may
-    hand in an array in its place. The others may be participants of our own."""
+    """The pickle is refused with a reason and is not run; the round goes on, and the sender may
+    hand in an array instead. The others may be participants of our own."""
     marker = tmp_path / "marker"
     exploit = pickle.dumps(Exploit(marker))
     pickle.loads(exploit).close()

@@ -92,7 +92,7 @@ def flip_in_journal(coordinator: Coordinator) -> None:
 
 @pytest.mark.parametrize("size", [3, LARGE], ids=["in the journal", "in the store"])
 async def test_damaged_update_is_asked_for_again(start, join, tmp_path, size):
-    """Its sender hears of it, and the model is that of the undisturbed run. The reason stands in
+    """The sender hears of it, and the model is that of the undisturbed run. The reason stands in
     the log and in the record of the round."""
     coordinator = await start(rounds={"rounds": 2, "min_participants": 2})
     a, b = join(coordinator, "a"), join(coordinator, "b")
@@ -297,7 +297,7 @@ async def test_damaged_model_that_cannot_be_made_again_names_the_way_out(start, 
 
 
 async def test_participant_that_finds_a_damaged_model_has_it_mended(start, join, tmp_path):
-    """It does not download the same damaged model for ever, and the session goes on."""
+    """The participant does not download the damaged model for ever, and the session goes on."""
     coordinator = await start(rounds={"rounds": 2, "min_participants": 1})
     member = join(coordinator, "a")
     await member.rendezvous()

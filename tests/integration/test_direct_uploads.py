@@ -118,7 +118,7 @@ async def test_object_put_by_url_is_dropped_with_its_round(store, start, join):
 
 
 async def test_small_models_are_not_offered(store, start, join):
-    """They travel inside; a URL to sign for each participant would cost more."""
+    """Small models travel in the message; a URL to sign for each participant would cost more."""
     coordinator = await start(rounds={"rounds": 2, "min_participants": 1})
     member = join(coordinator, "a")
     await member.rendezvous()
@@ -167,8 +167,8 @@ async def test_a_bad_one_is_refused_and_a_good_one_may_follow(store, start, join
     assert await member.download("2/global") == good
 
 
-async def test_one_that_is_too_far_away_is_refused(store, start, join):
-    """The bound on its norm holds for what we have not seen coming, too."""
+async def test_direct_upload_too_far_from_the_model_is_refused(store, start, join):
+    """The bound on the norm holds for direct uploads, too."""
     _, member = await first_round(start, join, server={"max_update_norm": 5.0})
     work = await member.start()
     update = np.zeros(SIZE, np.float32)
@@ -232,7 +232,7 @@ async def test_object_that_is_too_large_is_not_copied(store, start, join):
 
 
 async def test_wrong_object_is_deleted_before_its_sender_is_told(store, start, join, monkeypatch):
-    """Who hears of it puts the right one there, under the same URL."""
+    """The sender puts the right object there, under the same URL, once it hears of it."""
     _, member = await first_round(start, join)
     work = await member.start()
     good = npy(np.ones(SIZE, np.float32))
@@ -320,7 +320,7 @@ def is_reading(inbox: Inbox, participant_id: str) -> bool:
 async def test_late_object_is_not_copied_or_does_not_stay(
     store, start, join, monkeypatch, is_late_at
 ):
-    """Its round closes without it, and nobody comes back for it."""
+    """The round closes without the object, and its sender does not come back for it."""
     quorum = {"quorum": "participant:update:50%", "start_participants": 2, "max_participants": 2}
     coordinator = await start(rounds={"rounds": 2, **quorum}, server=PATIENT)
     a, b = join(coordinator, "a"), join(coordinator, "b")
@@ -358,7 +358,7 @@ async def test_late_object_is_not_copied_or_does_not_stay(
 
 
 async def test_a_coordinator_that_stops_ends_no_copy_half_way(store, start, join, monkeypatch):
-    """It waits for the one that is being made, and begins no other one."""
+    """The stop waits for the copy that is being made, and begins no other one."""
     coordinator, a, b = await first_round(start, join, "a", "b", server=PATIENT)
     inbox = coordinator._server.inbox
     inbox.readings = asyncio.Semaphore(1)

@@ -72,7 +72,7 @@ async def test_an_upload_that_broke_off_goes_on(start, join, tmp_path):
 
 
 async def test_the_same_upload_is_not_sent_twice(start, join):
-    """Whoever has lost the answer hears it again without the bytes."""
+    """A participant that has lost the answer hears it again without sending the bytes."""
     a = join(await start(), "a")
     await in_round(a)
     first = (await (await put(a))).ref
@@ -216,7 +216,7 @@ def held(monkeypatch: pytest.MonkeyPatch, method: str) -> Gate:
 
 
 async def test_no_message_is_read_while_a_part_is_read_again(start, join, tmp_path, monkeypatch):
-    """It may be gigabytes, and a message would be held in memory meanwhile."""
+    """The part may be of gigabytes, and a message would be held in memory meanwhile."""
     coordinator, a = await begun_again(start, join, tmp_path)
     gate = held(monkeypatch, "pick_up")
     asked = asyncio.ensure_future(found(a))

@@ -237,7 +237,7 @@ async def test_process_with_the_given_instance_id_of_a_killed_one_takes_over_at_
 async def test_failure_of_a_participant_reaches_log_record_and_status(
     begin: Begin, launch: Run, tmp_path: Path
 ) -> None:
-    """Its message, which quotes the data, stays at home."""
+    """The exception's message, which quotes the data, does not leave the participant."""
     coordinator = await begin(rounds__initial_weights="average")
     target = target_of(coordinator)
     good = await launch(Site(tmp_path, target, "good"))

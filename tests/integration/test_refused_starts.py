@@ -27,7 +27,7 @@ def told_at_start(log: str) -> str:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Of the journal and what lies beside it."""
+    """The contents of the journal and of the files beside it."""
     return {path.name: path.read_bytes() for path in folder.glob("journal.sqlite*")}
 
 
@@ -87,7 +87,7 @@ async def test_without_its_weights_a_session_does_not_start(start, join, tmp_pat
 
 @pytest.mark.e2e
 async def test_without_its_optimisers_state_a_session_does_not_start(start, join, tmp_path):
-    """It is as much of the model as the weights are: without it the next step would be another."""
+    """The optimiser's state is a part of the model: without it the next step would be another."""
     settings = {"rounds": {"rounds": 4}, "aggregation": {"optimizer": "fedavgm"}}
     first = await start(**settings)
     a = join(first, "a")

@@ -216,8 +216,8 @@ async def test_small_weights_travel_inside_their_reference(start, join):
 
 
 async def test_a_watch_brings_the_work_with_the_news(start, join):
-    """Whoever is selected learns what to train as it learns of the round; whoever has handed in,
-    or is not selected, gets no work."""
+    """A selected participant gets its assignment with the news of the round; one that has handed
+    in, or is not selected, gets none."""
     coordinator = await start(
         rounds={"min_participants": 2, "max_participants": 3, "controller": "ordered"}
     )
@@ -308,8 +308,8 @@ async def test_an_accepted_update_is_never_overwritten(start, join):
 
 
 async def test_a_call_that_was_given_up_does_not_write_later(start, join, monkeypatch):
-    """Its client has gone while its bytes were being synced: until they are, nobody else's turn
-    comes, so that what is accepted next is what is aggregated."""
+    """The client goes while its bytes are being synced: no other update is handled until they are,
+    so that the update that is accepted next is the one that is aggregated."""
     coordinator = await start(rounds={"rounds": 1, "min_participants": 1})
     a = join(coordinator, "a")
     await a.rendezvous()

@@ -54,7 +54,7 @@ cli.app(["--data-dir", sys.argv[1], "--port=0", "--set=server.drain_s=0"])
 
 
 async def spoilt(spoil: str, folder: Path) -> tuple[int, list[str]]:
-    """Its exit status and the events in its log."""
+    """The exit status and the logged events of a process with a defect."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", SPOILT.format(spoil=spoil), str(folder)),
         stderr=asyncio.subprocess.PIPE,

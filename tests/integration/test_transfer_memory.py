@@ -49,7 +49,7 @@ print(memory("VmHWM") - before)
 
 
 async def growth(folder: Path, encoding: str) -> int:
-    """By how many MiB a participant grew in three rounds."""
+    """MiB by which a participant grew in three rounds."""
     # Heartbeats come during transfers, and not between two, as with large models.
     settings = {
         "rounds.rounds": 3,

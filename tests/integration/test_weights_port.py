@@ -435,7 +435,7 @@ async def test_burst_of_connections_stays_within_the_limit(start, join, monkeypa
 
 
 async def test_participant_goes_on_with_a_put_whose_connection_broke(start, join, proxy):
-    """It sends what is missing, and not the whole update again."""
+    """The participant sends the missing bytes, and not the whole update again."""
     (number,) = free_ports(1)
     proxy.upstream = number
     server = {"weights_port": number, "weights_address": f"127.0.0.1:{proxy.port}"}

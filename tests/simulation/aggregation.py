@@ -26,7 +26,8 @@ ROBUST = ("median", "trimmed_mean", *SURVEYING)
 
 
 class Aggregation:
-    """Of one session. options, optimizer_options: all that the rule and the optimiser have."""
+    """The aggregations of one session. options, optimizer_options: all that the rule and the
+    optimiser have."""
 
     def __init__(
         self,

@@ -141,8 +141,8 @@ class CoordinatorMachine:
             self._current.stop.set()
 
     def copy(self, *, paused_s: float) -> None:
-        """Its machine freezes, and another one goes on with a copy of its disk, as of a virtual
-        machine that was declared dead. Later it goes on, too, cut off from participants."""
+        """Freeze the machine and start another one on a copy of its disk, as of a virtual machine
+        that was declared dead. Later the first goes on, too, cut off from participants."""
         current = self._current
         if current is None or current.server is None:
             return

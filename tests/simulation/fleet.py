@@ -98,14 +98,14 @@ class ParticipantMachine:
             self.process.kill()
 
     def cut_power(self, *, down_s: float) -> None:
-        """Of its machine, whether a process runs on it or not."""
+        """Cut the power of the machine, whether a process runs on it or not."""
         self.kill(down_s=down_s, host=True)
         if self._state.kept is not self._state.durable:
             self._hub.note(self.name, "power cut: its result may be as it was")
             self._state.cut_power(self._hub)
 
     def freeze(self, seconds: float) -> None:
-        """It takes no step, and its machine goes on."""
+        """Pause the process, while its machine goes on."""
         process = self.process
         if process is not None:
             process.is_paused = True

@@ -151,7 +151,7 @@ class Hub:
         return step
 
     def go_on(self, process: Process) -> None:
-        """It is not paused any more."""
+        """Resume a paused process."""
         process.is_paused = False
         waiting, process.waiting = process.waiting, []
         for call in waiting:

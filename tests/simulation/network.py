@@ -51,7 +51,7 @@ class Link:
 
 
 class Network:
-    """Who listens, and all that is on the way.
+    """The server, and all messages on their way.
 
     heard: told what arrives at a participant: its name, the method, request and answer as bytes.
     latest_of_dead_s: the longest that a doubled call of a dead process takes.
@@ -111,7 +111,7 @@ class Network:
 
 
 class Connection:
-    """Of a channel to a server's process."""
+    """The connection of a channel to a server's process."""
 
     def __init__(self, network: Network, channel: "Channel", server: "Server | None") -> None:
         self.network = network
@@ -200,7 +200,7 @@ class Connection:
             self.network.hub.after(delay_s, self.channel.process, self.break_for_client)
 
     def break_for_client(self, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> None:
-        """It is over for the participant, which hears so in all its calls."""
+        """End the connection for the participant, which hears so in all its calls."""
         if self.is_over:
             return
         self.is_over = True

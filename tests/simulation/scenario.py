@@ -188,7 +188,7 @@ class Scenario:
         )
 
     def clock_rate(self, index: int) -> float:
-        """Of a participant; -1: of the coordinator."""
+        """The clock rate of a participant; -1: of the coordinator."""
         return self.clock_rates[index] if self.clock_rates else 1.0
 
     @property

@@ -62,8 +62,8 @@ _TESTS = Path(__file__).parents[1]
 
 
 def test_nothing_acknowledged_is_lost_whatever_happens() -> None:
-    """Acknowledged is counted, exactly once, in a model that is right to the bit; and there is an
-    end. oracle.py says all of it."""
+    """Each acknowledged update counts exactly once, in a model that is right to the bit, and each
+    session ends. oracle.py says all of it."""
     missing = set(REACHED)
 
     def look(line: str) -> None:
@@ -110,7 +110,7 @@ def test_a_coordinator_that_dies_while_it_starts_serves_nobody() -> None:
 
 
 def first_failure() -> Failed:
-    """Of a coordinator that acknowledges too early."""
+    """The first failure of a coordinator that acknowledges too early."""
     with MUTATIONS["acknowledge before the commit"](), pytest.raises(Failed) as caught:
         _simulate_all()
     return caught.value

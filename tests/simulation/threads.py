@@ -46,7 +46,7 @@ class Thread(greenlet):
                 other.unpark()
 
     def now(self) -> float:
-        """By the clock of its process."""
+        """The time by the clock of the thread's process."""
         return self._hub.now * self._process.clock_rate
 
     def park(self, timeout_s: float | None = None) -> bool:
@@ -89,7 +89,7 @@ class Thread(greenlet):
         self._joining.remove(waiter)
 
     def bury(self) -> None:
-        """Its process is dead. Called in the hub's greenlet."""
+        """End the thread, whose process is dead. Called in the hub's greenlet."""
         if self:  # begun, and not over
             self.throw(Killed)
 

@@ -272,7 +272,7 @@ class _World:
 
 
 class _Dates(datetime):
-    """Of notes for operators."""
+    """Dates in notes for operators."""
 
     @classmethod
     def now(cls, tz: tzinfo | None = None) -> Self:

@@ -60,7 +60,8 @@ class Peer:
 
 
 def is_refused(why: type[MessagingError], text: str, join: Callable[[float], object]) -> None:
-    """Who joins is told that, and no more at the end of its time. join: takes that time.
+    """Require that a join is refused with this text, and does not go on after its time. join: takes
+    that time.
 
     Its last attempt may begin just before that end, and is then told nothing: so more than one may
     be needed, each with more time than the one before.

@@ -170,7 +170,7 @@ class StrictInflux:
             assert self.changed.wait_for(happened, READY_S), f"got {self.statuses}, {self.lines}"
 
     def release(self) -> None:
-        """Those that hang go on; their connections are cut."""
+        """Let hanging requests go on; their connections are cut."""
         self._released.set()
 
     def __enter__(self) -> Self:
@@ -396,8 +396,8 @@ class VictoriaMetrics:
                 time.sleep(0.05)  # a poll, not a race: it ends when the server answers
 
     def series(self) -> dict[tuple[str, str], list[tuple[int, float]]]:
-        """By (measurement_field, id): its points as (milliseconds since 1970, value), oldest first;
-        id is "" where the series has none. All series must be of one session."""
+        """Points as (milliseconds since 1970, value), oldest first, by (measurement_field, id); id
+        is "" where the series has none. All series must be of one session."""
         self._get("/internal/force_flush")
         # Without an end it leaves out what is newer than the second in which it is asked.
         end = int(time.time()) + 3600

@@ -74,7 +74,7 @@ def send(replica, worker, head, keys, values):
 
 
 def everything(replica: Replica) -> dict[int, dict[int, dict[str, bytes]]]:
-    """By table and key, the bytes of all fields of all rows that are there."""
+    """The bytes of all fields of all rows, by table and key."""
     found: dict[int, dict[int, dict[str, bytes]]] = {}
     for spec in replica.tables:
         rows = found.setdefault(spec.number, {})

@@ -85,7 +85,7 @@ class PeerProcess:
         return self.given()
 
     def suspend(self) -> None:
-        """It does nothing any more, not even heartbeats, but it is not dead."""
+        """Stop the process without ending it: it sends nothing, not even heartbeats."""
         assert self._process.pid is not None
         os.kill(self._process.pid, signal.SIGSTOP)
 

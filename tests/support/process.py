@@ -24,7 +24,7 @@ class Lines:
         self._seen = path.stat().st_size if path.exists() else 0
 
     def new(self) -> list[str]:
-        """Those since the last time."""
+        """The lines since the last call."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:

@@ -34,13 +34,13 @@ def find_program(name: str) -> str | None:
 
 @dataclass(frozen=True)
 class Identity:
-    """Who may use a server, made up for one test run."""
+    """Credentials for a server, made up for one test run."""
 
     access_key_id: str = field(default_factory=lambda: f"AK{secrets.token_hex(9).upper()}")
     secret_access_key: str = field(default_factory=lambda: secrets.token_hex(20))
 
     def settings(self) -> dict[str, str]:
-        """As the keys of [storage]."""
+        """The credentials as keys of [storage]."""
         return {
             "access_key_id": self.access_key_id,
             "secret_access_key": self.secret_access_key,

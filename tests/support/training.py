@@ -114,7 +114,7 @@ def close_gates(folder: Path, *names: str) -> None:
 
 
 def digests(journal: Path) -> dict[tuple[int, str], str]:
-    """Of the object that every accepted update is, by round and participant."""
+    """Digests of the objects of all accepted updates, by round and participant."""
     with contextlib.closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as db:
         rows = db.execute("SELECT body FROM record WHERE type = 'UpdateAccepted'").fetchall()
     accepted = (json.loads(text) for (text,) in rows)

@@ -61,7 +61,7 @@ async def found(member: Member, **fields: Any) -> int:
 
 
 def parts(folder: Path) -> list[Path]:
-    """Of uploads that may go on; those of models have no label before their number."""
+    """Files of uploads that may go on; parts of models have no label before their number."""
     return list(folder.glob("weights/.incoming/*.*.part"))
 
 

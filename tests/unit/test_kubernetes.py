@@ -44,7 +44,7 @@ def kustomization(name: str) -> Document:
 
 
 def nested(folder: Path) -> str:
-    """Its name as a kustomization."""
+    """The name of the folder as a kustomization."""
     return str(folder.resolve().relative_to(KUBERNETES))
 
 
@@ -80,7 +80,7 @@ def config_maps(name: str) -> dict[str, list[Path]]:
 
 
 def pod_templates(name: str) -> dict[str, Document]:
-    """By "Kind/name"."""
+    """Templates of pods by "Kind/name"."""
     return {
         f"{document['kind']}/{document['metadata']['name']}": document["spec"]["template"]
         for document in resources(name)

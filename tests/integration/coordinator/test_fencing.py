@@ -81,8 +81,8 @@ def is_owner(one: Fence) -> bool:
 
 
 def test_the_newer_is_the_owner(store: WeightsStore, journal: Journals) -> None:
-    """Of several starts the last one is; the others hear who it is, and nothing of theirs stays in
-    the store or, for long, in the journal."""
+    """The last of several starts is the owner; the earlier ones hear who it is, and little of them
+    stays in the store or, for long, in the journal."""
     fences = []
     for number in range(1, 4):
         fences.append(fence(store, journal("a")))
@@ -175,9 +175,9 @@ def test_a_start_that_failed_is_in_nobodys_way(journal: Journals, arrives: str) 
 
 
 @pytest.mark.parametrize("step", range(5))  # it lists, puts, lists, lists, and deletes
-def test_of_two_that_start_at_once_one_is_the_owner(journal: Journals, step: int) -> None:
-    """Whenever one comes between two steps of the other. Whoever is not hears it at its start, or
-    when it looks the next time."""
+def test_one_of_two_that_start_at_once_is_the_owner(journal: Journals, step: int) -> None:
+    """One comes between any two steps of the other. The loser hears it at its start, or when it
+    looks the next time."""
     store = Failing()
     fence(store, journal("a")).take_over()
     one, other = fence(store, journal("a")), fence(store, journal("b", copy_of="a"))
@@ -196,7 +196,8 @@ def test_of_two_that_start_at_once_one_is_the_owner(journal: Journals, step: int
 
 
 def started_and_owns(one: Fence) -> bool:
-    """Whoever did not start, because it heard of the other at once, owns nothing."""
+    """Whether a fence owns the session; one that did not start, because it heard of the other at
+    once, owns nothing."""
     try:
         return is_owner(one)
     except AssertionError:
@@ -282,7 +283,8 @@ def test_overtaken_coordinator_drops_nothing(store: WeightsStore, journal: Journ
 
 
 async def test_a_store_that_is_away_ends_nobody(journal: Journals) -> None:
-    """It is said once that nobody can look, and what happened meanwhile is noticed afterwards."""
+    """One warning says that the owner cannot be checked, and a takeover meanwhile is noticed
+    afterwards."""
     store = Failing()
     older = fence(store, journal("a"))
     older.look_every_s = 0.001
@@ -314,7 +316,7 @@ async def test_a_store_that_is_away_ends_nobody(journal: Journals) -> None:
 
 
 async def test_a_defect_of_the_watch_ends_the_process(journal: Journals) -> None:
-    """It would never notice anything again."""
+    """A watch that has failed would never notice a takeover."""
     one = fence(MemoryStore(), journal("a"))  # which has not taken over: an AssertionError
     one.look_every_s = 0.0
     driver = Driver.open(

@@ -146,8 +146,8 @@ def last_words(process: CoordinatorProcess, event: str) -> str:
 
 @pytest.mark.e2e
 async def test_the_older_hears_and_ends(ward: Ward) -> None:
-    """By itself, although nothing is to be published, and with the status that says why. Started
-    again it does not serve, and the newer goes on to the end as if it were alone."""
+    """The older ends by itself, though it has nothing to publish, with the status that says why.
+    Started again it does not serve, and the newer goes on to the end as if it were alone."""
     older, newer = ward.process("older", OddProcess), ward.process("newer")
     older.odd = LOOKS_OFTEN
     a, _ = await ward.begin(older)

@@ -21,7 +21,7 @@ async def page(member: Member, size: int = 0, token: str = "") -> Any:
 
 
 async def names(member: Member, size: int) -> list[list[str]]:
-    """Those of each page."""
+    """Participant names of each page."""
     pages, token = [], ""
     while not pages or token:
         answer = await page(member, size, token)
@@ -32,7 +32,7 @@ async def names(member: Member, size: int) -> list[list[str]]:
 
 @pytest.fixture
 async def asker(start: Any, join: Any) -> Member:
-    """Of a coordinator that takes in whomever the test submits."""
+    """A member of a coordinator that admits all participants that the test submits."""
     coordinator = await start(rounds={"min_participants": 3000, "tags": {"site": ["north"]}})
     member = join(coordinator, "operator")
     member.driver = coordinator.driver

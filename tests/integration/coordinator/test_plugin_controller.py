@@ -57,8 +57,8 @@ def error_of(process: CoordinatorProcess) -> str:
 async def test_a_session_goes_on_when_its_controller_is_mended(
     process: CoordinatorProcess, tmp_path: Path
 ) -> None:
-    """It selects; it answers nonsense, and the process ends with status 1 and says whose fault that
-    is; it is gone, and there is no start; it is back, and the session goes on where it was."""
+    """A controller that answers nonsense ends the process with status 1 and a line that names it;
+    without it there is no start; mended, the session goes on where it was."""
     code = tmp_path / "site" / "acme_last.py"
     members = [Member(process.port, name) for name in "ab"]
     for member in members:

@@ -1,4 +1,4 @@
-"""Whoever brings what cannot be used is counted, and after a while others take its place."""
+"""Refused updates are counted, and a participant with too many of them is replaced."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -82,7 +82,7 @@ async def test_each_kind_of_unusable_update_is_counted(start: Any, join: Any) ->
 
 
 async def test_a_xain_client_is_counted_by_its_address(start: Any, join: Any) -> None:
-    """It says neither who it is nor which round it means."""
+    """XAIN's client says neither its name nor which round it means."""
     coordinator = await start(rounds={"rounds": 1})
     member = join(coordinator, None)
     await member.rendezvous()

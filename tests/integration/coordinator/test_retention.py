@@ -40,7 +40,7 @@ def storage(folder: Path, **settings: object) -> dict[str, object]:
     ],
 )
 async def test_a_session_keeps_what_it_is_told_to(start, join, tmp_path, settings, left):
-    """By default the updates of the last round; and every model."""
+    """The default is the updates of the last round; models are always kept."""
     rounds = {"rounds": ROUNDS, "start_participants": 2, "min_participants": 2}
     coordinator = await start(rounds=rounds, storage=storage(tmp_path, **settings))
     members = [join(coordinator, name) for name in "ab"]

@@ -233,8 +233,8 @@ def test_a_bucket_that_cannot_be(connect: Open, server: S3Server) -> None:
     assert not isinstance(caught.value, StoreUnavailable)
 
 
-def test_nobody_there(connect: Open) -> None:
-    """Trying later helps."""
+def test_server_that_is_away(connect: Open) -> None:
+    """The error is one after which a later try helps."""
     settings = {
         "kind": "s3", "endpoint": "http://127.0.0.1:1", "bucket": "b", **Identity().settings()
     }  # fmt: skip
@@ -479,7 +479,7 @@ def test_killed_in_mid_upload(
 
 
 def test_a_server_that_hangs(connect: Open, seaweedfs: SeaweedFS) -> None:
-    """It is given up after timeout_s, a few times; once it answers again, so do we."""
+    """The store gives up after a few times timeout_s, and works again once the server answers."""
     with FaultProxy(seaweedfs.port) as proxy:
         store = connect(
             seaweedfs.settings(seaweedfs.new_bucket(), timeout_s=0.5),

@@ -179,8 +179,8 @@ async def test_a_session(server: S3Server, launch: Launch, enter: Enter) -> None
 async def test_s3_dies_in_mid_round_and_comes_back(
     server: S3Server, launch: Launch, enter: Enter
 ) -> None:
-    """Who hands in meanwhile hears UNAVAILABLE; the coordinator lives and the same round goes on,
-    with what was acknowledged before."""
+    """Updates meanwhile are answered with UNAVAILABLE; the coordinator lives and the same round
+    goes on, with all that was acknowledged before."""
     process = launch()
     a, b = await begin(process, enter)
     await a.hand_in(VECTOR)

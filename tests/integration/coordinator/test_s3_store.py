@@ -144,8 +144,8 @@ def test_a_name_that_is_too_long(connect: Open) -> None:
 
 
 def test_an_upload_in_parts(store: S3Store, client: Any, bucket: str, tmp_path: Path) -> None:
-    """Of any size, read back in ranges that come at the same time; its parts are in no folder
-    afterwards."""
+    """An object of any size is read back in ranges that come at the same time; its parts are in no
+    folder afterwards."""
     store.requests.sizes = Sizes(part=5 * MIB, range=2 * MIB)  # the least that S3 takes
     data = os.urandom(5 * MIB) * 3 + b"the rest"
     upload = store.upload("1/global")
@@ -268,7 +268,7 @@ def test_a_full_disk(store: S3Store, tmp_path: Path) -> None:
 
 
 def test_a_reader_of_a_large_object_that_changes(store: S3Store) -> None:
-    """It never gets a mixture, and says what happened."""
+    """The reader never gets a mixture, and the error says what happened."""
     put(store, "1/a", b"o" * MIB)
     with store.open("1/a") as reader:
         put(store, "1/a", b"n" * MIB, overwrite=True)
@@ -281,8 +281,8 @@ def test_a_reader_of_a_large_object_that_changes(store: S3Store) -> None:
 
 
 def test_a_claim_left_by_a_coordinator_that_died(store: S3Store, client: Any, bucket: str) -> None:
-    """Its successor, with the same content, goes on and cleans up. Anybody else is told what to
-    delete."""
+    """A successor with the same content goes on and cleans up. A writer of other content is told
+    what to delete."""
     digest = xxhash.xxh3_128(b"model").hexdigest()
     claim = f".claims/1/global/{digest}.0123"
     client.put_object(Bucket=bucket, Key=claim, Body=b"")
@@ -308,7 +308,7 @@ def test_object_that_another_writer_published_is_kept(
     assert names(client, bucket) == [".claims/1/global/x.1", "1/global", "2/global"]
 
 
-def test_of_concurrent_creates_in_parts_one_wins(store: S3Store) -> None:
+def test_one_of_concurrent_creates_in_parts_wins(store: S3Store) -> None:
     """SeaweedFS takes If-None-Match for an upload in parts and lets several through."""
     store.requests.sizes = Sizes(part=5 * MIB)
     gate = threading.Barrier(4, timeout=60)
@@ -394,7 +394,7 @@ def test_copy(store: S3Store, part: int) -> None:
 
 @pytest.mark.parametrize("size", [0, 999, 1001])
 def test_object_of_another_size_is_not_copied(store: S3Store, size: int) -> None:
-    """Whoever holds the URL may write any amount. What was there before stays."""
+    """The holder of the URL may write any amount. The object that was there before stays."""
     put(store, "incoming/1/a", b"x" * 1000)
     put(store, "1/a", b"before")
     with pytest.raises(WrongSize) as caught:
@@ -408,7 +408,7 @@ def test_object_of_another_size_is_not_copied(store: S3Store, size: int) -> None
 def test_a_source_that_changes_is_not_copied(
     store: S3Store, client: Any, bucket: str, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:
-    """Whoever holds the URL may write at any time: a copy is of one object, or there is none."""
+    """The holder of the URL may write at any time: a copy is of one object, or there is none."""
     store.requests.sizes = Sizes(copy_part=part)
     put(store, "incoming/1/a", b"old" * 2 * MIB)
     head = S3Store._head
@@ -469,7 +469,7 @@ def test_closing_ends_whoever_waits(
 
 
 def test_an_upload_meets_a_store_that_has_closed(store: S3Store, tmp_path: Path) -> None:
-    """Its next part is not sent, and no file stays open."""
+    """The next part of the upload is not sent, and no file stays open."""
     store.requests.sizes = Sizes(part=5 * MIB)
     upload = store.upload("1/a")
     upload.write(b"x" * 6 * MIB)

@@ -199,7 +199,7 @@ def test_a_fleet_comes_in_pages() -> None:
 
 
 def test_names_cannot_write_to_the_terminal(address: str) -> None:
-    """They come from the network: no escape sequences, and rich's markup is shown as it is."""
+    """Names come from the network: no escape sequences, and rich's markup is shown as it is."""
     told = run("status", "--address", address).stdout
     assert "[red]south\ufffd[2J" in told
     assert "\x1b" not in told
@@ -266,13 +266,13 @@ def test_a_proxy_is_not_asked_for_this_machine(
 
 
 def test_a_proxy_is_asked_for_other_machines(proxy: "Future[None]") -> None:
-    """It may be the only way."""
+    """The proxy may be the only way to another machine."""
     assert run("status", "--address", "fleet.invalid:50051").exit_code == 1
     assert proxy.result(timeout=60) is None
 
 
-def test_nobody_answers() -> None:
-    """One line on standard error, and exit status 1."""
+def test_status_of_a_coordinator_that_is_away() -> None:
+    """One line goes to standard error, and the exit status is 1."""
     result = run("status", "--address", "127.0.0.1:1")
     assert result.exit_code == 1
     assert result.stdout == ""

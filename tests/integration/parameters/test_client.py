@@ -321,7 +321,7 @@ def test_every_push_counts_once_while_connections_are_cut(seed):
 
 
 def test_silent_server_is_left_as_soon_as_its_ranges_have_another(group):
-    """Its connection stays open, as those to a host that is cut off."""
+    """The server's connection stays open, as connections to a host that is cut off."""
     with FaultProxy(group.listeners["s0"].port) as proxy:
         addresses = group.view.addresses
         group.change(addresses={**addresses, "s0": f"127.0.0.1:{proxy.port}"})
@@ -368,7 +368,7 @@ def test_stale_pull_sees_all_clocks_before_the_bound(group):
 
 
 def test_worker_that_leaves_its_loop_holds_up_nobody(group):
-    """By break and by an error alike."""
+    """A loop that ends by break or by an error counts as left."""
     with group.worker("a") as a, group.worker("b") as b, group.worker("c") as c:
         loops = [server.clocks(workers=3) for server in (a, b, c)]
         with ThreadPoolExecutor(3) as threads:

@@ -40,7 +40,7 @@ def lose_messages(monkeypatch: pytest.MonkeyPatch, share: float) -> list[str]:
 
 
 def test_group_that_is_closed_warns_of_nothing(caplog):
-    """Its servers did not die, and nothing that anybody waits for is lost."""
+    """The servers of a closed group did not die, and nothing that a worker waits for is lost."""
     with parameters.local_sync(shards=2) as server:
         server.dense("w", shape=(3,)).push(np.ones(3, np.float32))
     assert [record.getMessage() for record in caplog.records] == []
@@ -108,7 +108,7 @@ def test_bulk_synchronous_workers_see_exactly_the_clocks_before():
 
 
 def test_death_of_a_server_with_replicas_loses_nothing():
-    """It is closed without leaving, in the middle of training."""
+    """The server is closed without leaving, in the middle of training."""
     with LocalGroup(3, replicas=1) as group, group.connect() as server:
         w = server.dense("w", (10_000,))
         for clock in server.clocks(stop=12):
@@ -349,8 +349,8 @@ def test_table_has_one_staleness_which_is_not_negative():
 
 
 def test_connection_outside_of_the_loop_is_asynchronous_beside_a_bulk_synchronous_loop():
-    """Its pushes are seen at once, between two clocks, and no clock waits for it. Those of the loop
-    are held until their clock is complete."""
+    """Pushes outside of the loop are seen at once, between two clocks, and no clock waits for them.
+    Pushes of the loop are held until their clock is complete."""
     with LocalGroup(2) as group, group.connect("w0") as loop, group.connect("w0-counts") as free:
         w = loop.dense("w", (4,))
         counts, seen = free.dense("counts", (4,)), loop.dense("counts", (4,))

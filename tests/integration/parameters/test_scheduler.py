@@ -195,7 +195,7 @@ def test_double_ticks_count_once_and_the_barrier_opens_for_all(
 def test_answer_about_opened_clocks_comes_with_the_view_to_act_on(
     tmp_path: Path, stack: ExitStack
 ) -> None:
-    """It has the workers that ended before the clock opened."""
+    """The view has the workers that ended before the clock opened."""
     group = Group(tmp_path, stack)
     reader, other = group.worker("reader"), group.worker("other")
     may_hear = threading.Event()

@@ -364,7 +364,7 @@ def test_wrong_table_is_refused_and_the_next_one_works(group):
 
 
 def test_server_that_cannot_take_a_view_gives_its_ranges_up(group, monkeypatch):
-    """Its lease ends, and the backup goes on."""
+    """The server's lease ends, and the backup goes on."""
     made = group(num_replicas=1)
     for name in ("s0", "s1"):
         made.start(name)

@@ -125,7 +125,7 @@ def test_killed_worker_goes_on_with_its_batch(group, folder):
 
 @pytest.mark.parametrize("staleness", [0, None])
 def test_stopped_worker_trains_its_rest_after_the_others_have_ended(group, tmp_path, staleness):
-    """Its part has more batches than theirs. It waits for nobody, and nobody for it."""
+    """The stopped worker's part has more batches than the others'. No worker waits for another."""
     lines = [f"{i % 2} {i % 7}:1\n" for i in range(30)] + [
         f"1 {30 * '0'}{i}:1\n" for i in range(20)
     ]

@@ -246,7 +246,7 @@ def test_address_without_a_server_is_unavailable():
 
 
 def test_broken_connection_fails_its_open_requests(store):
-    """Those made later fail as well, at once."""
+    """Requests that are made later fail as well, at once."""
     store.held = []
     with FaultProxy(store.listener.port) as proxy, connected(f"127.0.0.1:{proxy.port}") as server:
         answers = [server.ask(Command(0, 1, "x")) for _ in range(10)]
@@ -276,7 +276,7 @@ def test_abandoned_request_leaves_its_array_alone(store):
 
 
 def test_abandoned_request_that_is_not_sent_whole_ends_its_connection(store):
-    """Its array may change from then on, and half of the old values are at the server."""
+    """The request's array may change from then on, and half of the old values are at the server."""
     with store.lock, connected(store.address) as server:
         answers = [server.ask(push(0, N), values=np.ones(N, np.float32)) for _ in range(100)]
         with pytest.raises(TimeoutError):  # the kernel does not take 120 MB

@@ -81,7 +81,7 @@ class Call:
         return not self._thread.is_alive()
 
     def answer(self) -> Any:
-        """Its answer, or the status that it was refused with."""
+        """The call's answer, or the status that it was refused with."""
         self._thread.join(PATIENCE_S)
         assert self.is_over, "it has not come to an end"
         return self._refused.status if self._refused is not None else self._answer
@@ -136,7 +136,7 @@ def test_stream_on_a_dead_connection_is_refused_and_can_be_had_again(
 def test_heartbeat_passes_an_upload_that_does_not_move(
     client: CoordinatorClient, server: ScriptedCoordinator, proxy: FaultProxy
 ) -> None:
-    """It has a connection of its own."""
+    """Heartbeats have a connection of their own."""
     may_upload = hold(server, "PutWeights")
     upload = Call(lambda: client.put_weights(0, BIG))
     server.wait_until(lambda: server.calls["PutWeights"] == 1)
@@ -224,7 +224,7 @@ def test_download_on_a_dead_connection_goes_on_over_another(
 def test_a_closed_client_ends_an_attempt(
     client: CoordinatorClient, server: ScriptedCoordinator
 ) -> None:
-    """Whoever stops need not wait for a coordinator that does not answer."""
+    """A participant that stops need not wait for a coordinator that does not answer."""
     may_beat = hold(server, "Heartbeat")
     unanswered = Call(lambda: heartbeat(client))
     server.wait_until(lambda: server.calls["Heartbeat"] == 1)

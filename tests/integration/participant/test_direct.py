@@ -315,7 +315,7 @@ def test_only_a_plain_http_url_is_an_offer(direct: DirectTransfer, url: str) -> 
     assert failed.host == ""
 
 
-def test_nobody_there_is_a_failure(direct: DirectTransfer, store: ScriptedStore) -> None:
+def test_server_that_is_away_is_a_failure(direct: DirectTransfer, store: ScriptedStore) -> None:
     store.stop()
     failed = failure(lambda: direct.fetch(store.url("/m"), download_of()))
     assert failed.reason == "connection refused"
@@ -352,7 +352,7 @@ def test_a_host_that_failed_is_left_alone_for_a_while(
 def test_closing_ends_a_transfer_at_once(
     direct: DirectTransfer, store: ScriptedStore, method: str
 ) -> None:
-    """Whoever stops a participant does not wait for the time limits of a line that hangs."""
+    """A participant that stops does not wait for the time limits of a connection that hangs."""
     store.objects["/m"] = MODEL
     store.faults.append(hang_after(PART))
     ended: list[OfferFailed] = []

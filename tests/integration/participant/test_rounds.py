@@ -42,7 +42,7 @@ def test_loop_trains_every_round_and_ends_with_the_session(serve: Serve) -> None
 
 
 def test_config_reads_the_section_train(serve: Serve) -> None:
-    """By attribute, by key and by get(); a missing setting is named."""
+    """Settings are read by attribute, by key and by get(); a missing setting is named."""
     coordinator = serve(Ledger(rounds=1, train_config='{"lr": 0.5, "opt": {"name": "sgd"}}'))
     with xain.rounds(coordinator=coordinator.target) as rounds:
         round_ = next(rounds)

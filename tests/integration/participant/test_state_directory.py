@@ -47,7 +47,7 @@ def state(folder: Path) -> Iterator[StateDirectory]:
 def trained_by_another_process(
     state: StateDirectory, ledger: Ledger, session_id: str = "s1"
 ) -> Result:
-    """It has been killed since. Adding 10 tells its result from ours."""
+    """Keep a result as a process did that was killed since. Adding 10 tells it from ours."""
     result = Result(session_id, ledger.round, ledger.model + 10, 7, '[{"loss": 1}]')
     state.keep(result)
     return result
@@ -69,7 +69,7 @@ def test_a_result_from_before_is_handed_in(serve: Serve, state: StateDirectory, 
 def test_a_result_whose_acknowledgement_was_lost_with_its_maker_counts_once(
     serve: Serve, state: StateDirectory
 ) -> None:
-    """It is sent again, and answered as the first time."""
+    """The result is sent again, and answered as the first time."""
     server = serve()
     server.tells_accepted = False
     result = trained_by_another_process(state, server.ledger)

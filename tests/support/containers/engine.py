@@ -131,7 +131,7 @@ def _build(image: str) -> None:
 
 
 def inspect(name: str) -> dict[str, Any]:
-    """Of a container, an image, a volume or a network."""
+    """Inspect a container, an image, a volume or a network."""
     (found,) = json.loads(docker("inspect", name))
     assert isinstance(found, dict)
     return found

@@ -30,7 +30,7 @@ class Stack:
         return output.strip()
 
     def logs(self) -> str:
-        """Of all containers, also those that have ended."""
+        """The logs of all containers, also of ended ones."""
         command = ("docker", "compose", "--project-name", self.project, "logs", "--no-color")
         _, output, errors = run(*command, env=self._env)
         return output + errors

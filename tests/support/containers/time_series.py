@@ -21,12 +21,12 @@ def read(url: str, token: str, measurement: str, field: str) -> Series:
 
 
 def _is_influxdb(url: str) -> bool:
-    """By the answer at a path that both have."""
+    """Tell the server by its answer at a path that both have."""
     return _get(f"{url}/health").lstrip().startswith("{")
 
 
 def _query(url: str, token: str, measurement: str, field: str) -> Series:
-    """By Flux."""
+    """Query a series with Flux."""
     query = (
         f'from(bucket: "{BUCKET}") |> range(start: 0) |> filter(fn: (r) => '
         f'r._measurement == "{measurement}" and r._field == "{field}")'

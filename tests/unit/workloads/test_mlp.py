@@ -33,7 +33,7 @@ def train(workload: MlpWorkload, model: Model, data: Dataset, **more: int) -> Mo
 
 
 def test_initial_weights_come_from_the_seed_alone(iris: Dataset) -> None:
-    """They are those of all sites, and the same after a restart."""
+    """Initial weights are the same at all sites, and after a restart."""
     first = mlp().initial_model([iris.profile()])
     parts = [iris.subset(range(100)).profile(), iris.subset(range(100, 150)).profile()]
     assert mlp().initial_model(parts).vector.tobytes() == first.vector.tobytes()

@@ -134,7 +134,7 @@ for engine, units in (("auto", 64), ("sklearn", {large}), ("auto", {large})):
 
 
 def test_torch_is_imported_for_large_networks_only() -> None:
-    """Its import takes longer than the training of a small network."""
+    """The import takes longer than the training of a small network."""
     program = PROGRAM.format(large=NUM_WEIGHTS_FOR_TORCH // 10)
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False

@@ -107,7 +107,7 @@ def test_order_of_sites_changes_nothing_but_the_order_of_columns() -> None:
 
 
 def test_constant_column_becomes_zeros() -> None:
-    """Its standard deviation is 0 but for rounding, which is not divided by."""
+    """The column's standard deviation is 0 but for rounding, which is not divided by."""
     table = mixed_table()
     for scaling in ("standard", "robust"):
         options = PreprocessingOptions(scaling)
@@ -280,7 +280,7 @@ def mixed_wards(*names: str) -> Table:
 
 
 def test_very_wide_table_sends_no_statistics() -> None:
-    """They would not fit into a profile; the model takes the columns as they are."""
+    """The statistics would not fit into a profile; the model takes the columns as they are."""
     values = {f"feature number {i}": np.ones(2) for i in range(8000)}
     table = Table(tuple(map(Column, values)), values, np.array(["a", "b"]))
     assert table.profile().statistics == ""

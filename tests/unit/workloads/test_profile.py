@@ -22,8 +22,8 @@ def test_text_sorts_as_text() -> None:
 @pytest.mark.parametrize(
     "names", [["nan", "2", "1", "3"], ["1", "1.0", "01", "2"], ["b", "a", "c"], ["inf", "1", "2"]]
 )
-def test_order_does_not_depend_on_order(names: list[str]) -> None:
-    """Whoever joins first, the classes come out the same: nan and equal numbers too."""
+def test_order_of_classes_does_not_depend_on_the_order_of_joining(names: list[str]) -> None:
+    """The classes include nan and equal numbers."""
     assert len({sort_classes(order) for order in permutations(names)}) == 1
 
 

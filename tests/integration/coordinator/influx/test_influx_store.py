@@ -269,7 +269,7 @@ def test_the_token_is_shown_to_nobody_but_the_server(
 
 @pytest.mark.parametrize("token", ["sec\nret", "sécret", " secret", "secret\r"])
 def test_a_token_that_cannot_be_one(token: str) -> None:
-    """It is refused at the start: the error of the one who could not send it would show it."""
+    """A token that cannot be sent is refused at the start; the client's error would show it."""
     with pytest.raises(StoreError, match="printable ASCII") as caught:
         InfluxWriter("http://127.0.0.1:1", "o", "b", token, 1.0)
     assert token.strip() not in str(caught.value)

@@ -11,7 +11,7 @@ from xain_workloads.sparse.models import (
 
 
 def slow_score(x: np.ndarray, rows: np.ndarray, bias: float) -> float:
-    """By the definition, pair by pair."""
+    """The score by its definition, pair by pair."""
     score = bias + sum(rows[i, 0] * x[i] for i in range(len(x)))
     for i in range(len(x)):
         for j in range(i + 1, len(x)):
