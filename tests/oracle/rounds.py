@@ -7,13 +7,22 @@ in.
 """
 
 from enum import Enum
+from fractions import Fraction
 from math import ceil, inf
 
 from xain_coordinator.core import events as e
-from xain_coordinator.core.values import GlobalModel, Rules, Task
+from xain_coordinator.core.values import GlobalModel, Task
 from xain_messaging.conditional_events import parse
 
 ROUNDING_S = 1e-6  # between sums of times in different orders
+
+
+def num_required(min_participants: int, fraction: Fraction) -> int:
+    """N: the smallest number of which the fraction, rounded up, is enough."""
+    n = 1
+    while ceil(n * fraction) < min_participants:
+        n += 1
+    return n
 
 
 class Stage(Enum):
@@ -30,7 +39,8 @@ class Rounds:
 
     def __init__(self, opened: e.SessionOpened) -> None:
         self.stage = Stage.BETWEEN
-        self._rules: Rules = opened.rules
+        self._rules = rules = opened.rules
+        self._num_required = num_required(rules.min_participants, rules.fraction_participants)
         self._members: set[str] = set()
         self._evaluators: set[str] = set()  # members that can evaluate
         self._without_weights: set[str] = set()  # members that cannot make initial weights
@@ -370,14 +380,6 @@ class Rounds:
         if not self._is_trained:  # initial weights are awaited from all
             return inf
         return max(first, self._reopened_at or first) + float(self._rules.pacing_options["seconds"])
-
-    @property
-    def _num_required(self) -> int:
-        """The smallest number of which the fraction is enough."""
-        rules, n = self._rules, 1
-        while ceil(n * rules.fraction_participants) < rules.min_participants:
-            n += 1
-        return n
 
     @property
     def _present_round(self) -> int:
