@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 from tests.unit.core.bench import Bench
 
+from xain_coordinator.assembly.changed_rules import differences
 from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.core.pacing import noted_every_s
 from xain_coordinator.core.selection import ControllerFailed
+from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Phase
 from xain_coordinator.extensions.plugins import PluginFailed
 from xain_coordinator.extensions.strategies import known_pacings, make_pacing, strategy_of_session
@@ -49,6 +52,11 @@ def example() -> str:
     found = re.search(r"<!-- executed by a test -->\n```python\n(.*?)```", text, re.S)
     assert found is not None
     return found[1]
+
+
+def with_method(name: str, answer: str) -> str:
+    """The rule of the documentation, with one more method."""
+    return f"{example()}\n    def {name}(self):\n        return {answer}\n"
 
 
 def test_the_example_of_the_documentation_closes_a_round(install: Install) -> None:
@@ -96,6 +104,88 @@ def test_a_rule_that_fails_names_itself(install: Install) -> None:
     bench.join("a", "b")
     with pytest.raises(ControllerFailed, match="'enough_samples' has failed in round 0: ZeroDiv"):
         bench.end("a")
+
+
+def test_late_participants_go_on_under_a_rule_that_takes_stale_updates(install: Install) -> None:
+    """The rule's answer is in the journal, which folds without the code of the rule."""
+    install(with_method("max_staleness", "1"))
+    rules = config(
+        pacing="enough_samples",
+        pacing_options={"samples": 10},
+        rounds=4,
+        start_participants=2,
+        max_participants=2,
+    ).rules()
+    assert rules.staleness == 1
+    bench = Bench(replace(rules, initial="workload"))
+    bench.strategy = strategy_of_session(rules)
+    bench.join("a", "b")
+    bench.end("a", num_samples=10)
+    bench.restart()
+    assert {name: bench.session.trained_by(name) for name in "ab"} == {"a": 1, "b": 0}
+    bench.end("b", round_=0, num_samples=10)
+    assert bench.aggregates[-1].staleness == (1,)
+    assert bench.points[-1].fields["max_staleness"] == 1
+    bench.end("b", num_samples=10)
+    assert bench.session.trained_by("a") == 3, "its update of round 1 would be too stale"
+
+
+def test_rule_that_takes_stale_updates_needs_an_aggregation_rule_that_does(
+    install: Install,
+) -> None:
+    install(with_method("max_staleness", "None"))
+    with pytest.raises(ConfigError, match=r'rounds.pacing = "enough_samples" mixes updates'):
+        load(
+            CoordinatorConfig,
+            overrides={"rounds.pacing": "enough_samples", "aggregation.rule": "sum"},
+        )
+
+
+@pytest.mark.parametrize("answer", ["-1", "1.5", "'2'", "1 // 0"])
+def test_answer_that_is_no_number_of_rounds_is_refused(install: Install, answer: str) -> None:
+    install(with_method("max_staleness", answer))
+    with pytest.raises(ConfigError, match=r"rounds.pacing.*'enough_samples' .*(answers|failed)"):
+        config(pacing="enough_samples")
+
+
+@pytest.mark.parametrize(("answer", "every_s"), [("200.0", 20.0), ("None", 60.0)])
+def test_rule_tells_how_often_session_time_is_recorded(
+    install: Install, answer: str, every_s: float
+) -> None:
+    install(with_method("shortest_wait_s", answer))
+    rules = config(pacing="enough_samples").rules()
+    assert noted_every_s(rules, strategy_of_session(rules).pacing) == every_s
+
+
+def test_rule_that_tells_no_shortest_wait_may_be_off_by_three_seconds(install: Install) -> None:
+    install(example())
+    rules = config(pacing="enough_samples").rules()
+    assert noted_every_s(rules, strategy_of_session(rules).pacing) == 3.0
+
+
+def test_rule_may_close_the_round_of_the_initial_weights(install: Install) -> None:
+    install(with_method("closes_initial_round", "True"))
+    rules = config(
+        pacing="enough_samples",
+        pacing_options={"samples": 10},
+        initial_weights="average",
+        start_participants=2,
+        max_participants=2,
+    ).rules()
+    bench = Bench(rules)
+    bench.strategy = strategy_of_session(rules)
+    bench.join("a", "b")
+    assert bench.session.is_untrained
+    bench.end("a", num_samples=10)
+    assert bench.session.round == 1
+
+
+def test_start_with_another_rule_names_the_rule_alone(install: Install) -> None:
+    """The limit of staleness follows from the rule, and is no setting to put right."""
+    install(with_method("max_staleness", "2"))
+    session = Session("s1", config(pacing="enough_samples").rules())
+    expected = ['rounds.pacing = "enough_samples" (configured: "")']
+    assert list(differences(session, config())) == expected
 
 
 def test_rule_that_cannot_describe_itself_stops_neither_status_nor_check_config(

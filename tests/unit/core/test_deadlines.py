@@ -20,7 +20,7 @@ from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
 from xain_coordinator.core.decider import next_deadline
-from xain_coordinator.core.pacing import noted_every_s
+from xain_coordinator.core.pacing import WantedUpdates, noted_every_s
 from xain_coordinator.core.questions import MayUpload
 from xain_coordinator.core.values import DataProfile, Phase
 
@@ -293,7 +293,7 @@ def test_how_often_time_is_written_down(
     """A tenth of the shortest wait; not more often than a disk should work for nothing, nor so
     seldom that an operator sees a crash in it."""
     rules = make_rules(deadline_s=deadline_s, idle_timeout_s=idle_s)
-    assert noted_every_s(rules) == every_s
+    assert noted_every_s(rules, WantedUpdates()) == every_s
 
 
 def test_what_a_crash_costs_is_bounded() -> None:

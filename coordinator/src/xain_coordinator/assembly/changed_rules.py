@@ -49,6 +49,7 @@ _KEYS: Mapping[str, str | None] = {
 _OPTIONS_OF = {
     "controller_options": "controller",
     "pacing_options": "pacing",
+    "staleness": "pacing",
     "aggregation_options": "aggregation",
     "optimizer_options": "optimizer",
     "workload_options": "workload",

@@ -385,10 +385,11 @@ class CoordinatorConfig(Section):
         from xain_coordinator.aggregation.aggregator import RuleFailed
 
         rule = self.aggregation.made_rule()
-        if self.rounds.consistency != "bsp" and not rule.takes_stale:
+        if self.rounds.max_staleness != 0 and not rule.takes_stale:
+            key = "pacing" if self.rounds.pacing else "consistency"
             raise WrongSetting(
                 "aggregation.rule",
-                f'rounds.consistency = "{self.rounds.consistency}" mixes updates with the model '
+                f'rounds.{key} = "{getattr(self.rounds, key)}" mixes updates with the model '
                 'that there is, which only "weighted_average" can do',
             )
         for num_updates in (self.rounds.min_participants, self.rounds.max_updates):
@@ -497,7 +498,7 @@ class CoordinatorConfig(Section):
             quorum=rounds.quorum,
             over_selection=rounds.over_selection,
             consistency=rounds.consistency,
-            staleness=None if rounds.consistency == "asp" else rounds.staleness or 0,
+            staleness=rounds.max_staleness,
             buffer_size=rounds.buffer_size or rounds.min_participants,
             schema=self.data_schema.agreed(self.workload.task),
         )

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from xain_coordinator.core.selection import ControllerFailed
 from xain_coordinator.extensions.options import WrongOption
 from xain_coordinator.extensions.plugins import PluginFailed
 from xain_foundation.fields import WrongSetting
@@ -21,5 +22,5 @@ def naming(key: str, options: str, known: Callable[[], Iterable[str]]) -> Iterat
     except WrongOption as error:
         option = f"{options}.{error.option}" if error.option else options
         raise WrongSetting(option, error.text) from None
-    except PluginFailed as error:
+    except (PluginFailed, ControllerFailed) as error:
         raise WrongSetting(key, str(error)) from None

@@ -101,7 +101,15 @@ class RoundsSettings(Section):
         """Options of the pacing rule: those that are given, and the defaults of the others."""
         if not self.pacing:
             return {}
-        return options_of(make_pacing(self.pacing, self.pacing_options), self.pacing_options)
+        made = make_pacing(self.pacing, self.pacing_options)
+        return options_of(made.rule, self.pacing_options)
+
+    @property
+    def max_staleness(self) -> int | None:
+        """Rounds that an update may be behind, as the pacing rule says; None: any number."""
+        if self.pacing:
+            return make_pacing(self.pacing, self.pacing_options).max_staleness()
+        return None if self.consistency == "asp" else self.staleness or 0
 
     @property
     def effective_start_participants(self) -> int:
@@ -204,7 +212,7 @@ class RoundsSettings(Section):
                     name, f'with pacing = "{self.pacing}" that rule closes rounds; leave this out'
                 )
         with naming("pacing", "pacing_options", known_pacings):
-            _ = self.whole_pacing_options
+            _ = self.whole_pacing_options, self.max_staleness
 
     def _check_quorum(self) -> None:
         try:

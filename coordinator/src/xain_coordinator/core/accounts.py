@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from xain_coordinator.core import events as e
-from xain_coordinator.core.pacing import goes_on
 from xain_coordinator.core.replacing import replace
 from xain_coordinator.core.values import Rules
 
@@ -112,7 +111,7 @@ class Accounts:
         contributed = frozenset(contributors)
         known = [one.num_samples for one in self.by_name.values() if one.num_samples is not None]
         usual = round(fmean(known)) if known else 1
-        late_go_on = self._rules is not None and goes_on(self._rules)
+        late_go_on = self._rules is not None and self._rules.carries_over
         names = dict.fromkeys(selected)
         lost = could = 0
         for name in names:

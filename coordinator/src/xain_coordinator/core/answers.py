@@ -14,6 +14,7 @@ from xain_coordinator.core.membership import (
     check_name,
     check_tags,
 )
+from xain_coordinator.core.pacing import Pacing
 from xain_coordinator.core.points import departure_point, participant_point
 from xain_coordinator.core.profiles import check_profile
 from xain_coordinator.core.questions import require_member, require_selected
@@ -42,7 +43,7 @@ MAX_NOTED = 20
 Answer = tuple[tuple[e.Event, ...], r.Reply, tuple[Point, ...]]
 
 
-def answer(session: Session, command: c.Command, now: float) -> Answer:
+def answer(session: Session, command: c.Command, now: float, pacing: Pacing) -> Answer:
     """The events of a command, the reply, and points to record. Raises a Refusal."""
     match command:
         case c.Heartbeat():
@@ -70,8 +71,8 @@ def answer(session: Session, command: c.Command, now: float) -> Answer:
         case c.Tick(late_s):
             expired = tuple(_expired(session, now - late_s))
             points = tuple(departure_point(left.participant_id) for left in expired)
-            is_noted = session.note_at is not None and session.note_at <= now
-            noted = (e.TimePassed(now),) if is_noted else ()
+            note_at = session.note_at(pacing)
+            noted = (e.TimePassed(now),) if note_at is not None and note_at <= now else ()
             return (*noted, *expired), r.Done(), points
         case c.InitialisationDone(model):
             _require_waiting_for_model(session)

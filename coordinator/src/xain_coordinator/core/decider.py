@@ -63,7 +63,7 @@ def decide(
     """
     strategy = strategy or builtin_strategy(session.rules)
     before = session
-    events, reply, points = answer(session, command, now)
+    events, reply, points = answer(session, command, now, strategy.pacing)
     session = fold(session, events)
     # Soft events change nothing that anything could follow from; heartbeats are many, so skip it.
     is_soft = all(isinstance(event, e.SoftEvent) for event in events)
@@ -210,7 +210,8 @@ def next_wait(session: Session, strategy: Strategy | None = None) -> float | Non
     if is_awaited and session.members.num_eligible >= session.rules.num_required:
         due.append(session.starts_at)
     strategy = strategy or builtin_strategy(session.rules)
-    waits = (session.gives_up_at, session.note_at, due_of_round(session, strategy))
+    note_at = session.note_at(strategy.pacing)
+    waits = (session.gives_up_at, note_at, due_of_round(session, strategy))
     due += [at for at in waits if at is not None]
     return min(due, default=None)
 

@@ -10,7 +10,7 @@ happened.
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from xain_coordinator.core import attempts, descent, pacing
+from xain_coordinator.core import attempts, descent
 from xain_coordinator.core import events as e
 from xain_coordinator.core.membership import Member, Members, without_statistics
 from xain_coordinator.core.replacing import replace
@@ -335,8 +335,9 @@ def _with_first_model(session: Session, model: GlobalModel, at: float | None) ->
 
 def _after_publication(session: Session, model: GlobalModel) -> Session:
     round_, rules, buffered = session.opened, session.rules, session.buffered
-    if session.is_buffered:
-        carried = pacing.carried_over(round_, rules)
+    if rules.carries_over and not session.is_untrained:
+        outlasting = filter(session.outlasts_round, round_.outstanding)
+        carried = {p: round_.trained_by(p) for p in outlasting}
         buffered = buffered.after_round(round_, session.base, carried, session.members)
     # The round number stays at the last round when there is none after it.
     number = min(model.round, rules.num_rounds - 1)

@@ -28,8 +28,6 @@ TAG = "update"
 # Session time is written down this often while a deadline is waited for: a crash puts a deadline
 # off by at most this fraction of it, or by the least time.
 NOTED_FRACTION = 0.1
-# The wait that is assumed of a pacing rule of a plug-in, which alone knows its own.
-PLUGIN_WAIT_S = 30.0
 MIN_NOTED_S = 1.0
 MAX_NOTED_S = 60.0
 
@@ -86,45 +84,7 @@ def is_complete(round_: Round, rules: Rules, pacing: "Pacing") -> bool:
     return round_.overdue_at is not None or round_.all_in or pacing.is_complete(round_)
 
 
-def goes_on(rules: Rules) -> bool:
-    """Whether participants that are late go on while the next round opens, as in SSP and ASP."""
-    return rules.consistency != "bsp"
-
-
-def carried_over(round_: Round, rules: Rules) -> Mapping[str, int]:
-    """Participants that go on training when this round is over, with the round that they train."""
-    return {p: clock for p, clock in _clocks(round_).items() if _may_go_on(clock, round_, rules)}
-
-
-def is_carried_over(round_: Round, rules: Rules, participant_id: str) -> bool:
-    """Whether this participant goes on training when the round is over."""
-    clock = round_.trained_by(participant_id)
-    return round_.owes(participant_id) and _may_go_on(clock, round_, rules)
-
-
-def _may_go_on(clock: int, round_: Round, rules: Rules) -> bool:
-    """Whether an update of the round `clock` would not be too stale for the next model."""
-    return rules.staleness is None or clock >= round_.number + 1 - rules.staleness
-
-
-def _clocks(round_: Round) -> dict[str, int]:
-    return {p: round_.trained_by(p) for p in round_.outstanding}
-
-
 _parsed = lru_cache(maxsize=8)(parse)
-
-
-def has_quorum(round_: Round, quorum: Expression) -> bool:
-    """Whether the updates so far satisfy the conditional event. Its percentages are of the selected
-    participants."""
-
-    def num(names: Collection[str], source: str) -> int:
-        return len(names) if source in ("*", PEER_TYPE) else int(source in names)
-
-    condition: Condition = _parsed(quorum)
-    return condition.is_met(
-        lambda source, tag: num(round_.updates, source), lambda source: num(round_.selected, source)
-    )
 
 
 class Pacing(Protocol):
@@ -137,12 +97,31 @@ class Pacing(Protocol):
 
     def is_complete(self, round_: Round) -> bool:
         """The round closes with the updates that it has."""
-        ...
+        return len(round_.updates) >= round_.num_wanted
 
     def closes_at(self, round_: Round) -> float | None:
         """Session time in seconds at which the round closes with the updates that it has by then;
         None if time makes no difference."""
         return None
+
+    def shortest_wait_s(self) -> float | None:
+        """The least seconds for which a round waits for the time `closes_at`; None if it never
+        does. Session time is recorded each tenth of them."""
+        return None
+
+    def max_staleness(self) -> int | None:
+        """Rounds that an update may be behind; None: any number. Participants that are late go on
+        with their round while the next one is open, until their updates would be staler.
+
+        Asked when a session is opened. The answer is kept in its rules, since events are folded
+        without the code of a plug-in.
+        """
+        return 0
+
+    def closes_initial_round(self) -> bool:
+        """The rule is asked about initial weights, too. Otherwise they are awaited from all
+        participants that are to make some, since without a model there is nothing to train."""
+        return False
 
     def describe(self) -> str:
         """The updates that a model is made of, as the end of "A model is made of"."""
@@ -162,9 +141,6 @@ class WantedUpdates(Pacing):
 
     first: int = 0
 
-    def is_complete(self, round_: Round) -> bool:
-        return len(round_.updates) >= round_.num_wanted
-
     def describe(self) -> str:
         if self.first:
             return f"the first {self.first} updates"
@@ -176,12 +152,23 @@ class WantedUpdates(Pacing):
 
 @dataclass(frozen=True, slots=True)
 class Quorum(Pacing):
-    """A round is complete when its updates satisfy a conditional event."""
+    """A round is complete when its updates satisfy a conditional event, whose percentages are of
+    the selected participants."""
 
     expression: Expression
 
     def is_complete(self, round_: Round) -> bool:
-        return has_quorum(round_, self.expression)
+        def num(names: Collection[str], source: str) -> int:
+            return len(names) if source in ("*", PEER_TYPE) else int(source in names)
+
+        condition: Condition = _parsed(self.expression)
+        return condition.is_met(
+            lambda source, tag: num(round_.updates, source),
+            lambda source: num(round_.selected, source),
+        )
+
+    def closes_initial_round(self) -> bool:
+        return True
 
     def describe(self) -> str:
         return f"the updates {_parsed(self.expression)}"
@@ -198,7 +185,7 @@ class Quorum(Pacing):
 class Buffer(Pacing):
     """SSP and ASP: a model is made of every `size` updates, and late participants go on.
 
-    staleness: rounds that an update may be behind; None: any number.
+    staleness: as max_staleness() answers.
     """
 
     size: int
@@ -208,8 +195,12 @@ class Buffer(Pacing):
         if len(round_.updates) < self.size:
             return False
         # Without a limit the round waits for no participant, and may be as large as the fleet.
-        clocks = {} if self.staleness is None else _clocks(round_)
+        waits_for = () if self.staleness is None else round_.outstanding
+        clocks = {p: round_.trained_by(p) for p in waits_for}
         return ClockTable(clocks, self.staleness).admits(round_.number + 1)
+
+    def max_staleness(self) -> int | None:
+        return self.staleness
 
     def describe(self) -> str:
         behind = f", with nobody more than {self.staleness} rounds behind"
@@ -237,15 +228,15 @@ class AfterFirst(Pacing):
         if not 0 < self.seconds < float("inf"):
             raise ValueError(f"seconds must be greater than 0, got {self.seconds}")
 
-    def is_complete(self, round_: Round) -> bool:
-        return len(round_.updates) >= round_.num_wanted
-
     def closes_at(self, round_: Round) -> float | None:
         first = round_.first_update_at
         if first is None:
             return None
         # A round that was reopened for a damaged update waits for its sender as for a first one.
         return max(first, round_.reopened_at or first) + self.seconds
+
+    def shortest_wait_s(self) -> float:
+        return self.seconds
 
     def describe(self) -> str:
         return (
@@ -304,15 +295,13 @@ def round_deadline(round_: Round, rules: Rules) -> float | None:
     return began + rules.deadline_s
 
 
-def noted_every_s(rules: Rules, round_: Round | None = None) -> float | None:
+def noted_every_s(rules: Rules, pacing: Pacing, round_: Round | None = None) -> float | None:
     """Interval at which session time is recorded while this round is open; None if nothing depends
     on it."""
     is_evaluation = round_ is not None and round_.is_evaluation
     deadline_s = rules.evaluate_deadline_s if is_evaluation else rules.deadline_s
-    waits = [wait for wait in (deadline_s, rules.idle_timeout_s) if wait is not None]
-    if rules.pacing:
-        pacing = pacing_of(rules)
-        waits.append(pacing.seconds if isinstance(pacing, AfterFirst) else PLUGIN_WAIT_S)
+    known = (deadline_s, rules.idle_timeout_s, pacing.shortest_wait_s())
+    waits = [wait for wait in known if wait is not None]
     if not waits:
         return None
     return min(MAX_NOTED_S, max(MIN_NOTED_S, NOTED_FRACTION * min(waits)))

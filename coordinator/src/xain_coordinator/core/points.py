@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from xain_coordinator.core.evaluation import mean_evaluation, spreads
-from xain_coordinator.core.pacing import goes_on
 from xain_coordinator.core.round import Round
 from xain_coordinator.core.values import Evaluation, ParticipantState, Phase, Point, Rules
 
@@ -43,7 +42,7 @@ def published_point(point: Point, round_: Round, rules: Rules, at: float) -> Poi
     }
     if round_.closed_at is not None:
         fields["aggregation_seconds"] = at - round_.closed_at
-    if goes_on(rules):
+    if rules.carries_over:
         staleness = [round_.number - round_.trained_by(p) for p in round_.updates]
         fields["max_staleness"] = max(staleness)
     return replace(point, fields=fields)

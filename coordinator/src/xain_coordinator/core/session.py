@@ -13,10 +13,10 @@ selected.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from xain_coordinator.core import pacing
 from xain_coordinator.core.buffered import BufferedWork
 from xain_coordinator.core.evaluation import EvaluationProgress, is_out_of_patience
 from xain_coordinator.core.membership import Members
+from xain_coordinator.core.pacing import Pacing, noted_every_s
 from xain_coordinator.core.profiles import fitted
 from xain_coordinator.core.round import Round
 from xain_coordinator.core.selection_state import SelectionState
@@ -172,12 +172,6 @@ class Session:
         return update if number == round_ else None
 
     @property
-    def is_buffered(self) -> bool:
-        """Whether models are made of the updates as they come, without waiting for stragglers. Not
-        so the first model, without which nothing can be trained."""
-        return pacing.goes_on(self.rules) and self.model is not None and not self.is_untrained
-
-    @property
     def waits_for_request(self) -> bool:
         """Whether the session waits for the request of a fit."""
         is_open = self.phase is not Phase.FINISHED
@@ -254,13 +248,20 @@ class Session:
         base = self.buffered.bases.get(round_)
         return self.rules.epochs if base is None else base.epochs
 
+    def outlasts_round(self, participant_id: str) -> bool:
+        """Whether the participant owes an update that may count in the round after the open one.
+        Initial weights count in no other round than their own."""
+        limit, round_ = self.rules.staleness, self.opened
+        if self.is_untrained or not round_.owes(participant_id):
+            return False
+        return limit is None or round_.trained_by(participant_id) >= round_.number + 1 - limit
+
     def is_carried_over(self, participant_id: str) -> bool:
         """Whether the participant goes on training while a model is made; its update counts for the
         next one."""
-        is_being_made = self.phase is Phase.AGGREGATING and self.is_buffered
-        if not is_being_made or self.round + 1 == self.rules.num_rounds:  # no model comes after it
-            return False
-        return pacing.is_carried_over(self.opened, self.rules, participant_id)
+        if self.phase is not Phase.AGGREGATING or self.round + 1 == self.rules.num_rounds:
+            return False  # no model is being made, or none comes after it
+        return self.outlasts_round(participant_id)
 
     def eligible_profiles(self) -> Iterator[tuple[str, DataProfile]]:
         """Names and profiles of the eligible members that sent one, in the order in which they
@@ -283,10 +284,9 @@ class Session:
         deadline = arrived + self.rules.start_timeout_s
         return deadline if self.gives_up_at is None else min(deadline, self.gives_up_at)
 
-    @property
-    def note_at(self) -> float | None:
+    def note_at(self, pacing: Pacing) -> float | None:
         """Time at which session time is to be recorded; None if nothing waits for it."""
-        every_s = pacing.noted_every_s(self.rules, self.open_round)
+        every_s = noted_every_s(self.rules, pacing, self.open_round)
         if every_s is None or self.phase is Phase.FINISHED or self.waits_for_request:
             return None
         return self.noted_at + every_s

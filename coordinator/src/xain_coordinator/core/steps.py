@@ -7,7 +7,6 @@ from xain_coordinator.core import events as e
 from xain_coordinator.core.pacing import (
     closing_time,
     has_enough,
-    is_carried_over,
     is_complete,
     num_needed,
     num_selected,
@@ -178,9 +177,9 @@ def _members_of_attempt(
 def _missed(session: Session, round_: Round) -> tuple[str, ...]:
     """Participants that owe an update at the deadline.
 
-    In SSP and ASP a participant that goes on with an earlier round is not late. A damaged copy is
-    no fault of its sender; in a later attempt at the round the sender has another slice to bring. A
-    refused update is counted already.
+    A participant that goes on with its round is not late. A damaged copy is no fault of its sender;
+    in a later attempt at the round the sender has another slice to bring. A refused update is
+    counted already.
     """
     return tuple(
         p
@@ -188,7 +187,7 @@ def _missed(session: Session, round_: Round) -> tuple[str, ...]:
         if (p not in round_.damaged or round_.attempt)
         and p not in session.selection.left_out
         and session.selection.faults_of(p).last != round_.number
-        and not (session.is_buffered and is_carried_over(round_, session.rules, p))
+        and not session.outlasts_round(p)
     )
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from xain_coordinator.core.pacing import Pacing, Quorum, WantedUpdates, pacing_of
+from xain_coordinator.core.pacing import Pacing, WantedUpdates, pacing_of
 from xain_coordinator.core.selection import Controller, ControllerFailed, builtin_controller
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Rules
@@ -16,14 +16,9 @@ class Strategy:
     pacing: Pacing
 
     def pacing_of_round(self, session: Session) -> Pacing:
-        """The pacing rule of the open round.
-
-        Initial weights are awaited from all participants that are to make some, since without a
-        model there is nothing to train, unless a quorum says how many are enough.
-        """
-        if session.is_untrained and not isinstance(self.pacing, Quorum):
-            return WantedUpdates()
-        return self.pacing
+        """The pacing rule of the open round, which may make initial weights."""
+        is_asked = not session.is_untrained or self.pacing.closes_initial_round()
+        return self.pacing if is_asked else WantedUpdates()
 
 
 def builtin_strategy(rules: Rules) -> Strategy:

@@ -207,7 +207,8 @@ class Rules:
     pacing_options: all that the pacing rule is made with.
     quorum: with which updates a round is complete; "": with all that it wants.
     over_selection: how many more than wanted are selected, as a fraction of those.
-    staleness: by how many rounds an update may be behind, None for any number.
+    staleness: by how many rounds an update may be behind, None for any number; what the pacing rule
+        answered when the session was opened.
     buffer_size: updates that make a model, in SSP and ASP.
     aggregation_options: all that the rule has, so that a later default changes no session.
     optimizer: what makes the step from one model to the next; "": the rule's result is the model.
@@ -286,6 +287,11 @@ class Rules:
     def evaluates(self, number: int) -> bool:
         """Whether the global model of this number is evaluated, even if it is not the last."""
         return self.evaluate_every > 0 and number % self.evaluate_every == 0
+
+    @property
+    def carries_over(self) -> bool:
+        """Whether late participants go on with their round while the next one is open."""
+        return self.staleness != 0
 
     @property
     def num_rounds(self) -> int:

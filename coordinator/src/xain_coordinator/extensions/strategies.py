@@ -3,6 +3,7 @@ options of `[rounds.controller_options]` and `[rounds.pacing_options]`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -13,6 +14,9 @@ from xain_coordinator.core.strategy import Strategy
 from xain_coordinator.core.values import Rules
 from xain_coordinator.extensions import plugins
 from xain_coordinator.extensions.options import made_again, make_named
+
+# Wait of a plug-in's rule that does not tell its own: a crash puts its closing time off by 3 s.
+UNKNOWN_WAIT_S = 30.0
 
 
 def known_controllers() -> list[str]:
@@ -33,13 +37,12 @@ def make_controller(name: str, options: Mapping[str, object]) -> Controller:
     return made
 
 
-def make_pacing(name: str, options: Mapping[str, object]) -> Pacing:
+def make_pacing(name: str, options: Mapping[str, object]) -> "CheckedPacing":
     """Raises KeyError if there is no such pacing rule, PluginFailed if it is there and cannot be
     used, and WrongOption."""
     kind = plugins.load(plugins.PACINGS, name, PACINGS)
     methods = ("is_complete", "closes_at", "describe", "awaited")
-    made: Pacing = make_named(kind, "pacing rule", name, options, methods)
-    return made
+    return CheckedPacing(make_named(kind, "pacing rule", name, options, methods), name)
 
 
 def strategy_of_session(rules: Rules) -> Strategy:
@@ -52,17 +55,19 @@ def strategy_of_session(rules: Rules) -> Strategy:
         controller = made_again(make_controller, "controller", rules.controller, options)
         pacing = pacing_of(rules)
         if pacing is None:
-            plugged = made_again(make_pacing, "pacing rule", rules.pacing, rules.pacing_options)
-            pacing = _Checked(plugged, rules.pacing)
+            pacing = made_again(make_pacing, "pacing rule", rules.pacing, rules.pacing_options)
     except plugins.PluginFailed as error:
         raise ControllerFailed(str(error)) from error
     return Strategy(controller, pacing)
 
 
 @dataclass(frozen=True, slots=True)
-class _Checked:
-    """A pacing rule of a plug-in, whose code may raise anything: errors name the rule. A text that
-    it cannot give is replaced by the error, so that `status` and `check-config` go on."""
+class CheckedPacing(Pacing):
+    """A pacing rule that may be a plug-in's, whose code may raise anything: errors name the rule. A
+    text that it cannot give is replaced by the error, so that `status` and `check-config` go on.
+
+    A rule that does not inherit from Pacing may leave out the methods that came later.
+    """
 
     rule: Pacing
     name: str
@@ -71,16 +76,37 @@ class _Checked:
         return bool(self._asked("is_complete", round_))
 
     def closes_at(self, round_: Round) -> float | None:
-        at = self._asked("closes_at", round_)
-        if at is not None and not (isinstance(at, int | float) and isfinite(at)):
-            raise ControllerFailed(f"the pacing rule {self.name!r} closes a round at {at!r}")
-        return at
+        return self._seconds("closes_at", round_)
+
+    def shortest_wait_s(self) -> float | None:
+        inherited = Pacing.shortest_wait_s
+        if getattr(type(self.rule), "shortest_wait_s", inherited) is inherited:
+            return UNKNOWN_WAIT_S
+        return self._seconds("shortest_wait_s")
+
+    def max_staleness(self) -> int | None:
+        limit: int | None = self._asked("max_staleness")
+        if limit is not None and not (type(limit) is int and limit >= 0):
+            raise self._wrong("max_staleness", limit)  # it could not be read from the journal
+        return limit
+
+    def closes_initial_round(self) -> bool:
+        return bool(self._asked("closes_initial_round"))
 
     def describe(self) -> str:
         return self._text("describe")
 
     def awaited(self, round_: Round) -> str:
         return self._text("awaited", round_)
+
+    def _seconds(self, method: str, *rounds: Round) -> float | None:
+        at: float | None = self._asked(method, *rounds)
+        if at is not None and not (isinstance(at, int | float) and isfinite(at)):
+            raise self._wrong(method, at)
+        return at
+
+    def _wrong(self, method: str, answer: object) -> ControllerFailed:
+        return ControllerFailed(f"the pacing rule {self.name!r} answers {method} with {answer!r}")
 
     def _text(self, method: str, *rounds: Round) -> str:
         try:
@@ -90,7 +116,8 @@ class _Checked:
 
     def _asked(self, method: str, *rounds: Round) -> Any:
         try:
-            return getattr(self.rule, method)(*rounds)
+            own = getattr(self.rule, method, partial(getattr(Pacing, method), self.rule))
+            return own(*rounds)
         except Exception as error:
             where = "".join(f" in round {round_.number}" for round_ in rounds)
             raise ControllerFailed(
