@@ -1,8 +1,8 @@
 """Metrics in InfluxDB 2, or whatever else speaks its write API.
 
-influxdb-client only makes the lines. Its batching buffers without a bound, and it logs answers that
-it does not understand, whole, to the root logger: the answer of a proxy may show the request, with
-the token. queue.py makes the batches.
+The package influxdb-client is not used: its batching buffers without a bound, it logs answers that
+it does not understand, whole, to the root logger, where the answer of a proxy may show the token,
+and its import takes half a second and 30 MB. queue.py makes the batches.
 
 A batch is sent until the server takes or refuses it, with growing waits between the tries; points
 that come meanwhile wait in the queue, which is bounded. Of a batch with points that it refuses,
@@ -12,7 +12,7 @@ InfluxDB writes the others and says how many it dropped.
 import json
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from gzip import compress
 from math import isfinite
@@ -21,7 +21,6 @@ from urllib.parse import urlencode
 
 import structlog
 import urllib3
-from influxdb_client.client.write.point import Point as LinePoint
 
 from xain_coordinator.core.values import Point
 from xain_coordinator.metrics.queue import Stamped
@@ -153,26 +152,39 @@ def to_line(at_ns: int, point: Point) -> bytes:
     "\\n".
     """
     try:
-        # The client would leave out such a field, and nobody would know.
-        if any(isinstance(value, float) and not isfinite(value) for value in point.fields.values()):
+        if not point.fields or "" in point.fields:
             return b""
-        if "" in point.fields:
-            return b""
-        record = {
-            "measurement": point.measurement,
-            "tags": {_name(name): _name(value) for name, value in point.tags.items()},
-            "fields": {_name(name): _value(value) for name, value in point.fields.items()},
-            "time": at_ns,
-        }
-        line: str = LinePoint.from_dict(record).to_line_protocol()
-        return line.encode()
+        tags = {_name(name): _name(tag) for name, tag in point.tags.items() if name and tag}
+        fields = {_name(name): _value(value) for name, value in point.fields.items()}
+        series = ",".join([_name(point.measurement), *_pairs(tags)])
+        return f"{series} {','.join(_pairs(fields))} {at_ns}".encode()
     except (AttributeError, TypeError, ValueError):
         return b""
 
 
+def _pairs(texts: Mapping[str, str]) -> list[str]:
+    return [f"{name}={text}" for name, text in sorted(texts.items())]
+
+
+_ESCAPED = str.maketrans(
+    {"\\": "/", ",": r"\,", "=": r"\=", " ": r"\ ", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
+)
+
+
 def _name(text: str) -> str:
-    return text.replace("\\", "/")
+    """A measurement, or the name or value of a tag, or the name of a field."""
+    return text.translate(_ESCAPED)
 
 
-def _value(value: int | float | str) -> int | float | str:
-    return "\\n".join(value.splitlines()) if isinstance(value, str) else value
+def _value(value: int | float | str) -> str:
+    """The value of a field. Raises ValueError if it is not finite, and TypeError."""
+    match value:
+        case str():
+            text = "\\n".join(value.splitlines()).replace("\\", "\\\\").replace('"', r"\"")
+            return f'"{text}"'
+        case float() if isfinite(value):
+            return repr(value).removesuffix(".0")
+        case float():
+            raise ValueError(f"{value} is not finite")
+        case _:
+            return f"{value:d}i"

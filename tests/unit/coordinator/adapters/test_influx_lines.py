@@ -55,6 +55,13 @@ def test_names_that_would_escape_what_follows(field: str, stored: str) -> None:
     assert line == Line("x", {stored: "v/"}, {stored: 1.0, "z": "t"}, 0)
 
 
+def test_names_that_become_the_same_are_one_field() -> None:
+    line = parse_line(
+        to_line(0, Point("x", {"a\\": 1.0, "a/": 2.0}, {"b\\": "u", "b/": "v"})).decode()
+    )
+    assert line == Line("x", {"b/": "v"}, {"a/": 2.0}, 0)
+
+
 def test_text_cannot_forge_another_point() -> None:
     """Some servers end a line within quotes."""
     forged = '1"\ncoordinator state=2i,round=9i 5\r\nx y="'
