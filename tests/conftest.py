@@ -29,8 +29,8 @@ def running(kind: type[S3Server]) -> Iterator[S3Server]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _read_once() -> Iterator[None]:
-    """What botocore knows of S3: each store would read it anew, which takes longer than most of
-    the tests that open one."""
+    """Cache botocore's description of S3: each store would read it anew, which takes longer than
+    most of the tests that open one."""
     with mock.patch("botocore.session.create_loader", functools.cache(create_loader)):
         yield
 

@@ -1,4 +1,4 @@
-"""What every MetricsStore does."""
+"""The contract of every MetricsStore."""
 
 import json
 import time

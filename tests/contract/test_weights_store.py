@@ -1,4 +1,4 @@
-"""What every WeightsStore does."""
+"""The contract of every WeightsStore."""
 
 import errno
 import os
@@ -437,8 +437,8 @@ def test_a_key_that_is_too_long_is_refused(store: WeightsStore) -> None:
 
 
 def test_unfinished_uploads_go_on_or_are_gone(store: WeightsStore) -> None:
-    """What a process has left of an upload is found by its label, by one at a time, cut to what is
-    wanted and gone on with; or there is none, and nothing stays."""
+    """The part of an upload that a process has left is found by its label, by one finder at a time,
+    cut to the wanted size and continued; or no part is left."""
     upload = store.upload("3/a.1", "0123abcd")
     upload.write(b"abcdef")
     assert store.find_unfinished("3/a.2", "0123abcd") is None, "it is still being written"

@@ -55,7 +55,8 @@ def test_ports_are_local():
 
 
 def test_images_are_pinned():
-    """What is pulled tomorrow is what was tested today; ours have the version of the tree."""
+    """An image that is pulled tomorrow is the one that was tested today; ours have the version of
+    the tree."""
     for name, service in SERVICES.items():
         tag = service["image"].partition(":")[2]
         assert re.fullmatch(r"\d+\.\d+(\.\d+)?", tag), service["image"]

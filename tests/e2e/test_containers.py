@@ -41,7 +41,7 @@ def containers():
 
 
 def python(containers, image, code, *options):
-    """What the code prints, run in the image."""
+    """The output of Python code in the image."""
     return containers.run(image, "-c", code, options=(*PYTHON, *options))
 
 
@@ -300,7 +300,7 @@ for source in BUNDLED:
 
 
 def test_the_participant_can_do_everything(containers, tmp_path):
-    """What was trimmed off the libraries is not missed: every format, bundled set and loss; nor by
+    """The trimmed libraries still read every format and bundled data set, and have every loss and
     the help."""
     features, target = np.arange(12.0).reshape(6, 2), np.array(["a", "b"] * 3)
     table = pa.table({"p": features[:, 0], "q": features[:, 1], "label": target})

@@ -66,7 +66,7 @@ async def until(found: Callable[[], bool]) -> None:
 
 
 async def status(coordinator: CoordinatorProcess, *flags: str) -> str:
-    """What `xain-coordinator status` prints."""
+    """The output of `xain-coordinator status`."""
     code, output, told = await command("status", f"--address=127.0.0.1:{coordinator.port}", *flags)
     assert code == 0, told
     return output
@@ -135,7 +135,8 @@ async def test_digits_are_evaluated_each_round_and_at_the_end(launch, tmp_path):
 
 
 async def test_coordinator_killed_while_the_last_model_is_evaluated_goes_on(launch, tmp_path):
-    """What was acknowledged before the kill is not asked for again; the rest is waited for."""
+    """Evaluations that were acknowledged before the kill are not asked for again; the others are
+    waited for."""
     gates = tmp_path / "gates"
     close_gates(gates, "b-2")
     coordinator = launch(rounds__rounds=2, rounds__min_participants=2)

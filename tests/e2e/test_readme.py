@@ -1,4 +1,4 @@
-"""What the README tells a newcomer to do, done."""
+"""The commands of the README, run."""
 
 import asyncio
 import io
@@ -74,7 +74,7 @@ async def test_a_participant_of_ones_own(tmp_path):
 
 
 def command_lines() -> list[str]:
-    """What the README tells to type, in its order, without comments."""
+    """The commands of the README, in their order, without comments."""
     blocks = re.sub(r"```python.*?```", "", README, flags=re.DOTALL)
     lines = re.findall(r"^    (\S.*?)(?:  +#.*)?$", blocks, re.MULTILINE)
     return [line for line in lines if not LAYOUT.match(line)]

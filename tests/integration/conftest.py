@@ -93,6 +93,6 @@ async def join() -> AsyncIterator[Join]:
 
 @pytest.fixture
 def proxy() -> Iterator[FaultProxy]:
-    """What it leads to is for the test to say."""
+    """A proxy whose upstream the test sets."""
     with FaultProxy() as proxy:
         yield proxy

@@ -1,4 +1,5 @@
-"""What participants put into the store themselves counts only as a copy that we have measured."""
+"""An object that a participant has put into the store counts only as a copy that we have
+measured."""
 
 import asyncio
 import threading
@@ -66,7 +67,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Reachable:
 
 
 async def put(store: Reachable, work: pb.StartTrainingRoundResponse, data: bytes) -> pb.WeightsRef:
-    """What a participant does with the offer."""
+    """Use the offer as a participant does."""
     store.put({work.upload.url.removeprefix("put:"): data})
     return pb.WeightsRef(key=work.upload.key, size_bytes=len(data), digest=digest(data))
 

@@ -121,7 +121,7 @@ def test_a_cut_resets_both_sides(proxy, server):
 
 
 def test_refused_as_if_nobody_listened(proxy):
-    """What is connected stays, and the port is the same afterwards."""
+    """Open connections stay, and the port is the same afterwards."""
     with connect(proxy) as client:
         assert ask(client) == b"1:hi"
         proxy.refuse()
@@ -134,7 +134,7 @@ def test_refused_as_if_nobody_listened(proxy):
 
 
 def test_half_open_connections_are_silent_and_new_ones_served(proxy):
-    """What was held back comes when the network is healed: nothing is lost."""
+    """Bytes that were held back come when the network is healed: none are lost."""
     with connect(proxy) as client:
         assert ask(client) == b"1:hi"
         proxy.blackhole(new=False)

@@ -1,4 +1,4 @@
-"""What only a large fleet asks of the server: many calls at one instant, and a way back for all."""
+"""Load of a large fleet on the server: many calls at one instant, and reconnects of all."""
 
 import asyncio
 

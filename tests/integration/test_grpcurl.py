@@ -1,4 +1,4 @@
-"""What an operator does with grpcurl, and what a load balancer asks."""
+"""Calls of an operator with grpcurl, and of a load balancer."""
 
 import asyncio
 import json

@@ -273,7 +273,7 @@ async def test_commit_outlives_its_connection(start, join, monkeypatch):
 
 
 async def test_a_damaged_part_is_not_the_senders_fault(start, join, tmp_path):
-    """What a disk has lost is asked for again, from the beginning."""
+    """A part that the disk has damaged is asked for again, from the beginning."""
     coordinator = await start()
     a = join(coordinator, "a")
     await in_round(a)

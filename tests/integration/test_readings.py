@@ -1,4 +1,4 @@
-"""What lies in the store is read back a few at a time, whoever asks for it."""
+"""Objects of the store are read back a few at a time, for any purpose."""
 
 import asyncio
 import threading

@@ -47,7 +47,7 @@ async def test_upload_of_a_silent_sender_ends_and_goes_on_later(start, join, tmp
 
 
 async def test_download_whose_receiver_takes_nothing_ends_and_goes_on(start, join, monkeypatch):
-    """What was sent before comes through, and the rest is to be had from there."""
+    """The bytes that were sent before arrive, and a second download begins behind them."""
     coordinator, a = await with_model(start, join, LARGE)
     # What a client takes ahead of its reader, however fast its connection is.
     options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 64 << 10)]

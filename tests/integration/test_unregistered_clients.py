@@ -1,4 +1,4 @@
-"""What a coordinator does for clients that are no members."""
+"""Calls of clients that are no members."""
 
 from support.transfers import LARGE, with_model
 from support.wire import npy

@@ -139,8 +139,8 @@ INDEX = st.integers(0, 5)
 
 @dataclass(frozen=True)
 class Work:
-    """What a participant is training, or has trained. told: it has been one of the session's all
-    the time since it was told so."""
+    """The round that a participant trains, or has trained. told: it has been a member of the
+    session ever since it was told so."""
 
     round: int
     digest: str
@@ -536,7 +536,7 @@ class PacingMachine(RuleBasedStateMachine):
 
     @invariant()
     def session_time_is_written_down_often(self) -> None:
-        """What a power cut costs is bounded: a Tick is due before that."""
+        """The cost of a power cut is bounded: a Tick is due before that."""
         if self.session.phase is not Phase.FINISHED:
             every_s = min(DEADLINE_S, IDLE_S) / 10
             assert self._due() <= self.session.noted_at + every_s

@@ -125,7 +125,7 @@ TROUBLE = st.none() | st.sampled_from(WRONG)
 
 @dataclass(frozen=True)
 class Acknowledged:
-    """What we gave our word for."""
+    """An update that was acknowledged."""
 
     digest: str
     num_samples: int
@@ -285,7 +285,7 @@ class SessionMachine(RuleBasedStateMachine):
         return profile
 
     def _fitting_profile(self) -> DataProfile | None:
-        """What somebody says whose data have the width of those that are here."""
+        """A profile with the width of the members' data."""
         members = self.session.members
         known = [*(self.session.requested or ()), *(members[p].profile for p in self._eligible())]
         widths = [one.num_features for one in known if one is not None and one.num_samples]
@@ -497,7 +497,8 @@ class SessionMachine(RuleBasedStateMachine):
 
     @rule(i=INDEX, times=st.integers(1, 3))
     def note(self, i: int, times: int) -> None:
-        """What was refused before it had come whole; of anybody, at any time."""
+        """Note updates that were refused before they had come whole, of any participant, at any
+        time."""
         outstanding = self._outstanding()
         names = (*NAMES, *outstanding, *outstanding)
         for _ in range(times):
@@ -545,7 +546,7 @@ class SessionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.book)
     @rule(i=st.integers(0, 50), says_round=st.booleans(), change=st.integers(0, 3))
     def end_again(self, i: int, says_round: bool, change: int) -> None:
-        """What was acknowledged once is sent again, as it was or changed."""
+        """Send an acknowledged update again, as it was or changed."""
         (number, name), word = list(self.book.items())[-1 - i % len(self.book)]
         under = word.key.partition("/")[2]
         digest = "changed" if change == 1 else word.digest

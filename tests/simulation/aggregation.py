@@ -1,4 +1,4 @@
-"""What rules and optimisers come to, slowly and obviously: every model of a session, one after the
+"""Results of rules and optimisers, slowly and obviously: every model of a session, one after the
 other.
 
 Rules that sum, sort and step are computed to the bit, element by element, in Python's own floats.
@@ -102,7 +102,7 @@ class Aggregation:
     def _require_near(
         self, found: Vector, rows: list[Vector], n_k: Sequence[float], base: Vector
     ) -> None:
-        """What the paper of the rule says."""
+        """Compare with the formula of the rule's paper."""
         options: Mapping[str, Any] = self._options
         scale = 1e-6 * (1 + max(float(np.abs(row).max()) for row in rows))
         match self._rule:

@@ -170,7 +170,7 @@ class CoordinatorMachine:
             self.oracle.fail(f"{overtaken.process.name} was overtaken, and goes on")
 
     def spare(self) -> None:
-        """What was to kill it later will not."""
+        """Cancel the planned kill."""
         if self._current is not None:
             self._current.process.steps_left = self._current.process.io_left = None
 

@@ -1,4 +1,5 @@
-"""What outlives a process: a coordinator's journal and store, a participant's state directory.
+"""State that outlives a process: a coordinator's journal and store, a participant's state
+directory.
 
 A crash comes before or after each thing that is done to them, or in its middle: a transaction of
 the journal is there or not, an object of the store may be visible without being durable, and after
@@ -159,7 +160,8 @@ class SimulatedJournal:
 
 @dataclass(eq=False, slots=True)
 class Part:
-    """What is there of an upload. writer: who goes on with it, as long as it lives."""
+    """The written part of an upload. writer: the process that goes on with it, as long as it
+    lives."""
 
     label: str
     writer: Process
@@ -189,7 +191,7 @@ class StoreDisk:
         self.shown(key, data)
 
     def cut_power(self, hub: Hub) -> None:
-        """What was not durable may be gone, and what was deleted may be back."""
+        """Objects that were not durable may be gone, and deleted ones may be back."""
         for key in sorted({*self.visible, *self.durable}):
             if self.visible.get(key) != self.durable.get(key):
                 if hub.chance.random() < 0.5:
@@ -251,7 +253,7 @@ class SimulatedStore:
         return None
 
     def _left(self) -> list[Part]:
-        """What nobody writes any more."""
+        """Parts without a living writer."""
         return [part for part in self.disk.parts if not part.writer.is_alive]
 
     def resume(self, key: str, part: Part, size: int) -> Upload:

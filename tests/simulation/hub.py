@@ -77,7 +77,7 @@ class Step:
 
 
 class Trace:
-    """What has happened, line by line; all of it goes into a digest, the latest lines are kept.
+    """Events, line by line; all of them go into a digest, the latest lines are kept.
 
     show: for each line as it comes.
     """
@@ -124,7 +124,7 @@ class Hub:
         self.trace.add(self.now, source, text)
 
     def fail(self, text: str) -> None:
-        """What has been seen must never happen. From anywhere, also where an exception would be
+        """Note an event that must never happen. From anywhere, also where an exception would be
         caught; the run ends after this step."""
         if self._failure is None:
             self._failure = text

@@ -27,7 +27,7 @@ Metadata = Sequence[tuple[str, str | bytes]]
 
 @dataclass(slots=True)
 class Noise:
-    """What may happen to any message, with which probability. Of unary calls only, but for `slow`.
+    """Probabilities of faults of a message. All are of unary calls only, but for `slow`.
 
     slow_s: the longest that a slow message takes.
     """

@@ -1,4 +1,4 @@
-"""What must always be true, whatever happens.
+"""Invariants of every run.
 
 The oracle reads every transaction of the journal and every object of the store as it becomes
 durable, hears what participants hear, and sees what they train. It knows only what is durable, so
@@ -279,7 +279,7 @@ class Oracle:
             self.fail(f"{participant_id} trains round {round_} again, which was acknowledged")
 
     def begins_with(self, participant_id: str, weights: Vector) -> None:
-        """What training is given."""
+        """Check the weights that training is given."""
         if _npy(weights) not in self.models.values():
             self.fail(f"{participant_id} trains a model that was never published")
 
@@ -357,20 +357,20 @@ def num_samples_of(participant_id: str) -> int:
 
 
 def score_of(weights: Vector) -> float:
-    """What evaluating a model gives."""
+    """The score of a model's evaluation."""
     return float(np.tanh(np.abs(weights.astype(np.float64)).sum()))
 
 
 def first_weights(scenario: Scenario, participant_id: str) -> Vector:
-    """What a participant begins with, if the coordinator has nothing."""
+    """The initial weights of a participant, if the coordinator has none."""
     index = int(participant_id[1:])
     values = [(index + 1) * 0.37 + i * 0.11 for i in range(scenario.num_floats)]
     return np.array(values, scenario.dtype)
 
 
 def trained_weights(weights: Vector, participant_id: str, epochs: int, epoch_base: int) -> Vector:
-    """What a participant makes of a model: of everything that it depends on, and not the same for
-    any two of them. Their sizes differ, so that sums depend on their order."""
+    """The weights that a participant trains from a model: they depend on every input, and differ
+    between any two participants. Their sizes differ, so that sums depend on their order."""
     index = int(participant_id[1:])
     x = weights.astype(np.float64)
     for epoch in range(epoch_base, epoch_base + epochs + 1):
@@ -427,7 +427,7 @@ def undisturbed(scenario: Scenario, first: str) -> Vector:
 
 
 def initial_model(scenario: Scenario) -> Vector:
-    """What the coordinator begins with, if it has something."""
+    """The initial model of the coordinator, if it has one."""
     return np.linspace(-1.0, 1.0, scenario.num_floats).astype(scenario.dtype)
 
 

@@ -1,6 +1,5 @@
-"""What is simulated: a session, its fleet, and what befalls them. All of it is drawn from a seed,
-or by hypothesis, and can be printed.
-"""
+"""The simulated session, its fleet and its faults. All of it is drawn from a seed, or by
+hypothesis, and can be printed."""
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -14,7 +13,7 @@ from xain_coordinator.core.values import Rules
 
 
 class Kind(StrEnum):
-    """What can happen. How Fault's numbers are meant stands beside each."""
+    """Kinds of faults. The meaning of Fault's numbers stands beside each."""
 
     KILL_COORDINATOR = "kill coordinator"  # after `count` more steps; back after `seconds`
     KILL_COORDINATOR_IN_IO = "kill coordinator in io"  # at its `count`th touch of disk or store

@@ -15,7 +15,8 @@ from simulation.network import Connection, Metadata, Network
 
 
 class Server:
-    """What a coordinator's process serves; the part of grpc.aio.Server that generated code uses."""
+    """The server of a coordinator's process; the part of grpc.aio.Server that generated code
+    uses."""
 
     def __init__(
         self,

@@ -165,8 +165,8 @@ class _World:
         hub.bury()
 
     def logged(self, level: str, entry: Mapping[str, Any]) -> None:
-        """What the code under test writes into its log. An error is one of ours, unless it is what
-        the scenario has brought about."""
+        """Note a log line of the code under test. An error is a defect of ours, unless the scenario
+        has brought it about."""
         process = self.hub.running
         if process is None or not process.is_alive:
             return
@@ -302,7 +302,7 @@ def _unraisable() -> Iterator[list[str]]:
 
 @contextmanager
 def _surroundings(world: _World, scenario: Scenario) -> Iterator[None]:
-    """What the code under test finds outside of its ports: chance, sizes, the log."""
+    """Replace what the code under test finds outside of its ports: chance, sizes, the log."""
     chance = Random(f"ids {scenario.seed}")
 
     def new_id() -> uuid.UUID:

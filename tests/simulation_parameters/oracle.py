@@ -1,4 +1,4 @@
-"""What must always be true, judged from outside of the code under test.
+"""Invariants of every run, judged from outside of the code under test.
 
 Each worker pushes for each of its clocks a gradient to a dense table and a mark to a sparse one: a
 row of its own, so that whoever pulls knows which pushes are there.

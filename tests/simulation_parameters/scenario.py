@@ -1,4 +1,4 @@
-"""What is simulated: the group, its consistency and its faults, all drawn from a seed."""
+"""The simulated group, its consistency and its faults, all drawn from a seed."""
 
 import math
 from dataclasses import dataclass

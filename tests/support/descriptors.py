@@ -1,4 +1,4 @@
-"""What this process has open."""
+"""Open file descriptors of this process."""
 
 import contextlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What tests of drivers do with one."""
+"""Helpers for tests of drivers."""
 
 import math
 import time

@@ -90,8 +90,8 @@ class FaultProxy:
         self._do(self._set(bytes_per_s=bytes_per_s))
 
     def blackhole(self, *, new: bool = True) -> None:
-        """What is connected stays so, and nothing comes through, not even an end. new: the same for
-        whoever connects from now on; if not, they are served."""
+        """Let nothing through open connections, not even an end. new: the same for new connections;
+        if not, they are served."""
         self._do(self._blackhole(new=new))
 
     def heal(self) -> None:

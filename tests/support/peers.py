@@ -73,7 +73,7 @@ class PeerProcess:
         self._line.send((what, arguments))
 
     def given(self) -> Any:
-        """What it was told to begin has given, or raises."""
+        """The result of the process's call, which raises what the call has raised."""
         assert self._line.poll(PATIENCE_S), "the process does not answer"
         is_error, given = self._line.recv()
         if is_error:
@@ -209,7 +209,7 @@ def given_to(
 
 
 def results_of(operation: str, arrays: list[Any], op: str = "sum", root: int = 0) -> list[Any]:
-    """What each member gets, by rank, in the machine's byte order."""
+    """The result of each member, by rank, in the machine's byte order."""
     number = len(arrays)
     arrays = [array.astype(array.dtype.newbyteorder("=")) for array in arrays]
     if operation in ("gather", "all_gather"):

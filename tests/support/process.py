@@ -184,7 +184,7 @@ class ParticipantProcess(Process):
         self._process = await self.run(command)
 
     def book(self) -> list[tuple[str, int]]:
-        """What it has done, in order: (what, round), as its agent told."""
+        """The participant's work in order, as (what, round)."""
         if not self.book_path.exists():
             return []
         lines = (line.split() for line in self.book_path.read_text().splitlines())

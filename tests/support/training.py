@@ -245,7 +245,7 @@ class Training:
                 assert "Traceback" not in line, process.log()
 
     def report(self) -> str:
-        """What to look at when it fails."""
+        """Logs and work of all processes, to look at after a failure."""
         lines = [f"its folder is {self.folder}", f"the proxy did: {self.proxy.told}"]
         for process in (self.coordinator, *self.participants.values()):
             lines.append(f"--- the end of {process.log_path.name} ---")

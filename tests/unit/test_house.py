@@ -248,7 +248,7 @@ def changes_of_the_process(file: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_libraries_leave_their_process_alone(name):
-    """What belongs to a process as a whole is changed by programs, not by what they import."""
+    """Programs change the state of their process, and the modules that they import do not."""
     for file in (ROOT / name / "src").rglob("*.py"):
         if file.relative_to(ROOT).as_posix() not in MAY_CHANGE_THE_PROCESS:
             assert not list(changes_of_the_process(file))

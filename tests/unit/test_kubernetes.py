@@ -49,8 +49,8 @@ def nested(folder: Path) -> str:
 
 
 def resources(name: str) -> list[Document]:
-    """What a kustomization applies: its files' documents and those of its base, without those that
-    it deletes."""
+    """The documents of a kustomization: those of its files and of its base, without the deleted
+    ones."""
     folder = KUBERNETES / name
     found = []
     for path in kustomization(name)["resources"]:
@@ -215,7 +215,7 @@ def test_references_exist(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_pods_are_restricted(name):
-    """What the standard that the namespace enforces asks for, and a read-only root besides."""
+    """Pods meet the standard that the namespace enforces, and have a read-only root besides."""
     for title, pod in pod_templates(name).items():
         spec = pod["spec"]
         context = spec["securityContext"]

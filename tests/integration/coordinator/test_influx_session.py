@@ -59,8 +59,8 @@ def victoria() -> Iterator[VictoriaMetrics]:
 
 
 def report(name: str, round_: int) -> Measured:
-    """What this participant measures in this round; the loss of one is whole, as JSON may have it,
-    and the time is what every store keeps exactly."""
+    """Metrics of this participant in this round; one loss is whole, as JSON may have it, and the
+    time is one that every store keeps exactly."""
     at_ns = time.time_ns() // MS * MS
     share = 1.0 if name == "a" else 0.5
     return Measured(
@@ -255,7 +255,7 @@ async def test_lost_points_are_counted_in_the_status(launch: Launch, influx: Str
 
 
 async def shown_status(port: int) -> dict[str, dict[str, dict[str, int]]]:
-    """What `xain-coordinator status --json` prints."""
+    """The output of `xain-coordinator status --json`."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

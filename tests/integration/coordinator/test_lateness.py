@@ -1,4 +1,4 @@
-"""What the coordinator itself is late for costs no participant its place."""
+"""The coordinator's own lateness removes no participant."""
 
 import asyncio
 import contextlib

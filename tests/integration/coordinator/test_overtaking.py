@@ -136,7 +136,7 @@ async def ward(tmp_path: Path) -> AsyncIterator[Ward]:
 
 
 def last_words(process: CoordinatorProcess, event: str) -> str:
-    """What the log says of the error."""
+    """The logged error of an event."""
     lines = process.log().splitlines()
     told = [json.loads(line) for line in lines if line.startswith("{")]  # gRPC has lines of its own
     (line,) = [each for each in told if each["event"] == event]

@@ -73,14 +73,14 @@ def mixed(update: float, base: float, staleness: int) -> float:
 
 
 async def put(coordinator: Coordinator, key: str, value: float) -> None:
-    """What a XAIN client does with credentials of its own."""
+    """Upload an object as XAIN's client does, with credentials of its own."""
     upload = coordinator.store.upload(key)
     upload.write(npy([value]))
     upload.commit(overwrite=False)
 
 
 async def heard(member: Member) -> tuple[int, int]:
-    """What a heartbeat tells: state and round."""
+    """State and round of a heartbeat's reply."""
     seen = await member.heartbeat()
     return seen.state, seen.round
 

@@ -42,8 +42,8 @@ async def bring_nan(member: Member) -> None:
 
 
 async def test_each_kind_of_unusable_update_is_counted(start: Any, join: Any) -> None:
-    """What the stream refuses, and what the session refuses; and nothing that is only late, or not
-    for its sender."""
+    """Refusals of the stream and of the session count; updates that are only late, or not for their
+    sender, do not."""
     coordinator = await start(
         rounds={**THREE, "refused_limit": 99}, server={"max_update_bytes": 1000}
     )

@@ -1,4 +1,4 @@
-"""What a session leaves in its store."""
+"""Objects that a session leaves in its store."""
 
 import asyncio
 from pathlib import Path

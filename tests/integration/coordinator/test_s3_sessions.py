@@ -50,7 +50,7 @@ def assert_discreet(text: str, identity: Identity) -> None:
 
 
 async def status(process: CoordinatorProcess, *flags: str) -> str:
-    """What an operator is shown."""
+    """The output of `xain-coordinator status`."""
     asked = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "xain_coordinator", "status"),
         *(f"--address=127.0.0.1:{process.port}", *flags),

@@ -1,4 +1,4 @@
-"""What XAIN's participants may do with credentials under the policy of docs/xain-0.6.md."""
+"""Rights of XAIN's participants with credentials under the policy of docs/xain-0.6.md."""
 
 import contextlib
 import re

@@ -242,8 +242,8 @@ def wait_for_a_sign(file: Path) -> None:
 def test_a_health_check_sees_that_it_lives(
     serve: Serve, adder: Adder, launch: Launch, tmp_path: Path
 ) -> None:
-    """What an earlier run left does not count. While it trains, and while the coordinator is away,
-    there are signs of life; each says for how long it holds."""
+    """The file of an earlier run does not count. While the agent trains, and while the coordinator
+    is away, the file says until when the agent counts as alive."""
     file = tmp_path / "alive"
     file.touch()
     alive = Alive(file)

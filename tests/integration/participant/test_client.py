@@ -33,7 +33,7 @@ def server(serve: Callable[..., ScriptedCoordinator]) -> ScriptedCoordinator:
 
 @pytest.fixture
 def failed_offers() -> list[OfferFailed]:
-    """What the client has told."""
+    """Failures of offers that the client has reported."""
     return []
 
 

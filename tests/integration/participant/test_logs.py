@@ -1,4 +1,4 @@
-"""What the SDK prints in a program of its user, and what it leaves alone there."""
+"""Output of the SDK in a program of its user, whose logging it leaves alone."""
 
 import subprocess
 import sys

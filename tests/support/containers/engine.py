@@ -34,7 +34,7 @@ BUILD_S = 900.0
 
 
 def docker(*arguments: object, timeout: float = PATIENCE_S) -> str:
-    """What it prints. Raises AssertionError with its errors if it fails."""
+    """The output of a docker command. Raises AssertionError with its errors if it fails."""
     status, output, errors = run("docker", *arguments, timeout=timeout)
     assert status == 0, f"docker {' '.join(map(str, arguments))}: {errors or output}"
     return output.strip()

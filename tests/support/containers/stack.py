@@ -22,7 +22,7 @@ class Stack:
         self._env["COMPOSE_PROFILES"] = profile
 
     def compose(self, *arguments: object, timeout: float = PATIENCE_S) -> str:
-        """What it prints. Raises AssertionError with its errors if it fails."""
+        """The output of a compose command. Raises AssertionError with its errors if it fails."""
         files = ("--file", "docker-compose.yml", "--file", OVERRIDE)
         command = ("docker", "compose", "--project-name", self.project, *files, *arguments)
         status, output, errors = run(*command, timeout=timeout, env=self._env)
@@ -44,7 +44,7 @@ class Stack:
         return only
 
     def status(self) -> inspection_client.Snapshot | None:
-        """What the coordinator tells; None if it does not answer."""
+        """The coordinator's status; None if it does not answer."""
         try:
             return inspection_client.fetch(f"127.0.0.1:{self.ports['XAIN_PORT']}", everything=True)
         except inspection_client.NoStatus:

@@ -1,4 +1,4 @@
-"""What several tests of the coordinator begin with."""
+"""Fixtures of several tests of the coordinator."""
 
 from collections.abc import AsyncIterator
 

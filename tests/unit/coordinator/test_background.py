@@ -98,7 +98,7 @@ async def test_failed_background_work_ends_nothing(store):
 
 
 async def test_no_more_deletions_wait_than_are_allowed(store):
-    """What has a bound of its own is done all the same."""
+    """Work with a bound of its own is done all the same."""
     at_work, is_done = Background(store), threading.Event()
     for key in list(store.keys()):
         at_work.delete(key)

@@ -1,4 +1,4 @@
-"""What downloads read and hold, and that nothing of it stays whatever happens."""
+"""Reads and memory of downloads, all of which end with them."""
 
 import asyncio
 from pathlib import Path

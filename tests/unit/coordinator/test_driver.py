@@ -196,7 +196,7 @@ async def test_a_failing_append_fails_everybody_who_waits(bench):
 
 
 async def test_effects_run_after_the_commit(bench):
-    """What is not durable has no consequences."""
+    """An event that is not durable has no consequences."""
     await bench.driver.submit(c.Rendezvous("a"))
     bench.journal.hold()
     joining = await bench.submit(c.Rendezvous("b"))
@@ -256,7 +256,7 @@ async def test_participants_that_wait_are_not_told_of_every_round():
 
 
 async def test_a_caller_that_goes_away_disturbs_nobody(bench):
-    """What it asked for happens all the same, and those who wait beside it are answered."""
+    """Its command is carried out all the same, and callers beside it are answered."""
     bench.journal.hold()
     gone = await bench.submit(c.Rendezvous("a"))
     await bench.journal.writing()

@@ -116,7 +116,7 @@ async def test_a_snapshot_is_due_at_the_end_of_a_round(bench):
 
 
 async def test_a_snapshot_is_of_what_is_durable(bench):
-    """What has been decided and is not written yet may never have been."""
+    """Events that are decided and not written yet may be lost."""
     bench.driver.snapshot_records = 1
     await begin(bench.driver)
     for participant_id in ("a", "b"):

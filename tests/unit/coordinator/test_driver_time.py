@@ -1,4 +1,4 @@
-"""What the driver does when time has passed, above all without it."""
+"""The driver as time passes, above all without its seeing it."""
 
 import asyncio
 

@@ -118,7 +118,7 @@ async def test_update_during_an_aggregation_goes_into_the_next_model():
 
 
 async def test_late_update_waits_while_the_end_of_the_round_is_written():
-    """What is decided counts, not what is on disk by now."""
+    """The decided state counts, not the one on disk."""
     bench = await asynchronous_bench()
     bench.journal.hold()
     published = await bench.submit(c.AggregationDone(model(2)))
@@ -168,7 +168,7 @@ async def test_a_stop_ends_the_wait():
 
 
 async def test_a_slow_journal_does_not_end_the_wait():
-    """What was decided counts, and its sender hears so, however long the writing takes."""
+    """A decided update counts, and its sender hears so, however long the writing takes."""
     bench = Bench()
     bench.driver.next_round_s = 1e-9
     await begin(bench.driver)

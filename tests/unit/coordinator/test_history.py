@@ -1,4 +1,4 @@
-"""What an operator sees of the past, and that it does not grow without bound."""
+"""The history that operators see, and its bounds."""
 
 import tracemalloc
 from dataclasses import replace

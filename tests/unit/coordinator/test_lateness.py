@@ -1,4 +1,4 @@
-"""What the coordinator itself is late for."""
+"""Lateness of the coordinator itself."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What an upload holds in memory while it comes, and while it waits to go on."""
+"""Memory of an upload while it comes, and while it waits to go on."""
 
 import tracemalloc
 from pathlib import Path
@@ -43,8 +43,8 @@ def test_tiny_messages_are_measured_together(tmp_path: Path) -> None:
 
 
 def test_an_upload_holds_no_memory_between_batches(tmp_path: Path) -> None:
-    """What reads the model in step is let go of, and the model with it when the upload breaks off;
-    all of it comes back when the upload goes on."""
+    """The reader of the model is closed, and the model's memory freed, when the upload breaks off;
+    both come back when it goes on."""
     store = Store(tmp_path)
     store.put({"0/global": npy_header(VECTOR.dtype, VECTOR.shape) + bytes(VECTOR.nbytes)})
     ref = WeightsRef("0/global", len(DATA), "")

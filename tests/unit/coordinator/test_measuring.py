@@ -180,7 +180,7 @@ def test_a_header_that_ends_too_early(length: int) -> None:
 
 @pytest.mark.parametrize("change", [-12, -5, -1, 1, 4])
 def test_data_that_end_too_early_or_too_late(change: int) -> None:
-    """What the header promises is what there must be."""
+    """The header gives the exact length."""
     data = npy(np.ones(3, np.float32))
     changed = data[:change] if change < 0 else data + b"\0" * change
     assert f"has {140 + change} bytes, its header promises 140" in refusal(changed)

@@ -1,4 +1,4 @@
-"""What a session does not need any more goes; what may still be needed stays."""
+"""Objects that a session does not need any more are deleted; the others stay."""
 
 import asyncio
 import threading
@@ -245,7 +245,7 @@ async def test_updates_of_a_large_model_are_dropped_without_a_pause():
 
 
 async def test_a_slow_store_takes_one_thread():
-    """What is over meanwhile is dropped at once, then."""
+    """Rounds that end meanwhile are dropped together, afterwards."""
     driver, store = driver_of(), store_of(9)
     gate, begun = threading.Semaphore(0), threading.Event()
     at_work: list[str] = []

@@ -1,4 +1,4 @@
-"""What an upload's stream holds while it comes, and that it ends whatever its sender does."""
+"""Memory of an upload's stream while it comes, and its end whatever its sender does."""
 
 import asyncio
 from collections import deque
@@ -117,7 +117,7 @@ async def test_failed_write_ends_the_upload_and_keeps_no_part(
     monkeypatch: pytest.MonkeyPatch,
     number: int,
 ) -> None:
-    """What was measured and not written is nothing to go on with."""
+    """A batch that was measured and not written is no part to go on with."""
     write, sizes = FileUpload.write, list[int]()
 
     def failing(self: FileUpload, chunk: bytes) -> None:

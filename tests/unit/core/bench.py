@@ -100,7 +100,7 @@ def stored(
     dtype: str = "float32",
     first_bad: int | None = None,
 ) -> StoredWeights:
-    """What the store measured of an uploaded object."""
+    """An uploaded object as the store measured it."""
     return StoredWeights(WeightsRef(key, 128, digest), dtype, shape, first_bad)
 
 
@@ -358,7 +358,7 @@ class Bench:
 
 
 def durable(events: Sequence[e.Event]) -> list[e.DurableEvent]:
-    """What a journal keeps of these."""
+    """The events that a journal keeps."""
     return [event for event in events if not isinstance(event, e.SoftEvent)]
 
 

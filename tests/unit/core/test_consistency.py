@@ -348,8 +348,8 @@ def test_an_update_counts_once_however_often_it_is_sent() -> None:
     ]  # fmt: skip
 
 
-def test_resends_are_known_of_those_who_are_here() -> None:
-    """What is kept of them is bounded by the participants, not by those who ever were."""
+def test_resends_of_members_are_known() -> None:
+    """The memory of resends is bounded by the members, not by all former ones."""
     bench = buffered_round("a", "b")
     bench.end("b", "b@0")
     bench.leave("b")

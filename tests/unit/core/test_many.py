@@ -1,6 +1,5 @@
-"""What a message does to a session copies nobody, however many participants there are, and mostly
-looks at nobody else: in BSP, with data profiles that are alike and updates under their senders' own
-names."""
+"""A message copies no participants of a session, however many there are, and mostly looks at no
+others: in BSP, with data profiles that are alike and updates under their senders' own names."""
 
 import statistics
 import tracemalloc

@@ -1,4 +1,4 @@
-"""What a session measures of itself."""
+"""Metric points of a session."""
 
 from tests.unit.core.bench import Bench, make_rules, opened_round
 

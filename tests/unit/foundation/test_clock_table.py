@@ -56,7 +56,7 @@ def test_a_worker_that_is_rolled_back_is_waited_for() -> None:
 
 
 def test_a_table_never_changes() -> None:
-    """What was decided by it can be decided again."""
+    """A decision that was made with a table can be made again."""
     clocks = table(1, 2)
     clocks.ticked("w0")
     clocks.without("w0")

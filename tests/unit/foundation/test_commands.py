@@ -1,4 +1,4 @@
-"""What the command lines of coordinator and participant share."""
+"""The common parts of the command lines of coordinator and participant."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What may be the last part of a key, and travel as gRPC metadata."""
+"""Names that may be the last part of a key, and travel as gRPC metadata."""
 
 import string
 

@@ -404,7 +404,7 @@ def test_list_of_texts_may_be_one_text(value: object, texts: tuple[str, ...]) ->
 
 @pytest.mark.parametrize("value", ['["a"', [["a"]], {"a": 1}, 7, "[{}]"])
 def test_list_of_texts_is_checked(value: object) -> None:
-    """What is no list of texts is refused with what it may be."""
+    """The error says how a list of texts is written."""
 
     class Listing(Section):
         names: Texts = ()

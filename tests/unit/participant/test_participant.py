@@ -1,4 +1,4 @@
-"""What a user's class may return, and what is made of it."""
+"""Values that a user's class may return, and their conversion."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What of a script's model travels, and how it comes back."""
+"""The part of a script's model that travels, and its way back."""
 
 from typing import Any
 

@@ -134,6 +134,6 @@ def with_header(text: bytes, version: bytes = b"\x01\x00") -> bytes:
     ],
 )
 def test_other_headers_are_value_errors(start, message):
-    """What cannot be a plain array is refused before any of its data comes."""
+    """A header of no plain array is refused before any of its data comes."""
     with pytest.raises(ValueError, match=message):
         parse_npy_header(start)

@@ -1,4 +1,4 @@
-"""What participants tell about their data adds up to one profile."""
+"""Profiles of participants add up to one."""
 
 import subprocess
 import sys

@@ -212,7 +212,7 @@ def test_arranged_takes_columns_by_name(write: WriteCsv) -> None:
 
 
 def test_dataset_needs_complete_numbers(write: WriteCsv) -> None:
-    """What stands in the way of training on a table is named with column and row."""
+    """A cell that prevents training on a table is named with column and row."""
     with _refused("column 'sex', row 1: 'f' is not a number, the column is a category"):
         load_table(write(PATIENTS), drop=["age", "weight"]).to_dataset()
     with _refused("column 'age', row 3: the value is missing"):

@@ -1,4 +1,4 @@
-"""What FileStore does beyond the contract: on disks that are full, shared, or left behind."""
+"""FileStore beyond the contract: on disks that are full, shared, or left behind."""
 
 import fcntl
 import os

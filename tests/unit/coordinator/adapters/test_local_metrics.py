@@ -1,4 +1,4 @@
-"""What LocalMetricsFile does beyond the contract: lines, bounds and bad disks."""
+"""LocalMetricsFile beyond the contract: lines, bounds and bad disks."""
 
 import json
 import threading

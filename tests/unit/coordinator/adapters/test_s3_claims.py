@@ -16,8 +16,8 @@ NUM_STEPS = 5  # requests of a writer that publishes, in the simplest case
 
 
 class Server:
-    """What a bucket keeps, and all that was ever written as "1/global". If-None-Match is ignored,
-    as by some real ones."""
+    """The objects of a bucket, and all that was ever written as "1/global". If-None-Match is
+    ignored, as by some real servers."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}

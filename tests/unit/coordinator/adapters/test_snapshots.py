@@ -35,7 +35,7 @@ NAMES = st.sampled_from("abcdef")
 
 
 def fold(events: list[e.DurableEvent], onto: Snapshot | None = None) -> Snapshot:
-    """What the events lead to, one of them a second."""
+    """The snapshot after these events, one a second."""
     if onto is None:
         assert isinstance(events[0], e.SessionOpened)
         history = History(rules=events[0].rules)
@@ -202,8 +202,8 @@ def test_snapshot_of_another_version_is_ignored() -> None:
     assert usable_snapshot("", data, snapshot.num_records) is None
 
 
-def test_a_snapshot_of_what_is_not_there_is_ignored() -> None:
-    """What was acknowledged is what the records say."""
+def test_snapshot_beyond_the_records_is_ignored() -> None:
+    """The records say what was acknowledged."""
     snapshot = fold(recorded())
     encoded = encode_snapshot(snapshot)
     assert usable_snapshot(*encoded, snapshot.num_records + 5) == snapshot

@@ -82,7 +82,7 @@ def test_file_of_another_size_is_not_written_over(tmp_path: Path) -> None:
 
 
 def test_upload_shorter_than_announced_shows_no_old_bytes(tmp_path: Path) -> None:
-    """What an object has is what was written to it."""
+    """An object has only the bytes that were written to it."""
     store = FileStore(tmp_path)
     put(store, KEY, OLD)
     store.delete(KEY)

@@ -104,7 +104,7 @@ def refuse(data: bytes) -> str:
 
 @pytest.mark.parametrize("exploit", EXPLOITS)
 def test_exploits_do_nothing(exploit, tmp_path, monkeypatch):
-    """What runs code when Python unpickles it is refused here before it has any effect."""
+    """A pickle that runs code when Python unpickles it is refused here before it has any effect."""
     data = EXPLOITS[exploit]
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
     theirs.mkdir()
