@@ -1,64 +1,114 @@
-"""docs/operations.md names every log event and every exit status of the coordinator."""
+"""docs/operations.md names every log event and every exit status of our programs."""
 
 import ast
 import re
+import signal
 from collections.abc import Iterator
 from configparser import ConfigParser, SectionProxy
 from pathlib import Path
 
+import pytest
+
+from xain_coordinator.cli import repair
+from xain_coordinator.cli.demo import cli as demo
+from xain_coordinator.cli.launch import cli as launch
+from xain_coordinator.cli.launch import interrupts
 from xain_coordinator.process import run
 from xain_foundation.commands import EXIT_BAD_CONFIG
+from xain_participant import sparse_cli
 from xain_participant.cli import EXIT_BAD_DATA
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-SOURCES = ROOT / "coordinator/src/xain_coordinator"
 LEVELS = {"info": "info", "warning": "warning", "error": "error", "exception": "error"}
+HELPERS = {"_info": "info", "_measured": "info"}  # methods of the agent
+# The distributions whose events are in a table.
+TABLES = {
+    "Coordinator": ("coordinator", "foundation"),
+    "Participant": ("participant", "workloads"),
+    "Parameter server": ("parameters",),
+    "Messaging": ("messaging",),
+}
+SIGNALS = {128 + signal.SIGINT, 128 + signal.SIGTERM}
+LAUNCH_SIGNALS = {launch.EXIT_SIGNAL + number for number in interrupts._SIGNALS}
+STATUSES = {
+    "xain-coordinator": {run.EXIT_OK, run.EXIT_ERROR, EXIT_BAD_CONFIG, run.EXIT_FENCED},
+    "xain-participant": {0, EXIT_BAD_DATA, EXIT_BAD_CONFIG} | SIGNALS,
+    "xain-coordinator repair": {
+        repair.EXIT_SOUND,
+        repair.EXIT_DAMAGED,
+        repair.EXIT_NOT_CHECKED,
+    },
+    "xain-coordinator launch": {0, launch.EXIT_FAILED, EXIT_BAD_CONFIG, *LAUNCH_SIGNALS},
+    "xain-coordinator demo": {0, demo.EXIT_FAILED, EXIT_BAD_CONFIG, *LAUNCH_SIGNALS},
+    "xain-participant sparse": {0, sparse_cli.EXIT_FAILED, EXIT_BAD_CONFIG} | SIGNALS,
+}
 
 
-def logged() -> Iterator[tuple[str, str]]:
+def may_be(node: ast.expr, within: ast.AST) -> Iterator[ast.expr]:
+    """The expressions that one stands for: both of a choice, and what a name is set to."""
+    if isinstance(node, ast.IfExp):
+        yield from may_be(node.body, within)
+        yield from may_be(node.orelse, within)
+    elif isinstance(node, ast.Name):
+        for one in ast.walk(within):
+            if isinstance(one, ast.Assign) and node.id in map(ast.unparse, one.targets):
+                yield from may_be(one.value, within)
+    else:
+        yield node
+
+
+def logged(distribution: str) -> Iterator[tuple[str, str]]:
     """(event, level) of every line that an operator sees; debug lines are for developers."""
-    for file in SOURCES.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.Call):
+    for file in (ROOT / distribution / "src").rglob("*.py"):
+        for function in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
-            method: ast.expr = node.func
-            if isinstance(method, ast.Name) and method.id == "RateLimitedLog":
-                method, name = node.args[:2]
-            else:
-                name = node.args[0] if node.args else node.func
-            if (
-                isinstance(method, ast.Attribute)
-                and isinstance(method.value, ast.Name)
-                and method.value.id == "log"
-                and method.attr in LEVELS
-                and isinstance(name, ast.Constant)
-            ):
-                yield str(name.value), LEVELS[method.attr]
+            for node in ast.walk(function):
+                if not isinstance(node, ast.Call) or not node.args:
+                    continue
+                method, name = node.func, node.args[0]
+                if isinstance(method, ast.Name) and method.id == "RateLimitedLog":
+                    method, name = node.args[:2]
+                for level in filter(None, map(level_of, may_be(method, function))):
+                    for event in may_be(name, function):
+                        if isinstance(event, ast.Constant):
+                            yield str(event.value), level
 
 
-def documented() -> dict[str, str]:
-    """The level of each event in the page's table."""
-    events = {}
-    for line in PAGE.partition("## Log events")[2].splitlines():
-        cells = line.split(" | ")
-        if line.startswith("| `"):
-            events |= dict.fromkeys(re.findall(r"`(\w+)`", cells[0]), cells[1])
-    return events
+def level_of(method: ast.expr) -> str | None:
+    """The level at which a method of a logger, or of the agent, logs; None for any other."""
+    if not isinstance(method, ast.Attribute):
+        return None
+    is_logger = re.fullmatch(r"(self\._)?log(ger)?", ast.unparse(method.value))
+    return LEVELS.get(method.attr) if is_logger else HELPERS.get(method.attr)
 
 
-def test_every_log_event_is_in_the_table_with_its_level() -> None:
+def table(heading: str) -> list[list[str]]:
+    """Cells of the rows under a heading, up to the next one."""
+    (text,) = re.findall(rf"^##+ {heading}\n(.*?)(?=^##|\Z)", PAGE, re.DOTALL | re.MULTILINE)
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
+
+
+@pytest.mark.parametrize("heading", TABLES)
+def test_every_log_event_is_in_the_table_with_its_level(heading: str) -> None:
+    """No event is missing, and none is there that no code logs."""
     found: dict[str, set[str]] = {}
-    for event, level in logged():
-        found.setdefault(event, set()).add(level)
-    assert documented().keys() == found.keys()
-    assert not {event for event, level in documented().items() if level not in found[event]}
+    for distribution in TABLES[heading]:
+        for event, level in logged(distribution):
+            found.setdefault(event, set()).add(level)
+    told: dict[str, str] = {}
+    for names, level, *_ in table(heading):
+        told |= dict.fromkeys(re.findall(r"`(\w+)`", names), level)
+    assert told.keys() == found.keys()
+    assert not {event for event, level in told.items() if level not in found[event]}
 
 
-def test_every_exit_status_is_in_the_table() -> None:
-    table = PAGE.partition("## Exit statuses")[2].partition("## ")[0]
-    told = {int(number) for number in re.findall(r"^\| (\d)", table, re.MULTILINE)}
-    assert told == {run.EXIT_OK, run.EXIT_ERROR, EXIT_BAD_CONFIG, run.EXIT_FENCED}
+@pytest.mark.parametrize("program", STATUSES)
+def test_every_exit_status_is_in_the_table(program: str) -> None:
+    told = {int(status) for status, of, *_ in table("Exit statuses") if f"`{program}`" in of}
+    assert told == STATUSES[program]
 
 
 def service(block: str) -> SectionProxy:
@@ -69,10 +119,12 @@ def service(block: str) -> SectionProxy:
 
 
 def test_units_of_systemd_start_no_program_again_that_must_be_corrected() -> None:
-    """The exit statuses are those of the table, and of a participant."""
+    """The exit statuses are those of the table."""
     coordinator, participant = map(service, re.findall(r"```ini\n(.*?)```", PAGE, re.DOTALL))
-    table = PAGE.partition("## Exit statuses")[2].partition("## ")[0]
-    final = re.findall(r"^\| (\d) \|.*\| (?!yes)[^|]+ \|$", table, re.MULTILINE)
-    assert coordinator["RestartPreventExitStatus"].split() == final
-    corrected = [str(EXIT_BAD_DATA), str(EXIT_BAD_CONFIG)]
-    assert participant["RestartPreventExitStatus"].split() == corrected
+    for unit, program in ((coordinator, "xain-coordinator"), (participant, "xain-participant")):
+        final = [
+            status
+            for status, of, _, again in table("Exit statuses")
+            if of == f"`{program}`" and status != "0" and again != "yes"
+        ]
+        assert unit["RestartPreventExitStatus"].split() == final
