@@ -141,7 +141,7 @@ def test_rule_that_takes_stale_updates_needs_an_aggregation_rule_that_does(
         )
 
 
-@pytest.mark.parametrize("answer", ["-1", "1.5", "'2'", "1 // 0"])
+@pytest.mark.parametrize("answer", ["1.5", "'2'", "1 // 0"])
 def test_answer_that_is_no_number_of_rounds_is_refused(install: Install, answer: str) -> None:
     install(with_method("max_staleness", answer))
     with pytest.raises(ConfigError, match=r"rounds.pacing.*'enough_samples' .*(answers|failed)"):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 
 from xain_coordinator.core.pacing import PACINGS, Pacing, pacing_of
 from xain_coordinator.core.round import Round
@@ -14,6 +14,8 @@ from xain_coordinator.core.strategy import Strategy
 from xain_coordinator.core.values import Rules
 from xain_coordinator.extensions import plugins
 from xain_coordinator.extensions.options import made_again, make_named
+
+N = TypeVar("N", int, float)
 
 # Wait of a plug-in's rule that does not tell its own: a crash puts its closing time off by 3 s.
 UNKNOWN_WAIT_S = 30.0
@@ -76,19 +78,16 @@ class CheckedPacing(Pacing):
         return bool(self._asked("is_complete", round_))
 
     def closes_at(self, round_: Round) -> float | None:
-        return self._seconds("closes_at", round_)
+        return self._number("closes_at", float, round_)
 
     def shortest_wait_s(self) -> float | None:
         inherited = Pacing.shortest_wait_s
         if getattr(type(self.rule), "shortest_wait_s", inherited) is inherited:
             return UNKNOWN_WAIT_S
-        return self._seconds("shortest_wait_s")
+        return self._number("shortest_wait_s", float)
 
     def max_staleness(self) -> int | None:
-        limit: int | None = self._asked("max_staleness")
-        if limit is not None and not (type(limit) is int and limit >= 0):
-            raise self._wrong("max_staleness", limit)  # it could not be read from the journal
-        return limit
+        return self._number("max_staleness", int)  # as the journal keeps it
 
     def closes_initial_round(self) -> bool:
         return bool(self._asked("closes_initial_round"))
@@ -99,14 +98,11 @@ class CheckedPacing(Pacing):
     def awaited(self, round_: Round) -> str:
         return self._text("awaited", round_)
 
-    def _seconds(self, method: str, *rounds: Round) -> float | None:
-        at: float | None = self._asked(method, *rounds)
-        if at is not None and not (isinstance(at, int | float) and isfinite(at)):
-            raise self._wrong(method, at)
-        return at
-
-    def _wrong(self, method: str, answer: object) -> ControllerFailed:
-        return ControllerFailed(f"the pacing rule {self.name!r} answers {method} with {answer!r}")
+    def _number(self, method: str, kind: type[N], *rounds: Round) -> N | None:
+        number: N | None = self._asked(method, *rounds)
+        if number is not None and not (isinstance(number, int | kind) and isfinite(number)):
+            raise ControllerFailed(f"the pacing rule {self.name!r} answers {method}: {number!r}")
+        return number
 
     def _text(self, method: str, *rounds: Round) -> str:
         try:
