@@ -55,7 +55,8 @@ class ProcessorTime:
 
 
 def processor_time(pid: int) -> ProcessorTime | None:
-    """Until now. None where the system does not tell, and for a process that is gone."""
+    """Processor time so far. None where the system does not tell, and for a process that is
+    gone."""
     with suppress(OSError):
         user_s, system_s = _ticks_s(Path(f"/proc/{pid}/stat"))
         return ProcessorTime(user_s, system_s, sum(_ticks_s(Path(f"/proc/{pid}/task/{pid}/stat"))))

@@ -77,7 +77,7 @@ def session(participants: int, size: int, rounds: int, kills: int) -> Found:
 
 
 def wait_for_round(coordinator: processes.CoordinatorProcess, number: int) -> None:
-    """Until it is open, and so the one before it published."""
+    """Wait until a round is open, and so the one before it published."""
 
     def is_open() -> bool:
         with suppress(grpc.RpcError):  # while it is away
@@ -88,7 +88,7 @@ def wait_for_round(coordinator: processes.CoordinatorProcess, number: int) -> No
 
 
 def wait_for_bytes(proxy: CountingProxy, num_bytes: float) -> None:
-    """Until so many more have come up."""
+    """Wait until so many more bytes have come up."""
     wanted = proxy.num_bytes_up + num_bytes
     deadline = time.monotonic() + processes.PATIENCE_S
     while proxy.num_bytes_up < wanted:

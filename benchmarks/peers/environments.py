@@ -142,7 +142,7 @@ def tree(
 
 
 def wait(main: Tree, others: Sequence[Tree], limit_s: float) -> None:
-    """Until the main process has ended well. Raises PeerFailed."""
+    """Wait until the main process has ended well. Raises PeerFailed."""
     deadline = time.monotonic() + limit_s
     while main.process.poll() is None:
         for one in (main, *others):

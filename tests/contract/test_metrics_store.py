@@ -166,7 +166,7 @@ def test_waiting_is_bounded_and_what_is_lost_is_counted(kept: Kept) -> None:
 
 
 def test_points_after_close_are_lost(metrics: MetricsStore) -> None:
-    """And counted, where there is anything to lose."""
+    """Lost points are counted, where there is anything to lose."""
     metrics.close()
     metrics.write([Point("x", {"late": n}) for n in range(3)])
     assert metrics.num_lost == (0 if isinstance(metrics, NullMetricsStore) else 3)

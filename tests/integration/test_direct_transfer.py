@@ -104,7 +104,7 @@ async def train(coordinator: Any) -> None:
 async def test_a_session_trains_past_the_coordinator(
     server: SeaweedFS, start: Any, join: Any, streams: Counter[str]
 ) -> None:
-    """None of the weights go through it, the first ones included."""
+    """No weights go through the coordinator, not even the first ones."""
     coordinator = await start_on(server, start, rounds=3)
     await train(coordinator)
     assert streams == {}
@@ -155,7 +155,7 @@ async def put(direct: DirectTransfer, offer: pb.WeightsRef, data: bytes) -> pb.W
 async def test_a_url_is_for_one_object_and_one_purpose(
     server: SeaweedFS, start: Any, join: Any, direct: DirectTransfer
 ) -> None:
-    """Nobody reads or writes another's update, or the model, with what was signed for this one."""
+    """The signature of one URL gives no access to another participant's update or to the model."""
     coordinator = await start_on(server, start, rounds=2)
     first, _, offer = await second_round(coordinator, join)
     model = (await first.start()).model

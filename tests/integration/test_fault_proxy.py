@@ -108,7 +108,7 @@ def test_everything_passes_and_an_end_too(proxy):
 
 
 def test_a_cut_resets_both_sides(proxy, server):
-    """And whoever connects again is served."""
+    """New connections are served afterwards."""
     with connect(proxy) as client:
         assert ask(client) == b"1:hi"
         proxy.cut()

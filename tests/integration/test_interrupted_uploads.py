@@ -151,7 +151,7 @@ async def test_upload_continued_with_other_bytes_is_refused(start, join, tmp_pat
 
 
 async def test_only_the_latest_broken_upload_of_each_is_kept(start, join, tmp_path):
-    """And of no more participants than stated: the disk is not everybody's."""
+    """Parts are kept of a bounded number of participants, which bounds their room on the disk."""
     coordinator, a, b = await two_in_round(start, join)
     coordinator._server.inbox.max_broken = 1
     await broken_off(a, tmp_path, 2 * MIB)
@@ -317,7 +317,7 @@ async def test_broken_upload_is_dropped_with_its_round(start, join, tmp_path):
 
 
 async def test_part_of_an_earlier_process_is_removed_when_its_round_is_over(start, join, tmp_path):
-    """Nobody asks for it any more. What came in the meantime is left alone."""
+    """The part is not asked for any more. Newer parts are left alone."""
     _, a = await begun_again(start, join, tmp_path)
     assert len(parts(tmp_path)) == 1
     await inside(a, 0)

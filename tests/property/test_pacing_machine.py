@@ -428,7 +428,7 @@ class PacingMachine(RuleBasedStateMachine):
         silent=st.none() | INDEX,
     )
     def time_passes(self, seconds: float, silent: int | None) -> None:
-        """Everybody but one is heard all the time."""
+        """All participants but one are heard all the time."""
         end = self.now + seconds
         while self.now < end and self.session.phase is not Phase.FINISHED:
             for name in self.session.members:
@@ -447,7 +447,7 @@ class PacingMachine(RuleBasedStateMachine):
 
     @rule(num_brought=st.integers(0, 2), num_late=st.integers(0, 2))
     def a_deadline_passes(self, num_brought: int, num_late: int) -> None:
-        """Everybody is there all the time, but only some bring what they train, or too late."""
+        """All participants are there all the time, but only some hand in, or too late."""
         self.fetch(0, all_of_them=True)
         names = sorted(self.work)
         for name in names[:num_brought]:
@@ -458,7 +458,7 @@ class PacingMachine(RuleBasedStateMachine):
 
     @rule(times=st.integers(1, 3))
     def tick_when_due(self, times: int) -> None:
-        """Nobody is heard."""
+        """No participant is heard."""
         for _ in range(times):
             if self.session.phase is not Phase.FINISHED:
                 self.now = max(self.now, self._due())

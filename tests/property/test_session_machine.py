@@ -341,7 +341,7 @@ class SessionMachine(RuleBasedStateMachine):
             assert reply.phase is Phase.STANDBY
 
     def heartbeats(self) -> None:
-        """Everybody who is here is heard."""
+        """All members are heard."""
         for name in self.session.members:
             self.send(c.Heartbeat(name))
 

@@ -182,7 +182,7 @@ class Connection:
         hub.at(call.down_at, self.channel.process, arrive)
 
     def _delay_s(self, give_up: Callable[[], None] | None) -> float | None:
-        """None: it never comes."""
+        """Seconds until a message arrives; None: never."""
         hub, link = self.network.hub, self.channel.link
         delay_s = self.network.latency_s()
         held_s = link.held_until - hub.now

@@ -109,7 +109,7 @@ class ServerCall:
             self.task = self._server.loop.create_task(self._run())
 
     def end(self) -> None:
-        """Nobody waits for it any more."""
+        """End the call for its client, which waits no more."""
         if not self._is_ended:
             self._is_ended = True
             self._requests.append(None)

@@ -89,7 +89,7 @@ class Network:
         return self.loss > 0 and self.clock.chance.random() < self.loss
 
     def connect(self, sender: Node, to: str) -> Connection | None:
-        """None: it is not there, or cannot be reached."""
+        """A new connection; None: the node is gone, or cannot be reached."""
         node = self.nodes.get(to)
         if node is None or not node.process.is_alive:
             return None

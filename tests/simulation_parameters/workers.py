@@ -85,7 +85,7 @@ class Worker:
         self._wait()
 
     def _wait(self) -> None:
-        """Until the next clock may begin."""
+        """Wait until the next clock may begin."""
         if self._at >= self._machine.scenario.num_clocks:
             self._leave()
             return

@@ -78,7 +78,7 @@ class FaultProxy:
         self._do(self._cut_one(chance))
 
     def refuse(self) -> None:
-        """Nobody can connect, as if nobody listened here. What is connected stays."""
+        """Refuse new connections, as if no process listened here. Open ones stay."""
         self._do(self._refuse())
 
     def delay(self, seconds: float) -> None:

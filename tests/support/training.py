@@ -34,7 +34,8 @@ TAIL_LINES = 12
 
 @dataclass(frozen=True)
 class Scenario:
-    """Everybody trains every round, so the models depend on nothing else than this.
+    """A session in which all train every round, so that the models depend on nothing else than
+    this.
 
     size: of the model, in float32. training_s: a training takes up to this long.
     encoding: of updates; it changes their values.
@@ -171,7 +172,7 @@ class Training:
 
     @property
     def is_over(self) -> bool:
-        """Everybody has heard of the end."""
+        """Whether all participants have heard of the end."""
         return all(participant.status == 0 for participant in self.participants.values())
 
     async def until(self, found: Callable[[], object], *, look_every_s: float = 0.02) -> bool:
@@ -224,8 +225,8 @@ class Training:
         assert causes == ["completed"]
 
     def check_books(self, *, kept: bool) -> None:
-        """Nobody trained a round that it had been told was taken. kept: nor one that it had
-        trained, since it keeps what it has until then."""
+        """Require that no participant trained a round that it had been told was taken. kept: nor
+        one that it had trained, since it keeps its result until then."""
         for name, participant in self.participants.items():
             book = participant.book()
             done: set[int] = set()
@@ -238,7 +239,7 @@ class Training:
             assert trained == set(range(self.scenario.rounds)), f"{name} did {book}"
 
     def check_logs(self) -> None:
-        """Nobody has met anything that it does not know how to deal with."""
+        """Require that no process has logged an error or a traceback."""
         for process in (self.coordinator, *self.participants.values()):
             for line in process.log().splitlines():
                 assert '"level": "error"' not in line, line

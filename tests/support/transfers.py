@@ -66,7 +66,7 @@ def parts(folder: Path) -> list[Path]:
 
 
 async def written(folder: Path, num_bytes: int) -> None:
-    """Until an upload has so many on the disk."""
+    """Wait until an upload has so many bytes on the disk."""
     await until(lambda: any(part.stat().st_size >= num_bytes for part in parts(folder)))
 
 

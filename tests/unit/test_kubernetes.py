@@ -360,7 +360,7 @@ def test_copies_of_a_ward_do_not_meet():
 
 
 def wait_until_it_handles(number, pid):
-    """Until then it would be ended without a word."""
+    """Wait until the process handles the signal, which would end it without a word before."""
     deadline = time.monotonic() + 60
     while True:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")

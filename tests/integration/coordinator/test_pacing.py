@@ -38,7 +38,7 @@ def hold(coordinator: Coordinator) -> HeldClock:
 
 
 async def let_pass(coordinator: Coordinator, seconds: float, *members: Member) -> None:
-    """These are heard all the time."""
+    """Let session time pass, with heartbeats of these members."""
     clock = coordinator.driver.clock
     assert isinstance(clock, HeldClock)
     end = clock.time_s + seconds
@@ -124,8 +124,8 @@ async def test_a_straggler_is_left_out_at_the_deadline(start, join, tmp_path):
 
 
 async def test_a_session_that_cannot_go_on_says_why(start, join):
-    """Everybody hears FINISHED with its cause: who watches, who asks, and the operator; a restart
-    does not begin anew."""
+    """Watchers, callers and the operator hear FINISHED with its cause; a restart does not begin
+    anew."""
     rounds = {**TIMED, "min_participants": 2}
     coordinator = await start(rounds=rounds)
     hold(coordinator)

@@ -66,7 +66,7 @@ class Same(Participant):
 
 
 async def test_an_agent_sends_its_tags(start: Any) -> None:
-    """And one without them stands by, until the end."""
+    """An agent without the tags stands by, until the end."""
     coordinator = await start(rounds={"rounds": 2, "tags": {"site": ["north"]}})
     target = f"127.0.0.1:{coordinator.port}"
     has_joined = threading.Event()

@@ -148,7 +148,7 @@ class ScriptedCoordinator(CoordinatorServicer):
             self._changed.notify_all()
 
     def wait_until(self, reached: Callable[[], bool]) -> None:
-        """Until a call has brought about what the test waits for."""
+        """Wait until a call has brought about this state."""
         with self._changed:
             assert self._changed.wait_for(reached, PATIENCE_S), "it never happened"
 

@@ -50,14 +50,14 @@ class ScriptedStore:
         return f"{scheme}://{host or self.host}{path}?X-Amz-Signature={SECRET}&a=b%2Fc"
 
     def stop(self) -> None:
-        """Nobody is left hanging afterwards."""
+        """End the server; no client is left hanging."""
         self.closing.set()
         self._server.shutdown()
         self._server.server_close()  # waits for the requests
         self._thread.join(PATIENCE_S)
 
     def wait_until(self, reached: Callable[[], bool]) -> None:
-        """Until a request has brought about what the test waits for."""
+        """Wait until a request has brought about this state."""
         with self._changed:
             assert self._changed.wait_for(reached, PATIENCE_S), "it never happened"
 

@@ -301,7 +301,7 @@ def test_dead_connection_costs_no_lease(
 def test_calls_on_a_dead_connection_are_repeated(
     running: Call, adder: Adder, server: ScriptedCoordinator, proxy: FaultProxy, method: str
 ) -> None:
-    """And nothing is trained again."""
+    """No round is trained again."""
     adder.may_finish.set()
     may_go_on = hold(server, method)
     server.wait_until(lambda: server.calls[method] == 1)

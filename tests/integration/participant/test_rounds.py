@@ -122,7 +122,7 @@ def test_evaluation_travels_with_the_update(serve: Serve) -> None:
 
 
 def test_evaluation_round_is_answered_without_weights(serve: Serve) -> None:
-    """And a body that trains all the same is told so."""
+    """A body that trains all the same gets an error."""
     coordinator = serve(Ledger(rounds=2, tasks={1: pb.EVALUATE}))
     for round_ in xain.rounds(coordinator=coordinator.target, evaluates=True):
         if round_.task == "train":

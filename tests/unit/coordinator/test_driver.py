@@ -256,7 +256,7 @@ async def test_participants_that_wait_are_not_told_of_every_round():
 
 
 async def test_a_caller_that_goes_away_disturbs_nobody(bench):
-    """Its command is carried out all the same, and callers beside it are answered."""
+    """The caller's command is carried out all the same, and callers beside it are answered."""
     bench.journal.hold()
     gone = await bench.submit(c.Rendezvous("a"))
     await bench.journal.writing()
@@ -297,7 +297,7 @@ async def test_close_waits_for_what_is_being_written(bench):
 
 
 async def test_a_tick_that_meets_a_defect_ends_the_process(bench, monkeypatch):
-    """Nobody waits for a tick, so its error must not vanish with it: leases would never end."""
+    """No caller waits for a tick, so its error must not vanish with it: leases would never end."""
     bench.journal.hold()
     joining = await bench.submit(c.Rendezvous("a"))
     await bench.journal.writing()

@@ -96,7 +96,7 @@ async def test_at_every_crash_point_it_is_the_same_session():
 
 
 async def test_a_snapshot_is_due_at_the_end_of_a_round(bench):
-    """And not at that of every small one: only when many records have come since the last one."""
+    """A round's end makes one only when many records have come since the last one."""
     journal, driver = bench.journal, bench.driver
     driver.snapshot_records = 9
     await begin(driver)

@@ -94,7 +94,7 @@ async def writing_a_tick(full: Bench) -> asyncio.Task[None]:
 
 
 async def test_the_commit_of_a_tick_hides_no_stall(full, monkeypatch):
-    """Nor what stands still while what a tick has decided is written."""
+    """A stall is noticed even while the events of a tick are being written."""
     ticking = await writing_a_tick(full)
     ticks = Ticks(full.driver, monkeypatch)
     full.clock.time_s += STALL_S

@@ -73,7 +73,7 @@ def folder(store: MemoryStore, name: str) -> list[int]:
     ("keep", "left"), [(0, [9, 10, 11]), (1, [8, 9, 10, 11]), (20, range(12)), (None, range(12))]
 )
 def test_the_latest_stay(keep, left):
-    """And all models, and what is not of a round; round 1 is not taken for 10."""
+    """All models stay too, and objects that are not of a round; round 1 is not taken for 10."""
     store = store_of(12)
     before = set(store.keys())
     Retention(store, keep).drop(Needed(9, 10))
@@ -105,7 +105,8 @@ def test_retention_continues_after_an_error():
 
 
 def test_stale_participant_keeps_only_the_updates_of_its_round():
-    """Until it has handed in, or never will; also at the start, and with others kept."""
+    """The updates stay until the participant has handed in, or never will; also at the start, and
+    with others kept."""
     for keep, kept in ((0, []), (1, [3])):
         store = store_of(6)
         Retention(store, keep).drop(Needed(4, 4, frozenset({1, 2})))

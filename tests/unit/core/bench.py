@@ -289,7 +289,7 @@ class Bench:
         )
 
     def end_all(self) -> None:
-        """Everybody selected hands in."""
+        """Hand in for all selected participants."""
         for name in self.outstanding:
             self.end(name, f"{name}@{self.session.round}")
 
@@ -390,7 +390,7 @@ def timed_round(*names: str, **rules: Any) -> Bench:
 
 
 def counted(bench: Bench) -> tuple[str, ...]:
-    """Whose updates made the newest model."""
+    """The contributors of the newest model."""
     return tuple(update.participant_id for update in bench.aggregates[-1].updates)
 
 

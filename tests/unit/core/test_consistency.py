@@ -46,7 +46,7 @@ def trains(bench: Bench) -> dict[str, int]:
 
 
 def staleness(bench: Bench) -> dict[str, int]:
-    """Whose updates made the newest model, and how stale each of them was."""
+    """The staleness of each update of the newest model, by participant."""
     made = bench.aggregates[-1]
     names = [update.participant_id for update in made.updates]
     assert names == sorted(names), "the order that makes a sum of floats the same again"
@@ -274,7 +274,8 @@ def test_participant_that_returns_trains_the_newest_round() -> None:
 
 
 def test_in_ssp_the_fast_wait_for_the_slow() -> None:
-    """Nobody trains a round that is more than `staleness` after one that is still trained."""
+    """No participant trains a round that is more than `staleness` after one that is still
+    trained."""
     bench = ssp_round("a", "b", "c")
     bench.end("a", "a@0")
     assert trains(bench) == {"b": 0, "c": 0, "a": 1}

@@ -29,7 +29,7 @@ def damage(bench: Bench, *names: str) -> None:
 
 
 def closed_round(*names: str) -> Bench:
-    """Everybody has handed in, and the model is being made."""
+    """A round in which all have handed in, and the model is being made."""
     bench = opened_round(*names, answers=False)
     bench.end_all()
     assert bench.phase is Phase.AGGREGATING

@@ -43,7 +43,7 @@ def test_failed_participant_is_replaced_and_not_selected_again_in_the_round() ->
 
 
 def test_process_that_joins_anew_after_a_failure_is_selected_in_the_same_round() -> None:
-    """Somebody may have mended it."""
+    """The new process may be a mended one."""
     bench = opened_round("a", "b", rules=strict(min_participants=2))
     fail(bench, "a")
     bench.leave("a")
@@ -110,7 +110,7 @@ def test_failure_report_is_cut_to_a_bound_and_printable() -> None:
 
 
 def hang(bench: Bench, name: str) -> None:
-    """Everybody else hands in, and the deadline passes."""
+    """Hand in for all others, and let the deadline pass."""
     for other in bench.outstanding:
         if other != name:
             bench.end(other)

@@ -15,7 +15,7 @@ LAYOUT = (TensorSpec("w", (2,), "float32"), TensorSpec("mean", (), "float32", "s
 
 
 def opened(*names: str, **rules: Any) -> Bench:
-    """These have joined, and one of them is asked for initial weights."""
+    """A session whose participants have joined, one of which is asked for initial weights."""
     bench = Bench(make_rules(min_participants=len(names), initial="first", **rules))
     bench.join(*names)
     return bench

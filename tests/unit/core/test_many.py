@@ -158,8 +158,8 @@ def test_a_rendezvous_copies_nobody(fleet: Fleet) -> None:
     fleet.joining.require_no_scans()
 
 
-def test_nor_does_one_whose_profile_is_like_no_other(looks: Looks) -> None:
-    """Though it is compared with those of all others."""
+def test_joining_with_a_unique_profile_copies_no_other(looks: Looks) -> None:
+    """The profile is compared with those of all others all the same."""
     Fleet(looks, [profile_of_its_own(number) for number in range(NUM)]).joining.require_no_copies()
 
 
@@ -177,8 +177,8 @@ def test_a_refused_update_copies_no_other(fleet: Fleet) -> None:
 
 
 def test_an_update_copies_no_other(fleet: Fleet) -> None:
-    """Nor does its history, while nobody looks at it; nor are those looked at who have had one
-    refused before."""
+    """History copies nothing while it is not read, and senders with a refused update before are not
+    looked at."""
     for command in fleet.refusals():
         fleet.send(command)
     costs = fleet.costs_of(fleet.updates())

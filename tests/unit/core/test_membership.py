@@ -21,7 +21,7 @@ from xain_coordinator.core.values import DataProfile, ParticipantState, Phase
 
 
 def waiting(*names: str) -> Bench:
-    """These are here, and more are needed."""
+    """A session that these participants have joined, and that needs more."""
     bench = Bench(make_rules(min_participants=len(names) + 5))
     bench.join(*names)
     return bench

@@ -78,7 +78,7 @@ def test_a_fraction_is_the_decimal_that_was_written(
 
 @pytest.mark.parametrize("value", [0, 0.0, -0.1, 1.0000001, 2, "nan", float("nan"), float("inf")])
 def test_a_fraction_outside_zero_to_one_is_no_fraction(value: float | str) -> None:
-    """Nobody, or more than everybody, cannot be selected."""
+    """No participant, or more than all, cannot be selected."""
     with pytest.raises(ValueError):  # noqa: PT011  # for NaN, Fraction's own words
         exact_fraction(value)
 

@@ -1,4 +1,4 @@
-"""Whose updates make a round complete before its deadline: quorum, over-selection."""
+"""Conditions that complete a round before its deadline: quorum, over-selection."""
 
 from fractions import Fraction
 from typing import Any

@@ -229,7 +229,7 @@ def finished() -> Bench:
     ],
 )
 def test_finished_is_final(command: c.Command) -> None:
-    """Everybody is answered and nothing changes, however late it is."""
+    """Each command is answered and changes nothing, however late it is."""
     bench = finished()
     session, journal = bench.session, list(bench.journal)
     bench.send(command, at=10_000.0)

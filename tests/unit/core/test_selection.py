@@ -61,7 +61,7 @@ def choose(
 def test_a_selection_is_distinct_candidates(
     controller: str, candidates: list[str], k: int, seed: int
 ) -> None:
-    """Nobody twice, nobody from elsewhere, k of them or as many as there are."""
+    """Each candidate is chosen at most once, and k of them or as many as there are."""
     chosen = select(controller, candidates, k, seed=seed, round_=0, draw=0)
     assert len(set(chosen)) == len(chosen)
     assert set(chosen) <= set(candidates)
@@ -123,8 +123,8 @@ def test_an_unknown_controller_is_an_error() -> None:
 # --- round robin ---
 
 
-def test_round_robin_takes_who_has_waited_longest() -> None:
-    """Nobody trains twice before everybody has trained once, and the turns go round for ever."""
+def test_round_robin_takes_the_longest_waiting() -> None:
+    """No participant trains twice before all have trained once, and so on for ever."""
     bench = Bench(
         make_rules(
             rounds=5,
@@ -143,7 +143,7 @@ def test_round_robin_takes_who_has_waited_longest() -> None:
 
 
 def test_round_robin_goes_on_after_a_restart() -> None:
-    """Whose turn it is follows from the journal."""
+    """The next selection follows from the journal."""
     rules = make_rules(rounds=4, fraction="0.3", start_participants=3, controller="round_robin")
     bench = Bench(rules)
     bench.join("a", "b", "c")
@@ -271,7 +271,7 @@ class Says:
     ],
 )
 def test_a_controller_that_answers_nonsense_is_named(answer: Any, why: str) -> None:
-    """Nobody would be asked, or somebody who is not here: the session could not go on."""
+    """A selection of no participants, or of unknown ones, would stop the session."""
     with pytest.raises(ControllerFailed, match=f"Says.*{why}"):
         choose(Says(answer), having({"a": 1, "b": 1, "c": 1}), 2)
 

@@ -188,7 +188,7 @@ def test_a_wrong_setting_of_the_environment_is_told_in_one_line(
 
 
 def test_two_spellings_of_one_variable_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody could tell which of them prevails."""
+    """An operator could not tell which of them prevails."""
     monkeypatch.setenv("FLEET_SERVER__PORT", "1")
     monkeypatch.setenv("fleet_server__port", "2")
     with pytest.raises(ConfigError) as caught:

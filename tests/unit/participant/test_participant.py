@@ -138,7 +138,7 @@ def test_metrics_need_no_init() -> None:
 
 
 def test_wrong_metrics_are_refused_where_they_are_given() -> None:
-    """And none of the call's values is kept."""
+    """None of the call's values is kept."""
     participant = Returns()
     with pytest.raises(TypeError, match="'b'"):
         participant.update_metrics(a=1.0, b="high")

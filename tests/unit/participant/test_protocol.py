@@ -860,7 +860,7 @@ def test_a_result_from_before_is_for_its_round(
 
 @pytest.mark.parametrize("session", ["s2", ""])
 def test_a_result_from_before_is_not_for_another_session(back: Talk, session: str) -> None:
-    """Nor for a coordinator that does not say which one it is."""
+    """The same holds for a coordinator that does not name its session."""
     back.session = session
     dropped = a.Drop(3, "it belongs to another session")
     assert back.hear(e.Joined(session, 5.0)) == [dropped, a.StartWatch()]
@@ -892,8 +892,8 @@ def test_a_result_of_a_finished_session_is_dropped(back: Talk) -> None:
 def test_participant_stopped_with_a_durable_result_stays_a_member(
     joined: Talk, happened: list[e.Event], told: list[a.Action]
 ) -> None:
-    """Until the lease is over; whoever leaves is replaced, and comes back with a result that nobody
-    wants. Without one, or while one is only written as far as we know, the others need not wait."""
+    """It stays until its lease is over: after a leave it would be replaced, and its result be
+    useless. Without a result, or with one that may not be on the disk yet, it leaves."""
     joined.advertise(3)
     joined.hear(e.Assigned(3), *happened)
     assert joined.hear(e.StopRequested(143)) == [*told, a.Exit(143, "asked to stop")]

@@ -105,7 +105,7 @@ def test_a_header_is_read_again_when_another_thread_parses(monkeypatch):
 
 
 def test_a_header_may_come_in_pieces():
-    """Until it is whole the answer is None; what follows it does not matter."""
+    """The answer is None until the header is whole; the bytes behind it do not matter."""
     size = len(npy_header(np.dtype("<f4"), (3,)))
     assert [parse_npy_header(VECTOR[:n]) for n in range(size)] == [None] * size
     assert parse_npy_header(VECTOR[:size]) == parse_npy_header(VECTOR + b"more")

@@ -1,4 +1,4 @@
-"""Everybody computes the same partition, and every row has exactly one owner."""
+"""All participants compute the same partition, and every row has exactly one owner."""
 
 from collections import Counter
 from typing import Any

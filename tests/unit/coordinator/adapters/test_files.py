@@ -211,7 +211,7 @@ def test_object_that_is_committed_meanwhile_is_no_unfinished_upload(
 
 
 def test_a_start_keeps_the_latest_unfinished_uploads(tmp_path: Path) -> None:
-    """None that is old, and none without a label: nobody can go on with it."""
+    """Old parts and parts without a label, which cannot be continued, are removed."""
     store = FileStore(tmp_path)
     ages = {"new": 1.0, "old": files.UNFINISHED_S + 60}
     for label in ("", *ages):

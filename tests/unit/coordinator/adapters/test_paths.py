@@ -48,7 +48,7 @@ def test_a_path_is_harmless_everywhere(key: str) -> None:
 @unhurried
 @given(keys, keys)
 def test_no_two_keys_share_a_path(one: str, other: str) -> None:
-    """Nor is one key's file another one's folder. Paths are lower case, so case is no matter."""
+    """No key's file is another one's folder. Paths are lower case, so case is no matter."""
     if one != other:
         first, second = PurePosixPath(key_to_path(one)), PurePosixPath(key_to_path(other))
         assert first != second
