@@ -8,8 +8,8 @@ TOML has types, so they are taken at their word: "false" is text and no boolean,
 The environment and the command line have text only, which is read as the type of the key.
 
 pydantic checks the values. Its messages show the input, whatever it is, so messages are written
-here. pydantic-settings is not used: it neither tells the source of a value nor finds unknown names
-in the environment, and takes text for numbers in a file if it does so in the environment.
+here. pydantic-settings is not used: it passes over unknown sections in the environment, and takes
+text for numbers in a file if it does so in the environment.
 """
 
 import os
@@ -335,7 +335,7 @@ _NO_VALUE = object()
 
 
 def _origin(given: Mapping[Key, _Given], key: Key) -> tuple[str, object]:
-    """Where a message says that a key was given, and its value."""
+    """The source and the value of a key, for a message about it."""
     if key in given:
         return given[key].source, given[key].value
     # A whole table, or a key that is not there: whoever gave anything of it, last and strongest.
