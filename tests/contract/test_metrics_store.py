@@ -147,9 +147,9 @@ def test_points_without_a_time_are_stamped(kept: Kept) -> None:
         assert value == 1
 
 
-def test_waiting_is_bounded_and_what_is_lost_is_counted(kept: Kept) -> None:
-    """Whatever comes at once: writing returns, and every point is stored or counted as lost,
-    except where nobody wants any. What may wait is never lost, and the newest may."""
+def test_waiting_is_bounded_and_lost_points_are_counted(kept: Kept) -> None:
+    """Writing returns at any load, and every point is stored or counted as lost, except by a store
+    that drops all. Points within the bound are never lost, the newest beyond it may be."""
     size = queue.cost((START_NS, Point("coordinator", {"round": 10**6}, {}, START_NS)))
     may_wait = queue.MAX_WAITING_BYTES // size
     points = [
@@ -178,7 +178,8 @@ def test_close_may_be_repeated(metrics: MetricsStore) -> None:
 
 
 def test_metrics_store_raises_nothing(metrics: MetricsStore) -> None:
-    """Not for points that cannot be stored, nor after the end: metrics never fail a call."""
+    """A point that cannot be stored, or comes after the end, raises nothing: metrics never fail a
+    call."""
     metrics.write([Point("x", {"bad": float("nan")}), Point("x", cast(Any, {"bad": object()}))])
     metrics.write([Point("x", cast(Any, None))])
     metrics.close()

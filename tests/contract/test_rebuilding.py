@@ -80,7 +80,7 @@ def test_object_that_is_gone_is_made_again(store: WeightsStore) -> None:  # noqa
 
 
 def test_another_result_changes_nothing(store: WeightsStore) -> None:  # noqa: F811
-    """As of another version of a plug-in. It is no proof that the object was right."""
+    """Another result, as of another version of a plug-in, is no proof that the object was right."""
     put(store, KEY, ROTTEN)
     with pytest.raises(DamagedModel, match="its rebuilt copy has the digest"):
         rebuild_damaged_model(store, session_with_a_model(), {}, making(DATA + b"more"))

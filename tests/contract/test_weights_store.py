@@ -335,7 +335,7 @@ def test_one_of_concurrent_conditional_creates_wins(store: WeightsStore) -> None
             put(store, key, b"late")
 
 
-def test_the_same_bytes_are_published_by_whoever_makes_them(store: WeightsStore) -> None:
+def test_the_same_bytes_may_be_published_by_several(store: WeightsStore) -> None:
     """A coordinator and its successor after a crash make the same model: neither is in the other's
     way, and it is there."""
     gate = threading.Barrier(4, timeout=GATE_S)
@@ -460,7 +460,7 @@ def test_unfinished_uploads_go_on_or_are_gone(store: WeightsStore) -> None:
     assert store.find_unfinished("3/a.2", "0123abcd") is None
 
 
-def test_sweeping_leaves_what_is_being_written(store: WeightsStore) -> None:
+def test_sweeping_leaves_open_uploads(store: WeightsStore) -> None:
     live, dead = store.upload("3/a", "live"), store.upload("3/b", "dead")
     for upload in (live, dead):
         upload.write(b"x")

@@ -364,7 +364,7 @@ def test_a_training_survives_its_parts(stack):
 
 @pytest.mark.timeout(900)
 def test_sparse_profile_trains_while_a_server_dies(sparse_stack):
-    """Neither coordinator nor stores are needed. The model is written from a checkpoint."""
+    """The profile needs no coordinator and no stores. The model is written from a checkpoint."""
     stack = sparse_stack
     # All workers wait for one that is not started yet.
     stack.compose("up", "--detach", "--scale=sparse-worker=3", "sparse-worker", timeout=300)

@@ -75,7 +75,8 @@ def test_images_tell_what_they_are(image, part):
 
 @pytest.mark.parametrize("image", [COORDINATOR, PARTICIPANT])
 def test_images_hold_no_secrets(image):
-    """Neither the history of the layers nor the environment sets anything that sounds like one."""
+    """No layer of the history and no variable of the environment sets anything that sounds like a
+    secret."""
     history = docker("history", "--no-trunc", "--format", "{{.CreatedBy}}", image)
     environment = "\n".join(engine.inspect(image)["Config"]["Env"])
     for text in (history, environment):

@@ -65,7 +65,7 @@ async def test_the_demo_reaches_the_centralised_accuracy(tmp_path):
     assert float(difference) == pytest.approx(federated - centralised), "of the two that are shown"
 
 
-async def test_the_demo_survives_what_is_killed(tmp_path):
+async def test_the_demo_survives_kills(tmp_path):
     """kill -9 of a participant does not stop the session, and with its id it joins again; kill -9
     of the coordinator neither: it goes on with the same round. The demo does not give up while
     others than its own children take part; and it does when nobody is left."""
@@ -114,7 +114,7 @@ async def test_the_demo_survives_what_is_killed(tmp_path):
 
 
 async def end(process: asyncio.subprocess.Process) -> None:
-    """Whatever its state, it is gone afterwards."""
+    """End a process in any state."""
     if process.returncode is None:
         process.kill()
     await process.wait()

@@ -81,7 +81,7 @@ class Killer:
         self._chance = chance
 
     async def kill(self, number: int) -> None:
-        """So many, or fewer if the session is over before."""
+        """Kill so many processes, or fewer if the session is over before."""
         goes_on = True
         while goes_on and self.num_kills < number:
             if self._cuts_uploads:
@@ -142,7 +142,8 @@ class Killer:
         return True
 
     async def _stop_coordinator(self) -> bool:
-        """Not a kill, but one more way to end that must cost nothing."""
+        """Stop and start the coordinator: not a kill, but one more way to end that must cost
+        nothing."""
         if not await self._some_time(0.6):
             return False
         assert await self._training.coordinator.stop() == 0
@@ -285,7 +286,7 @@ def s3_settings(store: SeaweedFS) -> dict[str, object]:
 
 
 def test_the_plans_are_every_combination():
-    """Whatever the first seed is."""
+    """The combinations do not depend on the first seed."""
     for first in (0, 7, 1000):
         plans = [Plan.of(seed) for seed in range(first, first + PLANS)]
         drawn = {(plan.way, plan.scenario.encoding, plan.is_kept) for plan in plans}

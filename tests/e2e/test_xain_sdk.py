@@ -67,7 +67,7 @@ class Bucket:
         self._client.put_object(Bucket=self.name, Key=key, Body=data)
 
     def unpickle(self, key: str) -> Any:
-        """As XAIN's SDK does."""
+        """Load an object as XAIN's SDK does."""
         return pickle.loads(self._client.get_object(Bucket=self.name, Key=key)["Body"].read())
 
 
@@ -142,7 +142,7 @@ class SdkParticipant:
         return [json.loads(line) for line in output.splitlines()]
 
     async def end(self) -> None:
-        """Whatever its state, it is gone afterwards."""
+        """End the process in any state."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.communicate()

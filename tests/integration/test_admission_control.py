@@ -104,7 +104,7 @@ async def test_member_with_too_many_calls_is_asked_to_come_again(start, join):
 
 
 async def test_call_without_a_message_ends_with_deadline_exceeded(start, join):
-    """Also one of a member, and a stream of requests; nothing of them is left."""
+    """Calls of a member and streams of requests end so too, and leave nothing."""
     coordinator = await start(rounds={"min_participants": 2})
     coordinator._server.admission.first_message_s = 0.1
     member, unregistered = join(coordinator, "a"), join(coordinator, "unregistered")

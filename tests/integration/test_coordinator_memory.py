@@ -39,7 +39,7 @@ async def download(member: Member) -> None:
 
 
 async def upload(coordinator: CoordinatorProcess, member: Member) -> pb.WeightsRef:
-    """As our participants do."""
+    """Upload as our participants do."""
     assert member.participant_id is not None
     client = CoordinatorClient(f"127.0.0.1:{coordinator.port}", member.participant_id)
     try:

@@ -118,7 +118,7 @@ async def test_a_store_out_of_reach_is_gone_around(
     streams: Counter[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """As behind a hospital's firewall. What was offered in vain appears in nobody's log."""
+    """The store is behind a hospital's firewall. No log has the URLs that were offered in vain."""
     caplog.set_level(logging.DEBUG)
     dead = f"127.0.0.1:{free_ports(1)[0]}"
     coordinator = await start_on(server, start, rounds=3, public_endpoint=f"http://{dead}")

@@ -120,7 +120,7 @@ def test_a_cut_resets_both_sides(proxy, server):
         assert ask(client) == b"1:hi"
 
 
-def test_refused_as_if_nobody_listened(proxy):
+def test_refused_as_if_no_process_listened(proxy):
     """Open connections stay, and the port is the same afterwards."""
     with connect(proxy) as client:
         assert ask(client) == b"1:hi"

@@ -78,7 +78,7 @@ async def test_all_train_each_configured_round_from_the_weights_of_one(start):
     assert session.cause == "completed"
 
 
-async def test_initial_weights_of_another_length_refuse_nobody_else(start):
+async def test_initial_weights_of_another_length_refuse_no_other(start):
     """All participants get the weights of one, so their own length does not matter."""
     coordinator = await start(
         rounds={"rounds": 1, "min_participants": 2, "initial_weights": "first"}
@@ -88,7 +88,7 @@ async def test_initial_weights_of_another_length_refuse_nobody_else(start):
     assert [len(one.trained) for one in participants.values()] == [1, 1]
 
 
-async def test_status_tells_who_makes_the_initial_weights(start, join):
+async def test_status_names_the_maker_of_the_initial_weights(start, join):
     coordinator = await start(
         rounds={
             "rounds": 2,

@@ -308,7 +308,7 @@ async def kept_of_a_round_that_is_over(a: Member, folder: Path) -> None:
 
 
 async def test_broken_upload_is_dropped_with_its_round(start, join, tmp_path):
-    """Whatever is uploaded next, and at the end of the process."""
+    """The part is dropped at the next upload, and at the end of the process."""
     coordinator = await start(rounds={"rounds": 3})
     a = join(coordinator, "a")
     await kept_of_a_round_that_is_over(a, tmp_path)
@@ -392,7 +392,7 @@ LOST_BYTES = 8 * MIB
 
 
 async def put_again(client: CoordinatorClient, *update: Any) -> pb.WeightsRef:
-    """As an agent does: the question where it can go on may still go over the line that dies, and
+    """Put as an agent does: a question where it can go on may still take the dying connection, and
     is asked again by the next attempt."""
     died = (Code.UNAVAILABLE, Code.CANCELLED, Code.UNKNOWN)
     for _ in range(5):

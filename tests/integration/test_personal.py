@@ -93,7 +93,8 @@ async def test_heads_differ_and_shared_parts_are_the_same(start, join):
 
 
 def test_participant_trains_on_from_its_own_values(tmp_path: Path) -> None:
-    """Also after a restart with a state directory. Without one it begins with the global values."""
+    """The values survive a restart with a state directory. Without one the participant begins with
+    the global values."""
     data = halves()
     model = model_of(data)
     folder = tmp_path / "state"
@@ -107,7 +108,7 @@ def test_participant_trains_on_from_its_own_values(tmp_path: Path) -> None:
 
 
 def test_round_that_is_trained_again_begins_with_the_same_values() -> None:
-    """As after a crash, or if the update was refused."""
+    """A round is trained again after a crash, or if the update was refused."""
     data = halves()
     model = model_of(data)
     participant = WorkloadParticipant(data[0])

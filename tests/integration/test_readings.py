@@ -58,7 +58,7 @@ class Held:
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Held:
-    """Whatever reads back what lies in the store."""
+    """Hold all readings of the store."""
     held = Held()
     monkeypatch.setattr(sources, "measure", held.holding(sources.measure))
     monkeypatch.setattr(MeasuredUpload, "pick_up", held.holding(MeasuredUpload.pick_up))

@@ -267,7 +267,7 @@ async def test_a_full_disk_ends_the_process_and_not_the_session(tiny_disk, tmp_p
 
 
 async def test_a_restart_from_a_snapshot_goes_on(start, join, tmp_path):
-    """As one without: session, history and what is served are the same."""
+    """Session, history and answers are those of a restart without a snapshot."""
     rounds = {"rounds": 3, "min_participants": 2}
     first = await start(rounds=rounds)
     first.driver.snapshot_records = 1

@@ -77,7 +77,7 @@ async def test_a_thread_that_hangs_does_not_hold_the_process(tmp_path):
 @pytest.mark.e2e
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 async def test_an_error_while_stopping_is_called_one(tmp_path):
-    """Not "cannot_start"; and the steps after it happen all the same."""
+    """The log does not say "cannot_start", and the steps after it happen all the same."""
     fail = "self._worker.close = lambda: asyncio.to_thread(Path('/none/there').read_text)"
     status, told = await spoilt(fail, tmp_path)
     assert status == 1

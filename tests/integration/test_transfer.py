@@ -70,7 +70,7 @@ async def test_an_encoded_update_is_fewer_bytes(start, join, proxy, encoding, ra
 
 @pytest.mark.parametrize(("dtype", "encoding"), [(np.float32, pb.INT8), (np.float64, pb.PLAIN)])
 async def test_an_encoding_is_asked_for_where_there_is_one(start, join, dtype, encoding):
-    """Not of first weights, and only of a model that is float32."""
+    """Initial weights have none, and only a model of float32 has one."""
     coordinator = await start(server={"update_encoding": "int8"}, rounds={"rounds": 2})
     a = join(coordinator, "a")
     await in_round(a)

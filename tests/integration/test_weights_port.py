@@ -469,7 +469,8 @@ async def test_participant_goes_on_with_a_put_whose_connection_broke(start, join
     ids=["nothing", "a part of a line", "no key"],
 )
 async def test_answer_that_is_not_the_port_s_fails_an_offer(said):
-    """Whatever listens at the address, the update is not taken for stored, and nothing hangs."""
+    """The update is not taken for stored, and nothing hangs, if another server listens at the
+    address."""
     transfer = DirectTransfer(continue_timeout_s=0.3)
     with socket.create_server(("127.0.0.1", 0)) as server, closing(transfer) as direct:
 
@@ -491,7 +492,7 @@ async def test_answer_that_is_not_the_port_s_fails_an_offer(said):
         await serving
 
 
-async def test_coordinator_starts_without_a_port_that_nobody_asked_for(start, join, monkeypatch):
+async def test_coordinator_starts_without_a_port_that_was_not_asked_for(start, join, monkeypatch):
     def refuse(*_: object) -> socket.socket:
         raise PortTaken("cannot listen")
 

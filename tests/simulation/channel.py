@@ -137,7 +137,7 @@ class Unary:
 
 
 class CallError(grpc.RpcError, grpc.Call):
-    """As blocking calls raise it."""
+    """An error as blocking calls raise it."""
 
     def __init__(self, code: grpc.StatusCode, details: str, trailing: Metadata) -> None:
         super().__init__(code, details)

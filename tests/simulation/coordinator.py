@@ -302,7 +302,7 @@ def _points_of(driver: Driver) -> Callable[[str, int, str], tuple[Point, ...]]:
 
 
 class _SessionClock:
-    """As clock.py, on virtual time, with a wall clock that jumps."""
+    """The clock of clock.py on virtual time, with a wall clock that jumps."""
 
     def __init__(
         self, hub: Hub, start: float, rate: float, wall_offset_s: Callable[[], float]

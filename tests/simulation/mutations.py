@@ -146,7 +146,7 @@ def _selection_puts_off(session: Session, event: e.Event) -> Session:
 
 @contextmanager
 def _evolve(mutant: Callable[[Session, e.Event], Session]) -> Iterator[None]:
-    """Also where the oracle folds the journal: it must not rely on that."""
+    """Replace evolve() also where the oracle folds the journal, which must not rely on it."""
     with (
         mock.patch.object(evolve_module, "evolve", mutant),
         mock.patch.object(decider, "evolve", mutant),

@@ -117,7 +117,7 @@ class Scenario:
     quiet_at: float = 0.0
 
     def rules(self) -> Rules:
-        """As a configuration gives them. Raises ValidationError, where it cannot be."""
+        """Rules as a configuration gives them. Raises ValidationError, where it cannot be."""
         rounds: dict[str, Any] = {
             "rounds": self.rounds,
             "epochs": self.epochs,
@@ -324,7 +324,7 @@ def _aggregation(chance: Random, scenario: Scenario) -> Scenario:
 
 
 def _partial(chance: Random, scenario: Scenario) -> Scenario:
-    """Not everybody is needed."""
+    """A scenario that does not need all participants."""
     n = scenario.num_participants
     if chance.random() < 0.4:
         staleness = chance.choice((None, 1, 1, 2))

@@ -75,7 +75,7 @@ def test_nothing_acknowledged_is_lost_whatever_happens() -> None:
 
 
 def test_a_seed_is_one_history() -> None:
-    """Whatever has run before it, and however this process orders its sets."""
+    """Neither earlier runs nor the order of sets in this process change it."""
     script = (
         "from simulation.scenario import from_seed\n"
         "from simulation.world import simulate\n"
@@ -135,7 +135,7 @@ class _Unheard:
         raise ValueError("nobody hears this")
 
 
-def test_an_exception_that_nobody_hears_is_a_failure() -> None:
+def test_an_unhandled_exception_is_a_failure() -> None:
     def show(line: str) -> None:
         _Unheard()
 

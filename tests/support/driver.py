@@ -131,7 +131,7 @@ class Bench:
 
 
 async def settled() -> None:
-    """Whatever can go on by itself has done so."""
+    """Let all tasks go on that can."""
     for _ in range(20):
         await asyncio.sleep(0)  # one iteration of the event loop; no time passes
 

@@ -155,7 +155,7 @@ class StrictInflux:
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def settings(self) -> dict[str, str]:
-        """As the keys of [metrics]."""
+        """The keys of [metrics]."""
         return {
             "kind": "influxdb",
             "url": self.url,

@@ -232,7 +232,7 @@ def results_of(operation: str, arrays: list[Any], op: str = "sum", root: int = 0
 
 
 def same(found: Any, expected: Any) -> None:
-    """As a result: array by array; None is None."""
+    """Compare results array by array; None is None."""
     if isinstance(expected, list):
         assert len(found) == len(expected)
         for one, other in zip(found, expected, strict=True):

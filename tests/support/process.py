@@ -101,7 +101,7 @@ class Process:
         return await asyncio.wait_for(self._process.wait(), PATIENCE_S)
 
     async def end(self) -> None:
-        """Whatever its state, it is gone afterwards."""
+        """End the process in any state."""
         if self._process is not None and self._process.returncode is None:
             await self.kill()
 

@@ -74,7 +74,7 @@ class S3Server(ABC):
         return f"http://127.0.0.1:{self.port}"
 
     def settings(self, bucket: str, **others: object) -> dict[str, object]:
-        """As the keys of [storage]."""
+        """The keys of [storage]."""
         return {
             "kind": "s3",
             "endpoint": self.endpoint,
@@ -128,7 +128,7 @@ class S3Server(ABC):
         self.start()
 
     def close(self) -> None:
-        """Whatever its state, it is gone afterwards, with all that it stored."""
+        """End the server in any state, and remove all that it stored."""
         if self._process is not None:
             self._end(signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -166,7 +166,7 @@ class Training:
             await participant.start()
 
     async def end(self) -> None:
-        """Whatever its state, nothing of it is left afterwards."""
+        """End all processes in any state."""
         for process in (*self.participants.values(), self.coordinator):
             await process.end()
 

@@ -205,7 +205,7 @@ def started_and_owns(one: Fence) -> bool:
 
 
 def test_a_store_that_was_emptied_has_no_newer_coordinator(journal: Journals) -> None:
-    """As when it is not mounted: no reason to give up."""
+    """An empty or unmounted store is no reason to give up."""
     store = MemoryStore()
     one = fence(store, journal("a"))
     one.take_over()
@@ -257,8 +257,8 @@ def test_publishing_and_removing_need_the_owner(journal: Journals) -> None:
 
 
 def test_overtaken_coordinator_drops_nothing(store: WeightsStore, journal: Journals) -> None:
-    """Not of a round that it takes to be over, nor of a session whose end it has seen: the newer
-    one may go on with it. It does not get through one group of keys before it hears of that."""
+    """The newer may go on with a round or a session that the older takes to be over. The older does
+    not get through one group of keys before it hears of that."""
     older = fence(store, journal("a"))
     older.take_over()
     store.put({f"0/{number}.{'0' * 32}": b"u" for number in range(2 * GROUP_SIZE + 1)})

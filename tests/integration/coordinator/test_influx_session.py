@@ -174,7 +174,7 @@ async def test_types_are_those_that_a_field_keeps(launch: Launch, influx: Strict
 async def test_a_participant_reports_about_itself_and_now(
     launch: Launch, influx: StrictInflux
 ) -> None:
-    """Whatever its points say: series and the times that a database keeps are not its to choose."""
+    """Series and times that a database keeps do not follow what a participant's points say."""
     coordinator = launch(**influx.settings())
     before = time.time_ns()
     await coordinator.start()

@@ -54,7 +54,7 @@ async def test_assignment_leaves_out_metadata_that_the_participant_has(start, jo
     assert short == whole
 
 
-async def test_watch_sends_metadata_once_to_those_who_keep_them(start, join):
+async def test_watch_sends_metadata_once_to_participants_that_keep_them(start, join):
     """An earlier version of the participant takes them with each work."""
     coordinator = await start(**SGD)
     a = join(coordinator, "a")

@@ -19,9 +19,9 @@ PATIENCE_S = 60.0
 
 
 @pytest.mark.e2e
-async def test_a_process_that_stood_still_lets_nobody_go(tmp_path: Path) -> None:
-    """As a machine that was suspended: what was sent meanwhile waits in it, and the leases ran
-    out. Who then still says nothing goes."""
+async def test_a_process_that_stood_still_removes_no_participant(tmp_path: Path) -> None:
+    """After a machine was suspended, messages wait in it and the leases have run out. A participant
+    that stays silent then is removed."""
     process = CoordinatorProcess(tmp_path, {"rounds.start_participants": 9, **LEASE})
     await process.start()
     members = [Member(process.port, f"p{number}") for number in range(8)]

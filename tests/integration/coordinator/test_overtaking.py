@@ -271,8 +271,8 @@ Fence.take_over = unanswered
 
 @pytest.mark.e2e
 async def test_a_takeover_without_an_answer_is_tried_again(ward: Ward, seaweedfs: S3Server) -> None:
-    """As the other requests of a start are. That the first attempt is over does not end the
-    process."""
+    """A takeover is retried as other requests of a start are. The end of the first attempt does not
+    end the process."""
     process = ward.process("a", OddProcess)
     process.odd = UNANSWERED
     settings = seaweedfs.settings(seaweedfs.new_bucket())

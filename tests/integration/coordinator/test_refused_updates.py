@@ -144,8 +144,8 @@ async def test_a_refusal_that_was_heard_of_survives_a_kill(process: CoordinatorP
 
 
 async def test_a_stored_update_of_another_cannot_be_handed_in(start, join, tmp_path: Path):
-    """Not by its id, and not by the name of the object: that would put it into the sender's hands,
-    and the sender's next upload would replace it."""
+    """Neither the id nor the name of the object gives access: the sender's next upload would
+    replace it."""
     coordinator = await start(rounds={"min_participants": 2, "rounds": 1})
     a, z = join(coordinator, "a"), join(coordinator, "z")
     await a.rendezvous()

@@ -107,7 +107,7 @@ async def enter() -> AsyncIterator[Enter]:
 
 
 async def hand_in(member: Member, vector: Any, round_: int) -> None:
-    """As a participant does: as long as the store is away, again."""
+    """Hand in as a participant does, again as long as the store is away."""
     while True:
         try:
             await member.hand_in(vector, round_=round_)

@@ -167,7 +167,7 @@ def test_status_shows_tags_and_participants_that_are_left_out() -> None:
 
 
 class Fleet(Inspection):
-    """So many that they come in pages of 30, which is fewer than are asked for."""
+    """A fleet that comes in pages of 30, which is fewer than are asked for."""
 
     def GetStatus(self, request: Any, context: Any) -> inspection_pb2.GetStatusResponse:
         return inspection_pb2.GetStatusResponse(phase="standby", num_connected=100)

@@ -86,6 +86,6 @@ async def test_an_agent_sends_its_tags(start: Any) -> None:
 
 
 @pytest.mark.parametrize("tags", [{"": "x"}, {"a": "\n"}])
-def test_an_agent_refuses_tags_that_nobody_would_take(tags: dict[str, str]) -> None:
+def test_an_agent_refuses_tags_that_the_coordinator_would_refuse(tags: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="tag"):
         Agent(Same(), "127.0.0.1:1", "a", tags=tags)

@@ -49,7 +49,7 @@ def test_a_participant_reads_models_and_hands_in(participant: Any) -> None:
 
 @pytest.mark.parametrize("key", ["0/global", "8/global", "345/global"])
 def test_a_participant_writes_no_model(participant: Any, key: str) -> None:
-    """Neither one that is there nor the next one, whose place must be free; by no kind of PUT."""
+    """No kind of PUT replaces an existing model or takes the key of the next one."""
     target = {"Bucket": BUCKET, "Key": key}
     source = {"Bucket": BUCKET, "Key": "7/other"}
     for write in (
@@ -64,7 +64,7 @@ def test_a_participant_writes_no_model(participant: Any, key: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["7/other", "8/global", ".claims/8/global/x"])
-def test_a_participant_does_not_reach_what_was_accepted(participant: Any, key: str) -> None:
+def test_a_participant_does_not_reach_accepted_updates(participant: Any, key: str) -> None:
     """The session's own objects, which models are made from; nor what guards their publication."""
     key = key if key.startswith(".") else f"{SESSION}/{key}"
     for use in (

@@ -112,7 +112,7 @@ def test_server_that_others_cannot_connect_to_is_refused() -> None:
     assert "server.advertised" in refused.stderr
 
 
-def test_status_of_nobody_is_one_line() -> None:
+def test_status_of_an_absent_scheduler_is_one_line() -> None:
     asked = run("status", "--scheduler", "127.0.0.1:1", "--timeout", "0.5")
     assert asked.exit_code == 1
     assert asked.stderr.startswith("xain-parameter-server: the scheduler at 127.0.0.1:1 does not")

@@ -89,7 +89,7 @@ def test_bounded_table_gives_the_same_model(group, folder):
     assert first[1] == second[1]
 
 
-def test_worker_without_rows_holds_nobody_back(group, tmp_path):
+def test_worker_without_rows_holds_no_other_back(group, tmp_path):
     """The others wait for three workers, of which one has a part without a line."""
     (tmp_path / "train.svm").write_text("1 1:1" + 60 * " " + "\n0 2:1\n")
     job = Job("t", MODELS["logistic"], num_workers=3, batch_rows=1, num_epochs=2)

@@ -47,7 +47,7 @@ def refuse(
     domain: str = "xain.coordinator",
     retry_after_s: float | None = None,
 ) -> NoReturn:
-    """As the coordinator refuses: the reason travels in the rich status."""
+    """Refuse as the coordinator does: the reason travels in the rich status."""
     details: list[Any] = [ErrorInfo(reason=code, domain=domain)]
     if retry_after_s is not None:
         details.append(RetryInfo())
@@ -134,7 +134,7 @@ class ScriptedCoordinator(CoordinatorServicer):
         return f"127.0.0.1:{self.port}"
 
     def stop(self) -> None:
-        """As abruptly as gRPC can: what is under way is aborted."""
+        """Stop as abruptly as gRPC can: open calls are aborted."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()

@@ -114,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
         return path
 
     def do_CONNECT(self) -> None:
-        """As a proxy: one connection, carried back and forth."""
+        """Carry one connection back and forth, as a proxy."""
         self.close_connection = True
         self.store.note("CONNECT", self.path, self)
         if self.store.faults:

@@ -194,7 +194,7 @@ def test_every_event_names_participant_and_round(
 def test_a_participant_that_fails_leaves_the_session(
     serve: Serve, adder: Adder, error: BaseException
 ) -> None:
-    """So that somebody else can take its place at once."""
+    """Another participant can replace it at once."""
     server = serve()
     adder.error = error
     with capture_logs() as logs:

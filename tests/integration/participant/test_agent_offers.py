@@ -83,7 +83,7 @@ def test_a_failure_inside_a_transfer_does_not_tell_the_url(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Not even a bug of our own, whose traceback is logged."""
+    """A bug of our own does not either, though its traceback is logged."""
     monkeypatch.setattr(direct._Target, "host", property(lambda target: 1 / 0))
     running = launch(adder, offering.target)
     assert running.code() == 1

@@ -127,7 +127,7 @@ def test_server_without_ranges_is_left(direct: DirectTransfer, store: ScriptedSt
 def test_a_fetch_that_brings_nothing_more_ends(
     direct: DirectTransfer, store: ScriptedStore
 ) -> None:
-    """Also when no single attempt is empty: a few bytes each would be attempts without end."""
+    """Attempts of a few bytes each count as nothing too: they would go on without end."""
     store.objects["/m"] = MODEL
     store.faults.extend([break_off(PART), break_off(LEAST_BYTES // 2)])
     download = download_of()
@@ -194,7 +194,7 @@ def test_another_range_than_asked_for_is_not_taken(
 
 
 def test_damaged_download_is_dropped(direct: DirectTransfer, store: ScriptedStore) -> None:
-    """So that the other way begins anew."""
+    """The download through the coordinator begins anew."""
     store.faults.append(object_of(bytes(len(MODEL))))
     download = download_of()
     failure(lambda: direct.fetch(store.url("/m"), download))
@@ -397,7 +397,7 @@ def test_closed_transfer_begins_nothing(direct: DirectTransfer, store: ScriptedS
 def test_no_url_gets_out(
     store: ScriptedStore, caplog: pytest.LogCaptureFixture, method: str, fault: Fault
 ) -> None:
-    """Neither by an error, its traceback or what it hangs on, nor by anybody's log."""
+    """No error, traceback, cause or log has the URL."""
     caplog.set_level(logging.DEBUG)
     store.objects["/m"] = MODEL
     store.faults.extend([fault, fault, status(500)])
@@ -493,7 +493,7 @@ def tls_store(certificate: Path, store: ScriptedStore) -> Iterator[ScriptedStore
     tls_store.stop()
 
 
-def test_a_certificate_that_nobody_vouches_for_is_not_accepted(
+def test_a_certificate_without_a_known_authority_is_not_accepted(
     direct: DirectTransfer, tls_store: ScriptedStore
 ) -> None:
     failed = failure(lambda: direct.put(tls_store.url("/u"), parts()))

@@ -279,7 +279,7 @@ def test_settings_come_from_the_environment(
 
 
 def test_state_lasts_from_round_to_round(serve: Serve) -> None:
-    """Whatever is changed after submit() does not count."""
+    """A change after submit() does not count."""
     coordinator = serve(Ledger(rounds=3))
     seen = []
     for round_ in xain.rounds(coordinator=coordinator.target):

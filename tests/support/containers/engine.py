@@ -177,7 +177,7 @@ class Containers:
         return docker("volume", "create", "--label", self._label, self._name())
 
     def start(self, image: str, *arguments: str, options: tuple[str, ...] = ()) -> str:
-        """As locked up as the stacks run ours. Returns the container's name."""
+        """Start a container as locked up as the stacks run ours. Returns its name."""
         name = self._name()
         docker(
             "run",

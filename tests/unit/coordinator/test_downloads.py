@@ -99,4 +99,4 @@ async def test_bytes_of_models_in_memory_are_bounded(sender: Downloads) -> None:
 
 
 class Enough(Exception):
-    """So much was received."""
+    """Raised once enough bytes were received."""

@@ -172,7 +172,7 @@ async def test_commands_share_an_append(bench):
     assert list(bench.driver.session.members) == ["a", "b", "c", "d"]
 
 
-async def test_a_failing_append_fails_everybody_who_waits(bench):
+async def test_a_failing_append_fails_all_waiting_callers(bench):
     """Nothing of what was lost is told to anybody, then or later; the process is to end."""
     await bench.driver.submit(c.Rendezvous("a"))
     before, effects = bench.driver.session, list(bench.worker.effects)
@@ -326,7 +326,7 @@ async def test_a_refused_command_changes_nothing(bench):
 
 
 async def test_a_new_session_is_written_when_it_starts():
-    """Not when it is prepared: until then the one before is the latest."""
+    """The session before is the latest until then, although the new one is prepared."""
     journal = HeldJournal()
     driver = Driver.open(journal, lambda _: HeldClock(), RULES, lambda: "s", new_session=True)
     assert driver.session.session_id == "s"

@@ -127,7 +127,7 @@ def test_the_first_piece_is_not_copied() -> None:
 
 
 def test_a_nan_whose_bytes_lie_in_two_pieces() -> None:
-    """Neither half is an element."""
+    """The halves of an element are put together."""
     data = npy(np.array([1, np.nan, 2, np.nan], np.float64))
     assert inspect([data[:-21], data[-21:]]).first_bad == 1
 

@@ -174,7 +174,7 @@ def test_needed_objects_stay():
 
 @dataclass
 class Driver:
-    """As much of it as is watched."""
+    """The part of a driver that is watched."""
 
     session: Session
     changes: Broadcast = field(default_factory=Broadcast)

@@ -304,7 +304,8 @@ class Bench:
         return self.send(c.Tick(), at=at)
 
     def pass_time(self, seconds: float, *silent: str) -> None:
-        """As the driver lives it: a Tick when one is due. All but these are heard meanwhile."""
+        """Let time pass as the driver does: a Tick when one is due. All but the silent are heard
+        meanwhile."""
         end = self.now + seconds
         while True:
             for name in self.connected:

@@ -104,7 +104,7 @@ def test_an_update_is_never_refused_for_its_age() -> None:
     assert staleness(bench) == {"b": 40}
 
 
-def test_a_deadline_leaves_nobody_behind_in_asp() -> None:
+def test_a_deadline_makes_no_update_late_in_asp() -> None:
     """A deadline closes the round for waiting participants; training ones go on with their work."""
     bench = buffered_round("a", "b", "c", buffer_size=2)
     bench.end("a")
@@ -362,7 +362,7 @@ def test_resends_of_members_are_known() -> None:
 
 
 def test_a_resend_is_known_after_the_end() -> None:
-    """Also from XAIN's clients, who mean the round that they have trained."""
+    """XAIN's clients mean the round that they have trained."""
     bench = buffered_round("a", "b", rounds=2)
     bench.end("a", "a@0")
     bench.end("b", "b@0", round_=None)
@@ -417,7 +417,7 @@ def test_an_upload_counts_once_also_when_it_is_stale() -> None:
 
 @pytest.mark.parametrize("rules", [{}, {"consistency": "ssp", "staleness": 3}])
 def test_an_upload_counts_once_however_many_models_follow(rules: dict[str, Any]) -> None:
-    """As long as its round is still trained by others, and after a restart."""
+    """The upload is known as long as its round is still trained by others, and after a restart."""
     bench = buffered_round("a", "b", "c", buffer_size=1, **rules)
     bench.end("a", upload_name="uuid-a")
     bench.end("a", "a@1", upload_name="uuid-a")

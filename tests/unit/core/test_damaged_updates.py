@@ -37,7 +37,7 @@ def closed_round(*names: str) -> Bench:
     return bench
 
 
-def test_sender_is_asked_again_and_nobody_else() -> None:
+def test_only_the_sender_is_asked_again() -> None:
     bench = closed_round("a", "b", "c")
     damage(bench, "b")
     assert bench.notified
@@ -50,7 +50,7 @@ def test_sender_is_asked_again_and_nobody_else() -> None:
 
 
 def test_same_update_makes_the_same_model() -> None:
-    """Whatever happens in between: the aggregation is given the same work."""
+    """The aggregation is given the same work, whatever happens in between."""
     bench = closed_round("a", "b", "c")
     before = bench.aggregates[-1]
     damage(bench, "b")
@@ -122,7 +122,7 @@ def test_damaged_update_of_a_round_that_still_collects_is_dropped_too() -> None:
 
 
 def test_damaged_upload_no_longer_counts() -> None:
-    """Else its sender could not bring it anew under its name."""
+    """The sender may bring it anew under its name."""
     bench = opened_round("a", "b", answers=False)
     bench.end("a", upload_name="site-a")
     damage(bench, "a")
@@ -156,7 +156,8 @@ def test_late_update_of_an_asynchronous_session_is_asked_for_of_its_own_round() 
 
 
 def test_reason_stands_in_the_record_of_the_round() -> None:
-    """Also when the sender has handed in again; what it had contributed is not counted twice."""
+    """The reason stays when the sender has handed in again, and its first contribution is not
+    counted twice."""
     bench = closed_round("a", "b", "c")
     damage(bench, "b")
     history = History()

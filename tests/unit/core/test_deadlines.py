@@ -42,7 +42,7 @@ def test_at_its_deadline_a_round_closes_with_what_it_has() -> None:
 
 
 def test_a_tick_is_due_at_the_deadline() -> None:
-    """Not only when somebody says something, or time is written down."""
+    """The Tick does not depend on commands or on noted time."""
     bench = Bench(make_rules(min_participants=2, start_participants=3, **TIMED))
     bench.join("a", "b", "c", at=3.0)
     bench.pass_time(DEADLINE_S - 2.0)
@@ -55,8 +55,8 @@ def test_a_tick_is_due_at_the_deadline() -> None:
 
 
 def test_a_straggler_is_late() -> None:
-    """What it brings after the deadline is refused as late, in every state that the session can
-    then be in, and whatever it asks for."""
+    """An update after the deadline is refused as late, in every state that the session can then be
+    in, and so are the straggler's questions."""
     bench = timed_round("a", "b", rounds=2)
     bench.answers = False
     bench.end("a")
@@ -93,7 +93,7 @@ def test_with_too_few_updates_others_are_asked_besides() -> None:
     bench.refuses_end(errors.StaleRound, "b", round_=0)
 
 
-def test_what_a_paused_round_has_is_not_thrown_away() -> None:
+def test_idle_timeout_closes_a_paused_round_with_its_updates() -> None:
     """An idle timeout before the deadline closes the round; if it is the last, all is well."""
     bench = timed_round("a", "b", "c", rounds=1, min_participants=2, deadline_s=10 * IDLE_S)
     bench.end("a")
@@ -261,7 +261,7 @@ def test_pauses_do_not_add_up_for_ever() -> None:
 
 
 def test_a_restart_keeps_the_deadline() -> None:
-    """It counts from the opening that the journal tells, whenever the coordinator came back."""
+    """The deadline counts from the opening in the journal, whenever the coordinator came back."""
     bench = timed_round("a", "b", "c")
     bench.end("a")
     for _ in range(9):
@@ -296,10 +296,9 @@ def test_how_often_time_is_written_down(
     assert noted_every_s(rules, WantedUpdates()) == every_s
 
 
-def test_what_a_crash_costs_is_bounded() -> None:
-    """Session time goes on from what was written down last. A coordinator that dies over and over
-    in a round where nobody says anything durable still comes to its deadline, and each death has
-    put it off by at most a tenth."""
+def test_each_crash_delays_the_deadline_by_at_most_a_tenth() -> None:
+    """Session time goes on from the last time in the journal, so that a coordinator that dies over
+    and over still comes to the deadline of a round without durable events."""
     bench = timed_round("a", "b", "c")
     bench.end("a")
     num_deaths, waited = 0, 0.0
@@ -325,7 +324,7 @@ def test_time_is_not_written_down_after_the_end() -> None:
 
 
 def test_time_that_is_written_down_changes_nothing_else() -> None:
-    """It is no sign of life, and no progress."""
+    """TimePassed is no sign of life, and no progress."""
     bench = timed_round("a", "b", min_participants=2)
     before = bench.session
     bench.tick(at=10.0)

@@ -212,7 +212,7 @@ def test_evaluation_of_an_earlier_model_does_not_count_for_the_round() -> None:
 # --- the last model ---
 
 
-def test_last_model_is_evaluated_by_all_who_can() -> None:
+def test_last_model_is_evaluated_by_all_that_can() -> None:
     bench = bench_of("a", "b", without=("c",))
     train(bench, 0.1, 0.2)
     assert bench.phase is Phase.COLLECTING
@@ -244,7 +244,7 @@ def test_last_model_is_evaluated_by_all_who_can() -> None:
     assert point.fields["accuracy_min"] == 0.7
 
 
-def test_session_ends_at_once_if_nobody_can_evaluate() -> None:
+def test_session_ends_at_once_if_no_participant_can_evaluate() -> None:
     bench = bench_of(without=("a",))
     train(bench, 0.1, 0.2)
     assert bench.phase is Phase.FINISHED
@@ -264,7 +264,7 @@ def test_evaluation_that_is_sent_again_is_answered_again() -> None:
 
 
 def test_second_other_evaluation_of_a_participant_is_refused() -> None:
-    """As a second other update is, and after the end too."""
+    """The refusal is that of a second other update, and holds after the end too."""
     bench = bench_of("a", "b")
     train(bench, 0.1, 0.2)
     evaluate(bench, "a", 0.5)
@@ -293,7 +293,7 @@ def test_weights_are_not_taken_while_the_last_model_is_evaluated() -> None:
     bench.refuses(MayUpload("a", 2, "good"), errors.RoundAlreadyClosed)
 
 
-def test_evaluation_goes_on_without_those_who_leave() -> None:
+def test_evaluation_goes_on_without_leaving_participants() -> None:
     bench = bench_of("a", "b", "c")
     train(bench, 0.1, 0.2)
     evaluate(bench, "a", 0.9)
@@ -498,7 +498,7 @@ def test_session_that_stops_early_ends_even_if_its_last_model_is_the_best() -> N
     assert bench.session.cause == "completed"
 
 
-def test_session_of_an_earlier_version_asks_nobody_to_evaluate_at_its_end() -> None:
+def test_session_of_an_earlier_version_has_no_evaluation_at_its_end() -> None:
     """Participants of such a session have never said that they can evaluate."""
     bench = Bench(make_rules())
     bench.join("a")

@@ -220,7 +220,7 @@ def test_round_is_paused_when_the_only_one_with_initial_weights_leaves() -> None
     assert bench.session.round == 1
 
 
-def test_overdue_round_asks_nobody_without_initial_weights() -> None:
+def test_overdue_round_asks_only_participants_with_initial_weights() -> None:
     bench = Bench(make_rules(min_participants=2, initial="first", **TIMED))
     bench.join("a")
     bench.join("b", can_initialise=False)

@@ -52,8 +52,8 @@ def test_slot_of_a_member_that_left_is_given_again() -> None:
     assert isinstance(bench.join("c"), r.Accepted)
 
 
-def test_a_rendezvous_of_somebody_here_is_accepted_and_changes_nothing() -> None:
-    """Even when the house is full, in a round, and with another profile."""
+def test_rendezvous_of_a_member_is_accepted_and_changes_nothing() -> None:
+    """The same holds when all slots are taken, in a round, and with another profile."""
     bench = Bench(make_rules(min_participants=2, max_participants=2))
     bench.join("a", "b")
     journal, session = list(bench.journal), bench.session
@@ -278,7 +278,7 @@ def test_profiles_that_do_not_suffice_wait_for_others() -> None:
     assert bench.phase is Phase.COLLECTING
 
 
-def test_a_refusal_of_profiles_that_nobody_asked_for_is_stale() -> None:
+def test_a_refusal_of_profiles_without_a_request_is_stale() -> None:
     """A late answer does not undo a model that is there."""
     bench = Bench(make_rules(min_participants=1))
     bench.join("a")

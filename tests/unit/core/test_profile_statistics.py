@@ -48,7 +48,7 @@ def with_count(number: int) -> str:
 def test_statistics_that_cannot_be_used_are_refused_for_their_sender(
     statistics: str, complaint: str
 ) -> None:
-    """Else the initial model could not be made, and the session would wait for all."""
+    """The initial model could not be made from them, and the session would wait for all."""
     bench = Bench(make_rules(min_participants=2))
     damaged = replace(profile("a", "b"), statistics=statistics)
     refusal = bench.refuses(c.Rendezvous("x", damaged), errors.ProfileMismatch)

@@ -101,8 +101,8 @@ def test_accepted_update_counts_whatever_is_refused_later() -> None:
     assert faults(bench, "a") == Faults()
 
 
-def test_in_asp_what_it_trains_is_given_up() -> None:
-    """Also if it trains an earlier round, and also while a model is made."""
+def test_in_asp_the_training_of_a_left_out_participant_is_given_up() -> None:
+    """The same holds for an earlier round, and while a model is made."""
     rules = strict(
         consistency="asp", staleness=None, buffer_size=1, start_participants=3, fraction="0.6"
     )
@@ -135,7 +135,7 @@ def test_faults_are_kept_of_the_latest_participants_that_have_left() -> None:
     assert "p7" not in state.faults
 
 
-def test_unregistered_clients_and_those_who_owe_nothing_are_not_counted() -> None:
+def test_refusals_count_for_participants_that_owe_an_update() -> None:
     bench = opened_round("a", "b", "c", rules=strict(min_participants=2))
     events = len(bench.journal)
     bench.send(

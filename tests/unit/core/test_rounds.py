@@ -124,7 +124,7 @@ def test_no_round_opens_before_the_initial_model_is_there() -> None:
 
 
 def test_updates_are_aggregated_in_the_order_of_names() -> None:
-    """Neither the order of selection nor that of arrival changes the sum of the floats."""
+    """The sum of the floats depends on neither the order of selection nor that of arrival."""
     bench = opened_round("c", "a", "b", answers=False)
     for name in ("b", "c", "a"):
         bench.end(name, f"of {name}", num_samples=ord(name))

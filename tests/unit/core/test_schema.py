@@ -119,7 +119,7 @@ def test_earlier_versions_are_compared_by_their_number_of_features() -> None:
     assert "4 features, those of the session 3" in refusal(bench, DataProfile(10, 4, ("alive",)))
 
 
-def test_schema_is_that_of_those_who_are_there() -> None:
+def test_schema_is_that_of_the_members() -> None:
     """A first participant with the wrong file does not refuse all others for ever."""
     bench = waiting()
     bench.join("wrong", profile=profile_of(AGE))

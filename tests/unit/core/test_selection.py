@@ -71,7 +71,7 @@ def test_a_selection_is_distinct_candidates(
 
 @settings(derandomize=True, deadline=None)
 @given(order=st.permutations(NAMES[:8]), controller=st.sampled_from(sorted(CONTROLLERS)))
-def test_the_draw_depends_on_who_is_here_not_on_who_came_first(
+def test_the_draw_does_not_depend_on_the_order_of_joining(
     order: list[str], controller: str
 ) -> None:
     """The order of arrival must not decide who trains."""
@@ -106,7 +106,7 @@ def test_random_leaves_the_global_generator_alone() -> None:
     assert random.random() == expected
 
 
-def test_random_gives_everybody_a_chance() -> None:
+def test_random_gives_all_a_chance() -> None:
     """Over many rounds each of six is drawn about as often as the others (expected 150 of 300)."""
     counts = dict.fromkeys(NAMES[:6], 0)
     for round_ in range(300):
@@ -247,7 +247,7 @@ def test_negative_default_samples_are_refused() -> None:
 
 
 class Says:
-    """Whatever it is told to."""
+    """A controller that answers as it is told to."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
@@ -346,7 +346,7 @@ def test_a_replacement_is_added_behind_the_others() -> None:
     assert bench.notified, "the replacement must hear of its round"
 
 
-def test_nobody_replaces_a_participant_that_has_done_its_part() -> None:
+def test_participant_that_has_handed_in_is_not_replaced() -> None:
     """An accepted update fills the slot of its sender, even after the sender has left."""
     bench = opened_round("a", "b", "c", rules=make_rules(min_participants=2))
     assert bench.selected == ("a", "b")

@@ -22,7 +22,7 @@ def northern(**rules: object) -> Bench:
     return Bench(make_rules(tags={"site": ("north",)}, **rules))  # type: ignore[arg-type]  # all
 
 
-def test_without_a_filter_everybody_is_eligible() -> None:
+def test_without_a_filter_all_are_eligible() -> None:
     bench = Bench(make_rules(min_participants=2))
     bench.join("a", tags=SOUTH)
     bench.join("b")
@@ -69,7 +69,7 @@ def test_only_those_with_the_tags_are_counted_and_selected() -> None:
     assert bench.connected == ("a", "s", "t", "c")
 
 
-def test_an_overdue_round_does_not_ask_those_who_are_not_eligible() -> None:
+def test_an_overdue_round_asks_only_eligible_participants() -> None:
     bench = northern(min_participants=2, start_participants=3, fraction="0.6", deadline_s=5.0)
     bench.join("s", tags=SOUTH)
     bench.join("a", "b", "c", tags=NORTH)
@@ -85,7 +85,7 @@ def test_the_fraction_is_of_the_eligible() -> None:
     assert len(bench.selected) == 2
 
 
-def test_the_start_timeout_begins_with_the_first_who_is_eligible() -> None:
+def test_the_start_timeout_begins_with_the_first_eligible_participant() -> None:
     bench = northern(start_participants=2)
     bench.join("s", tags=SOUTH, at=0.0)
     assert next_deadline(bench.session) == LEASE_S
@@ -117,7 +117,7 @@ def test_participants_that_are_not_eligible_take_no_slots_of_the_others() -> Non
 
 
 def test_a_known_participant_keeps_the_tags_that_it_came_with() -> None:
-    """As with its profile. Once its lease is over it comes with others."""
+    """Its profile stays as well. Once its lease is over it comes with others."""
     bench = northern(min_participants=2)
     bench.join("a", tags=SOUTH)
     bench.join("a", tags=NORTH)

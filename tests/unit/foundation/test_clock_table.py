@@ -26,7 +26,7 @@ def test_without_a_limit_all_may_work() -> None:
     assert table(0, 10**9, staleness=None).admits(10**9 + 1)
 
 
-def test_where_nobody_works_nobody_is_waited_for() -> None:
+def test_table_without_workers_waits_for_none() -> None:
     """The first to come may be anywhere."""
     assert table().slowest is None
     assert table().admits(7)
@@ -49,7 +49,7 @@ def test_worker_that_was_removed_holds_nobody_up() -> None:
 
 
 def test_a_worker_that_is_rolled_back_is_waited_for() -> None:
-    """As one that starts again from a checkpoint."""
+    """The worker starts again from a checkpoint."""
     clocks = table(5, 5).with_clock("w1", 3)
     assert clocks.clocks == {"w0": 5, "w1": 3}
     assert not clocks.admits(5)

@@ -277,7 +277,8 @@ SECRET = "hunter2"
     ],
 )
 def test_secrets_are_never_told(toml: Path, text: str) -> None:
-    """Neither as the wrong value nor within the dump of a section, as XAIN printed them."""
+    """A secret is neither shown as the wrong value nor within the dump of a section, as XAIN
+    printed them."""
     assert SECRET not in error_of(toml, text)
 
 
@@ -301,7 +302,7 @@ def test_secrets_from_anywhere_are_masked_in_force(
 def test_a_value_in_force_tells_where_it_came_from(
     toml: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that an operator finds the line to change."""
+    """An operator finds the line to change."""
     toml.write_text("[server]\nkind = 'memory'\n[server.options]\na = 1\n")
     monkeypatch.setenv("FLEET_SERVER__TIMEOUT_S", "2")
     resolved = resolve(Fleet, toml, PREFIX, {"server.port": "3"})

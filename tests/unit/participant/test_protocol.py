@@ -393,7 +393,7 @@ def test_a_result_waits_while_the_round_is_paused(holding: Talk) -> None:
         ("OF_A_NEWER_COORDINATOR", "ALREADY_EXISTS"),
     ],
 )
-def test_a_result_that_nobody_wants_is_dropped(holding: Talk, reason: str, status: str) -> None:
+def test_a_useless_result_is_dropped(holding: Talk, reason: str, status: str) -> None:
     assert holding.refuse(Call.HAND_IN, reason, status) == [a.Drop(3, "because")]
     assert holding.hear(e.TimerFired(Timer.WORK)) == []
     assert holding.advertise(3) == []
@@ -478,7 +478,7 @@ def test_the_next_round_replaces_a_result_that_never_got_through(holding: Talk) 
 
 
 def test_an_assignment_of_the_held_round_hands_it_in(holding: Talk) -> None:
-    """Whatever was advertised: the result is there, so it is not trained again."""
+    """The result is there and not trained again, whatever was advertised."""
     holding.refuse(Call.HAND_IN, status="UNAVAILABLE")
     holding.advertise(4)
     assert holding.hear(e.Assigned(3)) == [a.HandIn(3)]
@@ -527,7 +527,7 @@ def test_status_without_a_reason_is_tried_again_and_drops_nothing(
 
 @pytest.mark.parametrize("status", FAILURES)
 def test_rendezvous_refused_without_a_reason_is_tried_again(status: str) -> None:
-    """Also when a proxy refuses it a hundred times."""
+    """A proxy may refuse it a hundred times."""
     talk = Talk()
     talk.hear(e.Started())
     for _ in range(100):
@@ -904,7 +904,7 @@ def test_participant_stopped_with_a_kept_result_stays_a_member(back: Talk) -> No
 
 
 def test_the_same_events_and_chance_give_the_same_actions() -> None:
-    """So a recorded list of events replays a failure."""
+    """A recorded list of events replays a failure."""
 
     def actions(seed: int) -> list[a.Action]:
         protocol = Protocol(Random(seed))

@@ -204,8 +204,8 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.held is not None or isinstance(self.running, a.Train))
     @rule(has_trained=st.booleans())
     def killed_and_started_again(self, has_trained: bool) -> None:
-        """Also after the end. What is on the disk is all that it knows, and it may be there before
-        anybody was told."""
+        """Kill and start the process, also after the end. It knows only what is on the disk, which
+        may be there before the protocol was told."""
         if has_trained and isinstance(self.running, a.Train) and self.trained_in:
             self.on_disk = Held(self.trained_in, self.running.round)
         self.start()
@@ -223,7 +223,7 @@ class World(RuleBasedStateMachine):
 
     @rule()
     def stream_breaks(self) -> None:
-        """Also after the end, when nothing must follow."""
+        """Break the stream, also after the end, when nothing must follow."""
         self.hear(e.ConnectionLost())
 
     @invariant()

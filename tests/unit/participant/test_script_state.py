@@ -16,7 +16,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
 
 
 def again(state: ScriptState, folder: Path | None) -> ScriptState:
-    """As the next process finds it."""
+    """The state as the next process finds it."""
     return state if folder is None else ScriptState(folder, "a")
 
 

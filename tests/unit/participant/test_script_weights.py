@@ -71,7 +71,7 @@ def test_weights_come_back_as_they_were_sent() -> None:
 
 
 def test_tied_weights_travel_once_and_come_back_under_all_names() -> None:
-    """Else load_state_dict() would write the old value over the new one."""
+    """load_state_dict() would otherwise write the old value over the new one."""
 
     class Tied(torch.nn.Module):  # type: ignore[name-defined,misc]
         def __init__(self) -> None:

@@ -78,7 +78,7 @@ def test_bytes_that_are_no_npy_file_are_a_value_error(data):
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3)])
 @pytest.mark.parametrize("dtype", ["<f4", "<f8", ">i2"])
 def test_headers_come_back(dtype, shape):
-    """As numpy writes them, and with the size of the whole file."""
+    """Headers are those of numpy, and tell the size of the whole file."""
     array = np.zeros(shape, dtype)
     whole = saved(np.save, array)
     header = npy_header(array.dtype, shape)

@@ -18,7 +18,7 @@ shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 def test_flatten_and_unflatten_are_inverse(
     all_shapes: list[tuple[int, ...]], dtype: str, seed: int
 ) -> None:
-    """Whatever the shapes, empty and scalar ones too, no element moves or changes."""
+    """No element moves or changes, whatever the shapes, empty and scalar ones too."""
     layout = tuple(TensorSpec(f"a{i}", shape, dtype) for i, shape in enumerate(all_shapes))
     chance = np.random.default_rng(seed)
     arrays = {spec.name: chance.normal(size=spec.shape).astype(dtype) for spec in layout}

@@ -33,7 +33,7 @@ def test_a_partial_write_is_one_with_any_status(
 
 
 def test_a_field_of_another_type_costs_its_point(server: StrictInflux) -> None:
-    """As when one participant sends text where the others send numbers: these are written."""
+    """One participant sends text where the others send numbers, which are written."""
     server.partial = True
     metrics = connect(server)
     values: list[float | str] = [0.5, "high", 0.25]

@@ -14,7 +14,7 @@ from xain_coordinator.metrics.points import parse_points
 
 
 def test_a_whole_number_is_one_and_a_float_is_one() -> None:
-    """Whatever its value: the database keeps the type that it first sees."""
+    """The type does not depend on the value: the database keeps the type that it first sees."""
     point = Point("participant", {"round": 3, "loss": 1.0, "note": "a b"}, {"id": "a b,c=d"})
     text = to_line(7, point).decode()
     assert text == r'participant,id=a\ b\,c\=d loss=1,note="a b",round=3i 7'

@@ -127,7 +127,7 @@ def test_a_name_is_no_longer_than_it_may() -> None:
     assert len(error) < 200
 
 
-def test_a_field_has_one_type_whoever_sends_it() -> None:
+def test_a_field_has_one_type_for_all_senders() -> None:
     """A database keeps the type that a field first had: a loss of 1 must not keep out one of 0.5,
     nor a round of 1.0 those of the heartbeats."""
     fields = {"loss": 1, "n": 2**63 - 1, "note": "1", "state": 4.0, "round": 7}

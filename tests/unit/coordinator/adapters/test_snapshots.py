@@ -49,7 +49,7 @@ def fold(events: list[e.DurableEvent], onto: Snapshot | None = None) -> Snapshot
 
 
 def again(snapshot: Snapshot) -> Snapshot:
-    """As a later process would read it."""
+    """The snapshot as a later process reads it."""
     read = usable_snapshot(*encode_snapshot(snapshot), snapshot.num_records)
     assert read is not None
     return read
@@ -82,9 +82,9 @@ def recorded() -> list[e.DurableEvent]:
         max_size=40,
     )
 )
-def test_at_any_point_the_rest_leads_to_the_same(rules, steps) -> None:
-    """Whenever it is taken, a snapshot and what came after it are the session and the history that
-    all the events give. To the letter: the order of the participants, and the type of a number."""
+def test_snapshot_at_any_point_and_the_rest_give_the_same(rules, steps) -> None:
+    """A snapshot and the events after it give the session and the history of all events, to the
+    order of the participants and the type of a number."""
     bench = Bench(rules)
     for action, name in [("join", "a"), ("join", "b"), ("join", "c"), *steps]:
         bench.now += 0.1

@@ -259,7 +259,7 @@ def test_upload_killed_over_an_old_file_goes_on_after_its_own_bytes(
 
 
 def test_upload_killed_without_a_label_leaves_nothing(tmp_path: Path) -> None:
-    """Neither the old object nor the new one counts."""
+    """The old object counts no more, and the new one does not count."""
     killed(tmp_path, "", MIB)
     store = FileStore(tmp_path)
     assert list(store.keys()) == []

@@ -169,7 +169,7 @@ def test_an_object_that_becomes_shorter_is_refused():
     ],
 )
 def test_a_length_that_cannot_be_is_refused_before_the_elements_are_read(old, new):
-    """So that nothing is copied for nothing."""
+    """No element is copied for nothing."""
     data = pickle.dumps(np.frombuffer(b"a" * 400, "<f4"), 3)
     assert old in data
     with pytest.raises(NotAnArray, match="more or fewer elements"):

@@ -224,7 +224,7 @@ def test_pickle_that_numpy_would_not_write_is_refused(data):
 
 
 def test_the_pickle_that_the_others_are_made_of_is_an_array():
-    """Else they would be refused for another reason."""
+    """The hostile pickles would otherwise be refused for another reason."""
     found = find_array(StrictReader(filled(dtype())))
     np.testing.assert_array_equal(
         np.frombuffer(b"".join(found.pieces()), found.dtype), np.zeros(2, "<f4")
@@ -237,7 +237,8 @@ VALID = [*VECTORS.values(), *EMPTY.values()] + [
 
 
 def test_opcodes_that_are_passed_over_are_matched_in_one_way():
-    """Else to refuse 1 KB would take minutes, in which the coordinator does nothing else."""
+    """A refusal of 1 KB would otherwise take minutes, in which the coordinator does nothing
+    else."""
     data = filled(dtype(), data=b"N")
     for module, what in (
         ("numpy.core.multiarray", "_reconstruct"),
