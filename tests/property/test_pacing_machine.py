@@ -476,7 +476,7 @@ class PacingMachine(RuleBasedStateMachine):
 
     @rule()
     def power_cut(self) -> None:
-        """Whatever was not durable is gone, and session time goes on from the last record."""
+        """State that was not durable is gone, and session time goes on from the last record."""
         self.now, _ = self.journal[-1]
         session = fold(replay([event for _, event in self.journal]), [e.Restarted(self.now)])
         assert session == self.session
@@ -498,7 +498,7 @@ class PacingMachine(RuleBasedStateMachine):
             assert isinstance(self.owed, Aggregate)
 
     @invariant()
-    def nobody_is_further_ahead_than_the_staleness(self) -> None:
+    def no_participant_is_further_ahead_than_the_staleness(self) -> None:
         round_ = self.session.open_round
         if round_ is None:
             return

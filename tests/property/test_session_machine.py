@@ -478,7 +478,7 @@ class SessionMachine(RuleBasedStateMachine):
             assert self.session == before
 
     def _note(self, name: str, reason: str) -> None:
-        """As the server does it, before it answers."""
+        """Note a refusal as the server does, before it answers."""
         rules, number = self.rules, self.session.round
         counts = (
             name in self._outstanding()
@@ -518,7 +518,7 @@ class SessionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._outstanding())
     @rule(i=INDEX, j=INDEX, how=UPLOAD_NAMES, digest=DIGESTS)
     def end_under_a_name(self, i: int, j: int, how: str, digest: str) -> None:
-        """As a XAIN client does, or as a thief."""
+        """Hand in under a name, as a XAIN client does, or as a thief."""
         name = self._outstanding()[i % len(self._outstanding())]
         counted = [word.key for word in self.book.values()] or ["0/nothing"]
         under = {
@@ -660,7 +660,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.0, 20.0]))
     def power_cut(self, seconds: float) -> None:
-        """Whatever was not durable is gone; what was owed is owed again."""
+        """State that was not durable is gone; effects that were owed are owed again."""
         before = self.session
         self.now += seconds
         session = fold(replay(self.journal), [e.Restarted(self.now)])
@@ -717,7 +717,7 @@ class SessionMachine(RuleBasedStateMachine):
             assert all(self._is_eligible(name) for name in round_.selected)
 
     @invariant()
-    def those_who_owe_an_update_may_upload(self) -> None:
+    def participants_that_owe_an_update_may_upload(self) -> None:
         if self.session.phase is Phase.COLLECTING:
             number = self.session.round
             for name in self._outstanding():
@@ -780,7 +780,7 @@ class SessionMachine(RuleBasedStateMachine):
     # --- and at the end of every run ---
 
     def teardown(self) -> None:
-        """Whatever has happened, participants that behave bring the session to its end."""
+        """Participants that behave bring every session to its end."""
         if not self.journal:
             return
         for _ in range(300):

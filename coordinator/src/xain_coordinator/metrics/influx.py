@@ -136,7 +136,7 @@ class InfluxWriter:
 
 
 def _message_of(answer: bytes) -> str:
-    """What InfluxDB says in an answer, or the text of another server's answer."""
+    """The error text of InfluxDB's answer, or the whole text of another server's."""
     try:
         return str(json.loads(answer)["message"])
     except (KeyError, TypeError, ValueError):
