@@ -1,4 +1,4 @@
-"""What every Journal does."""
+"""The contract of every Journal."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -189,7 +189,7 @@ def test_a_snapshot_is_of_its_session_only(journal: Journal) -> None:
 def test_a_snapshot_ahead_of_the_records_is_refused(journal: Journal) -> None:
     """The records are what was acknowledged. Those that come next would be taken for others."""
     journal.append([opened(), closed(0)])
-    with pytest.raises(JournalError, match="of 3 records cannot be written: the session has 2"):
+    with pytest.raises(JournalError, match=r"3 records .*has 2"):
         journal.save(snapshot_of(3))
     assert journal.snapshot() is None
 

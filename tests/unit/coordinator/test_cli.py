@@ -1,5 +1,6 @@
 """The command line, as far as it goes without a coordinator."""
 
+import re
 import sys
 
 import pytest
@@ -87,10 +88,10 @@ def test_one_participant_is_no_participants() -> None:
     """The sentences below the table count correctly."""
     told = run("check-config").stdout
     assert "The first round waits for 1 participant." in told
-    assert "A round needs N = 1 connected participant, of whom k = 1 is selected" in told
+    assert re.search("N = 1 connected participant, .*k = 1 is ", told)
     told = run("check-config", "--min-participants", "2").stdout
     assert "The first round waits for 2 participants." in told
-    assert "N = 2 connected participants, of whom k = 2 are selected" in told
+    assert re.search("N = 2 connected participants, .*k = 2 are ", told)
 
 
 def test_file_that_cannot_be_used_is_named_with_the_reason() -> None:

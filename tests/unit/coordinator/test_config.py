@@ -1,4 +1,5 @@
 import json
+import re
 import tomllib
 from datetime import date
 from fractions import Fraction
@@ -131,7 +132,7 @@ def test_initial_weights_come_from_one_participant_unless_another_way_is_chosen(
     assert config(**pickle).rules().initial == "empty"
     assert config(**pickle, rounds__initial_weights="first").rules().initial == "first"
     told = error_of(workload__name="sgd", rounds__initial_weights="first")
-    assert "nothing would read it with a workload, which makes the initial model" in told
+    assert re.search("initial_weights .*with a workload", told)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +208,7 @@ def test_impossible_settings(written: str, told: str) -> None:
 
 
 def test_rules_carry_all_of_the_pacing() -> None:
-    """As it is written; the lists of a quorum as tuples, which cannot change."""
+    """Values are those of the file; the lists of a quorum become tuples, which cannot change."""
     rules = config(
         rounds__fraction_participants="1/2",
         rounds__max_participants=10,
@@ -349,7 +350,7 @@ ANY_ROUNDS = st.fixed_dictionaries(
 
 @st.composite
 def valid_rules(draw: st.DrawFn) -> Rules:
-    """What a session is opened with under some [rounds] that are taken."""
+    """The rules of a session under a valid [rounds]."""
     written = draw(ANY_ROUNDS)
     # Leave out what could never go together, so that most of the rest is taken.
     buffered = written["consistency"] != "bsp"
@@ -445,7 +446,7 @@ def test_every_configuration_leads_to_the_last_model(rules: Rules, slow: str) ->
     ],
 )
 def test_keys_that_only_s3_reads_are_refused_elsewhere(written: str) -> None:
-    """Else somebody believes that the weights lie where they do not."""
+    """An operator would otherwise believe that the weights lie in S3."""
     said = error_of(storage__kind="files", **given_as(f"storage.{written}"))
     key = written.partition("=")[0]
     assert_told(f"storage.{key} is | nothing would read it without storage.kind =", said)
@@ -521,8 +522,8 @@ def test_values_that_the_wire_cannot_carry_are_refused(written: str, told: str) 
 
 
 def test_blank_credentials_are_none() -> None:
-    """As they come from a variable that is set to an empty file's content: half of a pair is half,
-    and nothing is nothing."""
+    """A variable may have an empty file's content: half of a pair is still refused, and none is
+    none."""
     s3 = {"storage__kind": "s3", "storage__bucket": "b", "storage__secret_access_key": "\n"}
     config(**s3, storage__access_key_id=" ")
     config(**s3, storage__access_key_id_file="/id", storage__secret_access_key_file="/key")
@@ -544,7 +545,7 @@ LONGEST = [
 def test_every_key_has_room_behind_the_longest_prefix(
     tmp_path: Path, prefix: str, name: str
 ) -> None:
-    """Else one participant's name would be the end of a whole round's."""
+    """A long name of one participant would otherwise end the whole round."""
     assert names.why_not(name) is None
     s3 = {"storage__kind": "s3", "storage__bucket": "b"}
     credentials = {"storage__access_key_id": "a", "storage__secret_access_key": "b"}
@@ -740,7 +741,7 @@ def test_tags_that_are_asked_for(written: object, values: tuple[str, ...]) -> No
         ("a b", "x", 'rounds.tags."a b" is "x"; no participant can have such a tag'),
     ],
 )
-def test_tags_that_nobody_could_have(key: str, written: object, why: str) -> None:
+def test_impossible_tags_are_refused(key: str, written: object, why: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(CoordinatorConfig, overrides={"rounds.tags": {key: written}})
     assert why in str(caught.value)
@@ -754,7 +755,7 @@ def test_refused_participants_are_left_out_unless_switched_off() -> None:
 
 
 def test_section_train_takes_any_key_and_is_kept_with_the_rules() -> None:
-    """As JSON with sorted keys; a session without the section has none."""
+    """The rules keep it as JSON with sorted keys; a session without the section has none."""
     given = load(CoordinatorConfig, overrides={"train.lr": "0.5", "train.layers": [3, 4]})
     assert given.rules().train_config == '{"layers": [3, 4], "lr": 0.5}'
     assert CoordinatorConfig().rules().train_config == ""
@@ -777,7 +778,7 @@ def test_section_train_refuses_what_json_cannot_carry(key: str, value: object, w
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("coordinator-*.toml")), ids=lambda f: f.stem)
 def test_examples_load(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they stand, whatever the environment of the test holds."""
+    """Variables of the test's own environment do not count."""
     for variable in ("ROUNDS__ROUNDS", "SERVER__HOST"):
         monkeypatch.delenv(ENV_PREFIX + variable, raising=False)
     assert load(CoordinatorConfig, file).rules().rounds > 0

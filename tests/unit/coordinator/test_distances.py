@@ -112,18 +112,16 @@ def test_first_of_equal_scores_is_taken() -> None:
 
 @pytest.mark.parametrize("rule", [Krum(2), MultiKrum(2)])
 def test_krum_needs_enough_updates(rule: Krum | MultiKrum) -> None:
-    """And says how many, and why."""
+    """The error says how many are needed, and why."""
     rule.check(7)
-    with pytest.raises(
-        RuleFailed, match=r"num_byzantine = 2 needs n >= 2f \+ 3 = 7 updates, not 6"
-    ):
+    with pytest.raises(RuleFailed, match=r"num_byzantine = 2 .* 7 updates, not 6"):
         rule.check(6)
 
 
 def test_multi_krum_selects_among_those_it_can_trust() -> None:
     """At most n - f of them, and n - f - 2 if it is not told."""
     MultiKrum(1, 5).check(6)
-    with pytest.raises(RuleFailed, match="num_selected = 6 can select at most n - f = 5 of 6"):
+    with pytest.raises(RuleFailed, match=r"num_selected = 6 .* 5 of 6"):
         MultiKrum(1, 6).check(6)
     updates = np.array([[0.0], [1.0], [2.0], [4.0], [8.0], [1e6]])
     assert run(MultiKrum(1, 5), updates, np.zeros(1)) == 3.0

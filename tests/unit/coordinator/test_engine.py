@@ -155,7 +155,7 @@ def test_more_updates_than_readers(max_readers: int) -> None:
 
 
 def test_rows_are_read_at_the_same_time() -> None:
-    """As many as the store says; the model is the same."""
+    """The store says how many; the model is the same."""
     gate = threading.Barrier(NUM_UPDATES, timeout=60)
     store = FarStore(lambda key: gate.wait())
     updates = hand_in(store, random_vectors())
@@ -265,7 +265,7 @@ def test_an_update_of_another_length(store: WeightsStore, change: int) -> None:
 
 
 def test_an_update_that_becomes_shorter_while_it_is_read(tmp_path: Path) -> None:
-    """As when somebody truncates a file that is open."""
+    """A file may be truncated while it is open."""
     store = FileStore(tmp_path)
     updates = hand_in(store, random_vectors())
 
@@ -319,7 +319,7 @@ def test_weight_that_stale_updates_lose_goes_to_the_global_model(
 
 
 def test_without_staleness_the_global_model_is_not_read(store: WeightsStore) -> None:
-    """And the bytes are those of updates that nothing was said about."""
+    """The bytes are those of updates without a staleness."""
     updates = hand_in(store, random_vectors())
     usual = aggregate(store, work_on(updates))
     store.delete("4/global")
@@ -346,11 +346,7 @@ def test_a_rule_that_takes_no_stale_updates(store: WeightsStore) -> None:
     """Such a rule would give stale updates their full weight, so no model is made."""
     updates = hand_in(store, random_vectors())
     work = stale_work_on(store, updates, np.ones(LENGTH, np.float32), "sum")
-    with pytest.raises(
-        RuleFailed,
-        match="'sum' takes no stale updates, and round 3 has some that are 8 models behind; "
-        "use one of: weighted_average",
-    ):
+    with pytest.raises(RuleFailed, match=r"'sum' .*round 3 .* 8 models .*: weighted_average"):
         aggregate(store, work)
     assert "4/global" not in set(store.keys())
 
@@ -362,7 +358,7 @@ def test_a_rule_that_takes_no_stale_updates(store: WeightsStore) -> None:
 def test_a_sum_that_leaves_the_range(store: WeightsStore, dtype: str) -> None:
     """Says which rule and which dtype; no infinity is ever published."""
     updates = hand_in(store, [np.full(3, np.finfo(dtype).max, dtype)] * 2)
-    with pytest.raises(RuleFailed, match=f"'sum' leaves the range of {dtype} in round 3"):
+    with pytest.raises(RuleFailed, match=f"'sum' .*{dtype} in round 3"):
         aggregate(store, work_on(updates, "sum"))
     assert "4/global" not in set(store.keys())
 
@@ -379,7 +375,7 @@ def test_an_average_of_the_largest_is_published(store: WeightsStore, rule: str, 
 
 
 def test_a_rule_that_takes_fewer_updates(store: WeightsStore) -> None:
-    """What check() says comes out as it is."""
+    """The error of check() comes out as it is."""
     updates = hand_in(store, random_vectors())
     with pytest.raises(RuleFailed, match="exactly one update, not 5"):
         aggregate(store, work_on(updates, "identity"))

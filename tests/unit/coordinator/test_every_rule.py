@@ -146,7 +146,8 @@ def test_a_round_that_initialises(rule: str) -> None:
 @pytest.mark.parametrize("rule", SURVEYORS)
 @pytest.mark.parametrize("which", ["3/p001", "3/global"])
 def test_surveys_are_checked(rule: str, which: str) -> None:
-    """Though it may get no weight, and not be read a second time."""
+    """An object that is damaged for the survey alone is found, though it may get no weight and not
+    be read again."""
     store = MemoryStore()
     vectors, base = random_round(rule)
     work = work_on(store, rule, vectors, base)
@@ -159,7 +160,7 @@ def test_surveys_are_checked(rule: str, which: str) -> None:
 
 @pytest.mark.parametrize("rule", ["sum", "krum"])
 def test_damage_is_told_from_a_rule_that_fails(rule: str) -> None:
-    """What lies in the store can be put right; a rule that fails ends the session for ever."""
+    """A damaged update can be handed in again; a rule that fails ends the session for ever."""
     store = MemoryStore()
     vectors, base = random_round(rule)
     work = work_on(store, rule, vectors, base)
@@ -177,7 +178,7 @@ def test_a_rule_that_gives_no_usable_weights(
     monkeypatch.setattr(RULES["krum"], "weigh", lambda *_: np.array(weights))
     store = MemoryStore()
     vectors, base = random_round("krum")
-    with pytest.raises(RuleFailed, match="'krum' gives 7 updates and the global model no usable"):
+    with pytest.raises(RuleFailed, match=r"'krum' .* 7 updates .*no usable"):
         aggregate(store, work_on(store, "krum", vectors, base))
 
 
@@ -294,7 +295,7 @@ def large_round(
 
 @pytest.mark.parametrize("rule", sorted({*EVERY_RULE} - {"identity"}))
 def test_memory_does_not_grow(rule: str, tmp_path: Path) -> None:
-    """Neither with the updates nor with the model: two tiles, and what the threads need beside."""
+    """Memory is two tiles and the needs of the threads, for any number of updates and any model."""
     store = FileStore(tmp_path)
     aggregate(store, large_round(store, rule, 3, 1000)[0])  # what is imported and kept is not meant
     peaks = []

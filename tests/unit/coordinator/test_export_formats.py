@@ -253,7 +253,7 @@ def test_builder_predicts_from_the_command_line_once_it_is_allowed(
 def test_a_model_of_a_script_has_no_pipeline(tmp_path: Path) -> None:
     model = Model(np.zeros(3, np.float32), (), {})
     for suffix in (".skops", ".onnx"):
-        with pytest.raises(NoModel, match="no estimator can be made of the model"):
+        with pytest.raises(NoModel, match="no estimator"):
             formats.write(tmp_path / f"model{suffix}", model, ABOUT)
 
 

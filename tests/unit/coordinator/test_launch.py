@@ -80,7 +80,7 @@ def test_wrong_data_are_told_in_one_line(tmp_path: Path) -> None:
     (root / "coordinator" / "y_train.csv").touch()
     assert "it is the coordinator's name" in told(str(root))
     (root / "x.xlsx").touch()
-    assert "a file must end in one of: .csv" in told(str(root / "x.xlsx"))
+    assert "one of: .csv" in told(str(root / "x.xlsx"))
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_work_folder_that_cannot_be_used_is_told_in_one_line(
 ) -> None:
     assert cli.main(["--data=iris", "--workload=sgd", f"--work={os.devnull}/work"]) == 1
     errors = capsys.readouterr().err
-    assert f"cannot use the folder {os.devnull}/work: Not a directory" in errors
+    assert f"{os.devnull}/work: Not a directory" in errors
     assert len(errors.splitlines()) == 1
 
 

@@ -180,10 +180,7 @@ def test_a_model_that_leaves_the_range(value: float, monkeypatch: pytest.MonkeyP
         np.zeros(3, np.float32),
         optimizer="fedavgm",
     )
-    with pytest.raises(
-        RuleFailed,
-        match="'nothing' with optimiser 'fedavgm' leaves the range of float32 in round 3",
-    ):
+    with pytest.raises(RuleFailed, match=r"'nothing' .*'fedavgm' .*float32 in round 3"):
         aggregate(store, work)
     assert not [*store.keys("4/"), *store.keys("optimizer/")]
 

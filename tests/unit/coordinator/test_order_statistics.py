@@ -51,7 +51,8 @@ def test_both_ways_to_sort_give_the_same_bits(tile: Array, data: Any) -> None:
 
 @pytest.mark.parametrize("k", range(1, 13))
 def test_a_network_sorts_everything(k: int) -> None:
-    """What sorts all rows of zeros and ones sorts all rows (Knuth 1973, the 0-1 principle)."""
+    """A network that sorts all rows of zeros and ones sorts all rows (Knuth 1973, the 0-1
+    principle)."""
     columns = np.arange(2**k)
     rows = ((columns >> np.arange(k)[:, np.newaxis]) & 1).astype(np.float32)
     for first in range(k):
@@ -73,7 +74,7 @@ def test_the_largest_values_do_not_overflow(dtype: str) -> None:
 
 @pytest.mark.parametrize("k", [5, MAX_NETWORK_ROWS + 2])
 def test_a_minority_does_not_move_it(k: int) -> None:
-    """Whatever they send: the result lies among what the others sent."""
+    """The result lies among the honest values for any values of the minority."""
     chance = np.random.default_rng(4)
     tile = chance.normal(size=(k, 50)).astype(np.float32)
     num_byzantine = (k - 1) // 2
@@ -89,9 +90,7 @@ def test_a_minority_does_not_move_it(k: int) -> None:
 def test_trimmed_mean_needs_enough_updates() -> None:
     """Something must be left."""
     TrimmedMean(2).check(5)
-    with pytest.raises(
-        RuleFailed, match="'trimmed_mean' with trim = 2 needs more than 4 updates, not 4"
-    ):
+    with pytest.raises(RuleFailed, match=r"'trimmed_mean' .*trim = 2 .*4 updates, not 4"):
         TrimmedMean(2).check(4)
 
 

@@ -49,7 +49,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def install(site: Path, module: str, source: str, entries: str, version: str = "1.2") -> None:
-    """What an installer leaves: the module, and beside it what it is."""
+    """Leave what an installer does: the module, and its metadata beside it."""
     (site / f"{module}.py").write_text(source, encoding="utf-8")
     info = site / f"{module}-{version}.dist-info"
     info.mkdir()
@@ -106,9 +106,7 @@ def test_unused_plug_ins_are_not_imported(site: Path) -> None:
     make_rule("mean", {})
     assert "acme_broken" not in sys.modules
     with pytest.raises(
-        PluginFailed,
-        match=r"'broken' of acme-broken 1.2 \(acme_broken:Rule\) cannot be imported: "
-        "ModuleNotFoundError: No module named 'nowhere_to_be_found'",
+        PluginFailed, match=r"'broken' of acme-broken 1\.2 .*acme_broken:Rule.*nowhere_to_be_found"
     ):
         make_rule("broken", {})
     told = error_of(aggregation__rule="broken")
@@ -120,18 +118,16 @@ def test_a_plug_in_replaces_nothing(site: Path) -> None:
     install(site, "acme_mean", "class Mean: ...\n", f"[{AGGREGATORS}]\nmean = acme_mean:Mean\n")
     assert known_rules() == sorted(BUILT_IN)
     make_rule("sum", {})
-    with pytest.raises(
-        PluginFailed, match=r"'mean' is built in, and acme-mean 1.2 .* gives another"
-    ):
+    with pytest.raises(PluginFailed, match=r"'mean' is built in, .*acme-mean 1\.2"):
         make_rule("mean", {})
 
 
 def test_two_plug_ins_of_one_name(site: Path) -> None:
-    """Nobody can say which was meant."""
+    """The name is ambiguous, and the error names both packages."""
     for name in ("acme_one", "acme_two"):
         install(site, name, "class Rule: ...\n", f"[{AGGREGATORS}]\nclever = {name}:Rule\n")
     assert plugins.known(AGGREGATORS, ()) == ["clever"]
-    with pytest.raises(PluginFailed, match=r"'clever' is given by acme-.* and acme-.*; uninstall"):
+    with pytest.raises(PluginFailed, match=r"'clever' .*acme-.* and acme-.*; uninstall"):
         make_rule("clever", {})
 
 
@@ -163,7 +159,7 @@ class Rule:
     install(site, "acme_odd", source, f"[{AGGREGATORS}]\nodd = acme_odd:Rule\n")
     store = MemoryStore()
     vectors = [np.ones(5, np.float32)] * 3
-    with pytest.raises(ValueError, match=r"'odd' made float32 of shape \(3,\) out of 5 columns"):
+    with pytest.raises(ValueError, match=r"'odd' .*float32 .*\(3,\) .*5 columns"):
         aggregate(store, work_on(store, "odd", vectors, vectors[0]))
 
 
@@ -172,11 +168,11 @@ def test_a_plug_in_that_is_gone_in_the_middle_of_a_session(site: Path) -> None:
     session."""
     store = MemoryStore()
     work = work_on(store, "midrange", [np.ones(5, np.float32)] * 3, np.ones(5, np.float32))
-    with pytest.raises(PluginFailed, match="'midrange', and it cannot be had: it is not"):
+    with pytest.raises(PluginFailed, match=r"'midrange', .*not installed"):
         aggregate(store, work)
     install_example(site)
     aggregate(store, work)
-    with pytest.raises(PluginFailed, match=r"'midrange', and it cannot be had: .*option"):
+    with pytest.raises(PluginFailed, match=r"'midrange', .*option"):
         aggregate(store, replace(work, options={"far": 1}))
 
 
@@ -199,7 +195,7 @@ def install_rule(site: Path, source: str) -> None:
 def test_a_rule_that_surveys_takes_no_stale_updates(site: Path) -> None:
     """Their weights follow from their age, and the survey would be left out without a word."""
     install_rule(site, SURVEYOR.replace("takes_stale = False", "takes_stale = True"))
-    with pytest.raises(PluginFailed, match="'odd' is no rule: it has both survey and takes_stale"):
+    with pytest.raises(PluginFailed, match=r"'odd' is no rule: .*survey and takes_stale"):
         make_rule("odd", {})
 
 
@@ -210,7 +206,7 @@ def test_a_weight_for_a_global_model_that_is_not_there(site: Path) -> None:
     vectors = [np.ones(5, np.float32)] * 3
     aggregate(store, work_on(store, "odd", vectors, vectors[0]))
     store.delete("4/global")
-    with pytest.raises(RuleFailed, match="'odd' gives the global model a weight of 1 in round 3"):
+    with pytest.raises(RuleFailed, match=r"'odd' .*weight of 1 in round 3"):
         aggregate(store, work_on(store, "odd", vectors, None))
 
 
@@ -299,7 +295,7 @@ def test_options_that_a_journal_keeps_as_they_were_given(site: Path) -> None:
 
 def test_options_that_no_journal_keeps() -> None:
     """Options of a type that the journal cannot hold are refused where they are given."""
-    with pytest.raises(WrongOption, match="depth: it must be text, a number or true/false"):
+    with pytest.raises(WrongOption, match="depth: it must be text"):
         options_of(object(), {"depth": [1]})
 
 
@@ -336,8 +332,6 @@ def test_a_session_whose_plug_in_is_gone(site: Path, tmp_path: Path) -> None:
     (site / "acme_odd-1.2.dist-info" / "entry_points.txt").unlink()
     plugins._search.cache_clear()
     other = settings.load(CoordinatorConfig, overrides=overrides)
-    with pytest.raises(
-        PluginFailed, match="rule is 'odd', and it cannot be had: it is not installed"
-    ):
+    with pytest.raises(PluginFailed, match=r"'odd', .*not installed"):
         Coordinator(other, resume=True)
     assert asyncio.run(_status_of(other)) == EXIT_ERROR

@@ -100,7 +100,7 @@ def test_all_zero_samples_weigh_the_same() -> None:
 
 
 def test_float64_inside() -> None:
-    """Neither the range nor the precision of what is averaged limits the sum on the way."""
+    """The sum is limited by neither the range nor the precision of the averaged values."""
     half = np.full((4, 1), 60000, np.float16)  # their sum is no float16 any more
     one = np.ones(4, np.int64)
     assert RULES["mean"]().combine(half, one).tolist() == [60000.0]
@@ -133,7 +133,7 @@ def test_an_average_of_the_largest_is_the_largest(
 
 
 def test_identity_takes_one_update() -> None:
-    """And says so by a RuleFailed of its own, not by any ValueError."""
+    """The error is a RuleFailed of the rule's own, not any ValueError."""
     rule = RULES["identity"]()
     rule.check(1)
     with pytest.raises(RuleFailed, match="'identity' takes exactly one update, not 2"):
@@ -176,12 +176,12 @@ def test_equally_stale_updates_do_not_get_their_full_weight_back() -> None:
 
 
 def test_stale_updates_without_samples_weigh_the_same() -> None:
-    """As fresh ones do."""
+    """Fresh updates without samples do as well."""
     assert mixing_weights(np.zeros(2, np.int64), [0, 3]).tolist() == [1.0, 0.5, 0.5]
 
 
 def test_fresh_updates_leave_nothing_to_the_base() -> None:
-    """Not even by rounding, and also where counts add up to more than an int64."""
+    """The base has weight 0 exactly, also where counts add up to more than an int64."""
     counts = np.array([3, 2**63 - 1, 2**63 - 1])
     assert mixing_weights(counts, [0, 0, 0]).tolist() == [*counts.astype(float), 0.0]
 
@@ -240,7 +240,7 @@ def test_wrong_options_are_named(overrides: dict[str, object], told: str) -> Non
 
 
 def test_options_of_a_file_keep_their_types(tmp_path: Path) -> None:
-    """And all of them, with their defaults, are what the session is opened with."""
+    """A session is opened with all options, with their defaults."""
     file = tmp_path / "coordinator.toml"
     file.write_text(
         '[aggregation]\nrule = "norm_clipping"\noptions = { threshold = 2 }\n'
@@ -256,7 +256,7 @@ def test_options_of_a_file_keep_their_types(tmp_path: Path) -> None:
         "beta2": 0.99,
     }
     file.write_text('[aggregation]\nrule = "krum"\noptions = { num_byzantine = true }\n')
-    with pytest.raises(ConfigError, match="num_byzantine is true; it must be a valid integer"):
+    with pytest.raises(ConfigError, match=r"num_byzantine is true; .*integer"):
         load(CoordinatorConfig, file)
 
 

@@ -1,5 +1,6 @@
 """Learning rates of the rule "gradient", and when it stops."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -63,7 +64,7 @@ def test_tolerance_ends_a_descent() -> None:
         descent = after_step(chosen, descent, loss)
         assert descent.ended_because == ""
     descent = after_step(chosen, descent, 0.457)
-    assert descent.ended_because == "converged: the loss has not fallen by 0.01 in 3 steps"
+    assert re.fullmatch(r"converged: .* 0\.01 in 3 steps", descent.ended_because)
 
 
 def test_without_tolerance_or_loss_nothing_ends() -> None:

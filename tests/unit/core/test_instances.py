@@ -1,5 +1,7 @@
 """Two processes with one participant id: the instance id tells them apart."""
 
+import re
+
 import pytest
 from tests.unit.core.bench import HEARTBEAT_TIME_S, LEASE_S, PROFILE, Bench, make_rules
 
@@ -75,7 +77,7 @@ def test_first_instance_is_warned_for_as_long_as_the_second_one_asks(bench: Benc
     rendezvous(bench, "two")
     assert bench.heartbeat("a", at=2.0 + TIMEOUT_S).warning == "", "until it is heard well after it"
     warning = bench.heartbeat("a", at=3.0 + TIMEOUT_S).warning
-    assert "a second process, at 10.0.0.2:5, wants to join as a" in warning
+    assert re.search(r"10\.0\.0\.2:5, .* as a\b", warning)
     bench.heartbeat("a", at=1.0 + CONTENDER_KEPT_S)
     assert bench.heartbeat("a", at=1.1 + CONTENDER_KEPT_S).warning == warning
     assert bench.heartbeat("a", at=1.2 + CONTENDER_KEPT_S).warning == ""
@@ -101,7 +103,7 @@ def test_restart_with_the_instance_id_takes_over_at_once(bench: Bench) -> None:
 
 
 def test_clients_without_an_instance_id_are_not_told_apart(bench: Bench) -> None:
-    """As XAIN 0.6: on either side."""
+    """XAIN 0.6's clients have none, whichever comes first."""
     assert isinstance(rendezvous(bench, ""), r.Accepted)
     bench.join("b")
     assert isinstance(

@@ -187,7 +187,7 @@ def test_everything_can_be_written(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_console_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    """And has no escape sequences where standard error is no terminal."""
+    """The console form has no escape sequences where standard error is no terminal."""
     configure("info", console=True, third_party=False)
     structlog.get_logger("xain_coordinator").info("round_opened", round=3)
     told = capsys.readouterr().err
@@ -230,7 +230,7 @@ def test_settings() -> None:
     assert LoggingSettings(console=False).use_console is False
     with pytest.raises(ConfigError) as caught:
         load(LoggingSettings, overrides={"level": "loud"})
-    assert 'level is "loud"; it must be one of: notset, debug' in str(caught.value)
+    assert re.search('level is "loud"; .*notset, debug', str(caught.value))
 
 
 @pytest.mark.parametrize("level", ["notset", "debug", "info", "error"])

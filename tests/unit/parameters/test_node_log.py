@@ -71,7 +71,7 @@ def test_damage_before_the_end_is_named(tmp_path):
     data = bytearray(segment.read_bytes())
     data[len(data) // 2] ^= 1
     segment.write_bytes(data)
-    with pytest.raises(Damaged, match=r"00000001\.log: the record at byte \d+ of \d+ is damaged"):
+    with pytest.raises(Damaged, match=r"00000001\.log: .*byte \d+ of \d+ "):
         replay(tmp_path)
 
 

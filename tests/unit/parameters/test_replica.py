@@ -98,7 +98,7 @@ def test_pushes_outside_of_clocks_are_known_by_process_and_part(replica):
     assert [loose(0), loose(2), loose(0), loose(2), loose(1)] == [True, True, False, False, True]
     assert [loose(3, settled=3), loose(2), loose(3)] == [True, False, False]
     assert [loose(0, incarnation=2), loose(0, incarnation=2)] == [True, False]
-    with pytest.raises(Invalid, match="a process of w that another has replaced"):
+    with pytest.raises(Invalid, match=r"process of w .*replaced"):
         loose(4)
 
 
@@ -137,7 +137,7 @@ def test_finite_values_are_valid_however_large_and_others_beside_them_are_not(re
 
 
 def test_values_of_another_dtype_are_invalid(replica):
-    with pytest.raises(Invalid, match=r"table .table3., range 1: 1 rows of 1 float32 .* 1 float64"):
+    with pytest.raises(Invalid, match=r".table3., range 1: .*float32 .* 1 float64"):
         replica.prepare("w", push(OPEN), keys_of([1]), np.ones((1, 1)))
 
 
@@ -145,7 +145,7 @@ def test_pull_of_a_key_of_another_range_is_invalid():
     right = Replica(range_view(4, END // 2, END), TABLES, generation=1)
     with pytest.raises(Invalid, match="table 'table2', range 4: key 499"):
         right.pull(pull(BOUNDED), keys_of([500, 499]))
-    with pytest.raises(Invalid, match="table 'table3', range 4: key 0 is not in this range"):
+    with pytest.raises(Invalid, match="'table3', range 4: key 0 "):
         right.pull(pull(OPEN), keys_of([0]))
 
 

@@ -72,7 +72,7 @@ def test_wrong_arguments_get_one_line(arguments: list[str], status: int, message
 
 
 def start(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    """As a process of its own, because from here on the logs are configured."""
+    """Run in a process of its own, because the logs are configured from here on."""
     command = [sys.executable, "-m", "xain_participant", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
@@ -97,7 +97,7 @@ def test_inspect_shows_what_travels_of_a_table(tmp_path: Path) -> None:
     assert "p1" not in result.output
     assert "status, for classification" in lines["target"]
     assert "note: the target has one class only" in result.output
-    assert "note: no category of 'name' is frequent enough" in result.output
+    assert "no category of 'name'" in result.output
     dropped = run("inspect", "--data", str(tmp_path / "a.csv"), "--drop", "name,city")
     assert "city" not in dropped.output
 
@@ -113,7 +113,7 @@ def test_inspect_reads_what_a_german_spreadsheet_exports(tmp_path: Path) -> None
     assert ["Geschlecht", "category"] in kinds
     stated = run("inspect", "--data", str(tmp_path / "a.csv"), "--set", "data.decimal=.")
     assert stated.exit_code == 1
-    assert "'0,5' is not a number where the decimal mark is '.'" in stated.output
+    assert re.search(r"'0,5' is .*'\.'", stated.output)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_state_directory_is_for_one_participant(tmp_path: Path) -> None:
     assert f"participant.state_dir is {tmp_path}: another process uses it" in in_use.output
     another = run("--data", "iris", "--state-dir", str(tmp_path), "--id", "ward-8")
     assert another.exit_code == 2
-    assert "it is that of participant 'ward-7', not of 'ward-8'; give each" in another.output
+    assert "'ward-7', not of 'ward-8'" in another.output
 
 
 def test_data_that_cannot_be_read_get_one_line() -> None:
@@ -218,7 +218,7 @@ def test_table_without_scikit_learn_names_the_extra(tmp_path: Path, command: lis
 
 
 def test_import_of_xain_loads_no_package_of_an_extra() -> None:
-    """Neither `import xain` nor what a loop over rounds needs loads a package for tables."""
+    """A loop over rounds loads no package for tables, and `import xain` does not either."""
     program = """
 import xain
 assert not {"numpy", "grpc"} & set(sys.modules)

@@ -42,7 +42,7 @@ def test_estimators_without_a_state_directory_stay_in_memory() -> None:
     estimators = KeptEstimators()
     estimators.keep("s", 0, metadata, kept[0])
     assert estimators.votes(asked, ROWS).lost == (asked[1][0],)
-    with pytest.raises(NoEstimators, match="none of the estimators that it fitted in 2 trainings"):
+    with pytest.raises(NoEstimators, match=r"none of .* 2 trainings"):
         KeptEstimators().votes(asked, ROWS)
 
 
@@ -96,7 +96,7 @@ def test_estimators_of_earlier_sessions_are_dropped_oldest_first(
 def test_estimators_of_the_running_session_are_never_dropped(
     tmp_path: Path, is_in_memory: bool
 ) -> None:
-    """Also after a restart of the participant."""
+    """The same holds after a restart of the participant."""
     metadata, kept, asked = given()
     folder = None if is_in_memory else tmp_path
     estimators = Few(folder)

@@ -1,4 +1,4 @@
-"""What a participant's folder holds after whatever may happen to it."""
+"""Contents of a participant's folder after every fault."""
 
 import errno
 import os
@@ -34,7 +34,7 @@ def state(folder: Path) -> Iterator[StateDirectory]:
 
 
 def again(state: StateDirectory, folder: Path) -> StateDirectory:
-    """As the next process sees it."""
+    """The directory as the next process finds it."""
     state.close()
     return StateDirectory(folder, "ward-7")
 
@@ -113,7 +113,7 @@ def step_by_step(monkeypatch: pytest.MonkeyPatch, at: Step) -> None:
 def test_a_crash_at_any_step_leaves_the_whole_result_or_none(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And never anything that is set aside, or that stays for ever."""
+    """No temporary file stays for ever."""
     outcomes = []
     for dies_at in range(100):
         with StateDirectory(folder, "ward-7") as state, monkeypatch.context() as patches:
@@ -145,7 +145,7 @@ def test_a_crash_at_any_step_leaves_the_whole_result_or_none(
 def test_a_name_is_on_the_disk_before_it_is_used(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the first participant after a power cut would be another one."""
+    """The participant would otherwise be another one after a power cut."""
     synced: list[str] = []
     fsync = os.fsync
 
@@ -164,7 +164,7 @@ def test_a_name_is_on_the_disk_before_it_is_used(
 def test_a_full_disk_leaves_no_rest(
     state: StateDirectory, folder: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int
 ) -> None:
-    """Whatever would stay would take the space that the participant's own code may need."""
+    """A rest would take the space that the participant's own code may need."""
 
     def fail(step: int) -> None:
         if step == fails_at:
@@ -228,7 +228,7 @@ def test_unusable_files_are_set_aside(
 
 
 def fails_to_open(monkeypatch: pytest.MonkeyPatch, pattern: str, error: Exception) -> None:
-    """As files do whose disk is away, or for which this process has no place left."""
+    """Fail to open files, as on a disk that is away, or without a free file descriptor."""
     opened = Path.open
 
     def open_(path: Path, *args: Any, **options: Any) -> Any:
@@ -248,7 +248,7 @@ def test_a_name_that_cannot_be_read_now_is_not_made_anew(
         state.keep(RESULT)
     with monkeypatch.context() as passing:
         fails_to_open(passing, "participant.json", OSError(errno.EMFILE, "Too many open files"))
-        with pytest.raises(StateError, match="it cannot be used: Too many open files"):
+        with pytest.raises(StateError, match="cannot be used: Too many open files"):
             StateDirectory(folder)
     with StateDirectory(folder) as state:
         assert state.participant_id == name
@@ -256,7 +256,7 @@ def test_a_name_that_cannot_be_read_now_is_not_made_anew(
 
 
 def test_the_files_of_others_are_left_alone(state: StateDirectory, folder: Path) -> None:
-    """Somebody may name a folder that is not empty."""
+    """The state directory may be a folder that is not empty."""
     theirs = {"result-1.npy", "results.bin", "model.npy", ".profile", "result.bin.part2"}
     for name in theirs:
         (folder / name).write_text("theirs")
@@ -270,7 +270,7 @@ def test_the_files_of_others_are_left_alone(state: StateDirectory, folder: Path)
 
 
 def test_a_name_that_was_made_stays(folder: Path) -> None:
-    """So a restart is the same participant, to the coordinator as well."""
+    """A restart is the same participant, to the coordinator as well."""
     with StateDirectory(folder) as first:
         name = first.participant_id
     with StateDirectory(folder) as second:
@@ -282,7 +282,7 @@ def test_a_name_that_was_made_stays(folder: Path) -> None:
 def test_a_folder_of_another_participant_is_refused(state: StateDirectory, folder: Path) -> None:
     state.keep(RESULT)
     state.close()
-    with pytest.raises(StateError, match="it is that of participant 'ward-7', not of 'ward-8'; "):
+    with pytest.raises(StateError, match="'ward-7', not of 'ward-8'"):
         StateDirectory(folder, "ward-8")
     with StateDirectory(folder) as state:
         assert state.participant_id == "ward-7"
@@ -345,7 +345,7 @@ HOLDER = textwrap.dedent(
 
 
 def test_a_lock_ends_with_its_process(folder: Path) -> None:
-    """Also if a child of the participant's own code is left behind."""
+    """A child of the participant's own code that is left behind does not hold the lock."""
     command = [sys.executable, "-c", HOLDER, str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -394,7 +394,7 @@ def test_closing_waits_for_what_is_being_written(
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StateError, match=r"it cannot be used: (Not a directory|File exists)"):
+    with pytest.raises(StateError, match=r"cannot be used: (Not a directory|File exists)"):
         StateDirectory(tmp_path / "file", "ward-7")
     with pytest.raises(StateError, match="it cannot be used: Not a directory"):
         StateDirectory(tmp_path / "file" / "state", "ward-7")

@@ -349,7 +349,7 @@ def test_estimators_with_classes_that_the_model_lacks_are_refused() -> None:
         file = ensembles.dump(DecisionTreeClassifier().fit(data.features, target))
         broken = replace(model, vector=np.frombuffer(pack([Frame(1, file)]), np.uint8))
         workload = create("bagging", json.loads(model.metadata["options"]))
-        with pytest.raises(ValueError, match="an estimator of the ensemble has the classes"):
+        with pytest.raises(ValueError, match=r"estimator .*has the classes"):
             workload.predict(broken, data.features)
 
 

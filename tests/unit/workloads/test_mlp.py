@@ -53,7 +53,7 @@ def test_initial_weights_have_the_range_of_scikit_learn(iris: Dataset, activatio
 
 
 def test_same_inputs_give_the_same_bytes(iris: Dataset) -> None:
-    """And the model that was trained from stays as it is."""
+    """The model that was trained from stays as it is."""
     for solver in ("sgd", "adam"):
         workload = mlp(solver=solver)
         model = workload.initial_model([iris.profile()])
@@ -199,7 +199,7 @@ def test_data_that_do_not_fit_the_model_are_refused(iris: Dataset) -> None:
     model = workload.initial_model([iris.profile()])
     with pytest.raises(NoData):
         train(workload, model, iris.subset([]))
-    with pytest.raises(DataError, match=r"shape \(150, 2\), the model needs \(n, 4\)"):
+    with pytest.raises(DataError, match=r"\(150, 2\), .*\(n, 4\)"):
         train(workload, model, Dataset(iris.features[:, :2], iris.target))
     with pytest.raises(DataError, match="label 'rose' is none"):
         workload.evaluate(model, Dataset(iris.features[:1], np.array(["rose"])))

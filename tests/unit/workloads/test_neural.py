@@ -75,7 +75,7 @@ def test_initial_weights_have_the_range_of_torch(digits: Dataset) -> None:
 
 
 def test_same_inputs_give_the_same_bytes(digits: Dataset) -> None:
-    """Also with dropout, whose numbers leave those of the process as they were."""
+    """Dropout is included; its random numbers leave those of the process as they were."""
     workload = neural(layers=CONVOLUTION)
     state = torch.get_rng_state()
     first, again = (trained(workload, digits, seed=3) for _ in range(2))
@@ -215,7 +215,7 @@ def test_rows_that_do_not_fit_are_told(iris: Dataset) -> None:
         workload.train(model, iris.subset([]), epochs=1, epoch_base=0, seed=0)
     with pytest.raises(DataError, match="the model needs"):
         workload.evaluate(model, Dataset(np.zeros((2, 3)), iris.target[:2]))
-    with pytest.raises(DataError, match="label 'x' is none of the model's classes"):
+    with pytest.raises(DataError, match="label 'x' is none"):
         workload.evaluate(model, Dataset(np.zeros((1, 4)), np.array(["x"])))
 
 
@@ -233,7 +233,7 @@ def test_batch_normalisation_of_one_row_is_told(iris: Dataset) -> None:
 def test_model_of_another_network_is_told(iris: Dataset) -> None:
     model = neural().initial_model([iris.profile()])
     other = neural(layers=[{"type": "linear"}])
-    with pytest.raises(ValueError, match=r"tensor '0.weight' has shape \(64, 4\) in the model and"):
+    with pytest.raises(ValueError, match=r"'0\.weight' .*\(64, 4\) in the model"):
         other.evaluate(model, iris)
     with pytest.raises(ValueError, match="do not have the number of features"):
         neural().evaluate(replace(model, metadata={"classes": model.metadata["classes"]}), iris)
@@ -241,7 +241,7 @@ def test_model_of_another_network_is_told(iris: Dataset) -> None:
 
 def test_gpu_is_used_where_there_is_one(iris: Dataset) -> None:
     if not torch.cuda.is_available():
-        with pytest.raises(DataError, match='device is "cuda", and torch finds no GPU here'):
+        with pytest.raises(DataError, match=r'device is "cuda", .*no GPU'):
             trained(neural(device="cuda"), iris)
         pytest.skip("torch finds no GPU on this machine")
     workload = neural()
@@ -344,7 +344,7 @@ def test_builders_that_cannot_be_used_are_told(builders: ModuleType, iris: Datas
     }.items():
         with pytest.raises(DataError, match=complaint):
             neural(builder=name).initial_model([iris.profile()])
-    with pytest.raises(DataError, match=r"outputs of shape \(150, 7\) for 150 rows.*\(150, 3\)"):
+    with pytest.raises(DataError, match=r"\(150, 7\) for 150 rows.*\(150, 3\)"):
         neural(builder="nets:wide", batch_size=150).evaluate(
             neural(builder="nets:wide").initial_model([iris.profile()]), iris
         )

@@ -80,7 +80,7 @@ def test_initial_model_is_zeros_for_the_union() -> None:
 def test_two_classes_and_regression_have_one_row(
     options: dict[str, object], classes: tuple[str, ...]
 ) -> None:
-    """As in scikit-learn, so that its estimators can be built from the arrays."""
+    """The shapes are those of scikit-learn, so that its estimators can be built from the arrays."""
     model = create("sgd", options).initial_model([DataProfile(5, 4, classes)])
     dtype = str(options.get("dtype", "float32"))
     assert model.layout == (
@@ -183,9 +183,7 @@ def test_wrong_options_are_named(options: dict[str, object], complaint: str) -> 
 
 def test_unknown_workload_lists_the_known() -> None:
     """A typo in a configuration is told with the choices."""
-    with pytest.raises(
-        ValueError, match="unknown workload 'sdg'; known: bagging, mlp, neural, sgd"
-    ):
+    with pytest.raises(ValueError, match="'sdg'; known: bagging, mlp, neural, sgd"):
         create("sdg")
     assert "sgd" in known_workloads()
 
@@ -342,7 +340,7 @@ def test_divergence_says_what_to_do(eta0: float, diabetes: Dataset) -> None:
     """Weights that run away are never handed in, whether they reach infinity or are held at 1e12 by
     scikit-learn's cut of the gradient; the error says what to change."""
     workload = create("sgd", {"task": "regression", "eta0": eta0})
-    with pytest.raises(Diverged, match=r"and eta0 = .*: lower eta0, or scale the data"):
+    with pytest.raises(Diverged, match=r"eta0 = .*: lower eta0"):
         workload.train(_start(workload, diabetes), diabetes, epochs=20, epoch_base=0, seed=0)
 
 
@@ -399,7 +397,7 @@ def test_data_that_do_not_fit_are_refused(digits: Dataset, diabetes: Dataset) ->
     workload = create("sgd")
     model = _start(workload, digits)
     narrow = from_arrays(np.ones((2, 3)), ["3", "4"])
-    with pytest.raises(DataError, match=r"shape \(2, 3\), the model needs \(n, 64\)"):
+    with pytest.raises(DataError, match=r"\(2, 3\), .*\(n, 64\)"):
         workload.train(model, narrow, epochs=1, epoch_base=0, seed=0)
     with pytest.raises(DataError, match="the data are for regression"):
         workload.train(model, diabetes, epochs=1, epoch_base=0, seed=0)

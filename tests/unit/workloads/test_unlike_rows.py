@@ -97,7 +97,7 @@ def test_model_that_is_made_again_keeps_its_points() -> None:
 
 def test_too_many_features_are_refused_with_what_to_do() -> None:
     wide = Preprocessing((CategoryColumn("ward", tuple(map(str, range(70_000)))),))
-    with pytest.raises(DataError, match="of 70000 features, which are too many; drop columns"):
+    with pytest.raises(DataError, match=r"70000 features, .*drop columns"):
         fit_points([], wide)
 
 
@@ -110,7 +110,7 @@ def test_points_are_in_the_metadata_with_open_votes_only() -> None:
 def test_model_without_points_is_told_from_one_without_statistics() -> None:
     metadata = dict(initial_model(OPEN, [patients(40).profile()]).metadata)
     del metadata[KEY]
-    with pytest.raises(DataError, match="made by an earlier version; begin a new session"):
+    with pytest.raises(DataError, match=r"earlier version; .*new session"):
         points_of(metadata, 3)
     with pytest.raises(DataError, match="one has sent none"):
         points_of({}, 3)

@@ -1,4 +1,4 @@
-"""What SqliteJournal does beyond the contract: with real processes, files and full disks."""
+"""SqliteJournal beyond the contract: with real processes, files and full disks."""
 
 import os
 import re
@@ -190,7 +190,7 @@ def test_a_failure_within_a_transaction_takes_it_all_back(tmp_path: Path) -> Non
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
-    """What was acknowledged stays, and the journal goes on when there is room."""
+    """Acknowledged records stay, and the journal goes on when there is room."""
     path = tmp_path / "journal"
     with closing(SqliteJournal(path)) as journal:
         journal.append([OPENED])
@@ -264,7 +264,7 @@ def test_no_room_for_a_snapshot(tmp_path: Path) -> None:
 
 
 def test_only_the_latest_snapshot_takes_room(tmp_path: Path) -> None:
-    """Whatever session it is of."""
+    """The bound is for the snapshots of all sessions together."""
     path = tmp_path / "journal"
     with closing(SqliteJournal(path)) as journal:
         for session_id in ("one", "two", "three"):
@@ -513,8 +513,8 @@ def test_large_log_is_read_by_blocks(tmp_path: Path) -> None:
 
 
 def test_a_torn_checkpoint_loses_nothing(killed: Killed, tmp_path: Path) -> None:
-    """What is copied from the log into the database is still in the log until all of it is on the
-    disk: wherever the copying leaves off, everything is there."""
+    """Pages that are copied from the log into the database stay in the log until all of them are on
+    the disk: wherever the copying stops, no record is lost."""
     path = killed.put(tmp_path)
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -641,7 +641,7 @@ def test_changed_record_is_named_and_not_used(tmp_path: Path, change: str) -> No
             list(journal.load())
         message = str(caught.value)
         assert f"{path} is damaged: record 2 of session 1" in message
-        assert "restore it from a backup, or begin anew with --new-session" in message
+        assert "--new-session" in message
         journal.append([OPENED])  # as --new-session does
         assert list(journal.load()) == [OPENED]
 
@@ -653,7 +653,7 @@ def test_changed_name_of_an_owner_is_damage_and_not_another_copy(tmp_path: Path)
     with closing(sqlite3.connect(path)) as db:
         db.execute("UPDATE owner SET name = '00000002.c' WHERE name = '00000002.b'")
         db.commit()
-    told = pytest.raises(JournalError, match="a name in its table owner, of session s, has changed")
+    told = pytest.raises(JournalError, match="owner, of session s, has changed")
     with closing(SqliteJournal(path)) as journal, told:
         journal.owners("s")
 
@@ -694,7 +694,7 @@ def test_any_flipped_bit_of_the_database_is_named_or_changes_nothing(tmp_path: P
 
 
 def test_objects_beyond_the_memory_are_read_from_the_file(tmp_path: Path) -> None:
-    """And so are those of an earlier process."""
+    """Objects of an earlier process are, too."""
     path = tmp_path / "journal.sqlite"
     objects = {f"0/{name}.1/journal": name.encode() * 4 for name in "abc"}
     with closing(SqliteJournal(path)) as journal:
