@@ -54,7 +54,7 @@ def advertise(session: Session, participant_id: str) -> r.Advertisement:
     done = round_ is not None and participant_id in round_.answers
     is_damaged = selected and not done and round_ is not None and participant_id in round_.damaged
     attempt = round_.attempt if selected and round_ is not None else 0
-    # At the end it is the last round for everybody, whatever they have trained.
+    # After the end all participants see the last round, whichever they have trained.
     finished = phase is Phase.FINISHED
     number = session.round if finished else session.trained_by(participant_id)
     warning = _warning(session, participant_id)

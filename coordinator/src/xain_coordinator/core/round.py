@@ -69,7 +69,7 @@ class Round:
     first_update_at: float | None = None
 
     def __post_init__(self) -> None:
-        # Everybody is looked up in it at every change.
+        # Every change of the round looks up names in it, which Names does in constant time.
         object.__setattr__(self, "selected", Names(self.selected))
 
     @property

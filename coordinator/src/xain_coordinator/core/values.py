@@ -213,14 +213,14 @@ class Rules:
     aggregation_options: all that the rule has, so that a later default changes no session.
     optimizer: what makes the step from one model to the next; "": the rule's result is the model.
     controller_options: what the controller is made with, all of it.
-    tags: those who take part have each of these, with one of its values. Empty: everybody does.
-    refused_limit: whoever has so many updates refused in a row, fails so often, or misses so many
-        deadlines, is left out of selection; 0: nobody.
+    tags: a participant takes part if it has each of these, with one of its values. Empty: all do.
+    refused_limit: a participant with so many refused updates, failures or missed deadlines in a row
+        is left out of selection; 0: none is.
     refused_rounds: for how many rounds after the one in which that happens.
     workload: name of the one that makes the initial model; "": none, or not written down.
     workload_options: JSON object of those that were given; "": none.
     start: "participants": the session starts as soon as enough have gathered. "request": not before
-        somebody has requested the fit.
+        a fit is requested.
     preprocessing: JSON object of how columns are prepared for a workload; "": by the defaults.
     max_lost_share: share of the samples that three rounds in a row may lose without a warning.
     train_config: JSON object that every assignment carries, the section [train]; "": none.

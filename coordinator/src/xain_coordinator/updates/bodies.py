@@ -176,7 +176,7 @@ class Outgoing:
         self._has_ended = True
 
     def move(self, is_wanted: Callable[[], bool]) -> bool:
-        """As Incoming.move."""
+        """Move bytes of the body, as Incoming.move does."""
         moved = 0
         while (self._head or self._at < self._end) and not self._has_ended:
             try:
