@@ -203,7 +203,7 @@ class WeightsStore(Protocol):
 class DirectAccess(Protocol):
     """Objects that participants read and write themselves, by URLs that the store has signed.
 
-    Whoever has an upload's URL may use it again until it expires, so what is accepted is a copy.
+    The holder of an upload's URL may use it again until it expires: only a copy is accepted.
     """
 
     def download_url(self, key: str) -> str:

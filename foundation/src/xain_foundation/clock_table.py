@@ -22,13 +22,13 @@ class ClockTable:
     """Clocks of the workers. Each change makes a new table; the old one stays as it is.
 
     staleness: s, not negative; None for no limit.
-    slowest: the smallest clock; None if nobody is in the table.
+    slowest: the smallest clock; None if the table is empty.
     Raises ValueError if the staleness is negative.
     """
 
     clocks: Mapping[str, int]
     staleness: int | None
-    # Looked for once in every table, since whether somebody may work is asked far more often than
+    # Looked for once in every table, since whether a worker may work is asked far more often than
     # a clock advances. A new table is a copy anyway; the search makes it a few times as long,
     # microseconds for hundreds of workers.
     slowest: int | None = field(init=False, repr=False, compare=False)

@@ -58,7 +58,7 @@ _MAX_PATH = 4096  # Linux's
 def parse_path(value: object) -> object:
     """A path as written, "~" replaced.
 
-    Raises ValueError if it is empty, too long or a URL, or if "~user" is nobody here.
+    Raises ValueError if it is empty, too long or a URL, or if "~user" is no user here.
     """
     if isinstance(value, str):
         if not value or "://" in value or len(value) > _MAX_PATH:

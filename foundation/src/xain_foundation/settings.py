@@ -338,7 +338,7 @@ def _origin(given: Mapping[Key, _Given], key: Key) -> tuple[str, object]:
     """The source and the value of a key, for a message about it."""
     if key in given:
         return given[key].source, given[key].value
-    # A whole table, or a key that is not there: whoever gave anything of it, last and strongest.
+    # A whole table, or a key that is not there: the last and strongest source of any part of it.
     for n in range(len(key), 0, -1):
         beside = [g for other, g in given.items() if other[:n] == key[:n]]
         if beside:

@@ -29,7 +29,7 @@ async def wait_to_end(running: asyncio.Future[T]) -> T:
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
-        running.exception()  # nobody is left to hear it
+        running.exception()  # no caller is left to hear it
         raise cancelled
     try:
         return running.result()

@@ -88,7 +88,7 @@ class Work:
         self.session_id = ""
         # News of the round after the one that was handed in last, until the owner has taken it.
         self.next_round: pb.WatchResponse | None = None
-        # Whether the participant's own code runs, which nobody can interrupt.
+        # Whether the participant's own code runs, which cannot be interrupted.
         self.in_participant = False
 
     def do(self, call: Call, round_: int) -> e.Event:

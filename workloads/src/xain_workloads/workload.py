@@ -176,7 +176,7 @@ def initial_model(
     widened = [replace(profile, num_features=width) for profile in known]
     prepared = {KEY: preprocessing.to_json()}
     model = workload.initial_model(widened, made or prepared)
-    # The name of the target is for those who use the model elsewhere.
+    # The name of the target is for users of the exported model.
     aim = {"target": known[0].target} if known[0].target else {}
     return replace(model, metadata={**model.metadata, **aim, **prepared})
 

@@ -152,7 +152,7 @@ class NormClipping(Weighing):
         round's updates as they are.
     quantile: 0.5 unless it is given, which it cannot be beside a threshold: nothing would read it.
         Unlike in Andrew et al., where the threshold follows a noisy count from round to round,
-        because nobody may see a norm, it is that of the norms themselves.
+        because norms are secret there, it is that of the norms themselves.
     Sources: Sun et al. 2019, Can You Really Backdoor Federated Learning?, section 3.2; Andrew et
     al. 2021, Differentially Private Learning with Adaptive Clipping.
     """
@@ -250,8 +250,8 @@ def gram(differences: Float64) -> Float64:
 def _usable(products: Float64) -> tuple[NDArray[np.intp], Float64]:
     """The indices of the updates whose norm is a finite number, and the products of these updates.
 
-    A single update could otherwise make all the rest of the calculation meaningless. Whoever hands
-    in one of 1e200 is as far away as can be, and nothing more need be known of it.
+    A single update could otherwise make all the rest of the calculation meaningless. An update
+    of 1e200 is as far away as can be, and nothing more need be known of it.
     """
     usable = np.flatnonzero(np.isfinite(products.diagonal()))
     if not len(usable):

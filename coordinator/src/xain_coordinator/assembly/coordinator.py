@@ -141,7 +141,7 @@ class Coordinator:
             self._metrics = _metrics(config, self.driver.clock)
             opened.pop_all()
         self.counters: Counter[str] = Counter()
-        self._metrics_refused = RateLimitedLog(log.warning, "metrics_refused")  # anybody sends them
+        self._metrics_refused = RateLimitedLog(log.warning, "metrics_refused")  # of any sender
         workload = config.workload
         if session.rules.workload:  # its own, whatever is configured now
             workload = WorkloadSettings(
@@ -356,7 +356,7 @@ def _require_latest(session: Session, store: WeightsStore, config: CoordinatorCo
     """
     if session.model is None or session.phase is Phase.FINISHED:
         return
-    # The one that is being made may be there: whoever wrote it can have died before it said so.
+    # The model that is being made may be there: its writer can have died before it said so.
     is_asked_for = session.phase is Phase.AGGREGATING
     key = model_key(session.model.round + (2 if is_asked_for else 1))
     try:
@@ -384,7 +384,7 @@ def _xain_bucket(
         return None
     from xain_coordinator.xain06.bucket import XainBucket
 
-    # 0/global may be ours: whoever wrote it can have died before it was journalled.
+    # 0/global may be ours: its writer can have died before it was journalled.
     foreign = (k for r in (0, 1) for k in bare.keys(f"{r}/") if k != model_key(0))
     if session.model is None and (found := next(foreign, None)) is not None:
         raise StoreError(

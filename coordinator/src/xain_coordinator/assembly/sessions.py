@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 
 # How long a fit waits for the participants of the session before, beyond those that it needs.
 REJOIN_S = 5.0
-POLL_S = 0.05  # joining notifies nobody
+POLL_S = 0.05  # a rendezvous sends no notification
 
 # How often a wait for the end of a session looks whether participants are still connected.
 LOOK_S = 0.5

@@ -149,7 +149,7 @@ def line(snapshot: Snapshot) -> str:
 def watch(address: str, console: Console) -> None:
     """Show the session of the coordinator at "host:port" until it is finished.
 
-    Raises NoStatus if nobody answers at first; later a coordinator that is away is waited for.
+    Raises NoStatus if there is no answer at first; later a coordinator that is away is waited for.
     """
     snapshot = inspection_client.fetch(address, num_rounds=ROUNDS)
     with shown(console) as show:

@@ -49,7 +49,7 @@ ENV_PREFIX = "XAIN_COORDINATOR_"
 _MIB = 1024 * 1024
 # Weights travel in messages of 1 MiB and a little; below this a larger header would not fit.
 _MIN_MESSAGE_BYTES = 2 * _MIB
-_MAX_SILENCE_S = 24 * 3600.0  # of somebody who is to answer
+_MAX_SILENCE_S = 24 * 3600.0  # of a peer that is to answer
 _MAX_MESSAGE_BYTES = 2**31 - 1  # gRPC's options are of type int
 
 GrpcOption = Annotated[

@@ -283,7 +283,7 @@ def _told_of_the_end(session: Session, command: c.Heartbeat, now: float) -> Answ
 def _end_training_round(session: Session, command: c.EndTrainingRound, now: float) -> Answer:
     participant_id = command.participant_id
     known = session.accepted(participant_id, command.round)
-    # Before anything else: whoever has our acknowledgement may ask for it again, even when the
+    # Before anything else: an acknowledged sender may ask for its answer again, even when the
     # round has closed meanwhile or its lease has run out.
     if known is not None and command.weights is not None:
         digest = command.weights.ref.digest

@@ -165,7 +165,7 @@ def _aggregation(rules: Rules, round_: Round, base: GlobalModel) -> Aggregate:
     updates = tuple(round_.updates[p] for p in names)
     staleness = tuple(round_.number - round_.trained_by(p) for p in names)
     if base.is_empty:
-        # Initialisations weigh the same: nothing has been learnt from anybody's samples yet.
+        # Initialisations weigh the same: nothing has been learnt from samples yet.
         updates = tuple(replace(update, num_samples=0) for update in updates)
         layouts = {update.layout for update in updates}
         base = replace(base, layout=layouts.pop() if len(layouts) == 1 else ())
@@ -222,7 +222,7 @@ def due_of_round(session: Session, strategy: Strategy) -> float | None:
     round_ = session.open_round
     if round_ is None or session.phase is Phase.AGGREGATING:
         return None
-    # While it is paused, it can be closed, but nobody could be late.
+    # While it is paused, it can be closed, but no update could be late.
     is_paused = session.phase is Phase.STANDBY
     if is_paused and (round_.attempt or not has_enough(round_, session.rules)):
         return None

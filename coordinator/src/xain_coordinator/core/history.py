@@ -37,7 +37,7 @@ _DEADLINE = "deadline passed"
 _OPEN = ("", NOT_WAITED_FOR, _DEADLINE)
 _GONE = ("left", "expired", "replaced")
 
-# Events that the record of a round may lack until somebody asks for it: all its names are copied
+# Events that the record of a round may lack until it is asked for: all its names are copied
 # when they are written into it, which with each update would take longer than all the rest.
 MAX_UNWRITTEN = 1000
 

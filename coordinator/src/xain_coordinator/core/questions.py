@@ -143,7 +143,7 @@ def require_selected(
 
     Raises NotAMember, StaleRound, NotInRound, RoundAlreadyClosed or NotSelected.
     """
-    # After the end nobody is asked who they are: the answer is the same for all.
+    # After the end the sender need not be a member: the answer is the same for all.
     if session.phase is Phase.FINISHED:
         raise errors.RoundAlreadyClosed(f"the session is finished: {session.cause}")
     require_member(session, participant_id)

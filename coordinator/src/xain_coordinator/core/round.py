@@ -25,7 +25,7 @@ class Round:
     first_update_at: when the first update was accepted; None before, and in a journal of an earlier
         version.
     overdue_at: when the deadline passed with too few updates; from then on the least number will
-        do, and everybody is selected.
+        do, and all participants are selected.
     updates: accepted ones by participant, each of them in `selected`.
     closed_at: None while updates are taken in.
     damaged: the key of each participant's latest accepted update that was found damaged in the

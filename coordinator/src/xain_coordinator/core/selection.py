@@ -77,7 +77,7 @@ class RoundRobin:
     """
 
     def select(self, candidates: Sequence[Candidate], k: int, chance: Random) -> Sequence[str]:
-        # Stable: of those who have waited as long as each other, the first by name.
+        # Stable: of candidates that have waited equally long, the first by name.
         return _names(sorted(candidates, key=lambda one: one.waits_since)[:k])
 
 
@@ -86,7 +86,7 @@ class Weighted:
     """Select k participants without replacement, each draw in proportion to the samples of the data
     profiles. A participant without samples is drawn only if the others are too few.
 
-    default_samples: of those who have sent no profile.
+    default_samples: of candidates without a profile.
     Raises ValueError if that is negative.
     Source: Efraimidis & Spirakis 2006, Weighted random sampling with a reservoir, algorithm A: each
     gets the key u^(1/w) with u uniform in (0, 1), and the k largest keys are the sample.

@@ -238,7 +238,7 @@ class Driver:
         Raises JournalError if the beginning of a new session cannot be written.
         """
         if self._opening:
-            self._journal.append(self._opening)  # blocks, but nobody is served yet
+            self._journal.append(self._opening)  # blocks, but no call is served yet
             self._num_records += len(self._opening)
             self._at = self._opening[-1].at
             self._opening = []
@@ -322,7 +322,8 @@ class Driver:
                 # Before it is on the disk: that we stand still until then is to be seen, too.
                 self._arm()
         if not records and (self._is_durable or isinstance(outcome, Heard)):
-            # A sign of life does not wait for a disk that is busy, and costs nobody its lease.
+            # A sign of life does not wait for a disk that is busy, and costs no participant its
+            # lease.
             self._take_effect((), self._decided if self._is_durable else self.session, effects)
             return outcome
         objects = _objects(records, update)
@@ -544,7 +545,7 @@ class Driver:
     async def _tick(self) -> None:
         now = self._looked_at = self.clock.now()
         self._note_stall(now)
-        self._expiry = None  # to be found anew, after those who have gone
+        self._expiry = None  # to be found anew without the members that have gone
         try:
             await self.submit(Tick(self.lateness.at(now)))
         except Unavailable:

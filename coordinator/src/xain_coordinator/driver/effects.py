@@ -83,7 +83,7 @@ class StoreWorker:
 
     workload: makes the initial model; None where the participants bring it.
     preprocessing: how columns are prepared for it.
-    publish_further: puts a new model where else it is looked for, before anybody hears of it; in a
+    publish_further: puts a new model where else it is looked for, before it is announced; in a
         thread, and again after a crash.
     require_owner: called before a model is made at once; raises StoreError if another coordinator
         has taken over the session.
@@ -222,7 +222,7 @@ class StoreWorker:
         """Run an effect in a thread, again after errors of the store, until it is done or cannot
         be.
 
-        Raises Stopped, every StoreError but StoreUnavailable, and what nobody expects.
+        Raises Stopped, every StoreError but StoreUnavailable, and unexpected errors.
         """
         backoff = Backoff(self._first_retry_s, LAST_RETRY_S)
         while not self._closing.is_set():

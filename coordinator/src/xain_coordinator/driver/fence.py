@@ -64,7 +64,7 @@ class Fence:
         """Become the owner. Blocks.
 
         Raises TakenOver if the session went on without this journal or is being taken over by
-        somebody else, JournalError, and the store's errors; after those the owner may be the one
+        another one, JournalError, and the store's errors; after those the owner may be the one
         before, or us.
         """
         noted = self._journal.owners(self._session_id)
@@ -81,7 +81,7 @@ class Fence:
         self.check()
         for other in self._names():
             if other < name:
-                with contextlib.suppress(StoreError):  # it is in nobody's way
+                with contextlib.suppress(StoreError):  # it does no harm
                     self._store.delete(_key(other))
 
     def require_known_owner(self) -> None:
@@ -128,7 +128,7 @@ class Fence:
                 driver.fail(error)
                 return
             except StoreError as error:
-                # No reason to stop: without the store nobody publishes anything.
+                # No reason to stop: without the store no model is published.
                 outage.failed(work, error, work=work, round=driver.session.round)
             except Exception as error:
                 # A defect of ours: going on would be a coordinator that never notices.

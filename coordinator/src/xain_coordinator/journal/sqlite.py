@@ -114,8 +114,8 @@ class SqliteJournal:
         with contextlib.suppress(OSError):  # SQLite says it better
             require_sound_log(self._path)
         with self._explained():
-            # Our own lock stands in for the check of threads. timeout: whoever holds the journal
-            # holds it for life, so there is nothing to wait for.
+            # Our own lock stands in for the check of threads. timeout: a process that holds the
+            # journal holds it for life, so there is nothing to wait for.
             db = sqlite3.connect(
                 self._path, timeout=0, isolation_level=None, check_same_thread=False
             )
@@ -402,7 +402,7 @@ class SqliteJournal:
                 return 0, 0
             case (int(session), int(seq)):
                 return session, seq + 1
-            case _:  # never written, so somebody else has
+            case _:  # never written by this code
                 raise self._damaged("its last record has no number")
 
     def _is_new(self, db: sqlite3.Connection) -> bool:

@@ -148,7 +148,7 @@ def to_line(at_ns: int, point: Point) -> bytes:
     that is not finite.
 
     A backslash in a name or a tag would escape what follows, and servers disagree about line ends
-    in text: whoever chose either could write into the series of others. They become a slash and
+    in text: with either a sender could write into the series of others. They become a slash and
     "\\n".
     """
     try:

@@ -38,7 +38,7 @@ UNREGISTERED_READS = 8
 LOOK_S, SLOW_LOOKS = 0.07, 3
 
 # Streams of Watch and Predict, a heartbeat, a transfer and the question about it; as much again on
-# each of two connections that have gone and that nobody has noticed yet, and one to spare.
+# each of two connections that have gone unnoticed so far, and one to spare.
 CALLS_PER_MEMBER = 16
 # A silent call takes 20 KB.
 UNREGISTERED_CALLS = 1000

@@ -128,8 +128,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._downloads = downloads
         self._parse_points = parse_points
         self._evaluation_dropped = RateLimitedLog(log.warning, "evaluation_dropped")
-        # The latest that were made and are the same for everybody: a fleet asks for them at once.
-        # With the metadata of the model, and without them.
+        # The latest that were made and are the same for all participants: a fleet asks for them at
+        # once. With the metadata of the model, and without them.
         self._work: dict[bool, tuple[r.Assignment, pb.StartTrainingRoundResponse]] = {}
         self._digested: tuple[Mapping[str, str], bytes] = ({}, b"")  # metadata and their digest
         self._news: tuple[r.Advertisement, pb.WatchResponse] | None = None
@@ -324,7 +324,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             process_group=process_group_message(reply.process_group),
         )
         if not self._downloads.has_offers or (data and not reply.model.is_empty):
-            self._work[is_known] = (reply, work)  # it offers nobody a URL of its own
+            self._work[is_known] = (reply, work)  # it has no URL of one participant
         return work
 
     def _made_work(
@@ -528,7 +528,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                     work = await self._work_of(participant_id, known_metadata)
         except (errors.Refusal, StoreError, TimeoutError):
             # The round has moved on, or the store is away: the news goes out all the same, and
-            # whoever wants the work asks for it.
+            # a participant that wants the work asks for it.
             return message
         if work.round != message.round:
             return message
@@ -540,7 +540,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._news_with_work = _NewsWithWork(message, work, whole)
         return whole
 
-    # No generator: whoever passes on what is yielded keeps it until there is another one.
+    # No generator: its consumer would keep each message until the next one is yielded.
     async def GetWeights(  # type: ignore[override]
         self, request: pb.GetWeightsRequest, context: Context
     ) -> None:

@@ -67,7 +67,7 @@ class Downloads:
     stalled_s: float = 30.0
     # Parts of models, by key and offset, the least recently used first. Participants that have been
     # told of a round at the same time read its model at about the same speed; a small model is one
-    # part, which everybody asks for at once.
+    # part, which all ask for at once.
     _blocks: dict[tuple[str, int], asyncio.Future[bytes]] = field(default_factory=dict)
     _is_suspect: bool = False  # what is in memory of the model
 

@@ -57,7 +57,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
     trouble: what holds up the work under way; empty if nothing does.
     refused: one sentence for each participant that is refused.
     num_waiting: participants that wait for a slot of the session at this session time.
-    predictions: asks the participants; None: nobody is asked.
+    predictions: asks the participants; None: none are asked.
     parameters: the status of the parameter server in this process as JSON; empty without one.
     """
 
@@ -345,7 +345,7 @@ def _not_eligible_because(session: Session, participant_id: str) -> str:
 
 def _conflict(session: Session, participant_id: str) -> str:
     """A second process with this participant's id; empty if there is none, and after the end, when
-    nobody is refused."""
+    no process is refused."""
     if session.phase is Phase.FINISHED:
         return ""
     second = session.members.conflict(participant_id, session.rules)

@@ -38,8 +38,8 @@ INSPECTION = inspection_pb2.DESCRIPTOR.services_by_name["Inspection"].full_name
 MEMBERSHIP = membership_pb2.DESCRIPTOR.services_by_name["Membership"].full_name
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 SERVICES = (COORDINATOR, INSPECTION, MEMBERSHIP)
-# A name for health checks that restart what hangs: it is serving for as long as anybody answers,
-# also while the others are not serving any more.
+# A name for health checks that restart what hangs: it is serving for as long as the process
+# answers, also while the others are not serving any more.
 LIVENESS = "liveness"
 # A name that is serving beside the coordinator if there is a weights port; unknown without one.
 WEIGHTS_PORT = "weights-port"

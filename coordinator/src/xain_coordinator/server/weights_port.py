@@ -123,7 +123,7 @@ class Body:
             await asyncio.shield(receiving)
         except asyncio.CancelledError:
             self._incoming.end()
-            with contextlib.suppress(Exception):  # whatever came of it: nobody waits for it
+            with contextlib.suppress(Exception):  # its outcome: no caller waits for it
                 await wait_to_end(receiving)
             raise
         except OSError:
@@ -471,7 +471,7 @@ class WeightsPort:
                 is_done = await asyncio.shield(moving)
             except asyncio.CancelledError:
                 transfer.end()
-                with contextlib.suppress(Exception):  # whatever came of it: nobody waits for it
+                with contextlib.suppress(Exception):  # its outcome: no caller waits for it
                     await wait_to_end(moving)
                 raise
             if is_done:

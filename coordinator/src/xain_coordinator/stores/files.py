@@ -294,7 +294,7 @@ def _open_locked(temp: Path) -> int:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         temp.stat()  # in between it may have become an object, or have been removed
-    except BaseException:  # nobody else knows the descriptor
+    except BaseException:  # no other code has the descriptor
         os.close(fd)
         raise
     return fd
@@ -419,7 +419,7 @@ class FileUpload:
     def _ended_by_failure(self) -> Iterator[None]:
         try:
             yield
-        except BaseException:  # half an object stays in nobody's way
+        except BaseException:  # half an object is removed
             self._close()
             with contextlib.suppress(OSError):
                 self._temp.unlink()
@@ -441,7 +441,7 @@ def _unavailable(verb: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # Not the error's own text: it names the temporary file, which is of no use to anybody.
+        # Not the error's own text: it names the temporary file, which is of no use to an operator.
         reason = error.strerror or type(error).__name__
         raise StoreUnavailable(f"cannot {verb} {path}: {reason}") from error
 

@@ -342,7 +342,7 @@ class S3Upload:
     def _publish(self) -> None:
         claims = self._claims.take(self._key, self._name, self._digest.hexdigest(), self._is_taken)
         try:
-            # The condition is against those who write without a claim; a server may ignore it.
+            # The condition is against writers without a claim; a server may ignore it.
             self._make_visible(only_if_free=True)
         except KeyExists:
             self._claims.drop(self._key, claims)
@@ -392,7 +392,7 @@ class S3Upload:
     def _ended_by_failure(self) -> Iterator[None]:
         try:
             yield
-        except BaseException:  # half an object stays in nobody's way
+        except BaseException:  # half an object is removed
             self.abort()
             raise
 
@@ -429,7 +429,7 @@ def open_s3(settings: StoreSettings) -> S3Store:
                 ) from None
             bucket.create(settings.region)
         store.try_out()
-    except BaseException as error:  # its connections are nobody else's to close
+    except BaseException as error:  # no other code closes its connections
         bucket.close()
         if isinstance(error, Refused):
             raise StoreError(str(error)) from None

@@ -170,7 +170,7 @@ class Bucket:
         """body: bytes, or a file, which is read from its beginning.
 
         Raises Declined if it was to be written only if the name is free: with 412 (it is not), 409
-        (somebody is writing it), 400 or 501 (the server does not know such a condition).
+        (another writer is at it), 400 or 501 (the server does not know such a condition).
         """
         condition, answers = _condition(only_if_free)
         parameters = {"Key": name, "Body": body, **condition}

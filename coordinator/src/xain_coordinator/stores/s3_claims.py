@@ -49,7 +49,7 @@ class Claims:
         # A deeper name is a claim on another object.
         claims = [found for found in self._bucket.names(folder) if "/" not in found[len(folder) :]]
         others = [claim for claim in claims if not claim.startswith(f"{folder}{digest}.")]
-        # After looking at the claims, not before: in between, somebody may have published and
+        # After looking at the claims, not before: in between, a writer may have published and
         # dropped its claim.
         if is_taken():
             self.drop(key, [mine, *(claim for claim in claims if claim not in (mine, *others))])

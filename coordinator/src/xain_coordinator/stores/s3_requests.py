@@ -49,7 +49,7 @@ class Requests:
     def close(self) -> None:
         """Requests under way end by themselves; requests that wait fail."""
         self._closed = True
-        # Without cancel_futures, which ends a future and does not tell those who wait() for it.
+        # Without cancel_futures, which ends a future without waking its wait().
         self._pool.shutdown()
 
 

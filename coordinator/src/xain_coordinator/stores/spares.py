@@ -78,11 +78,11 @@ class SpareFiles:
                         write_mark(fd, status.st_size, 0)
                         spare.rename(target)
                         return fd, status.st_size
-                except BaseException:  # nobody else knows the descriptor
+                except BaseException:  # no other code has the descriptor
                     os.close(fd)
                     raise
                 os.close(fd)
-            with suppress(OSError):  # somebody reads it still, or the disk refuses it
+            with suppress(OSError):  # a reader has it open, or the disk refuses it
                 spare.unlink()
         return None
 

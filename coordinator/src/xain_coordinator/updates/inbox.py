@@ -321,7 +321,7 @@ class Inbox:
         """
         session = self._driver.session
         # An unregistered client takes no slot in memory, not even until its header is there. After
-        # the end the answer is the same for all, and nobody is held up any more.
+        # the end the answer is the same for all, and no member is held up any more.
         if session.phase is not Phase.FINISHED and participant_id not in session.members:
             raise NotAMember(participant_id)
         with self._slot(participant_id) as slot:

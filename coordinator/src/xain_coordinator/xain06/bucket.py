@@ -65,7 +65,7 @@ class XainBucket:
                 digest.update(piece)
                 yield piece
         if digest.hexdigest() != ref.digest:
-            # Raised before the end, so that nobody is shown it.
+            # Raised before the end, so that it is not shown.
             raise StoreError(f"the model {ref.key!r} has changed in the store")
         yield tail
 

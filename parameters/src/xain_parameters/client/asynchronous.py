@@ -169,7 +169,7 @@ def _tell_ends(left: "SimpleQueue[Core | None]") -> None:
 
 class _Clocks:
     """The clocks of a loop. An iterator instead of a generator: Python drops one that a loop has
-    left at once, which ends it, so that nobody waits for this worker."""
+    left at once, which ends it, so that no other waits for this worker."""
 
     def __init__(
         self,

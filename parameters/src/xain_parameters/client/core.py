@@ -190,7 +190,7 @@ class Core:
 
     def _open_last(self) -> None:
         """Have all ranges apply what they hold of complete clocks. While workers train, their next
-        pulls do; those who only read, and connected earlier, do not know the last clock."""
+        pulls do; workers that only read, and connected earlier, do not know the last clock."""
         generation, opened = self.scheduler.opened_now(END_S)
         with self._changed:
             self._progress = Progress(-1, opened, self._progress.cut, generation)

@@ -369,7 +369,7 @@ class Requests:
             except Broken as error:
                 return str(error)
             except TimeoutError:
-                # A server that is cut off answers nobody; its ranges get other servers.
+                # A server that is cut off does not answer; its ranges get other servers.
                 if left <= 0 or self._is_closed or not _has(self.scheduler.view, asked, view):
                     asked.connection.abandon(asked.answer)
                     return NO_ANSWER

@@ -110,7 +110,7 @@ class Server:
     ) -> Iterator[int]:
         """The clocks of this worker. Beginning the next one completes the one before, and waits for
         the others: with staleness 0 for all of them (BSP), with s until the slowest is at most s
-        behind (SSP), with None for nobody (ASP).
+        behind (SSP), with None for none (ASP).
 
         workers: wait for as many before the first. stop: end after clock stop - 1. A wait has no
         timeout; what it waits for is logged as waiting_for_workers or scheduler_away.

@@ -436,7 +436,7 @@ class SchedulerServer(ServiceServer[SchedulerService]):
 
     listen: "HOST:PORT", port 0 for one that is free; see target. tls: None: nothing is encrypted.
     times: lease_s, grace_s and worker_lease_s of SchedulerService.
-    start() raises OSError if nobody can listen there, JournalError, and Invalid for settings that
+    start() raises OSError if the port is taken, JournalError, and Invalid for settings that
     contradict each other.
     """
 

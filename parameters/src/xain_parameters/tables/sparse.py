@@ -34,7 +34,7 @@ class _Live:
     """The index and the fields that readers see. When it is full another one takes its place.
 
     slots: row number of the key that hashes here, or further on with no empty slot between; 0:
-        empty. keys: of each row, (capacity,). Row 0 is nobody's, and all zeros.
+        empty. keys: of each row, (capacity,). Row 0 has no key, and is all zeros.
     """
 
     chunk_keys = (

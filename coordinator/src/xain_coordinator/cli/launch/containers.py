@@ -236,7 +236,7 @@ class Container:
         if self._status is None:
             try:
                 self._container.reload()
-            except docker.errors.NotFound:  # somebody has removed it
+            except docker.errors.NotFound:  # it was removed meanwhile
                 self._status = KILLED
             else:
                 if self._container.status in ("exited", "dead"):

@@ -157,7 +157,7 @@ def _sites(snapshot: Snapshot, rounds: Sequence[RoundStatus]) -> str:
 
 def _roster(rounds: Sequence[RoundStatus]) -> str:
     rosters = [one for one in rounds if one.selected or one.contributors or one.missing]
-    # Initial weights are nobody's contribution. A failure to make them is among the reasons.
+    # Initial weights are no contribution. A failure to make them is among the reasons.
     shown = [one for one in rosters if one.task != pb.INITIALISE][-MAX_ROUNDS:]
     names = sorted({n for one in shown for n in (*one.selected, *one.contributors, *one.missing)})
     if not names:
