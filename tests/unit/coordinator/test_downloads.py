@@ -48,7 +48,7 @@ def sender(store: Store) -> Downloads:
 
 
 async def discard(_: WeightsRef, chunk: bytes) -> None:
-    """To a line that takes everything."""
+    """Take a chunk at once, as a fast connection does."""
     await asyncio.sleep(0)  # one iteration of the event loop
 
 
