@@ -9,7 +9,7 @@ PIECE_BYTES = 256 << 10
 
 
 class CountingProxy:
-    """Passes connections on to a port of this machine; one that nobody listens on resets them.
+    """Passes connections on to a port of this machine; a port without a listener resets them.
 
     num_bytes_up: passed on to the upstream so far, protocol and all. num_bytes_down: the other way.
     """

@@ -403,7 +403,7 @@ def measure_bare(number: int, scale: Scale) -> Figures:
 
 
 def measure_aggregation(number: int, scale: Scale, *, through_grpc: bool = False) -> Figures:
-    """Heartbeats while a gigabyte is aggregated. Those who train are the first by name, so that
+    """Heartbeats while a gigabyte is aggregated. The training ones are the first by name, so that
     the others are connected, and nothing else."""
     settings: dict[str, object] = {
         "server.heartbeat_time_s": scale.interval_s,

@@ -1,4 +1,4 @@
-"""Federated against centralised training: accuracy, or R2, on rows that nobody trains on.
+"""Federated against centralised training: accuracy, or R2, on rows that are not trained on.
 
     python benchmarks/learning.py [--quick] [--any-load] [--only PART]
 

@@ -92,8 +92,8 @@ def _cpu_ticks() -> tuple[int, int]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """SIGTERM waits until the end: a process that is started within is known to whoever has to end
-    it."""
+    """SIGTERM waits until the end: a process that is started within is known to the code that has
+    to end it."""
     came: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
     try:

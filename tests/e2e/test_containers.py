@@ -24,7 +24,7 @@ BASE_BYTES = 131_000_000
 PYTHON = ("--entrypoint=python",)
 ALIVE_FILE = "XAIN_PARTICIPANT_PARTICIPANT__ALIVE_FILE"
 
-# As Docker puts them into containers if its client's settings say so. Nobody answers there.
+# As Docker puts them into containers if its client's settings say so. There is no answer there.
 PROXIES = tuple(f"--env={name}=http://127.0.0.1:9" for name in ("http_proxy", "https_proxy"))
 
 
@@ -240,7 +240,7 @@ def test_a_participant_ends_on_sigterm(containers):
 
 def test_health_follows_the_participant(containers):
     """Healthy while it waits for a coordinator that is not there. What it says holds for a while,
-    so here somebody else makes it out of date."""
+    so here another process makes it out of date."""
     participant = containers.start(
         PARTICIPANT,
         "--coordinator=nowhere:50051",

@@ -49,7 +49,7 @@ async def demo(
     finally:
         if process.returncode is None:
             process.send_signal(signal.SIGINT)
-            # Not wait(): whoever does not read lets the demo block on its full pipe.
+            # Not wait(): the demo would block on a full pipe that is not read.
             await process.communicate()
 
 
@@ -68,7 +68,7 @@ async def test_the_demo_reaches_the_centralised_accuracy(tmp_path):
 async def test_the_demo_survives_kills(tmp_path):
     """kill -9 of a participant does not stop the session, and with its id it joins again; kill -9
     of the coordinator neither: it goes on with the same round. The demo does not give up while
-    others than its own children take part; and it does when nobody is left."""
+    others than its own children take part; and it does when none is left."""
     long = ("--rounds", "100000", "--participants", "3")
     async with demo(tmp_path, *long) as shown, AsyncExitStack() as stack:
         await shown.until(lambda _: shown.rounds() >= 2)

@@ -1,4 +1,4 @@
-"""Stopping with SIGTERM in the middle of a round costs nobody the work that is done."""
+"""Stopping with SIGTERM in the middle of a round costs no participant the work that is done."""
 
 import asyncio
 import signal
@@ -21,7 +21,7 @@ SLOW_BYTES_PER_S = 20_000  # a minute for an upload
 @pytest.mark.parametrize("drain_s", [0.5, 25.0], ids=["cut", "drained"])
 async def test_a_coordinator_that_is_stopped_costs_no_participant_its_work(tmp_path, drain_s):
     """Two updates of the round are accepted, one participant trains, and one is in the middle of
-    its upload, which is cut off, or has the time to end. Nobody trains anything twice."""
+    its upload, which is cut off, or has the time to end. No participant trains a round twice."""
     expected = await undisturbed(SCENARIO, tmp_path / "undisturbed")
     gates = tmp_path / "gates"
     close_gates(gates, "c-1", "d-1")

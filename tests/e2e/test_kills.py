@@ -44,7 +44,7 @@ TRAINING_S = 0.3  # how long a training takes at most
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600 + 60 * KILLS)]
 
-# Just after these lines something has become durable that nobody has heard of yet.
+# Just after these lines a record has become durable that no participant has heard of.
 MOMENTS = ("update_accepted", "round_opened", "model_published")
 AIMING_S = 0.002  # how often to look for such a line
 STEPS = ("training", "trained", "handed_in")

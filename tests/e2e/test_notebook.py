@@ -52,7 +52,7 @@ async def test_notebook_trains_and_exports_a_model_that_scores_the_same(tmp_path
 
 
 def test_notebook_is_kept_without_outputs() -> None:
-    """Outputs would go stale, and may hold what somebody's data say."""
+    """Outputs would go stale, and may hold rows of data."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)
     for cell in notebook.cells:

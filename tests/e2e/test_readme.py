@@ -114,7 +114,7 @@ class ReadmeTerminals(Terminals):
 
 async def test_the_commands_in_their_order(tmp_path):
     """Every command of the README, typed one after the other in one folder, does what it is there
-    for: nobody gets the finished session of an example before."""
+    for: no example gets the finished session of another."""
     (tmp_path / "mean.py").write_text(example("participant"))
     rows = [f"{i % 7},{i % 5},{'yes' if i % 7 > 3 else 'no'}" for i in range(60)]
     (tmp_path / "patients.csv").write_text("\n".join(["age,dose,outcome", *rows, ""]))

@@ -177,7 +177,8 @@ async def test_participants_of_xain_run_a_session(tmp_path, sdk_python, server, 
         assert await process.stop() == 0
     assert (seen.state, seen.phase) == (pb.FINISHED, "finished")
 
-    # Nobody has samples in round 0, so all count the same; then 10 of 40 add 1 and 30 add 5.
+    # Initial weights have no samples in round 0, so all count the same; then 10 of 40 add 1 and 30
+    # add 5.
     models = [[], [2.0, 4.0, -1.0], [6.0, 8.0, 3.0], [10.0, 12.0, 7.0]]
     names = [participant[0]["id"] for participant in calls]
     for participant in calls:

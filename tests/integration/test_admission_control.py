@@ -189,7 +189,7 @@ async def test_streams_of_unregistered_clients_are_bounded_and_the_oldest_ends(s
 
 
 async def test_stream_of_an_unregistered_client_has_an_end(start, join):
-    """UNAVAILABLE: whoever still watches opens another one."""
+    """UNAVAILABLE: a client that still watches opens another one."""
     coordinator = await start(rounds={"min_participants": 2})
     coordinator._server.admission.stream_s = 0.1
     unregistered = join(coordinator, "unregistered")

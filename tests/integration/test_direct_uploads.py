@@ -261,7 +261,8 @@ async def test_wrong_object_is_deleted_before_its_sender_is_told(store, start, j
 
 
 async def test_work_goes_on_when_its_caller_has_lost_patience(store, start, join, monkeypatch):
-    """Copying and measuring may take longer than a call; whoever comes again finds them done."""
+    """Copying and measuring may take longer than a call; a sender that comes again finds them
+    done."""
     _, member = await first_round(start, join)
     ref = await put(store, await member.start(), npy(np.ones(SIZE, np.float32)))
     copies, go_on = [], threading.Event()

@@ -82,7 +82,7 @@ async def test_health(start):
 
 
 async def test_draining_coordinator_is_alive(start):
-    """Traffic is to go elsewhere, but nobody is to kill it: it ends by itself."""
+    """Traffic is to go elsewhere, but it must not be killed: it ends by itself."""
     coordinator = await start()
     response = health_pb2.HealthCheckResponse
     async with grpc.aio.insecure_channel(f"127.0.0.1:{coordinator.port}") as channel:

@@ -85,7 +85,7 @@ async def test_the_same_upload_is_not_sent_twice(start, join):
 
 @pytest.mark.parametrize("offset", [1, 3 * MIB - 1, 3 * MIB + 1, len(DATA), 1 << 60])
 async def test_an_upload_goes_on_nowhere_else(start, join, tmp_path, offset):
-    """An offset that nobody was told is refused, and does not hurt what is there."""
+    """An offset that was not given out is refused, and does not hurt what is there."""
     _, a, b = await two_in_round(start, join)
     await broken_off(a, tmp_path, 3 * MIB)
     assert await found(a) == 3 * MIB
@@ -133,7 +133,7 @@ async def test_an_upload_does_not_go_on_as_another_update(start, join, tmp_path)
 
 
 async def test_upload_continued_with_other_bytes_is_refused(start, join, tmp_path):
-    """The digest is that of the whole object, whoever has sent which part of it."""
+    """The digest is that of the whole object, whichever process has sent which part."""
     a = join(await start(), "a")
     await in_round(a)
 
@@ -387,7 +387,7 @@ async def connected_again(client: CoordinatorClient) -> None:
                 return
 
 
-# What a cut costs at most: what gRPC and the kernels have taken, and nobody has written.
+# What a cut costs at most: what gRPC and the kernels have taken, and is not written.
 LOST_BYTES = 8 * MIB
 
 

@@ -1,4 +1,4 @@
-"""Uploads that are durable only when nobody wants them any more."""
+"""Uploads that are durable only when they are not wanted any more."""
 
 import asyncio
 import threading

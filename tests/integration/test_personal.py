@@ -1,4 +1,4 @@
-"""Personal tensors: each participant keeps its own, and nobody else sees them."""
+"""Personal tensors: each participant keeps its own, and no other sees them."""
 
 import asyncio
 import io

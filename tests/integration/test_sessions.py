@@ -57,7 +57,7 @@ async def test_silence_is_a_departure_and_a_restart_joins_again(start, join):
     """A participant that died is noticed when its lease runs out; the round waits for the quorum
     (X4) and goes on with the same updates when the participant is back under its id."""
     coordinator = await start(rounds={"rounds": 1, "min_participants": 2})
-    # Hours of leases pass here without anybody waiting: the test moves the clock.
+    # Hours of leases pass here without a wait: the test moves the clock.
     clock = coordinator.driver.clock = HeldClock(coordinator.driver.clock.now())
     a, b = join(coordinator, "a"), join(coordinator, "b")
     await a.rendezvous()

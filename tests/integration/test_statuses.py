@@ -230,7 +230,7 @@ async def test_a_message_above_the_limit_is_resource_exhausted(start, join):
 
 
 async def test_a_model_that_is_not_there_is_not_found(start, join):
-    """Only published global models can be read; nobody reads another's update."""
+    """Only published global models can be read; no participant reads another's update."""
     a, _ = await in_round(start, join)
     await a.upload([1.0])
     for key in ("1/global", "0/a", "../0/global", ""):

@@ -296,7 +296,7 @@ async def test_expected_continue_is_said_before_the_body(start, join):
 
 
 async def test_slow_peers_hold_no_thread(start, join):
-    """More slow readers and senders than threads keep nobody waiting."""
+    """More slow readers and senders than threads keep no other waiting."""
     coordinator, a = await with_model(start, join, LARGE)
     coordinator._weights_port.max_per_participant = 100
     work = await a.start()

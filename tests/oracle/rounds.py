@@ -47,7 +47,7 @@ class Rounds:
         self._asked: set[str] = set()  # for an evaluation of the last model
         self._model: GlobalModel | None = None
         self._number = -1
-        # The selected, each at the round that it trains; between rounds, those who still train.
+        # The selected, each at the round that it trains; between rounds, those that still train.
         self._clocks: dict[str, int] = {}
         self._updated: set[str] = set()
         self._wanted = 0
@@ -252,7 +252,7 @@ class Rounds:
         drawn = selected[len(carried) :]
         assert len(set(selected)) == len(selected), "somebody is selected twice"
         assert self._members.issuperset(selected), "somebody is not here"
-        # As if those who are left out had gone, but the least number is always there.
+        # As if left-out participants had gone, but the least number is always there.
         num_counted = max(num_here - len(self._left_out), self._num_required)
         wanted = ceil(rules.fraction_participants * num_counted)
         asked = min(num_counted, ceil(wanted * (1 + rules.over_selection)))
@@ -452,7 +452,7 @@ class Rounds:
 
     @property
     def is_buffered(self) -> bool:
-        """Models are made without waiting for those who are late; not the first one."""
+        """Models are made without waiting for late participants; not the first one."""
         return self._rules.consistency != "bsp" and self._is_trained
 
     @property

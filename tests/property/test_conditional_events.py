@@ -110,7 +110,7 @@ steps_of_all_kinds = st.lists(
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(registered=st.lists(expressions, min_size=1, max_size=3), steps=steps_of_all_kinds)
 def test_a_table_fires_as_the_slow_one_does(registered: list[Any], steps: list[Any]) -> None:
-    """The same events, with the same messages, in the same order; whoever comes and goes."""
+    """The same events, with the same messages, in the same order, whichever peers come and go."""
     peers: Peers = {"worker": {"w1", "learner"}, "learner": {"l1"}}
     table: EventTable[int, Sent] = EventTable(lambda: peers)
     slow = [SlowEvent(expression) for expression in registered]

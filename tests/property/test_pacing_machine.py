@@ -203,11 +203,11 @@ class PacingMachine(RuleBasedStateMachine):
             return refusal
 
     def _follow(self, event: e.Event, was_in: set[str]) -> None:
-        """Note who has been told something else than what it trains, and that nobody is carried
-        over for longer than the oracle says."""
+        """Note participants that were told of another round than they train, and that none is
+        carried over for longer than the oracle says."""
         released = isinstance(event, e.ParticipantLeftOut | e.TrainingFailed)
         if released and event.participant_id in self.work:
-            # Somebody else does what it owed.
+            # Another participant does what it owed.
             held = self.work[event.participant_id]
             self.work[event.participant_id] = Work(held.round, held.digest, told=False)
         if isinstance(event, e.ModelPublished):
@@ -364,7 +364,7 @@ class PacingMachine(RuleBasedStateMachine):
             self.book.pop(key, None)
         assert not must, f"{held} of {name} was refused: {outcome!r}"
         if word is not None and word[0] == held.digest:
-            # In SSP and ASP the latest of everybody is known, however many models have been made.
+            # In SSP and ASP the latest of each participant is known, for any number of models.
             from_nothing = self.rules.initial == "empty" and held.round == 0
             forgets = self.rules.consistency == "bsp" or from_nothing or not held.told
             assert forgets, f"a resend was refused: {outcome!r}"
@@ -488,7 +488,7 @@ class PacingMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_round_waits_only_for_what_it_needs(self) -> None:
-        """COLLECTING means that somebody is waited for; AGGREGATING, that its work is owed. What
+        """COLLECTING means that an update is waited for; AGGREGATING, that its work is owed. What
         else must follow is said by the oracle after every command."""
         session, round_ = self.session, self.session.open_round
         if session.phase is Phase.COLLECTING:
@@ -509,7 +509,7 @@ class PacingMachine(RuleBasedStateMachine):
 
     @invariant()
     def only_what_is_needed_is_kept(self) -> None:
-        """Bounded by those who train, whatever the number of rounds."""
+        """Bounded by the training participants, for any number of rounds."""
         session = self.session
         carried = session.open_round.carried if session.open_round else session.buffered.carried
         assert session.open_round is None or session.buffered.carried == {}
@@ -559,7 +559,7 @@ class PacingMachine(RuleBasedStateMachine):
             assert self.aggregated == list(range(self.rules.rounds))
 
     def _ends_by_itself(self, *, heard: bool, answered: bool) -> None:
-        """On a copy: nobody hands in anything. heard: whoever is here stays. answered: models are
+        """On a copy: no participant hands in. heard: all members stay. answered: models are
         made."""
         session, now = self.session, self.now
         # A start that is waited for, the open round to its deadline, and its overdue updates; a
@@ -591,7 +591,7 @@ class PacingMachine(RuleBasedStateMachine):
                 self._advance()
 
     def _advance(self) -> None:
-        """One step of those who behave well, in no time."""
+        """One step of all good participants, in no time."""
         session = self.session
         if session.phase is Phase.FINISHED:
             return

@@ -93,7 +93,7 @@ RULE_SETS = {
 NAMES = tuple(f"p{i}" for i in range(8))
 SPARE = tuple(f"q{i}" for i in range(8))
 INDEX = st.integers(0, 7)
-# Where somebody is, if not in the north: at sites of which "one site" asks for one, and nowhere.
+# Tags of participants outside the north: sites of which "one site" asks for one, and none.
 NORTH = {"site": "north"}
 TAGS: dict[str, dict[str, str]] = {
     "p1": {"site": "south"},
@@ -151,7 +151,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.aggregated: list[int] = []
         # Shape and dtype of the first accepted update of the open round.
         self.fixed: tuple[tuple[int, ...], str] | None = None
-        # Refused updates in a row, and the round before which somebody is left out for them.
+        # Refused updates in a row, and the round before which a participant is left out for them.
         self.rows: dict[str, int] = {}
         self.out_until: dict[str, int] = {}
         # participant -> when it was last heard, or the coordinator came back.
@@ -524,7 +524,7 @@ class SessionMachine(RuleBasedStateMachine):
         under = {
             "own": name,
             "uuid": f"uuid of {name}",
-            # Mostly somebody who is not here yet, but may come.
+            # Mostly a participant that is not here yet, but may come.
             "somebody": (*SPARE[:4], *NAMES[:4])[j],
             "counted": counted[-1 - j % len(counted)].partition("/")[2],
         }[how]
@@ -641,7 +641,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([START_TIMEOUT_S, 1000.0]), heard=st.booleans())
     def jump(self, seconds: float, heard: bool) -> None:
-        """Far beyond every deadline; with `heard`, everybody says something just before."""
+        """Far beyond every deadline; with `heard`, each member is heard just before."""
         self.now += seconds
         if heard:
             self.heartbeats()
@@ -792,7 +792,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     @rule(steps=st.integers(1, 6), trouble=TROUBLE)
     def go_on(self, steps: int, trouble: Wrong | None) -> None:
-        """For a while everything is well, or everybody errs once before its good update."""
+        """For a while everything is well, or each participant errs once before its good update."""
         for _ in range(steps):
             if self._distance_to_end() > 1:
                 self._advance(trouble)
@@ -802,7 +802,7 @@ class SessionMachine(RuleBasedStateMachine):
         return self.rules.rounds - len(self.aggregated) + (self.owed is not None)
 
     def _advance(self, trouble: Wrong | None = None) -> None:
-        """One step of those who behave well."""
+        """One step of all good participants."""
         session = self.session
         if session.phase is Phase.FINISHED:
             return

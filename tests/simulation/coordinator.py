@@ -115,7 +115,7 @@ class CoordinatorMachine:
     # --- what ends it ---
 
     def kill(self, steps: int = 0, *, down_s: float, host: bool = False) -> None:
-        """After so many more steps of its. host: the whole machine goes, so nobody is told."""
+        """After so many more steps of its. host: the whole machine goes, so no peer is told."""
         if self._current is not None:
             self._host_down = host
             self._restart_s = down_s

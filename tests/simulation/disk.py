@@ -314,7 +314,7 @@ class SimulatedStore:
         if is_down and self._hub.chance.random() < 0.5:
             raise StoreUnavailable(f"cannot commit {key}")
         if key in self.disk.visible and not overwrite:
-            # Whoever hears that it is there must be able to rely on it.
+            # A writer that hears that it is there must be able to rely on it.
             self.disk.durable[key] = self.disk.visible[key]
             raise KeyExists(key)
         self.disk.show(key, data)

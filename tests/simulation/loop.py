@@ -30,7 +30,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._hub = hub
         self._process = process
         self._work_s = work_s
-        # Of work that its process died in. Whoever waits for them lives until it is buried.
+        # Of work that its process died in. Waiting code lives until it is buried.
         self._unheard: list[asyncio.Future[Any]] = []
 
     # --- what asyncio's futures, tasks and handles ask of their loop ---
@@ -153,7 +153,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def bury(self) -> None:
         """The process is dead: end its coroutines, so that nothing of them is left. What they still
-        do on their way out reaches nobody."""
+        do on their way out has no effect."""
         assert not self._process.is_alive
         with _Running(self):
             # What they begin on their way is ended in its turn.
@@ -162,7 +162,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                     _end(task)
 
     def _finalise(self, generator: AsyncGenerator[Any, Any]) -> None:
-        """An async generator that nobody has finished is about to go."""
+        """An unfinished async generator is about to go."""
         if self._process.is_alive:
             self.create_task(generator.aclose())  # type: ignore[arg-type]  # it is a coroutine
 
@@ -171,7 +171,7 @@ def _end(task: asyncio.Task[Any]) -> None:
     task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own
     coroutine: Any = task.get_coro()
     # Thrown, not closed: closing does not reach into async generators. And closed, as not all that
-    # is thrown is let through. What the code under test raises then is nobody's any more.
+    # is thrown is let through. What the code under test raises then does not count.
     if coroutine.cr_await is not None:
         with suppress(Exception, Killed, asyncio.CancelledError):
             coroutine.throw(Killed)

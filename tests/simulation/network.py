@@ -131,7 +131,7 @@ class Connection:
             self.break_for_client()
 
     def silence(self, *, acknowledged: bool) -> None:
-        """From now on nothing comes through any more, and nobody is told.
+        """From now on nothing comes through any more, and neither side is told.
 
         acknowledged: something on the way still acknowledges what is sent.
         """
@@ -187,7 +187,7 @@ class Connection:
         delay_s = self.network.latency_s()
         held_s = link.held_until - hub.now
         gives_up = self.is_silent and not self._is_acknowledged
-        # The kernel gives up what nobody acknowledges after the same time as gRPC its ping.
+        # The kernel gives up unacknowledged data after the same time as gRPC its ping.
         _, timeout_s = self.channel.silence_s
         if give_up is not None and (gives_up or held_s > timeout_s):
             hub.after(timeout_s, self.channel.process, give_up)
@@ -214,7 +214,7 @@ class Connection:
             self.network.hub.after(delay_s, self.server.process, self.end_served)
 
     def end_served(self) -> None:
-        """The server has noticed: nobody waits for its answers."""
+        """The server has noticed that its answers are not waited for."""
         served, self.served = self.served, []
         for call in served:
             call.end()

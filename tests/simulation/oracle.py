@@ -351,7 +351,7 @@ def participant_name(index: int) -> str:
 
 
 def num_samples_of(participant_id: str) -> int:
-    """n_k; somebody has none."""
+    """n_k; one participant has none."""
     index = int(participant_id[1:])
     return (3, 0, 10, 1, 7)[index % 5] + index // 5
 
@@ -400,7 +400,7 @@ def sent(scenario: Scenario, vector: Vector, base: Vector) -> Vector:
 
 
 def undisturbed(scenario: Scenario, first: str) -> Vector:
-    """The last model of a session in which nothing goes wrong and everybody is in every round.
+    """The last model of a session in which nothing goes wrong and all are in every round.
 
     first: the participant that makes the initial weights, if it is one that does.
     """

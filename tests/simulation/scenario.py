@@ -164,7 +164,7 @@ class Scenario:
 
     @property
     def needs_everybody(self) -> bool:
-        """Every round is made of everybody's update, so faults leave no mark on the result."""
+        """Every round is made of all updates, so faults leave no mark on the result."""
         return (
             self.min_participants == self.num_participants
             and self.fraction == 1
@@ -180,7 +180,7 @@ class Scenario:
 
     @property
     def is_quiet(self) -> bool:
-        """Nothing goes wrong, and nobody is away."""
+        """Nothing goes wrong, and all are there."""
         noise = self.noise
         return not (
             self.faults or self.gone or self.bad or noise.lost or noise.duplicated or noise.slow

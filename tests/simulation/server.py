@@ -63,7 +63,7 @@ class Server:
                 await asyncio.wait(late)
 
     def serve(self, call: ClientCall, connection: Connection | None) -> "ServerCall":
-        """A call that has arrived. connection: None, if nobody waits for the answers."""
+        """A call that has arrived. connection: None, if the answers are not waited for."""
         served = ServerCall(self, call, connection)
         self.calls.append(served)
         if connection is not None:

@@ -50,7 +50,7 @@ class Thread(greenlet):
         return self._hub.now * self._process.clock_rate
 
     def park(self, timeout_s: float | None = None) -> bool:
-        """Wait until somebody unparks this thread; False if nobody did in time. May return without
+        """Wait until this thread is unparked; False if it was not in time. May return without
         a reason, as all such waits do. Only in the thread itself. Raises Killed."""
         if not self._process.is_alive:
             raise Killed

@@ -281,12 +281,12 @@ class _Dates(datetime):
 
 @contextmanager
 def _unraisable() -> Iterator[list[str]]:
-    """Exceptions with nobody above them, such as of coroutines that are thrown away."""
+    """Unhandled exceptions, such as of coroutines that are thrown away."""
     found: list[str] = []
     before = sys.unraisablehook
 
     def take(unraisable: "sys.UnraisableHookArgs") -> None:
-        # Words: whoever keeps the object keeps it alive.
+        # Words: a kept object would stay alive.
         about = f"{unraisable.err_msg or 'Exception ignored in'}: {unraisable.object!r}"
         found.append(f"{unraisable.exc_value!r} could not be raised. {about}")
 

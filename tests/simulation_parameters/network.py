@@ -35,7 +35,7 @@ class Connection:
         self._arrives = [0.0, 0.0]
 
     def send(self, sender: Node, message: Message) -> None:
-        """Lost if it is broken, though nobody may know."""
+        """Lost if it is broken, even if neither side knows."""
         if self.is_broken or self._is_stuck:
             return
         network = self._network

@@ -157,7 +157,7 @@ class Oracle:
         return seen
 
     def pulled(self, worker: int, clock: int, required: set[PushOf] | None, keys: set[int]) -> None:
-        # A worker that was taken for dead and does not know it yet: nobody waits for it.
+        # A worker that was taken for dead and does not know it yet: no other waits for it.
         if required is None or worker in self._gone:
             return
         self.num_pulls += 1

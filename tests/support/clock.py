@@ -2,7 +2,7 @@
 
 
 class HeldClock:
-    """Stands still unless somebody moves it."""
+    """A clock that stands still unless it is moved."""
 
     def __init__(self, time_s: float = 0.0) -> None:
         self.time_s = time_s

@@ -19,7 +19,7 @@ from xain_proto.messaging.membership_pb2_grpc import MembershipStub
 
 
 class Peer:
-    """Somebody who joins, and what it is told."""
+    """A member that joins, and what it is told."""
 
     made: ClassVar[list["Peer"]] = []
 
@@ -80,7 +80,7 @@ NETWORKED = ["coordinator", "redis"]
 
 
 class Service:
-    """A MembershipServer or a Redis that is stopped and started again, and then knows nobody.
+    """A MembershipServer or a Redis that is stopped and started again, and then knows no members.
 
     settle_s: how long newcomers wait after a start from now on.
     """

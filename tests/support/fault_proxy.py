@@ -33,10 +33,10 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing drops what is unsent, and
 
 
 class FaultProxy:
-    """upstream: the port on this machine that connections are passed on to; one that nobody listens
-    on resets them.
+    """upstream: the port on this machine that connections are passed on to; one without a listener
+    resets them.
 
-    num_accepted: connections so far, among them those that found nobody upstream.
+    num_accepted: connections so far, among them those that found no listener upstream.
     num_bytes_up: passed on to the upstream so far.
     told: what storm() has done, in order.
     """

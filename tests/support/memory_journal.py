@@ -15,7 +15,7 @@ class MemoryJournal:
     disk too."""
 
     def __init__(self) -> None:
-        # Records of the latest session; nobody asks for earlier ones.
+        # Records of the latest session; earlier ones are not asked for.
         self._rows: list[Row] = []
         self._objects: dict[str, bytes] = {}
         self._snapshot: tuple[str, bytes] | None = None

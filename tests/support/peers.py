@@ -155,7 +155,7 @@ def answer(proxy: Proxy, number: int, timeout_s: float = PATIENCE_S) -> list[Any
 def collective(
     proxy: Proxy, group: str, members: list[str] | None, operation: str, *arguments: Any
 ) -> Any:
-    """One operation of a group, once its members are known here: those who come last are known to
+    """One operation of a group, once its members are known here: the last ones are known to
     each of the others at another time."""
 
     def knows_all() -> bool:

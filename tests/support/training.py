@@ -60,7 +60,7 @@ class Scenario:
             "rounds.min_participants": len(self.participants),
             "server.update_encoding": self.encoding,
             "server.heartbeat_time_s": 1.0,
-            # Nobody is to be given up because he is dead for a while, or the machine slow.
+            # No process is to be given up because it is dead for a while, or the machine slow.
             "server.heartbeat_timeout_s": 10 * PATIENCE_S,
         }
 
@@ -176,7 +176,7 @@ class Training:
         return all(participant.status == 0 for participant in self.participants.values())
 
     async def until(self, found: Callable[[], object], *, look_every_s: float = 0.02) -> bool:
-        """Wait for it; False if everybody has left before.
+        """Wait for it; False if all have left before.
 
         Raises AssertionError when something ends as it must not, and after a long time.
         """
@@ -195,7 +195,7 @@ class Training:
             await asyncio.sleep(look_every_s)  # a poll, not a race: it ends when it is found
 
     async def finish(self) -> list[str]:
-        """Wait until everybody has left, and stop. Returns the models."""
+        """Wait until all have left, and stop. Returns the models."""
         await self.until(lambda: self.is_over)
         got = await models(self.coordinator.port, self.scenario)
         assert await self.coordinator.stop() == 0

@@ -61,7 +61,7 @@ INSTALLED_AS = {
     "xgboost": "xgboost-cpu",
     "zmq": "pyzmq",
 }
-# Found by fsspec through their entry points, and imported by nobody else.
+# Found by fsspec through their entry points, and imported by no other module.
 PLUGINS = {"hdfs-native"}
 
 

@@ -411,7 +411,7 @@ def test_probes_ask_what_the_images_answer(name):
             port = settings.server.port
             assert liveness["grpc"] == {"port": port, "service": LIVENESS}
             assert startup["grpc"] == container["readinessProbe"]["grpc"] == {"port": port}
-            # From the beginning of a drain nobody can connect any more.
+            # From the beginning of a drain no client can connect.
             assert patience_s > settings.server.drain_s + 8
         else:
             command = liveness["exec"]["command"]

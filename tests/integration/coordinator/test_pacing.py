@@ -171,7 +171,7 @@ async def in_asp(start, join, names: str = "abc", **rounds: Any) -> tuple[Coordi
 
 async def test_rounds_do_not_wait_for_stragglers_whose_updates_still_count(start, join):
     """ASP with three speeds: each update makes a model, the older it is the less it counts, and
-    whoever trains an earlier round is told of that one, by heartbeats, watches and assignments."""
+    heartbeats, watches and assignments tell a participant the earlier round that it trains."""
     coordinator, a, b, c = await in_asp(start, join)
     assert [(await m.start()).round for m in (a, b, c)] == [1, 1, 1]
     await a.hand_in([1.0], round_=1)

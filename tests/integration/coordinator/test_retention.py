@@ -80,9 +80,9 @@ async def test_updates_that_may_still_count_stay(start, join, tmp_path):
         await fast.until(pb.ROUND, round_)
         await fast.hand_in([float(round_)], round_=round_)
     await fast.until(pb.ROUND, 4)
-    # What there was of rounds that nobody trains has gone; what slow has uploaded stays.
+    # What there was of rounds that are not trained has gone; what slow has uploaded stays.
     await until(coordinator, {1: 2})
     await slow.end(put, round_=1)
     await slow.until(pb.ROUND, 5)
-    # Nobody trains any of these rounds any more.
+    # None of these rounds is trained any more.
     await until(coordinator, {})

@@ -266,8 +266,8 @@ async def test_the_coordinator_dies(server: S3Server, launch: Launch, enter: Ent
 async def test_a_participant_writes_a_model_of_its_own(
     server: S3Server, launch: Launch, enter: Enter
 ) -> None:
-    """XAIN's hold credentials, which may allow it. The coordinator shows nobody two models of one
-    round: it ends and says what may have happened, and goes on once that is put right."""
+    """XAIN's hold credentials, which may allow it. The coordinator shows no participant two models
+    of one round: it ends and says what may have happened, and goes on once that is put right."""
     process = launch(**{"storage.format": "xain-pickle"})
     a, b = await begin(process, enter)
     with contextlib.closing(server.client()) as client:

@@ -141,7 +141,7 @@ class ScriptedCoordinator(CoordinatorServicer):
         self._server.stop(None).wait(PATIENCE_S)
 
     def change(self, **fields: Any) -> None:
-        """Change the ledger, and tell whoever watches."""
+        """Change the ledger, and tell the watchers."""
         with self._changed:
             for name, value in fields.items():
                 setattr(self.ledger, name, value)

@@ -78,7 +78,7 @@ class _Server(socketserver.ThreadingTCPServer):
     store: ScriptedStore
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        # Here and not where it is accepted: a handshake that hangs must hold up nobody else.
+        # Here and not where it is accepted: a handshake that hangs must hold up no other.
         tls = self.store._tls
         if tls is None:
             super().finish_request(request, client_address)
@@ -175,7 +175,7 @@ def _carry(source: socket.socket, target: socket.socket) -> None:
 
 
 def status(code: int, **headers: str) -> Fault:
-    """An answer with a body that is not to be shown to anybody."""
+    """An answer with a body that must not be shown."""
 
     def answer(handler: Handler) -> None:
         handler.send_response(code)

@@ -98,7 +98,7 @@ def test_heartbeats_go_on_while_it_trains(serve: Serve, adder: Adder, launch: La
 def test_a_coordinator_that_restarts_gets_the_result_that_was_trained_meanwhile(
     serve: Serve, adder: Adder, launch: Launch
 ) -> None:
-    """Another process on the same port, with the same journal: nobody trains again."""
+    """Another process on the same port, with the same journal: no round is trained again."""
     first = serve()
     adder.may_finish.clear()
     running = launch(adder, first.target)
@@ -216,7 +216,7 @@ def test_a_result_of_the_wrong_type_fails_like_an_exception(
 def test_stop_leaves_even_in_the_middle_of_training(
     serve: Serve, adder: Adder, launch: Launch
 ) -> None:
-    """The training itself cannot be interrupted, and must not hold anybody up."""
+    """The training itself cannot be interrupted, and must not hold up other work."""
     server = serve()
     adder.may_finish.clear()
     running = launch(adder, server.target)

@@ -112,7 +112,7 @@ def is_heard(client: CoordinatorClient) -> bool:
 def test_call_on_a_dead_connection_is_refused_and_the_next_one_takes_another(
     client: CoordinatorClient, proxy: FaultProxy
 ) -> None:
-    """The peer has vanished, and nobody says so."""
+    """The peer has vanished without a word."""
     proxy.blackhole(new=False)
     with pytest.raises(Refused) as caught:
         heartbeat(client)

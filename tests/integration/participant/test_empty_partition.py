@@ -1,4 +1,4 @@
-"""A part without rows, from the file to the end of everybody's training."""
+"""A part without rows, from the file to the end of all training."""
 
 from pathlib import Path
 from typing import Any

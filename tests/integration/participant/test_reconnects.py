@@ -23,7 +23,7 @@ class Idle(Participant):
 
 def test_the_stream_comes_back_after_the_first_sign_of_life(serve: Serve) -> None:
     """When that is sent is spread over time; a stream that went ahead would connect at once. And
-    nobody joins again who is still a member."""
+    no member joins again."""
     first = serve(Ledger(paused=True))
     may_beat = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Work in the store that nobody waits for does not stand before work that somebody waits for."""
+"""Work in the store without a waiting caller does not stand before work with one."""
 
 import asyncio
 import threading

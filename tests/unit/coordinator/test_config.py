@@ -379,7 +379,7 @@ any_rules = settings(
 
 
 def bound_s(rules: Rules) -> float:
-    """How long a session can take in which nobody comes who was not there in the beginning."""
+    """How long a session can take that no participant joins after the beginning."""
     assert rules.deadline_s is not None
     assert rules.idle_timeout_s is not None
     start = min(rules.start_timeout_s, rules.idle_timeout_s)

@@ -1,4 +1,4 @@
-"""The driver writes before it answers, and nobody hears of what is not durable."""
+"""The driver writes before it answers, and tells no caller of an event that is not durable."""
 
 import asyncio
 import gc
@@ -34,8 +34,8 @@ from xain_coordinator.ports import JournalError, Record
 
 
 async def test_a_reply_waits_for_the_commit(bench):
-    """Durable before acknowledged: while the disk is at work nobody hears anything, and the session
-    that others see does not know of it."""
+    """Durable before acknowledged: while the disk is at work no caller hears anything, and the
+    session that others see does not know of it."""
     bench.journal.hold()
     joining = await bench.submit(c.Rendezvous("a"))
     await bench.journal.writing()
@@ -76,8 +76,8 @@ async def test_without_anything_on_its_way_nothing_waits(bench):
 
 
 async def test_a_sign_of_life_does_not_wait_for_the_disk(bench):
-    """The round that is being opened is not durable, so nobody is told of it; and the lease that
-    the sign of life renews counts at once."""
+    """The round that is being opened is not durable, so that no watcher is told of it; and the
+    lease that the sign of life renews counts at once."""
     await bench.driver.submit(c.Rendezvous("a"))
     await bench.driver.submit(c.Rendezvous("b"))
     bench.journal.hold()
@@ -173,7 +173,7 @@ async def test_commands_share_an_append(bench):
 
 
 async def test_a_failing_append_fails_all_waiting_callers(bench):
-    """Nothing of what was lost is told to anybody, then or later; the process is to end."""
+    """Lost events are never told, then or later; the process is to end."""
     await bench.driver.submit(c.Rendezvous("a"))
     before, effects = bench.driver.session, list(bench.worker.effects)
     bench.journal.hold()
@@ -274,8 +274,8 @@ async def test_a_caller_that_goes_away_disturbs_nobody(bench):
 
 
 async def test_close_waits_for_what_is_being_written(bench):
-    """Callers whose command was decided get their answer; those who come later are refused; the
-    journal is closed once, whoever asks how often."""
+    """Callers whose command was decided get their answer; later callers are refused; the
+    journal is closed once, however often it is asked for."""
     bench.journal.hold()
     first = await bench.submit(c.Rendezvous("a"))
     await bench.journal.writing()

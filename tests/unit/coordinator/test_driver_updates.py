@@ -216,7 +216,7 @@ async def test_update_is_committed_with_the_one_that_closes_its_round(patient):
 
 
 async def test_update_is_committed_with_any_other_decision(patient):
-    """A participant that leaves, and all that is told of it, wait for nobody's update."""
+    """A participant that leaves, and all that is told of it, wait for no update."""
     await begin(patient.driver)
     handed_in = await patient.submit(update("a", 0))
     assert await patient.driver.submit(c.Heartbeat("b", ParticipantState.FINISHED))

@@ -228,7 +228,7 @@ def test_the_departed_are_forgotten_in_the_end() -> None:
         name = f"p{number}"
         for event in (joined(name), accepted(0, name), e.ParticipantLeft(name, "left")):
             history.apply(event)
-        # One that never contributed takes nobody's place.
+        # A participant that never contributed displaces no other.
         history.apply(e.ParticipantLeft(f"idle {number}", "left"))
     assert len(history.accounts.contributions()) == MAX_DEPARTED + 1
     assert history.accounts.by_name["stays"].num_counted == 1

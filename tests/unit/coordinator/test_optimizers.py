@@ -319,7 +319,7 @@ def test_state_that_has_changed(tmp_path: Path) -> None:
 
 
 def test_a_store_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    """No part of an upload that nobody will finish."""
+    """No part of an upload that will not be finished."""
     store = FileStore(tmp_path)
     work = work_on(store, "mean", [np.ones(3, np.float32)], np.zeros(3, np.float32))
 

@@ -100,7 +100,7 @@ def test_the_example_of_the_documentation(site: Path) -> None:
 
 
 def test_unused_plug_ins_are_not_imported(site: Path) -> None:
-    """A plug-in that is broken breaks only those who use it, and is named then."""
+    """A plug-in that is broken breaks only its users, and is named then."""
     entries = f"[{AGGREGATORS}]\nbroken = acme_broken:Rule\n"
     install(site, "acme_broken", "import nowhere_to_be_found\n", entries)
     make_rule("mean", {})

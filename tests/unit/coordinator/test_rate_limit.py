@@ -63,7 +63,7 @@ def test_reservation_expires():
 
 
 def test_caller_has_one_reservation():
-    """A caller that asks without a pause gains nothing and delays nobody."""
+    """A caller that asks without a pause gains nothing and delays no other."""
     rate_limit = RateLimit(per_s=1.0, burst=1, max_waiting=10)
     assert rate_limit.wait_s("a", 0.0) == 0.0
     assert [rate_limit.wait_s("eager", 0.0) for _ in range(50)] == [1.0] * 50

@@ -237,7 +237,7 @@ async def test_a_store_that_is_away_is_waited_for() -> None:
 
 
 async def test_a_store_that_is_away_at_the_end_is_not_waited_for() -> None:
-    """The session has ended without the model: nobody tries to make it any more, and the operator
+    """The session has ended without the model, which is not tried any more, and the operator
     of a session that is over is shown no trouble."""
     store, journal = HookedStore(), Disk()
     loop, tried_again = asyncio.get_running_loop(), asyncio.Event()
@@ -513,7 +513,7 @@ async def test_model_is_verified_once_a_minute_at_most(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("defect", [ValueError, OSError, MemoryError, AssertionError])
 async def test_a_defect_ends_the_process(defect: type[Exception]) -> None:
-    """Loudly, with the journal as it was: what nobody expected is no reason to end a week's
+    """Loudly, with the journal as it was: an unexpected error is no reason to end a week's
     training."""
     store, journal = HookedStore(), Disk()
 

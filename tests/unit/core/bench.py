@@ -49,7 +49,7 @@ EventT = TypeVar("EventT")
 
 TIMED: Mapping[str, Any] = {"deadline_s": DEADLINE_S, "idle_timeout_s": IDLE_S}
 
-# What everybody tells about its data, unless a test is about that.
+# The profile of each participant, unless a test is about that.
 PROFILE = DataProfile(num_samples=10, num_features=4, classes=("no", "yes"))
 
 
@@ -163,7 +163,7 @@ class Bench:
 
     @property
     def notified(self) -> bool:
-        """Whether the last command woke those who watch."""
+        """Whether the last command woke the watchers."""
         return any(isinstance(effect, Notify) for effect in self.effects)
 
     def happened(self, kind: type[EventT]) -> list[EventT]:
@@ -215,7 +215,7 @@ class Bench:
             assert repr(self.session) == before, "a question changed the session"
 
     def _require_who_is_left_out(self) -> None:
-        """The session keeps them apart, so that nobody looks at all refusals to find them."""
+        """The session keeps them apart, so that it need not look at all refusals to find them."""
         found = {p for p in self.session.members.eligible if self.session.is_left_out(p)}
         left_out = set(self.session.selection.left_out)
         assert left_out == found, "others are left out than the faults say"
@@ -322,7 +322,7 @@ class Bench:
                 self.now = min(end, self.now + HEARTBEAT_TIME_S)
 
     def expire(self, *names: str) -> None:
-        """Let a whole lease pass in which everybody but these is heard."""
+        """Let a whole lease pass in which all but these are heard."""
         self.now += LEASE_S
         for name in self.connected:
             if name not in names:
@@ -347,7 +347,7 @@ class Bench:
     # --- restarts ---
 
     def restart(self) -> tuple[Effect, ...]:
-        """Die and come back: fold the journal, give everybody a new lease, owe the work again."""
+        """Die and come back: fold the journal, give each member a new lease, owe the work again."""
         before = self.session
         self.session = replay(self.journal)
         assert self.session == before, "the journal does not fold to the session it came from"

@@ -1,4 +1,4 @@
-"""SSP and ASP: rounds that do not wait for everybody, and what is promised in them as well."""
+"""SSP and ASP: rounds that do not wait for all, and what is promised in them as well."""
 
 from collections.abc import Callable
 from typing import Any
@@ -117,7 +117,7 @@ def test_a_deadline_makes_no_update_late_in_asp() -> None:
 
 
 def test_fewer_than_a_buffer_may_be_all_there_are() -> None:
-    """When everybody has answered nothing is waited for."""
+    """When all have answered nothing is waited for."""
     bench = buffered_round("a", "b", "c", buffer_size=3)
     bench.end("a")
     bench.end("b")
@@ -131,7 +131,7 @@ def test_the_carried_are_among_the_fraction() -> None:
     bench = buffered_round("a", "b", "c", "d", "e", "f", fraction="0.5")
     assert trains(bench) == {"a": 0, "b": 0, "c": 0}
     bench.end("c")
-    # The controller "ordered" draws the first by name of those who are free.
+    # The controller "ordered" draws the first by name of the free ones.
     assert trains(bench) == {"a": 0, "b": 0, "c": 1}
     bench.join("g", "h")
     bench.end("a")
@@ -235,7 +235,7 @@ def test_the_last_model_is_the_end_for_the_slow() -> None:
 
 
 def test_between_two_rounds_the_slow_go_on() -> None:
-    """Too few are connected for the next round: whoever trains an earlier one still does."""
+    """Too few are connected for the next round: participants that train an earlier one still do."""
     bench = buffered_round("a", "b", "c", min_participants=2, buffer_size=2)
     bench.answers = False
     bench.end("a")
@@ -434,7 +434,7 @@ def test_an_upload_counts_once_however_many_models_follow(rules: dict[str, Any])
 
 
 def script() -> list[Callable[[Bench], object]]:
-    """A session in which somebody is carried, late, resent, gone and back."""
+    """A session whose participants are carried over, late, gone and back, and resend updates."""
     return [
         lambda b: b.end("a", "a@0", num_samples=3),
         lambda b: b.end("b", "b@0"),
@@ -460,7 +460,7 @@ def script() -> list[Callable[[Bench], object]]:
 
 @pytest.mark.parametrize("consistency", ["asp", "ssp"])
 def test_a_restart_keeps_all_of_it(consistency: str) -> None:
-    """After a restart at any instant everybody trains what it trained, and the models are made of
+    """After a restart at any instant all train what they trained, and the models are made of
     the same updates with the same staleness."""
 
     def run(restart_before: int | None) -> tuple[Bench, list[Aggregate]]:

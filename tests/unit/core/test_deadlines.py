@@ -30,7 +30,7 @@ JUST = 1 / 1024  # exact in binary
 
 
 def test_at_its_deadline_a_round_closes_with_what_it_has() -> None:
-    """Two stragglers hold up nobody for longer than deadline_s, exactly."""
+    """Two stragglers hold up no round for longer than deadline_s, exactly."""
     bench = timed_round("a", "b", "c")
     bench.end("a")
     bench.pass_time(DEADLINE_S - JUST)
@@ -77,7 +77,7 @@ def test_a_straggler_is_late() -> None:
 
 
 def test_with_too_few_updates_others_are_asked_besides() -> None:
-    """An overdue round keeps its selection, since the late may still come, and asks everybody else
+    """An overdue round keeps its selection, since the late may still come, and asks all others
     as well. The update that makes enough closes it."""
     bench = timed_round("a", "b", "c", "d", "e", min_participants=2, fraction="0.5")
     assert bench.selected == ("a", "b", "c")

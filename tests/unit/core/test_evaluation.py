@@ -58,7 +58,7 @@ def evaluate(bench: Bench, name: str, accuracy: float | None, num_samples: int =
 
 
 def train(bench: Bench, *accuracies: float) -> None:
-    """Rounds of everybody, whose models have these accuracies."""
+    """Rounds of all participants, whose models have these accuracies."""
     for accuracy in accuracies:
         for name in bench.outstanding:
             hand_in(bench, name, {"accuracy": accuracy})

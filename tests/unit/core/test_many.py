@@ -27,7 +27,7 @@ MAX_BYTES = 6000
 # Entries that a message looks at, or looks up. A scan of the participants is twenty times that.
 MAX_LOOKS = 50
 
-# Each set of some of these is the profile of nobody else.
+# Each set of some of these is the profile of one participant.
 CLASSES = tuple("abcdefghij")
 
 

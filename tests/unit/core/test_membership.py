@@ -88,7 +88,7 @@ def test_data_of_another_width_is_refused() -> None:
 
 def test_an_empty_partition_says_nothing_about_the_width() -> None:
     """Where no model is made from profiles, 0 samples are passed over: neither refused, nor binding
-    for those who come after."""
+    for later participants."""
     bench = Bench(make_rules(min_participants=9, initial="empty"))
     bench.join("empty", profile=DataProfile(0, 99))
     bench.join("a", profile=DataProfile(100, 4))
@@ -97,7 +97,7 @@ def test_an_empty_partition_says_nothing_about_the_width() -> None:
 
 
 def test_the_width_stays_that_of_the_model_when_its_participants_have_gone() -> None:
-    """The initial model was asked for with 4 features; those who come later must have them."""
+    """The initial model was asked for with 4 features; later participants must have them."""
     bench = Bench(make_rules(min_participants=1), answers=False)
     bench.join("a", profile=DataProfile(100, 4))
     bench.leave("a")
@@ -260,7 +260,8 @@ def test_profiles_are_bounded_by_what_they_come_to_together() -> None:
 
 
 def test_profiles_that_do_not_suffice_wait_for_others() -> None:
-    """One class only: no model. The session does not end; it asks again when somebody comes."""
+    """One class only: no model. The session does not end; it asks again when a participant
+    joins."""
     bench = Bench(make_rules(min_participants=1), answers=False)
     bench.join("a", profile=DataProfile(10, 4, ("yes",)))
     assert len(bench.owed) == 1

@@ -65,7 +65,7 @@ def test_accepted_updates_of_former_members_count() -> None:
 
 
 def test_aggregation_is_timed_over_a_restart() -> None:
-    """The times are in the journal: whoever reads it measures the same."""
+    """The times are in the journal: a later reader measures the same."""
     bench = opened_round("a", rules=make_rules(rounds=1), answers=False)
     bench.now += 1.0
     bench.end("a")

@@ -50,7 +50,7 @@ def updates_until_closed(quorum: Expression, *order: str, **rules: Any) -> int:
     ],
 )
 def test_a_round_closes_with_its_quorum(quorum: Expression, number: int) -> None:
-    """Percentages are of the selected, rounded up; without its quorum a round closes when everybody
+    """Percentages are of the selected, rounded up; without its quorum a round closes when all
     has answered."""
     assert updates_until_closed(quorum, "a", "b", "c", "d", "e") == number
 
@@ -79,7 +79,7 @@ def test_the_least_number_prevails_over_a_quorum() -> None:
 def test_more_are_selected_than_are_wanted(
     connected: int, fraction: str, excess: str, number: int
 ) -> None:
-    """ceil(k · (1 + over_selection)), in exact arithmetic, and nobody twice."""
+    """ceil(k · (1 + over_selection)), in exact arithmetic, and no participant twice."""
     assert num_selected(connected, Fraction(fraction), Fraction(excess)) == number
 
 

@@ -106,7 +106,7 @@ def test_labels_that_are_numbers_may_be_meant_for_regression(label: str, is_numb
     ids=["other order", "fewer classes", "units not declared", "earlier version"],
 )
 def test_data_that_differ_in_what_may_differ_are_taken(profile: DataProfile) -> None:
-    """Order, absent labels and undeclared units refuse nobody."""
+    """Order, absent labels and undeclared units refuse no participant."""
     bench = waiting()
     bench.join("first", profile=PROFILE)
     bench.join("second", profile=profile)

@@ -321,7 +321,7 @@ def test_a_controller_that_fails_changes_nothing() -> None:
 
 
 def test_k_of_all_connected_are_selected() -> None:
-    """A round selects ceil(fraction · connected), from everybody connected at its opening."""
+    """A round selects ceil(fraction · connected), from all that are connected at its opening."""
     bench = Bench(make_rules(min_participants=2, fraction="0.3", start_participants=11))
     bench.join(*NAMES[:11])
     assert len(bench.selected) == 4  # ceil(3.3)
@@ -337,7 +337,7 @@ def test_participant_that_joins_a_full_round_waits_for_the_next() -> None:
 
 
 def test_a_replacement_is_added_behind_the_others() -> None:
-    """The order of aggregation is that of selection, so nobody's place moves."""
+    """The order of aggregation is that of selection, so no participant moves."""
     bench = opened_round("b", "c", "d")
     bench.join("a")
     bench.leave("c")
@@ -389,7 +389,7 @@ def test_a_replacement_is_a_fresh_draw() -> None:
 
 
 def test_all_replaces_one_by_one() -> None:
-    """The controller "all" selects everybody when a round opens; a replacement stays one."""
+    """The controller "all" selects all when a round opens; a replacement stays one."""
     bench = opened_round("a", "b", rules=make_rules(min_participants=2, controller="all"))
     bench.join("c", "d", "e")
     bench.leave("a")
@@ -410,7 +410,7 @@ def test_next_participant_to_join_fills_a_vacancy_of_the_round() -> None:
 
 
 def test_participant_that_returns_takes_its_free_slot() -> None:
-    """A short absence costs a place only if somebody else has taken it."""
+    """A short absence costs a slot only if another participant has taken it."""
     bench = opened_round("a", "b", rules=make_rules(min_participants=1, start_participants=2))
     bench.leave("b")
     bench.join("b")

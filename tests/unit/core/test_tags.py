@@ -49,7 +49,7 @@ def test_each_tag_that_is_asked_for_must_have_one_of_its_values(
 
 
 def test_only_those_with_the_tags_are_counted_and_selected() -> None:
-    """The others are connected, hear STANDBY, and take nobody's place."""
+    """The others are connected, hear STANDBY, and take no slot."""
     bench = northern(rounds=2, min_participants=2, controller="all")
     bench.join("a", tags=NORTH)
     bench.join("s", "t", tags=SOUTH)
@@ -97,7 +97,7 @@ def test_the_start_timeout_begins_with_the_first_eligible_participant() -> None:
 
 
 def test_the_model_is_made_for_the_data_of_the_eligible() -> None:
-    """Data that nobody trains on must not decide how wide the model is, nor keep others out."""
+    """Data that are not trained on must not decide how wide the model is, nor keep others out."""
     bench = northern(min_participants=2)
     bench.answers = False
     bench.join("s", tags=SOUTH, profile=DataProfile(5, 99))

@@ -239,7 +239,7 @@ def test_flags_that_were_not_given_change_nothing() -> None:
 
 
 def test_the_first_error_is_told_and_the_others_are_counted(toml: Path) -> None:
-    """One line, but nobody believes that it is the only mistake."""
+    """The one line says that there are more mistakes."""
     told = error_of(toml, "[server]\nport = -1\nverbose = 3\n[stor]\n")
     assert told.startswith("fleet.toml: unknown key stor")
     assert told.endswith(" (further mistakes: 2)")
@@ -371,7 +371,7 @@ def test_hosts(text: str, host: str) -> None:
      "a..b", "x" * 64, ".".join(["x" * 50] * 6), 3],
 )  # fmt: skip
 def test_text_that_is_no_host_is_refused(text: object) -> None:
-    """A mistake is found at the start, not when nobody connects."""
+    """A mistake is found at the start, not when no participant connects."""
     with pytest.raises(ValueError, match=r"neither|not text"):
         parse_host(text)
 

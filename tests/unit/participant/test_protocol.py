@@ -410,8 +410,8 @@ def test_a_useless_result_is_dropped(holding: Talk, reason: str, status: str) ->
 def test_an_invalid_update_is_trained_again_and_at_last_its_maker_leaves(
     holding: Talk, reason: str, status: str
 ) -> None:
-    """Three refusals are the coordinator's to judge. Whoever it asks for the round after them is
-    needed there, and would keep it open for everybody."""
+    """Three refusals are the coordinator's to judge. A participant that it asks for the round after
+    them is needed there, and would keep it open for all."""
     dropped = [a.Drop(3, "because", invalid=True)]
     for _ in range(3):
         assert holding.refuse(Call.HAND_IN, reason, status) == dropped

@@ -63,7 +63,7 @@ def halves(data: Dataset) -> tuple[Dataset, Dataset]:
 def test_three_participants_learn_what_they_hold_together(
     name: str, task: str, metric: str, least: float
 ) -> None:
-    """Measured on rows that nobody trained on."""
+    """The accuracy is measured on rows that were not trained on."""
     train, test = halves(load(name, task=task))
     rows = np.array_split(np.arange(train.num_samples), 3)
     workload = create("xgboost", {"task": task, "max_depth": 3, "eta": 0.2})

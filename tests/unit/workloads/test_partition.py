@@ -63,7 +63,7 @@ def test_partition_is_pinned() -> None:
 
 
 def test_small_alpha_separates_labels() -> None:
-    """Near 0 a label belongs to one participant; large alpha gives everybody the same mix."""
+    """Near 0 a label belongs to one participant; large alpha gives all the same mix."""
     target = load("digits").target
     alone = dirichlet(target, 4, alpha=1e-9, seed=3)
     assert sum(len(set(target[part])) for part in alone) == 10

@@ -10,7 +10,7 @@ from xain_workloads.profile import DataProfile, sort_classes, union
 
 
 def test_numbers_sort_as_numbers() -> None:
-    """Class order is weight order, and "10" comes after "9" for everybody."""
+    """Class order is weight order, and "10" comes after "9" for all."""
     assert sort_classes(["10", "9", "-1", "2.5", "9"]) == ("-1", "2.5", "9", "10")
 
 
@@ -34,7 +34,7 @@ def test_union_adds_rows_and_merges_classes() -> None:
 
 
 def test_union_passes_over_profiles_without_rows() -> None:
-    """An empty partition, whose width may be a guess, stops nobody."""
+    """An empty partition, whose width may be a guess, stops no other."""
     profiles = [DataProfile(0, 1), DataProfile(5, 4, ("1", "2"))]
     assert union(profiles) == DataProfile(5, 4, ("1", "2"))
 

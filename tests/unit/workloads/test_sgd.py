@@ -470,7 +470,7 @@ def test_r2_of_a_constant_target_is_finite() -> None:
 def _federate(
     workload: Workload, parts: Sequence[Dataset], *, rounds: int, epochs: int, seed: int
 ) -> Model:
-    """FedAvg in one process, McMahan et al. 2017, Algorithm 1, with everybody in every round."""
+    """FedAvg in one process, McMahan et al. 2017, Algorithm 1, with all sites in every round."""
     model = _start(workload, *parts)
     for number in range(rounds):
         results = [

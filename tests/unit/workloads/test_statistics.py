@@ -91,7 +91,7 @@ def test_statistics_do_not_tell_numbers_of_fewer_than_five_rows() -> None:
         assert str(value) not in statistics.to_json()
     assert number(statistics, "x").missing == 4
     assert number(statistics, "y").moments.mean == 2.5
-    # The column is scaled by those who know more of it.
+    # The column is scaled by the sites that know more of it.
     others = describe({"x": np.arange(10.0), "y": np.arange(10.0)}, np.arange(10.0))
     merged = merge([statistics, others])
     assert number(merged).moments.mean == 4.5

@@ -13,7 +13,7 @@ from xain_coordinator.core.values import Point
 def test_dropped_points_of_a_partial_write_count_as_lost(
     server: StrictInflux, write: Callable[..., int]
 ) -> None:
-    """Nothing is sent again, and nobody waits."""
+    """No point is sent again, and no caller waits."""
     server.partial = True
     server.refuses = lambda line: line.fields["n"] in (3, 5)
     assert write(numbered(*range(10))) == 2

@@ -154,7 +154,7 @@ def test_close_waits_for_a_bounded_time(tmp_path: Path) -> None:
     gated = hold(metrics)
     metrics.write(numbered(1, 2, 3))
     metrics.close()
-    # With the one that the disk still holds up: nobody knows what becomes of it.
+    # With the one that the disk still holds up: its outcome is not known.
     assert metrics.num_lost == 4
     gated.gate.set()
     metrics.close_timeout_s = 60.0

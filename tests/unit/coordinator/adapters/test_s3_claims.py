@@ -125,8 +125,8 @@ def orders(*lengths: int) -> Iterator[Sequence[int]]:
 
 @pytest.mark.parametrize("contents", [(b"a", b"b"), (b"a", b"a")])
 def test_two_writers(contents: tuple[bytes, bytes], tmp_path: Path) -> None:
-    """In every order at most one content is published, and whoever is told that it has published
-    has. Of two that would publish the same, one does at least. No claim stays."""
+    """In every order at most one content is published, and a writer that is told that it has
+    published has. Of two that would publish the same, one does at least. No claim stays."""
     for order in orders(NUM_STEPS, NUM_STEPS):
         server = Server()
         writers = [Writer(server, content, tmp_path) for content in contents]

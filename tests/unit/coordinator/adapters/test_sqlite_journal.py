@@ -140,7 +140,7 @@ def test_nothing_acknowledged_is_lost_to_kill_9(tmp_path: Path) -> None:
 
 
 def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
-    """The lock is the kernel's: whoever holds it loses it with its life."""
+    """The lock is the kernel's: its holder loses it with its life."""
     path = tmp_path / "journal"
     with start(HOLDER, path) as process:
         assert process.stdout is not None

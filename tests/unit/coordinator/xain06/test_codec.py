@@ -119,7 +119,7 @@ def test_the_oldest_protocols_are_refused(protocol):
 
 
 class Sparse(Reader):
-    """The pickle of an array of zeros that nobody could hold in memory."""
+    """The pickle of an array of zeros too large for any memory."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.size_of_elements = 4 * prod(shape)
