@@ -446,8 +446,8 @@ async def test_repair_drops_a_damaged_update_by_name(start, join, tmp_path, repa
     await coordinator.stop()
     refused = [repair("--drop-update", name) for name in "ab"]
     assert [one.exit_code for one in refused] == [2, 2]
-    assert "the update of 'a' is not damaged; nothing was dropped" in refused[0].stderr
-    assert "the open round has no accepted update of 'b'" in refused[1].stderr
+    assert "'a' is not damaged" in refused[0].stderr
+    assert "no accepted update of 'b'" in refused[1].stderr
 
     change(stored(tmp_path, "0/a*"))
     assert repair().exit_code == 1
@@ -476,8 +476,8 @@ async def test_repair_names_a_damaged_record(start, join, tmp_path, repair):
     damaged = repair()
     assert damaged.exit_code == 1
     assert damaged.stdout.startswith(f"damaged  the journal {path} is damaged: record ")
-    assert "restore it from a backup, or begin anew with --new-session" in damaged.stdout
-    with pytest.raises(JournalDamaged, match=r"record [0-9]+ of session 1, a UpdateAccepted, has"):
+    assert "--new-session" in damaged.stdout
+    with pytest.raises(JournalDamaged, match=r"record [0-9]+ of session 1, a UpdateAccepted"):
         await start()
 
 
@@ -488,7 +488,8 @@ def test_repair_without_a_journal_creates_none(tmp_path, repair):
 
 
 async def test_damaged_log_is_named_and_not_taken_for_another_copy(start, join, tmp_path):
-    """As found after a kill. Cut where the message says, the journal has what came before."""
+    """The damage is found after a kill. Cut where the message says, the journal has all records
+    before."""
     copy = tmp_path / "copy"
     copy.mkdir()
     coordinator = await start(rounds={"rounds": 9, "min_participants": 1})

@@ -1,5 +1,6 @@
 """`xain-coordinator extend` on what a coordinator left: which sessions it extends, and how."""
 
+import re
 from contextlib import closing
 from pathlib import Path
 
@@ -41,8 +42,8 @@ async def train(coordinator: Coordinator, member: Member, rounds: int, epochs: i
 
 def test_only_a_journal_with_a_session_can_be_extended(tmp_path):
     assert "there is no journal at" in refusal(extend(tmp_path, "+1"))
-    assert "it must be +N for N more rounds" in refusal(extend(tmp_path, "some"), 2)
-    assert "it must be +N for N more rounds" in refusal(extend(tmp_path, "0"), 2)
+    assert "it must be +N" in refusal(extend(tmp_path, "some"), 2)
+    assert "it must be +N" in refusal(extend(tmp_path, "0"), 2)
 
 
 async def test_a_session_under_way_is_not_extended(start, tmp_path):
@@ -50,7 +51,7 @@ async def test_a_session_under_way_is_not_extended(start, tmp_path):
     await coordinator.stop()
     session = coordinator.driver.session.session_id
     told = refusal(extend(tmp_path, "+1"))
-    assert f"the session {session} is not finished: it has 0 of 7 rounds" in told
+    assert re.search(f"{session} is not finished.* 0 of 7", told)
 
 
 async def test_extended_sessions_count_rounds_and_epochs_on(start, join, tmp_path):
@@ -59,7 +60,7 @@ async def test_extended_sessions_count_rounds_and_epochs_on(start, join, tmp_pat
     settings = {"rounds": {"rounds": 2, "epochs": 3}, "aggregation": {"optimizer": "fedavgm"}}
     first = await start(**settings)
     await train(first, join(first, "a"), 2)
-    assert "--rounds is 2, and 2 are trained already" in refusal(extend(tmp_path, "2"))
+    assert "--rounds is 2, and 2 " in refusal(extend(tmp_path, "2"))
     assert extend(tmp_path, "3").exit_code == 0
 
     second = await start(**settings, resume=False)  # which refuses other rules

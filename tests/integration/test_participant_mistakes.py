@@ -168,8 +168,8 @@ async def test_second_process_with_an_id_is_refused_and_both_are_told(
     await first.until_logged("joined")
     second = await launch(Site(tmp_path, target, "ward", log="second"))
     assert await second.died() == 1
-    assert "another process is connected as ward and goes on" in second.log()
-    assert "Give each process a participant id of its own" in second.log()
+    assert "is connected as ward" in second.log()
+    assert "participant id of its own" in second.log()
     await first.until_logged("wants to join as ward")
     await coordinator.until_logged("participant_id_in_use")
     snapshot = fetch(target)
@@ -213,7 +213,8 @@ async def test_process_with_the_state_directory_of_a_killed_one_takes_over_at_on
 async def test_process_with_the_given_instance_id_of_a_killed_one_takes_over_at_once(
     begin: Begin, launch: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a restarted container does, whose orchestrator gives its name; another one is refused."""
+    """The process is a restarted container, whose orchestrator gives its name; another one is
+    refused."""
     coordinator = await begin(server__heartbeat_timeout_s=600)
     target = target_of(coordinator)
     table = "a,b,y\n1,2,0\n2,1,1\n"

@@ -159,7 +159,7 @@ async def test_a_journal_that_makes_no_sense_is_one_line(tmp_path):
     ],
 )
 async def test_a_journal_that_cannot_be_used_is_one_line(start, tmp_path, spoil, told):
-    """What to do is told, the exit status is 1, and the file is left as it is."""
+    """The line tells what to do, the exit status is 1, and the file is left as it is."""
     coordinator = await start()
     await coordinator.stop()
     path = tmp_path / "journal.sqlite"
@@ -203,4 +203,4 @@ async def test_a_journal_that_may_not_be_written_is_one_line(start, tmp_path, wh
     assert contents(path.parent) == before
     error = told_at_start(process.log())
     assert str(path) in error
-    assert "check the permissions of the file and its folder" in error
+    assert "check the permissions" in error

@@ -1,6 +1,7 @@
 """A controller of another distribution, in a coordinator of its own: installed, broken, mended."""
 
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -27,7 +28,7 @@ BROKEN = LAST.replace("return names[-k:]", "return names[-k:] if len(names) < 3 
 async def process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[CoordinatorProcess]:
-    """Whose path has a distribution with the controller `last`."""
+    """A coordinator whose path has a distribution with the controller `last`."""
     site = tmp_path / "site"
     info = site / "acme_last-0.1.dist-info"
     info.mkdir(parents=True)
@@ -73,7 +74,7 @@ async def test_a_session_goes_on_when_its_controller_is_mended(
     await b.until(pb.ROUND, 0)
     await b.hand_in(np.float32([1, 2]))  # durable; what follows from it is not
     assert await process.died() == 1
-    assert "the controller Last has selected 0 participants for round 1" in error_of(process)
+    assert re.search("Last .* 0 participants .*round 1", error_of(process))
     entry_points = tmp_path / "site" / "acme_last-0.1.dist-info" / "entry_points.txt"
     installed = entry_points.read_text()
     entry_points.write_text("")

@@ -136,7 +136,7 @@ def test_a_listing_of_many(store: S3Store) -> None:
 
 
 def test_a_name_that_is_too_long(connect: Open) -> None:
-    with pytest.raises(ValueError, match="with its prefix it has 949 bytes in S3, the limit is"):
+    with pytest.raises(ValueError, match=r"949 bytes .*limit"):
         connect(prefix="p" * 100).upload("x/" * 400 + "x" * 48)
 
 
@@ -221,7 +221,7 @@ def test_open_readers_hold_nothing_that_has_been_read(store: S3Store) -> None:
 def test_an_aborted_upload_in_parts_leaves_nothing(
     store: S3Store, client: Any, bucket: str, overwrite: bool
 ) -> None:
-    """Neither one that its writer gives up, nor one whose key was taken meanwhile."""
+    """The writer gives the upload up, or the key was taken meanwhile."""
     store.requests.sizes = Sizes(part=5 * MIB)
     given_up = store.upload("1/a")
     given_up.write(b"x" * 16 * MIB)
@@ -262,7 +262,7 @@ def test_a_full_disk(store: S3Store, tmp_path: Path) -> None:
     """The upload fails, and says why; the store lives."""
     (tmp_path / "spool").rmdir()
     upload = store.upload("1/a")
-    with pytest.raises(StoreError, match=r"cannot keep a part of an upload in .*: No such file"):
+    with pytest.raises(StoreError, match=r"part of an upload .*: No such file"):
         upload.write(b"x" * MIB)
     put(store, "1/b", b"small")
 
@@ -274,7 +274,7 @@ def test_a_reader_of_a_large_object_that_changes(store: S3Store) -> None:
         put(store, "1/a", b"n" * MIB, overwrite=True)
         with pytest.raises(ObjectChanged) as caught:
             reader.read(0, MIB)
-    assert "'1/a' were replaced while they were being read" in str(caught.value)
+    assert "'1/a' were replaced" in str(caught.value)
 
 
 # --- claims ---
@@ -367,7 +367,7 @@ def test_signed_urls_are_for_the_public_address(connect: Open, server: S3Server)
 
 
 def test_signed_urls_expire(connect: Open) -> None:
-    """As early as one wants; the server looks at its own clock."""
+    """The lifetime may be short; the server looks at its own clock."""
     store = connect()
     put(store, "1/global", b"x")
     store.bucket._url_lifetime_s = 1  # less than may be configured
@@ -428,10 +428,10 @@ def test_a_source_that_changes_is_not_copied(
 # --- the end ---
 
 
-def test_closing_ends_whoever_waits(
+def test_close_fails_requests_that_have_not_begun(
     store: S3Store, client: Any, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is under way comes to its end; what has not begun fails, and its caller hears so."""
+    """Requests that are under way come to their end."""
     gate = threading.Event()
     begun = threading.Semaphore(0)
     put_one = store.bucket.put

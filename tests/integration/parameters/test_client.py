@@ -189,7 +189,7 @@ def test_pieces_of_a_push_have_numbers_that_depend_on_its_calls_only(group):
 
 
 def test_range_that_moved_is_asked_at_its_new_server(group):
-    """Also one that has no server for a while."""
+    """The range may have no server for a while."""
     with group.worker() as server:
         w = server.dense("w", (1_000, 2))
         w.push(np.ones((1_000, 2), np.float32))
@@ -278,7 +278,7 @@ def test_unavailable_names_table_and_range(group):
     with group.worker(timeout_s=0.3) as server:
         w = server.dense("w", (10,))
         group.refuse = lambda where, head: Refused(0, "busy", "busy") if head.range == 3 else None
-        with pytest.raises(Unavailable, match=r"'w', range 3 at 's0': busy; given up after 0.3 s"):
+        with pytest.raises(Unavailable, match=r"'w', range 3 .*'s0': busy; .*0\.3 s"):
             w.push(np.ones(10, np.float32))
 
 
@@ -571,7 +571,7 @@ async def test_open_push_of_a_loop_that_was_left_does_not_hold_up_the_next(group
 
 
 async def test_cancelled_calls_end_with_the_client(group):
-    """A push that nobody answers, and a clock that nobody opens."""
+    """A push without an answer, and a clock that is not opened."""
     server = connected(group)
     await server.__aenter__()
     w = await server.dense("w", shape=(10,))

@@ -203,7 +203,7 @@ def test_commands_are_answered_by_the_function_of_the_group():
         assert len(server.command("s0", 1, 60_000 * "x")) == 60_000
         with pytest.raises(parameters.Invalid, match="a command has 70000 bytes"):
             server.command("s0", 1, 70_000 * "x")
-        with pytest.raises(parameters.Invalid, match="'s0': the answer to command 2 has 70000"):
+        with pytest.raises(parameters.Invalid, match=r"'s0': .*command 2 .*70000"):
             server.command("s0", 2, "")
         with pytest.raises(parameters.Invalid, match="KeyError: 3"):
             server.command("s0", 3, "")

@@ -133,7 +133,7 @@ def test_worker_that_connects_after_training_sees_the_last_clock(group):
 
 
 def test_reader_that_connected_before_training_sees_the_last_clock(group):
-    """As soon as the last worker has ended its loop over clocks."""
+    """The last clock counts as soon as the last worker has ended its loop."""
     made = group()
     made.start("s0")
     made.start("s1")
@@ -238,9 +238,7 @@ def test_checkpoint_whose_part_cannot_be_written_fails_and_the_next_is_made(grou
     in_the_way = folder / "range-2.cut"
     in_the_way.mkdir(parents=True)
     w.push(np.ones(SHAPE, np.float32))
-    with pytest.raises(
-        Unavailable, match=r"checkpoint 2 was given up: range 2 at 's0': .*Is a dir"
-    ):
+    with pytest.raises(Unavailable, match=r"checkpoint 2 .*range 2 at 's0': .*Is a dir"):
         worker.checkpoint()
     assert (read_table(str(tmp_path / "cuts" / whole), "w")["values"] == 1).all()
     wait_until(lambda: not folder.exists())
