@@ -122,7 +122,7 @@ def evolve(session: Session, event: e.Event) -> Session:
         case e.RoundResumed():
             return _moved(session, event)
         case e.RoundOverdue(_, at, missed):
-            # Participants that failed are asked once more, since nobody else may be there.
+            # Participants that failed are asked once more, since there may be no others.
             overdue = replace(session.opened, overdue_at=at, failed={})
             selection = selection.with_missed(missed, session.round)
             return replace(session, open_round=overdue, selection=selection)

@@ -40,7 +40,7 @@ class Session:
         evaluated: the last one that was trained.
     lineage: where the first model comes from, if it was not made for this session.
     epoch_base: epochs trained before this round, also by the sessions that this one extends.
-    fit_requested: by somebody; see waits_for_request.
+    fit_requested: whether a fit was requested; see waits_for_request.
     requested: the profiles that the initial model is being made from.
     refused, trouble: the profiles that no model could be made from, and why; "" if all is well.
     open_round, last_round: the last one is kept to recognise updates that are sent again.
@@ -187,7 +187,7 @@ class Session:
         if self.open_round is not None:
             overdue_at = self.open_round.overdue_at
         if self.phase is Phase.COLLECTING or overdue_at is not None:
-            # Also while it is paused: whoever comes back must not make it end earlier.
+            # The same while it is paused: a returning participant must not make it end earlier.
             began = overdue_at
         if self.phase is Phase.AGGREGATING:
             began = self.since
@@ -279,7 +279,7 @@ class Session:
     def starts_at(self) -> float:
         """Session time at which training starts with the connected participants: the start timeout
         after the first has joined."""
-        # In the order in which they came.
+        # Members are in the order in which they joined.
         arrived = next(m.joined_at for m in self.members.values() if m.is_eligible)
         deadline = arrived + self.rules.start_timeout_s
         return deadline if self.gives_up_at is None else min(deadline, self.gives_up_at)

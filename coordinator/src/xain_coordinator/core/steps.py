@@ -193,7 +193,7 @@ def _missed(session: Session, round_: Round) -> tuple[str, ...]:
 
 def _change_of_selection(session: Session, round_: Round, controller: Controller) -> e.Event | None:
     """Fill the open round's free slots from the pool. Participants that are left out fill only the
-    slots that min_participants needs, while nobody else can; an overdue round selects everybody."""
+    slots that min_participants needs, while no others can; an overdue round selects all."""
     if round_.overdue_at is not None:
         others = session.available
         return _selected(session, others, len(others), controller) if others else None
@@ -284,7 +284,7 @@ def _ask_for_model(session: Session, now: float) -> e.Event | None:
         return None
     members = tuple(participant_id for participant_id, _ in session.eligible_profiles())
     if session.profiles_of(members) == session.refused:
-        if session.rules.start == "request":  # whoever requested the fit is to hear of it
+        if session.rules.start == "request":  # the requester of the fit is to hear of it
             return e.SessionFinished(f"no initial model could be made: {session.trouble}", now)
         return None
     return e.ModelRequested(participants=members)
