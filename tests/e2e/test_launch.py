@@ -188,7 +188,7 @@ async def test_worker_that_cannot_start_ends_the_launch(tmp_path: Path, name: st
     arguments = ("--workload", "sgd", "--data", "wards")
     async with launched(tmp_path, f"--name={name}", *arguments) as shown:
         assert await shown.end() == 1
-    assert "south ended with status 1 before it had joined; its log is " in shown.output
+    assert re.search("south ended with status 1 .*log", shown.output)
     assert f"xain-launch/{name}/logs/south.log" in shown.output
     assert "south       | xain-participant: " in shown.output
     assert "the files belong together row by row" in shown.output

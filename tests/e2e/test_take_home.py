@@ -3,6 +3,7 @@
 import asyncio
 import csv
 import json
+import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -137,7 +138,7 @@ async def test_an_exported_model_scores_the_same_everywhere(tmp_path: Path) -> N
         file = tmp_path / f"model{suffix}"
         status, out, err = await command("export", data_dir, "--best", f"--to={file}")
         assert status == 0, err
-        assert out == f"model {best['round']} of session {best['session']} is in {file}\n"
+        assert {str(best["round"]), best["session"], str(file)} <= set(out.split())
     for file in (*(tmp_path / f"model{suffix}" for suffix in FORMATS), live):
         status, out, err = await command(
             "predict", f"--model={file}", f"--data={tmp_path}/test.csv"
@@ -158,4 +159,4 @@ async def test_an_exported_model_scores_the_same_everywhere(tmp_path: Path) -> N
 
     status, _, err = await command("export", data_dir, "--round=9", f"--to={tmp_path}/no.npz")
     assert status == 1
-    assert "there is no model '9': take last, best, or a number, 0 to 4" in err
+    assert re.search("'9': .*last, best.* 0 to 4", err)
