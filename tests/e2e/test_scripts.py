@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -213,9 +214,7 @@ async def test_scripts_without_a_model_are_told_why_their_session_waits(
         sys.executable, *command, stdout=subprocess.PIPE, env={**os.environ, "COLUMNS": "300"}
     )
     told, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
-    assert "Initial weights, which too few of the 2 connected participants can make" in (
-        told.decode()
-    )
+    assert re.search("Initial weights.* 2 connected", told.decode())
     await c.start()
     for script in (a, b, c):
         assert await script.died() == 0, script.log()

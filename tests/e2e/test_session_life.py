@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -53,7 +54,7 @@ async def trained(folder: Path, coordinator: CoordinatorProcess, *names: str) ->
 
 
 async def status_of(coordinator: CoordinatorProcess) -> dict[str, Any]:
-    """What `xain-coordinator status --json` prints."""
+    """The output of `xain-coordinator status --json`."""
     address = f"127.0.0.1:{coordinator.port}"
     code, output, errors = await command("status", "--json", "--address", address)
     assert code == 0, errors
@@ -63,7 +64,7 @@ async def status_of(coordinator: CoordinatorProcess) -> dict[str, Any]:
 
 async def test_after_the_end_participants_that_left_are_not_connected(launch, tmp_path):
     """At once after the end, and after a restart: no participant is connected or training, no lease
-    is negative, and those who took part are still listed."""
+    is negative, and its participants are still listed."""
     coordinator = launch(server__heartbeat_time_s=0.5, server__heartbeat_timeout_s=0.5)
     await coordinator.start()
     await trained(tmp_path, coordinator, "north")
@@ -146,8 +147,8 @@ async def test_other_settings_refuse_the_start_and_name_themselves(launch):
 
 
 async def test_a_finished_session_is_served_with_resume_whatever_is_configured(launch, tmp_path):
-    """What a container does whose settings were changed after the end: without --resume it would be
-    started again for ever; with it the result is served, and one line tells how to train on."""
+    """A container whose settings were changed after the end: without --resume it would be restarted
+    for ever; with it the result is served, and one line tells how to train on."""
     coordinator = launch()
     await coordinator.start()
     await trained(tmp_path, coordinator, "a")
@@ -179,7 +180,7 @@ async def test_extend_trains_a_finished_session_further(launch, tmp_path):
     await coordinator.stop()
     code, output, errors = await command("extend", data, "--rounds", "+3")
     assert code == 0, errors
-    assert f"3 more rounds after the 2 that led to {first}/2" in output
+    assert re.search(f"3 more rounds .*{first}/2", output)
     await coordinator.start()
     await coordinator.kill()
     await coordinator.start()
@@ -213,7 +214,8 @@ async def test_a_session_begins_with_the_model_of_a_file(launch, tmp_path):
     assert await coordinator.fails("--from-model", str(tmp_path / "none.npy")) == 2
     assert "No such file" in told(coordinator, "cannot_start")["error"]
     assert await coordinator.fails("--from-model", str(other)) == 2
-    assert "an array of float64 with the shape (2, 5)" in told(coordinator, "cannot_start")["error"]
+    error = told(coordinator, "cannot_start")["error"]
+    assert re.search(r"float64 .*\(2, 5\)", error)
     assert await coordinator.fails("--from-model", "5e55104aaaaa/3") == 2
     assert "this journal has no session 5e55104aaaaa" in told(coordinator, "cannot_start")["error"]
 
