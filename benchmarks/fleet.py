@@ -203,7 +203,7 @@ class Crowd:
         return [beat for beat in self.ask("heartbeats")["heartbeats"] if beat[0] <= until]
 
     def all_told(self, round_: int, server: Server) -> float:
-        """When the last one was."""
+        """Time at which the last participant was told."""
         wait(
             lambda: self.ask("look")["told"].get(round_, (0, 0))[0] >= self.number,
             f"all to be told of round {round_}",

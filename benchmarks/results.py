@@ -70,7 +70,7 @@ def _quietest() -> float | None:
 
 
 def busy_cores(sample_s: float) -> float | None:
-    """How many cores were busy, while this process slept. None where the system does not tell."""
+    """Number of busy cores, while this process slept. None where the system does not tell."""
     try:
         before = _cpu_ticks()
         time.sleep(sample_s)

@@ -256,7 +256,8 @@ def test_objects_are_written_with_their_records(journal: Journal) -> None:
 
 
 def test_prepared_group_is_there_once_it_is_committed(journal: Journal) -> None:
-    """In any thread, together with its objects; an append after it waits for nothing else."""
+    """A group may be committed in any thread, together with its objects; an append after it waits
+    for nothing else."""
     journal.append([opened()])
     commit = journal.prepare([closed(0)], {"0/a.1/journal": b"a"})
     with ThreadPoolExecutor(1) as thread:

@@ -136,7 +136,7 @@ def test_every_number_is_read_back(kept: Kept) -> None:
 
 
 def test_points_without_a_time_are_stamped(kept: Kept) -> None:
-    """With that of their writing."""
+    """Their time is that of their writing."""
     before = time.time_ns() // MS * MS
     kept.store.write([Point("coordinator", {"round": 1})])
     after = time.time_ns()

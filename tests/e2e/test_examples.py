@@ -151,7 +151,7 @@ async def test_lora_sends_adapters_only(
 async def test_gradients_of_sites_are_those_of_all_rows(
     example: Callable[[str], Any], parts: list[Path], tmp_path: Path
 ) -> None:
-    """Against steps on all rows in one place, by PyTorch's own SGD."""
+    """The reference are steps on all rows, by PyTorch's own SGD."""
     needs("torch")
     import torch
 

@@ -69,7 +69,8 @@ class Constant(Participant):
 
 
 async def hand_in(member: Member, vector: np.ndarray) -> None:
-    """For round 0, as participants do: a small update inside the call, a large one before it."""
+    """Hand in for round 0, as participants do: a small update inside the call, a large one before
+    it."""
     data = npy(vector)
     if len(data) > 1000:
         await member.hand_in(vector)

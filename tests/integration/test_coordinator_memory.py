@@ -30,7 +30,7 @@ MARGIN_MIB = 24
 
 
 async def download(member: Member) -> None:
-    """Without keeping it."""
+    """Download the model without keeping it."""
     request = pb.GetWeightsRequest(key="1/global")
     size = 0
     async for message in member.stub.GetWeights(request, metadata=member.metadata):
@@ -49,7 +49,7 @@ async def upload(coordinator: CoordinatorProcess, member: Member) -> pb.WeightsR
 
 
 async def peaks(folder: Path, number: int) -> tuple[int, int]:
-    """In MiB, after so many uploads at a time, and after as many downloads."""
+    """Peaks in MiB, after so many uploads at a time, and after as many downloads."""
     settings = {
         "rounds.rounds": 2,
         "rounds.min_participants": MANY,

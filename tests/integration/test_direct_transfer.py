@@ -53,7 +53,7 @@ def server() -> Iterator[SeaweedFS]:
 
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often weights went through the coordinator, by method."""
+    """Number of transfers through the coordinator, by method."""
     counter: Counter[str] = Counter()
     get, put = CoordinatorService.GetWeights, CoordinatorService.PutWeights
 

@@ -56,7 +56,7 @@ class Reachable(MemoryStore):
         self.put({target: data})
 
     def begin_copy(self, target: str) -> None:
-        """For tests to hold it up."""
+        """Begin a copy; tests hold it up."""
 
 
 @pytest.fixture

@@ -190,7 +190,7 @@ def test_files_that_are_no_models_are_refused(tmp_path, name, content, message):
 
 
 def test_npz_has_a_tensor_for_each_array(tmp_path):
-    """In their order, with metadata and profile in the text "xain"."""
+    """The tensors keep their order; metadata and profile are in the text "xain"."""
     about = json.dumps({"metadata": {"workload": "sgd"}})
     coef, intercept = np.float32([[1, 2]]), np.float32([3])
     np.savez(tmp_path / "a.npz", coef=coef, intercept=intercept, xain=np.array(about))

@@ -42,7 +42,7 @@ async def closed(start_limited: Any) -> Any:
 
 
 def seconds_and_reason(error: grpc.aio.AioRpcError) -> tuple[float, str]:
-    """When to come again, and the coordinator's code."""
+    """Seconds until the call may come again, and the coordinator's code."""
     retry, info = RetryInfo(), ErrorInfo()
     for detail in rpc_status.from_call(error).details:
         detail.Unpack(retry)

@@ -103,7 +103,7 @@ class CoordinatorMachine:
         return delay_s + self.trouble.slow_s * chance.random()
 
     def check(self, process: Process | None) -> None:
-        """After a step of this process."""
+        """Check the state after a step of this process."""
         current = self._current
         if current is None or current.process is not process or current.driver is None:
             return
@@ -115,7 +115,8 @@ class CoordinatorMachine:
     # --- what ends it ---
 
     def kill(self, steps: int = 0, *, down_s: float, host: bool = False) -> None:
-        """After so many more steps of its. host: the whole machine goes, so no peer is told."""
+        """Kill the process after so many more of its steps. host: the whole machine goes, so no
+        peer is told."""
         if self._current is not None:
             self._host_down = host
             self._restart_s = down_s
@@ -125,7 +126,7 @@ class CoordinatorMachine:
                 self._current.process.kill()
 
     def kill_in_io(self, count: int, *, down_s: float) -> None:
-        """When it touches its disk or its store for the count-th time from now."""
+        """Kill the process when it touches its disk or its store for the count-th time from now."""
         if self._current is not None:
             self._restart_s = down_s
             self._current.process.io_left = count

@@ -267,7 +267,7 @@ class SimulatedStore:
             self.disk.parts.remove(part)
 
     def leave(self, part: Part) -> None:
-        """For whoever finds it."""
+        """Give the part up to its next finder."""
         part.writer = _NOBODY
 
     def sweep(self) -> None:

@@ -23,7 +23,7 @@ class Violation(AssertionError):
 
 
 class Killed(BaseException):
-    """In code of a process that has been killed, from whatever it blocks in or asks for."""
+    """Raised in code of a killed process, from any call that blocks or asks."""
 
 
 class Process:
@@ -47,7 +47,7 @@ class Process:
         self.on_kill: Callable[[], None] = lambda: None
 
     def kill(self) -> None:
-        """At once, without a word."""
+        """Kill the process at once, without a word."""
         if self.is_alive:
             self.is_alive = False
             self.on_kill()
@@ -136,7 +136,7 @@ class Hub:
         self._burials.append(call)
 
     def soon(self, process: Process | None, call: Callable[[], Any]) -> Step:
-        """At this very instant, after what was asked for before."""
+        """Run at this very instant, after earlier calls."""
         step = Step(process, call)
         self._soon.append(step)
         return step

@@ -110,7 +110,7 @@ def _drop_one(session: Session) -> tuple[Effect, ...]:
 
 
 def _as_they_came(session: Session) -> tuple[Effect, ...]:
-    """In the order of acceptance, which is chance."""
+    """Updates in the order of acceptance, which is chance."""
     assert session.open_round is None or session.open_round.updates is not None
     order = list(session.open_round.updates) if session.open_round is not None else []
     return tuple(

@@ -131,7 +131,7 @@ class Connection:
             self.break_for_client()
 
     def silence(self, *, acknowledged: bool) -> None:
-        """From now on nothing comes through any more, and neither side is told.
+        """Let nothing through from now on, and tell neither side.
 
         acknowledged: something on the way still acknowledges what is sent.
         """
@@ -145,7 +145,7 @@ class Connection:
             hub.after(SERVER_KEEPALIVE_S, self.server.process, self.end_served)
 
     def send_up(self, call: "ClientCall", deliver: Callable[[], None]) -> None:
-        """From the participant to the server."""
+        """Send from the participant to the server."""
         if self.is_over:
             return
         delay_s = self._delay_s(self.break_for_client)
@@ -166,7 +166,7 @@ class Connection:
         hub.at(call.up_at, None, arrive)
 
     def send_down(self, call: "ClientCall", deliver: Callable[[], None]) -> None:
-        """From the server to the participant."""
+        """Send from the server to the participant."""
         if self.is_over:
             return
         delay_s = self._delay_s(None)

@@ -197,7 +197,7 @@ class Scenario:
 
     @property
     def bound_s(self) -> float:
-        """How long after the last fault the session may still take.
+        """Seconds that the session may still take after the last fault.
 
         Lines that are dead without a word are found out by keepalives; a lease runs out, and a
         back-off; each round trains, twice if somebody has to take over, and has a deadline.

@@ -67,7 +67,7 @@ class Thread(greenlet):
         return woken
 
     def unpark(self) -> None:
-        """From anywhere."""
+        """Wake the thread, from anywhere."""
         if not self._is_parked:
             self._permit = True
             return
@@ -106,7 +106,7 @@ class Thread(greenlet):
 
 
 def jitter_s(hub: Hub) -> float:
-    """How long an operating system takes to wake a thread."""
+    """Seconds that an operating system takes to wake a thread."""
     return hub.chance.random() * 0.002
 
 

@@ -341,7 +341,7 @@ def _surroundings(world: _World, scenario: Scenario) -> Iterator[None]:
 
 @contextmanager
 def _logs(world: _World) -> Iterator[None]:
-    """Into the trace; an error is a violation, unless it is one that the scenario has made."""
+    """Write logs into the trace; an error is a violation, unless the scenario has made it."""
     before = structlog.get_config()
 
     def take(_: Any, level: str, entry: Mapping[str, Any]) -> Mapping[str, Any]:

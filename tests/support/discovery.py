@@ -148,7 +148,7 @@ class MemberCalls:
         return self
 
     def move(self) -> None:
-        """To a new address."""
+        """Move to a new address."""
         former = pb.Member(incarnation=self.who["incarnation"])
         who = {"group": self.who["group"], "name": self.who["name"], "role": "r"}
         address = f"x{next(NUMBERS)}"

@@ -242,7 +242,7 @@ class FaultProxy:
         return part
 
     async def _pause(self, seconds: float) -> None:
-        """At most until all is healed."""
+        """Pause, at most until all is healed."""
         if seconds:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):

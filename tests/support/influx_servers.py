@@ -376,7 +376,7 @@ class VictoriaMetrics:
 
     @classmethod
     def missing(cls) -> str | None:
-        """Why it cannot be started here; None if it can."""
+        """The reason why it cannot be started here; None if it can."""
         if find_program(cls.program) is not None:
             return None
         reason = f"{cls.program} is not installed (Debian's package of that name)"

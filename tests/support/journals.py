@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def copy_journal(source: Path, target: Path) -> None:
-    """In a process of its own: closing a file gives up its process's locks on it."""
+    """Copy a journal in a process of its own: closing a file gives up its process's locks on it."""
     target.mkdir(exist_ok=True)
     subprocess.run(
         [

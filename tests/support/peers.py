@@ -21,7 +21,7 @@ class Peer(Protocol):
     def do(self, what: Callable[..., Any], *arguments: Any) -> Any: ...
 
     def end(self) -> None:
-        """In its own way; may be called again."""
+        """End the peer in its own way; may be called again."""
         ...
 
 

@@ -27,7 +27,7 @@ GRACE_S = 5.0
 
 
 def find_program(name: str) -> str | None:
-    """Beside our Python, or on the path."""
+    """Path of a program beside our Python, or on PATH."""
     beside = Path(sys.executable).with_name(name)
     return str(beside) if beside.exists() else shutil.which(name)
 
@@ -64,7 +64,7 @@ class S3Server(ABC):
 
     @classmethod
     def missing(cls) -> str | None:
-        """Why it cannot be started here; None if it can."""
+        """The reason why it cannot be started here; None if it can."""
         if find_program(cls.program) is None:
             return f"{cls.program} is not installed; it comes with the development requirements"
         return None

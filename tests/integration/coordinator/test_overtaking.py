@@ -230,8 +230,8 @@ async def test_a_copy_from_another_round_ends_nobody(ward: Ward) -> None:
 
 
 @pytest.mark.e2e
-async def test_a_start_that_fails_ends_nobody(ward: Ward) -> None:
-    """On a busy port, or without its weights, a copy leaves the one that runs in its place."""
+async def test_a_start_that_fails_does_not_end_the_running_coordinator(ward: Ward) -> None:
+    """A copy starts on a busy port, or without its weights."""
     running, copy = ward.process("running"), ward.process("copy")
     a, b = await ward.begin(running)
     ward.copy(running, copy)
@@ -319,7 +319,7 @@ async def test_neither_part_of_a_bucket_gets_an_older_ones_model(
     with contextlib.closing(seaweedfs.client()) as client:
 
         def keys() -> set[str]:
-            """Without the session's id."""
+            """Keys without the session's id."""
             listed = client.list_objects_v2(Bucket=bucket)["Contents"]
             return {each["Key"].replace(older.driver.session.session_id, "S") for each in listed}
 

@@ -32,7 +32,7 @@ ASP = {**TIMED, "consistency": "asp", "start_participants": 3, "rounds": 6}
 
 
 def hold(coordinator: Coordinator) -> HeldClock:
-    """From now on nothing happens by itself. Before the first round, which begins then."""
+    """Stop the session clock. Call it before the first round, which begins then."""
     clock = coordinator.driver.clock = HeldClock(coordinator.driver.clock.now())
     return clock
 

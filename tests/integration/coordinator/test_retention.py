@@ -13,7 +13,7 @@ ROUNDS = 4
 
 
 def updates(coordinator) -> dict[int, int]:
-    """How many there are, by round."""
+    """Number of updates by round."""
     found: dict[int, int] = {}
     for key in sorted(coordinator.store.keys()):
         round_, _, name = key.partition("/")

@@ -361,7 +361,7 @@ def test_an_answer_that_breaks_off(one_object: tuple[OneObject, S3Store]) -> Non
 def test_a_server_that_cannot_be_used(
     one_object: tuple[OneObject, S3Store], headers: dict[str, str], message: str
 ) -> None:
-    """Without ranges or ETags a reader could mix two objects: no use in waiting."""
+    """Without ranges or ETags a reader could mix two objects, and waiting does not help."""
     server, store = one_object
     status = 206 if "Content-Range" in headers else 200
     body = b"x" * (1000 if status == 206 else MIB)

@@ -48,7 +48,7 @@ def bucket(server: S3Server) -> str:
 
 @pytest.fixture
 def client(server: S3Server) -> Iterator[Any]:
-    """For what happens behind the store's back."""
+    """A client for changes behind the store's back."""
     with contextlib.closing(server.client()) as client:
         yield client
 

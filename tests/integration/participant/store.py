@@ -138,7 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data[start:])
 
     def answer_head(self, data: bytes) -> int:
-        """Where the bytes begin that are asked for."""
+        """Send the head; the offset at which the requested bytes begin."""
         asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         if asked is None or not self.store.knows_ranges:
             self.send_response(200)

@@ -228,7 +228,7 @@ def test_stop_leaves_even_in_the_middle_of_training(
 
 
 def silence_s(file: Path) -> float:
-    """How much longer nothing need be heard."""
+    """Seconds for which the file still counts as a sign of life."""
     return file.stat().st_mtime - time.time()
 
 

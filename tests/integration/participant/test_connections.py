@@ -201,7 +201,7 @@ def test_download_on_a_dead_connection_goes_on_over_another(
     proxy: FaultProxy,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """From where it stands."""
+    """The download goes on from where it stands."""
     arrived = threading.Event()
 
     class Noted(Download):

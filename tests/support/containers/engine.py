@@ -66,7 +66,7 @@ def _builder() -> Mapping[str, str]:
 
 @functools.cache
 def _missing() -> str:
-    """Why there is no engine to test on; "" if there is one."""
+    """The reason why there is no engine to test on; "" if there is one."""
     if shutil.which("docker") is None:
         return "there is no program called docker"
     status, _, errors = run("docker", "info")
@@ -196,7 +196,7 @@ class Containers:
         return name
 
     def run(self, image: str, *arguments: str, options: tuple[str, ...] = ()) -> str:
-        """To its end, which must be a good one. Returns what it printed."""
+        """Run a container to its end, which must be a good one. Returns what it printed."""
         name = self.start(image, *arguments, options=options)
         assert self.wait(name) == 0, logs(name)
         return logs(name)

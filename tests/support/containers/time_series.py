@@ -41,7 +41,7 @@ def _query(url: str, token: str, measurement: str, field: str) -> Series:
 
 
 def _export(url: str, measurement: str, field: str) -> Series:
-    """From VictoriaMetrics, which has no Flux."""
+    """Export a series from VictoriaMetrics, which has no Flux."""
     query = urllib.parse.urlencode({"match[]": f'{{__name__="{measurement}_{field}"}}'})
     found: Series = {}
     for line in map(json.loads, _get(f"{url}/api/v1/export?{query}").splitlines()):

@@ -56,7 +56,7 @@ async def threads() -> FewThreads:
 
 @pytest.fixture
 async def store(threads) -> AsyncIterator[Slow]:
-    """With keys "0" and so on."""
+    """A store with keys "0" and so on."""
     store = Slow()
     store.put({str(number): b"x" for number in range(NUM_KEYS)})
     yield store

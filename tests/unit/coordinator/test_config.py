@@ -298,7 +298,7 @@ def test_rules_carry_the_consistency(
     ],
 )
 def test_rounds_that_could_not_close_are_refused(written: str, told: str) -> None:
-    """At the start, and not a week later."""
+    """The mistake is found at the start, and not a week later."""
     rounds = {f"rounds.{key}": value for key, value in given_as(written).items()}
     assert_told(told, error_of(**rounds).removeprefix("rounds."))
 

@@ -112,7 +112,7 @@ def test_view_names_sites_that_are_away_and_why() -> None:
 
 
 def test_headline_fits_80_columns() -> None:
-    """With the longest state and numbers of a long session, on one line each."""
+    """The state is the longest, and the numbers are those of a long session."""
     console = Console(file=io.StringIO(), width=80)
     console.print(
         view(

@@ -233,7 +233,7 @@ def error_of(**options: object) -> str:
     ],
 )
 def test_wrong_options_are_named(overrides: dict[str, object], told: str) -> None:
-    """In one line, with the key in full."""
+    """The error is one line, with the key in full."""
     assert error_of(**{f"aggregation.{key}": value for key, value in overrides.items()}).startswith(
         told
     )

@@ -396,6 +396,6 @@ def counted(bench: Bench) -> tuple[str, ...]:
 
 
 def closing(bench: Bench) -> tuple[float | None, str]:
-    """When and why a round was closed last."""
+    """Time and cause of the last closing of a round."""
     closed = bench.happened(e.RoundClosed)[-1]
     return closed.at, closed.cause

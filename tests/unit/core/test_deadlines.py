@@ -190,8 +190,8 @@ def aggregating() -> Bench:
     ],
 )
 def test_every_wait_ends(reach: Callable[[], Bench], phase: Phase, cause: str) -> None:
-    """After idle_timeout_s, not a moment earlier or later, and with a cause that names the key.
-    What is brought for it afterwards has no consequences, and a restart knows of the end."""
+    """The session ends exactly after idle_timeout_s, with a cause that names the key. Later calls
+    have no consequences, and a restart knows of the end."""
     bench = reach()
     began = bench.now
     assert bench.phase is phase

@@ -137,7 +137,7 @@ def test_initial_model_is_made_once_from_the_profiles_of_the_gathered() -> None:
     ],
 )
 def test_unregistered_clients_must_rendezvous_first(command: c.Command | Question) -> None:
-    """In a round and outside of one."""
+    """The refusal is the same in a round and outside of one."""
     waiting("a").refuses(command, errors.NotAMember)
     opened_round("a").refuses(command, errors.NotAMember)
 

@@ -1,4 +1,4 @@
-"""From the opening of a round to its model, with participants going and coming back."""
+"""Rounds from their opening to their model, with participants going and coming back."""
 
 from dataclasses import replace
 
@@ -253,7 +253,7 @@ def test_after_the_end_nothing_is_trained(name: str) -> None:
 
 
 def test_an_effect_that_fails_for_good_ends_the_session_with_its_cause() -> None:
-    """At any time, once."""
+    """The effect may fail at any time; the session ends once."""
     bench = opened_round("a", "b", answers=False)
     bench.end_all()
     bench.send(c.EffectFailed("the disk is gone"))

@@ -72,7 +72,7 @@ def test_unknown_worker_cannot_advance() -> None:
 
 
 def test_a_negative_staleness_is_refused() -> None:
-    """With it not even the slowest could work."""
+    """Not even the slowest worker could work with it."""
     with pytest.raises(ValueError, match="must not be negative, got -1"):
         table(staleness=-1)
 

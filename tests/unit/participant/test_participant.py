@@ -17,7 +17,7 @@ GLOBAL = np.zeros(3, dtype=np.float32)
 
 
 class Returns(Participant):
-    """Without super().__init__(), as users forget it."""
+    """A participant without super().__init__(), as users forget it."""
 
     def __init__(self, result: Any = None) -> None:
         self.result = result

@@ -163,7 +163,7 @@ def test_a_broken_watch_brings_the_next_heartbeat_forward(joined: Talk) -> None:
 
 
 def pause_after_loss(seed: int, spread_s: float, interval_s: float = 10.0) -> float:
-    """How long one participant of many waits before it connects again."""
+    """Seconds that one participant of many waits before it connects again."""
     protocol = Protocol(Random(seed))
     protocol.handle(e.Started())
     protocol.handle(e.Joined("s1", interval_s, spread_s))

@@ -196,7 +196,7 @@ class World(RuleBasedStateMachine):
 
     @initialize(session=st.sampled_from(["", "s1", "s2"]), round_=ROUNDS)
     def begins(self, session: str, round_: int) -> None:
-        """With a result from before, but for the session without a name."""
+        """Begin with a result from before, but for the session without a name."""
         if session:
             self.on_disk = Held(session, round_)
         self.start()

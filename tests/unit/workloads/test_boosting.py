@@ -160,7 +160,7 @@ def test_missing_numbers_of_a_table_stay_missing() -> None:
 
 
 def test_regression_starts_at_the_mean_target_of_all_sites() -> None:
-    """From the statistics in their profiles; without them at 0."""
+    """The mean comes from the statistics in their profiles; without them it is 0."""
     whole = load_table("diabetes", task="regression")
     parts = [whole.subset(range(100)), whole.subset(range(100, 442))]
     workload = create("xgboost", {"task": "regression"})

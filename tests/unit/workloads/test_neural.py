@@ -102,7 +102,7 @@ def test_one_step_is_that_of_torch(iris: Dataset, optimizer: str) -> None:
 
 
 def test_gradient_is_that_of_the_objective(iris: Dataset) -> None:
-    """Against finite differences of the reported objective."""
+    """The reference are finite differences of the reported objective."""
     workload = neural(mode="gradient", weight_decay=0.3, layers=[{"type": "linear"}])
     model = workload.initial_model([iris.profile()])
 

@@ -35,7 +35,7 @@ def test_names(key: str, name: str) -> None:
 @example(["x" * 199 + "%"])
 @example(["." * 300])
 def test_every_key_comes_back(parts: list[str]) -> None:
-    """From a name whose parts every file system takes."""
+    """Every file system takes the parts of its name."""
     key = "/".join(parts)
     if len(key.encode()) > 1024:
         return

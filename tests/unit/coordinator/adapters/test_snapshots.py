@@ -227,7 +227,7 @@ def test_a_damaged_snapshot_is_ignored() -> None:
 
 
 def test_the_state_of_an_optimiser_is_kept() -> None:
-    """With each model its own, though the models differ in nothing else."""
+    """Each model keeps its own state, though the models differ in nothing else."""
     events = []
     for event in recorded():
         if isinstance(event, e.ModelPublished):

@@ -58,7 +58,7 @@ def stores() -> Stores:
 
 @pytest.mark.parametrize("vector", [VECTOR, LONG, np.empty((0,), np.float32)], ids=len)
 def test_a_model_is_shown_as_a_pickle(stores, vector):
-    """Under XAIN's key, as the array that XAIN's SDK unpickles."""
+    """XAIN's SDK unpickles it, under XAIN's key, as an array."""
     stores.bucket.publish(stores.model(vector))
     shown = pickle.loads(read(stores.bare, "1/global"))
     assert shown.dtype == vector.dtype

@@ -41,14 +41,14 @@ def assert_same(array: np.ndarray, expected: np.ndarray) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_vectors_are_found(protocol, dtype, size):
-    """In every protocol, bit for bit."""
+    """Vectors are found in every protocol, bit for bit."""
     array = vector_of(dtype, size)
     assert_same(load(pickle.dumps(array, protocol)), array)
 
 
 @pytest.mark.parametrize("data", VECTORS.values(), ids=VECTORS)
 def test_vectors_of_other_versions_are_found(data):
-    """From Python 3.6 with numpy 1.16 to Python 3.13 with numpy 2.3."""
+    """The versions go from Python 3.6 with numpy 1.16 to Python 3.13 with numpy 2.3."""
     assert_same(load(data), np.float32([1.5, -2, 3.14159274]))
 
 

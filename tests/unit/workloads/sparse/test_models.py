@@ -57,7 +57,7 @@ def test_large_scores_do_not_overflow():
 
 
 def test_area_under_curve_is_the_share_of_ordered_pairs():
-    """Against all pairs, with many equal scores."""
+    """The reference counts all pairs, with many equal scores."""
     chance = np.random.default_rng(5)
     scores = chance.integers(0, 20, 200) / 4.0
     classes = (chance.random(200) < scores / 6).astype(np.float64)
