@@ -291,3 +291,34 @@ def test_every_file_on_the_way_of_an_update_exists():
     assert len(named) > 20
     for file in named:
         assert (ROOT / "coordinator/src/xain_coordinator" / file).is_file(), file
+
+
+MAY_BE_PATCHED = {
+    "VERSION",  # of the parameter server's protocol: a test needs another one
+    # Bounds of messaging.
+    "ABORT_S",
+    "CALL_TIMEOUT_S",
+    "GATHER_FOR_EACH_S",
+    "KEEPALIVE",
+    "LONGEST_S",
+    "LOOK_S",
+    "MAX_ENVELOPE_BYTES",
+    "MAX_FORMER",
+    "MAX_MEMBERS",
+    "MAX_PROBE_S",
+    "PROBE_S",
+    "STOP_GRACE_S",
+}
+# Patches of "module.CONSTANT", of an attribute CONSTANT, and of a key of a CONSTANT.
+PATCHED_CONSTANT = re.compile(
+    r'"xain_[\w.{}]+\.(_?[A-Z][A-Z0-9_]+)"'
+    r'|(?:setattr|patch\.object)\(\s*[\w.]+,\s*"(_?[A-Z][A-Z0-9_]+)"'
+    r"|setitem\((?:\w+\.)*(_?[A-Z][A-Z0-9_]+)\b"
+)
+
+
+def test_tests_patch_no_constants():
+    """A bound that a test needs smaller is an argument, or an attribute of its object."""
+    for file in (ROOT / "tests").rglob("*.py"):
+        for found in PATCHED_CONSTANT.finditer(file.read_text(encoding="utf-8")):
+            assert found[found.lastindex or 0] in MAY_BE_PATCHED, f"{file}: {found[0]}"
