@@ -117,7 +117,7 @@ def test_participants_that_are_not_eligible_take_no_slots_of_the_others() -> Non
 
 
 def test_a_known_participant_keeps_the_tags_that_it_came_with() -> None:
-    """Its profile stays as well. Once its lease is over it comes with others."""
+    """The tags, as the profile, stay for the lease; after it the participant comes with others."""
     bench = northern(min_participants=2)
     bench.join("a", tags=SOUTH)
     bench.join("a", tags=NORTH)

@@ -892,8 +892,8 @@ def test_a_result_of_a_finished_session_is_dropped(back: Talk) -> None:
 def test_participant_stopped_with_a_durable_result_stays_a_member(
     joined: Talk, happened: list[e.Event], told: list[a.Action]
 ) -> None:
-    """It stays until its lease is over: after a leave it would be replaced, and its result be
-    useless. Without a result, or with one that may not be on the disk yet, it leaves."""
+    """The member keeps its lease: after a leave it would be replaced, and its result be useless.
+    Without a result, or with one that may not be on the disk yet, it leaves."""
     joined.advertise(3)
     joined.hear(e.Assigned(3), *happened)
     assert joined.hear(e.StopRequested(143)) == [*told, a.Exit(143, "asked to stop")]
