@@ -101,7 +101,7 @@ def figures(folder: Path, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-async def test_a_benchmark_tells_what_it_measures(name, tmp_path):
+async def test_benchmark_prints_and_writes_its_figures(name, tmp_path):
     """With tiny sizes it prints and writes all its figures, says where they come from, and leaves
     nothing else behind."""
     if name in ("parallelisms", "pipeline", "simulation"):
@@ -186,7 +186,7 @@ async def test_a_benchmark_refuses_to_start_beside_other_work(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_page_names_what_there_is():
+def test_marks_of_the_page_are_benchmarks():
     """Every mark in docs/performance.md is that of a benchmark, or of its second file."""
     page = PAGE.read_text(encoding="utf-8")
     marks = re.findall(r"^<!-- (\w+)(?:: [\w, ]+)? -->$", page, re.MULTILINE)

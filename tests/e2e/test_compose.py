@@ -156,7 +156,7 @@ def test_sparse_profile_fits_together():
     }
 
 
-def test_the_dashboard_shows_what_is_written():
+def test_dashboard_asks_for_written_fields_only():
     """Every field that a panel asks for is one that the coordinator or the workload writes."""
     file = FILES / "grafana/dashboards/training.json"
     dashboard = json.loads(file.read_text(encoding="utf-8"))
@@ -189,7 +189,7 @@ def pinned(file):
     return set(re.split(r"\n(?! )", (engine.ROOT / file).read_text(encoding="utf-8").strip()))
 
 
-def test_images_install_what_is_tested():
+def test_images_install_the_tested_versions():
     """The locks of the images are parts of the one that everything else is installed from: run
     `make lock` if they are not."""
     everything = pinned("requirements.lock")

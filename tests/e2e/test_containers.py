@@ -60,7 +60,7 @@ def test_images_are_small(image):
         (NEURAL, "participant"),
     ],
 )
-def test_images_tell_what_they_are(image, part):
+def test_images_have_version_labels_and_an_unprivileged_user(image, part):
     """Labels with the version that is inside, an unprivileged user, and programs that signals
     reach: no shell in between."""
     project = tomllib.loads((engine.ROOT / part / "pyproject.toml").read_text(encoding="utf-8"))

@@ -61,7 +61,7 @@ async def test_a_coordinator_that_is_stopped_costs_no_participant_its_work(tmp_p
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-async def test_a_participant_that_is_stopped_hands_in_what_it_has(tmp_path, number):
+async def test_stopped_participant_hands_in_its_result_after_a_restart(tmp_path, number):
     """A trained participant is stopped or killed while the coordinator is away. Started again with
     its state directory, it hands in without training."""
     expected = await undisturbed(SCENARIO, tmp_path / "undisturbed")

@@ -92,7 +92,7 @@ async def test_killed_server_and_worker_leave_the_same_model(
         np.testing.assert_array_equal(disturbed[what], array)
 
 
-async def test_worker_that_had_ended_repeats_what_a_rollback_took(folder: Path, name: str) -> None:
+async def test_worker_that_had_ended_repeats_rolled_back_clocks(folder: Path, name: str) -> None:
     """Without a replica the death of a server takes all tables back to the beginning."""
     epochs = ("--worker-set=epochs=4", "--worker-set=batch=50", "--worker-set=staleness=none")
     async with launched(folder, *SPARSE, *epochs, f"--name={name}", "--quiet") as shown:

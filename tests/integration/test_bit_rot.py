@@ -407,7 +407,7 @@ def repair(tmp_path, monkeypatch):
     return run
 
 
-async def test_repair_says_what_is_damaged(start, join, tmp_path, repair):
+async def test_repair_names_the_damage(start, join, tmp_path, repair):
     """With a line for everything that was read, and a status for scripts."""
     coordinator = await two_rounds(start, join, tmp_path)
     sound = repair()

@@ -38,7 +38,7 @@ def folder_of(root: Path, coordinator: Coordinator) -> Path:
     return root / "weights" / coordinator.driver.session.session_id / "models"
 
 
-async def test_models_are_shown_as_what_they_are(start, join, tmp_path):
+async def test_model_folder_has_a_file_for_each_round(start, join, tmp_path):
     """Each global model has a name with its round, and the last one is a link to its own; numpy
     reads them. After the loss of the folder the next start makes it anew."""
     coordinator = await trained(start, join)

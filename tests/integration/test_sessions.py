@@ -358,7 +358,7 @@ async def test_a_new_upload_ends_the_one_before(start, join):
     assert inbox._num_uploads == 0
 
 
-async def test_inspection_tells_what_an_operator_asks(start, join):
+async def test_inspection_answers_an_operator(start, join):
     """Status, participants, rounds and models of a session in its second round."""
     coordinator = await start(rounds={"rounds": 2, "min_participants": 2})
     a, b = join(coordinator, "a"), join(coordinator, "b")

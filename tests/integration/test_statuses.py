@@ -81,7 +81,7 @@ async def test_an_end_without_an_upload_is_refused(start, join):
     await a.end(ref)
 
 
-async def test_an_update_of_an_earlier_process_counts_only_as_what_it_is(start, join):
+async def test_update_of_an_earlier_process_must_have_its_digest(start, join):
     """The key alone does not count: what lies there must have the digest that the sender names."""
     coordinator = await start(rounds=TWO)
     a, b = join(coordinator, "a"), join(coordinator, "b")

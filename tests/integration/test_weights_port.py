@@ -245,7 +245,7 @@ async def test_urls_that_do_not_fit_the_request_change_nothing(start, join, tmp_
     assert coordinator.driver.session.accepted("a", 1) is None
 
 
-async def test_bodies_that_are_not_what_was_announced_are_refused(start, join):
+async def test_bodies_unlike_their_announcement_are_refused(start, join):
     """Too large, without a length, of another digest, or no array: with a status and one line."""
     _, a = await with_model(start, join, VECTOR)
     url = (await a.start()).upload.url

@@ -54,7 +54,7 @@ class PeerProcess:
         options: dict[str, Any],
     ) -> None:
         context = mp.get_context("spawn")
-        self._line, its_end = context.Pipe()
+        self._pipe, its_end = context.Pipe()
         self._process = context.Process(
             target=_serve,
             args=(its_end, group_name, role, expected, discovery, driver, options),
@@ -70,12 +70,12 @@ class PeerProcess:
 
     def begin(self, what: Callable[..., Any], *arguments: Any) -> None:
         """Have it do that; given() waits for it."""
-        self._line.send((what, arguments))
+        self._pipe.send((what, arguments))
 
     def given(self) -> Any:
         """The result of the process's call, which raises what the call has raised."""
-        assert self._line.poll(PATIENCE_S), "the process does not answer"
-        is_error, given = self._line.recv()
+        assert self._pipe.poll(PATIENCE_S), "the process does not answer"
+        is_error, given = self._pipe.recv()
         if is_error:
             raise given
         return given
@@ -96,11 +96,11 @@ class PeerProcess:
     def end(self) -> None:
         self._process.kill()
         self._process.join(PATIENCE_S)
-        self._line.close()
+        self._pipe.close()
 
 
 def _serve(
-    line: Connection,
+    pipe: Connection,
     group_name: str,
     role: str,
     expected: Any,
@@ -119,14 +119,14 @@ def _serve(
             **options,
         )
     except Exception as error:  # whatever it is, it is the test's
-        line.send((True, error))
+        pipe.send((True, error))
         return
     with proxy:
         given: tuple[bool, Any] = (False, None)
         while True:
             try:
-                line.send(given)
-                what, arguments = line.recv()
+                pipe.send(given)
+                what, arguments = pipe.recv()
             except (EOFError, OSError):  # the test is over
                 return
             try:

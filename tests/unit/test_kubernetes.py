@@ -399,7 +399,7 @@ def test_a_ward_waits_for_its_data(tmp_path):
 
 
 @pytest.mark.parametrize("name", KUSTOMIZATIONS)
-def test_probes_ask_what_the_images_answer(name):
+def test_probes_restart_hanging_containers_only(name):
     """Each of ours is started again if it hangs, and not while it begins or ends."""
     root = KUBERNETES.parents[1]
     settings = load(CoordinatorConfig, config_maps(name)["coordinator-config"][0])

@@ -39,7 +39,7 @@ def storage(folder: Path, **settings: object) -> dict[str, object]:
         ({"keep_updates": 0}, {}),
     ],
 )
-async def test_a_session_keeps_what_it_is_told_to(start, join, tmp_path, settings, left):
+async def test_session_keeps_the_updates_of_so_many_rounds(start, join, tmp_path, settings, left):
     """The default is the updates of the last round; models are always kept."""
     rounds = {"rounds": ROUNDS, "start_participants": 2, "min_participants": 2}
     coordinator = await start(rounds=rounds, storage=storage(tmp_path, **settings))

@@ -120,7 +120,7 @@ async def test_agents_train_a_booster_that_plain_xgboost_loads(start, join, tmp_
     assert np.mean(predicted == target) > 0.95
 
 
-async def test_model_is_what_the_participants_send_joined_in_order_of_names(start, join):
+async def test_model_joins_the_trees_in_the_order_of_names(start, join):
     data = parts(2)
     coordinator = await start(**settings(rounds=1))
     a, b = await gather(coordinator, join, data)

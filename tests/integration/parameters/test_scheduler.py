@@ -148,7 +148,7 @@ def test_leaving_server_waits_until_its_ranges_have_moved(tmp_path: Path, stack:
 # --- clocks ---
 
 
-def test_waits_of_clocks_say_what_they_wait_for(tmp_path: Path, stack: ExitStack) -> None:
+def test_wait_for_a_clock_is_logged_with_its_reason(tmp_path: Path, stack: ExitStack) -> None:
     """For workers that have not come, for the slowest one, and for a scheduler that is away."""
     logs = stack.enter_context(capture_logs())
 

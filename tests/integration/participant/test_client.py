@@ -59,7 +59,7 @@ def offers(server: ScriptedCoordinator, store: ScriptedStore) -> ScriptedStore:
     return store
 
 
-def test_rendezvous_tells_the_profile_and_who_we_are(
+def test_rendezvous_sends_profile_and_identity(
     client: CoordinatorClient, server: ScriptedCoordinator
 ) -> None:
     assert client.rendezvous(DataProfile(3, 2, ("a", "b"))).session_id == "s1"

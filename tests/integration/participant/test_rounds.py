@@ -160,7 +160,7 @@ def test_body_without_submit_is_a_clear_error(serve: Serve) -> None:
         ({"w": np.zeros(4)}, 5, {"loss": float("nan")}, "metric 'loss' is nan"),
     ],
 )
-def test_submit_refuses_what_cannot_be_handed_in(
+def test_submit_refuses_unusable_values(
     serve: Serve, weights: Any, samples: Any, metrics: Any, message: str
 ) -> None:
     """At the line that calls it; a better call may follow."""

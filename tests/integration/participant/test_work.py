@@ -61,7 +61,7 @@ def decoded(encoded: Encoded, model: Any) -> Any:
         (MAX_INLINE_BYTES // 4 + 1, np.float32, pb.INT8, True),
     ],
 )
-def test_a_result_is_what_its_encoding_stands_for(
+def test_result_equals_its_decoded_form(
     serve: Callable[..., ScriptedCoordinator],
     size: int,
     dtype: Any,

@@ -24,7 +24,7 @@ def refused(capabilities: Capabilities, method: str, path: str) -> str:
     return str(caught.value)
 
 
-def test_url_allows_what_is_written_in_it():
+def test_capability_comes_back_from_its_url():
     """Method, participant, round, key and size come back as they were given."""
     clock = Clock()
     capabilities = Capabilities(SECRET, "s1", 60, clock)

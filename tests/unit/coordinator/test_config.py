@@ -82,7 +82,7 @@ def test_defaults_run_a_coordinator() -> None:
         (0.7, Fraction(7, 10), 13),
     ],
 )
-def test_fractions_are_what_was_written(written: object, exact: Fraction, required: int) -> None:
+def test_fractions_are_exact(written: object, exact: Fraction, required: int) -> None:
     """XAIN counted with the nearest float, and waited for 99 where 100 were meant."""
     rounds = config(rounds__fraction_participants=written, rounds__min_participants=10).rounds
     assert rounds.fraction_participants == exact
@@ -768,7 +768,9 @@ def test_section_train_takes_any_key_and_is_kept_with_the_rules() -> None:
         ("text", ["x" * 60_000] * 2, "the whole section must have at most 65536 bytes as JSON"),
     ],
 )
-def test_section_train_refuses_what_json_cannot_carry(key: str, value: object, why: str) -> None:
+def test_section_train_refuses_values_that_json_cannot_hold(
+    key: str, value: object, why: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         load(CoordinatorConfig, overrides={"train": {key: value}})
     assert why in str(caught.value)

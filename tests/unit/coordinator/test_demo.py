@@ -51,7 +51,7 @@ def test_a_signal_waits_for_the_next_pause():
     assert interrupts.number == signal.SIGTERM
 
 
-def test_without_a_participant_to_run_it_says_what_to_install(monkeypatch):
+def test_without_the_participant_package_the_demo_names_it(monkeypatch):
     """A coordinator alone, as its container image has it, neither trains nor loads data."""
     monkeypatch.setattr(cli, "find_spec", lambda name: None)
     result = CliRunner().invoke(cli.app, [])

@@ -125,7 +125,7 @@ async def test_assignment_does_not_wait_for_the_disk(bench):
     assert (await told_of_it).update_accepted
 
 
-async def test_permission_to_upload_waits_only_for_what_it_tells(bench):
+async def test_permission_to_upload_waits_for_the_events_that_it_tells(bench):
     """A round that is durable takes uploads while its first update is being written. That this
     update was accepted, or that a round has opened, is not told before it is durable."""
     for name in ("a", "b"):
@@ -208,7 +208,7 @@ async def test_effects_run_after_the_commit(bench):
     assert bench.worker.num_initialisations == 1
 
 
-async def test_watchers_see_what_is_durable(bench):
+async def test_watchers_see_durable_events_only(bench):
     """A round is announced when it is on the disk, not when it is decided."""
     await bench.driver.submit(c.Rendezvous("a"))
     await bench.driver.submit(c.Rendezvous("b"))
@@ -273,7 +273,7 @@ async def test_a_caller_that_goes_away_disturbs_nobody(bench):
     assert not bench.driver.failed.is_set()
 
 
-async def test_close_waits_for_what_is_being_written(bench):
+async def test_close_waits_for_the_running_append(bench):
     """Callers whose command was decided get their answer; later callers are refused; the
     journal is closed once, however often it is asked for."""
     bench.journal.hold()

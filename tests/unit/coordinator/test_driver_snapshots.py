@@ -115,7 +115,7 @@ async def test_a_snapshot_is_due_at_the_end_of_a_round(bench):
     assert journal.saved[-1].history.rounds[-1].round == 3
 
 
-async def test_a_snapshot_is_of_what_is_durable(bench):
+async def test_snapshot_has_durable_events_only(bench):
     """Events that are decided and not written yet may be lost."""
     bench.driver.snapshot_records = 1
     await begin(bench.driver)

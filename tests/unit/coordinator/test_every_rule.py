@@ -67,7 +67,7 @@ def whole(rule_name: str, vectors: Sequence[Array], base: Array | None) -> Array
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("rule", EVERY_RULE)
-def test_the_engine_gives_what_the_rule_gives(rule: str, dtype: str) -> None:
+def test_engine_and_rule_give_the_same(rule: str, dtype: str) -> None:
     """Read by tiles or held at once."""
     vectors, base = random_round(rule, dtype)
     store = MemoryStore()

@@ -187,7 +187,7 @@ def test_a_copy_stays_as_it_is() -> None:
     assert copy.rounds.maxlen == MAX_ROUNDS
 
 
-def test_models_share_what_they_have_in_common_after_a_restart() -> None:
+def test_models_share_their_common_parts_after_a_restart() -> None:
     """A week of rounds: each event read back from a journal brings its own layout."""
     history = History()
     for number in range(3):
@@ -202,7 +202,7 @@ def test_models_share_what_they_have_in_common_after_a_restart() -> None:
     assert first.shape is third.shape
 
 
-def test_models_that_differ_keep_what_is_theirs() -> None:
+def test_models_that_differ_are_kept_apart() -> None:
     """XAIN's empty model has nothing in common with the next."""
     empty = GlobalModel(0, WeightsRef("0/global", 128, "e"), "float64", (0,))
     opened = e.RoundOpened(0, ("a",), 0, 0.0)

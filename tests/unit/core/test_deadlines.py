@@ -29,7 +29,7 @@ JUST = 1 / 1024  # exact in binary
 # --- the deadline ---------------------------------------------------------------------------------
 
 
-def test_at_its_deadline_a_round_closes_with_what_it_has() -> None:
+def test_at_its_deadline_a_round_closes_with_the_updates_it_has() -> None:
     """Two stragglers hold up no round for longer than deadline_s, exactly."""
     bench = timed_round("a", "b", "c")
     bench.end("a")

@@ -159,7 +159,7 @@ def test_a_heartbeat_begins_a_lease_anew_and_is_not_journalled() -> None:
     assert bench.connected == ("a",)
 
 
-def test_a_new_lease_forgets_what_was_heard_before() -> None:
+def test_new_lease_forgets_earlier_heartbeats() -> None:
     """A participant that comes back has a full lease from its return."""
     bench = waiting("a")
     bench.heartbeat("a", at=1.0)
@@ -250,7 +250,7 @@ def test_a_profile_that_no_model_can_be_made_from_is_refused(profile: DataProfil
     assert bench.owed == [InitialiseModel("workload", (PROFILE,))]
 
 
-def test_profiles_are_bounded_by_what_they_come_to_together() -> None:
+def test_profiles_are_bounded_together() -> None:
     """The model has the classes of all: each profile may be small and their union too large."""
     bench = Bench(make_rules(min_participants=9), answers=False)
     bench.join("a", profile=DataProfile(10, 10_000, tuple(f"a{i}" for i in range(6_000))))

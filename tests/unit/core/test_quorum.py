@@ -95,7 +95,7 @@ def test_the_first_k_of_those_selected_close_a_round() -> None:
     bench.refuses_end(errors.StaleRound, "a", round_=0)
 
 
-def test_all_whom_a_controller_chose_are_wanted() -> None:
+def test_all_that_a_controller_chose_are_wanted() -> None:
     """A controller may choose more participants than it is asked for."""
     bench = timed_round("a", "b", "c", "d", fraction="0.5", controller="all")
     bench.end("a")
@@ -106,7 +106,7 @@ def test_all_whom_a_controller_chose_are_wanted() -> None:
     assert bench.session.round == 1
 
 
-def test_a_quorum_is_of_all_who_were_selected() -> None:
+def test_quorum_counts_all_selected() -> None:
     """The quorum decides alone, whatever over_selection wants."""
     bench = timed_round(
         "a", "b", "c", "d",

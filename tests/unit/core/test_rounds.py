@@ -53,7 +53,7 @@ def test_a_whole_session() -> None:
     ]
 
 
-def test_the_selected_are_told_what_to_train() -> None:
+def test_the_selected_get_their_assignment() -> None:
     bench = opened_round("a", "b", rules=make_rules(min_participants=2, epochs=5))
     assignment = bench.start("a")
     assert (assignment.round, assignment.epochs, assignment.epoch_base) == (0, 5, 0)

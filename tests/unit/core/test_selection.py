@@ -202,7 +202,7 @@ def test_weighted_draws_in_proportion_to_the_samples() -> None:
         assert abs(counts[name] - 3000 * share) < 5 * deviation, counts
 
 
-def test_weighted_draws_the_second_in_proportion_to_what_is_left() -> None:
+def test_weighted_draws_the_second_in_proportion_to_the_rest() -> None:
     """Without replacement: the pair {a, b} of weights 1, 1, 2 has the probability 2 · 1/4 · 1/3."""
     candidates = having({"a": 1, "b": 1, "c": 2})
     pairs = [set(choose(Weighted(), candidates, 2, round_=r)) for r in range(3000)]
@@ -280,7 +280,7 @@ def test_a_controller_may_choose_more_than_are_wanted() -> None:
     assert choose(Says(["c", "b", "a"]), having({"a": 1, "b": 1, "c": 1}), 2) == ("c", "b", "a")
 
 
-def test_a_controller_sees_what_is_known_of_each_candidate() -> None:
+def test_controller_sees_the_facts_of_each_candidate() -> None:
     """Profile, tags, the round it was selected for last, and how long it has waited."""
     seen: list[list[Candidate]] = []
 

@@ -51,7 +51,7 @@ def replay(folder: Path) -> list[float]:
     return recovered.replica.pull(PULL, None)[:, 0].tolist()
 
 
-def test_replay_gives_what_was_written(tmp_path):
+def test_replay_gives_the_written_records(tmp_path):
     write(tmp_path, 3)
     assert replay(tmp_path) == [3.0] * 8
 

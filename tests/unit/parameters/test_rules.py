@@ -27,7 +27,7 @@ EACH = [
 @pytest.mark.parametrize("rule", EACH, ids=lambda rule: rule.name)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("bound", "dim"), [(50, 1), (50, 5), (None, 1), (None, 5)])
-def test_rule_gives_what_its_slow_version_gives(rule, dtype, bound, dim):
+def test_rule_equals_its_slow_version(rule, dtype, bound, dim):
     """Bit for bit, but for Adam, whose slow version has other bias corrections in the last bits."""
     spec = table(1, bound=bound, dim=dim, dtype=dtype, update=rule, init=Uniform(1.0))
     replica = Replica(range_view(1), [spec], generation=1)

@@ -83,7 +83,7 @@ PATIENTS = "name,age,sex,city,status\n" + "".join(
 )
 
 
-def test_inspect_shows_what_travels_of_a_table(tmp_path: Path) -> None:
+def test_inspect_shows_the_profile_of_a_table(tmp_path: Path) -> None:
     """Names, types, gaps and frequent categories; names of rare categories stay here."""
     (tmp_path / "a.csv").write_text(PATIENTS)
     result = run("inspect", "--data", str(tmp_path / "a.csv"), "--set", "data.units.age=years")
@@ -102,7 +102,7 @@ def test_inspect_shows_what_travels_of_a_table(tmp_path: Path) -> None:
     assert "city" not in dropped.output
 
 
-def test_inspect_reads_what_a_german_spreadsheet_exports(tmp_path: Path) -> None:
+def test_inspect_reads_csv_of_a_german_spreadsheet(tmp_path: Path) -> None:
     """Semicolons, decimal commas and a byte order mark."""
     rows = "".join(f"{i},5;{'f' if i % 2 else 'm'};tot\n" for i in range(12))
     (tmp_path / "a.csv").write_text(f"Größe;Geschlecht;Ausgang\n{rows}", encoding="utf-8-sig")
@@ -131,7 +131,7 @@ def test_inspect_reads_what_a_german_spreadsheet_exports(tmp_path: Path) -> None
         ("a,y\n1,0\nn/a,1\n2,0\n", [], 1, "column 'a', row 2: 'n/a' is not a number"),
     ],
 )
-def test_inspect_tells_what_would_be_refused(
+def test_inspect_refuses_as_the_participant_does(
     tmp_path: Path, text: str, flags: list[str], status: int, message: str
 ) -> None:
     """One line with column and row, and the exit status of the participant itself."""

@@ -42,7 +42,7 @@ def test_an_update_takes_the_global_models_dtype() -> None:
     assert num_samples == 5
 
 
-def test_train_round_gets_what_was_assigned() -> None:
+def test_train_round_gets_the_assignment() -> None:
     participant = Returns((GLOBAL, 1))
     call_train_round(participant, GLOBAL, 2, 6)
     assert participant.received[0] is GLOBAL

@@ -115,7 +115,7 @@ def test_names_may_come_in_any_order() -> None:
     assert vector.tolist() == [0, 0, 0, 1, 1]
 
 
-def test_trainable_gives_what_travels() -> None:
+def test_trainable_gives_the_travelling_tensors() -> None:
     model = make_model()
     model[0].requires_grad_(False)
     tensors = xain.trainable(model)

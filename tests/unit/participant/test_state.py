@@ -78,7 +78,7 @@ def test_a_result_that_is_not_needed_is_gone(state: StateDirectory, folder: Path
     state.forget()  # harmless when there is none
 
 
-def test_only_the_owner_can_read_what_is_kept(state: StateDirectory, folder: Path) -> None:
+def test_only_the_owner_can_read_kept_files(state: StateDirectory, folder: Path) -> None:
     """An update may tell something of the data."""
     state.keep(RESULT)
     assert folder.stat().st_mode & 0o077 == 0
@@ -362,7 +362,7 @@ def test_a_lock_ends_with_its_process(folder: Path) -> None:
             os.kill(child, 9)
 
 
-def test_closing_waits_for_what_is_being_written(
+def test_close_waits_for_the_running_write(
     state: StateDirectory, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A signal that comes at this moment does not cost the result."""

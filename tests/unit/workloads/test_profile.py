@@ -39,7 +39,7 @@ def test_union_passes_over_profiles_without_rows() -> None:
     assert union(profiles) == DataProfile(5, 4, ("1", "2"))
 
 
-def test_union_refuses_what_does_not_fit() -> None:
+def test_union_refuses_profiles_that_do_not_fit() -> None:
     """Different widths, or no rows anywhere, are told before training starts."""
     with pytest.raises(ValueError, match=r"number of features: \[3, 4\]"):
         union([DataProfile(1, 4), DataProfile(1, 3)])

@@ -17,7 +17,7 @@ from xain_coordinator.metrics.queue import cost
 from xain_coordinator.ports import StoreError
 
 
-def test_a_request_is_what_influxdb_expects(server: StrictInflux) -> None:
+def test_request_follows_the_influxdb_api(server: StrictInflux) -> None:
     """The server checks address, token, precision and compression of everything it is sent."""
     metrics = connect(server)
     metrics.write(

@@ -47,7 +47,7 @@ def test_every_event_comes_back_exactly(kind: type[DurableEvent], data: st.DataO
     assert repr(again) == repr(event)
 
 
-def test_the_format_stays_what_it_is() -> None:
+def test_format_never_changes() -> None:
     """Journals that exist must be readable by the next version."""
     before = '{"round":3,"selected":["a","b"],"epochs":1,"at":0.1,"num_wanted":2'
     opened = RoundOpened(3, ("a", "b"), 1, 0.1, 2)

@@ -50,7 +50,7 @@ def test_points_without_a_line(fields: Any) -> None:
         ("a\nb", "a\\nb"),
     ],
 )
-def test_names_that_would_escape_what_follows(field: str, stored: str) -> None:
+def test_names_cannot_escape_the_line(field: str, stored: str) -> None:
     line = parse_line(to_line(0, Point("x", {field: 1.0, "z": "t"}, {field: "v\\"})).decode())
     assert line == Line("x", {stored: "v/"}, {stored: 1.0, "z": "t"}, 0)
 

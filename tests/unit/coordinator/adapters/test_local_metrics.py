@@ -93,7 +93,7 @@ def test_a_full_queue_loses_the_oldest_and_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_fields", [1, 5, 200])
-def test_the_cost_of_a_point_is_what_it_takes_in_memory(num_fields: int) -> None:
+def test_cost_of_a_point_is_close_to_its_memory(num_fields: int) -> None:
     """The estimate for a participant's point may be a little too high, and never too low."""
     texts = [
         json.dumps(

@@ -57,7 +57,7 @@ def test_no_two_keys_share_a_path(one: str, other: str) -> None:
 
 @unhurried
 @given(keys, parts.filter(lambda part: part not in (".", "..")))
-def test_a_folder_holds_what_begins_with_it(folder: str, name: str) -> None:
+def test_folder_of_a_prefix_holds_its_keys(folder: str, name: str) -> None:
     key = f"{folder}/{name}"
     if len(key.encode()) <= 1024:
         assert PurePosixPath(folder_to_path(folder)) in PurePosixPath(key_to_path(key)).parents
@@ -89,6 +89,6 @@ def test_a_foreign_file_is_no_key(path: str) -> None:
         ("a.weights/b", "a%2eweights/b.weights"),
     ],
 )
-def test_paths_stay_what_they_are(key: str, path: str) -> None:
+def test_paths_never_change(key: str, path: str) -> None:
     """Stores that exist must be found again by the next version."""
     assert key_to_path(key) == path

@@ -69,7 +69,7 @@ def test_written_pickles_are_read_by_python(dtype, size):
     assert_same(load(dump(array)), array)
 
 
-def test_written_pickles_name_only_what_old_versions_know():
+def test_written_pickles_can_be_read_by_old_versions():
     """These bytes were loaded by Python 3.6 with numpy 1.16, 3.7 with 1.21, 3.8 with 1.18, 3.9 with
     1.26, 3.12 with 2.0 and 3.13 with 2.3, each of which gave this vector. A change of them needs
     that proof anew."""
