@@ -2,10 +2,11 @@
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator
 
@@ -34,7 +35,11 @@ class Allowed:
 
 
 class Section(BaseModel):
-    """Base of all settings: immutable, strict, and without unknown keys."""
+    """Base of all settings: immutable, strict, and without unknown keys.
+
+    moved: what has become of keys and sections that older systems knew, such as
+        {"ai.rounds": "is called rounds.rounds now"}. Read from the outermost model only.
+    """
 
     model_config = ConfigDict(
         frozen=True,
@@ -43,6 +48,8 @@ class Section(BaseModel):
         allow_inf_nan=False,
         hide_input_in_errors=True,  # should pydantic's own error be printed, it has no secrets
     )
+
+    moved: ClassVar[Mapping[str, str]] = {}
 
 
 _MAX_PATH = 4096  # Linux's

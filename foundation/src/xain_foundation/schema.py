@@ -126,6 +126,7 @@ class Schema:
     def __init__(self, model: type[BaseModel]) -> None:
         self.sections: list[Key] = []
         self.leaves: dict[Key, FieldInfo] = {}
+        self.moved: Mapping[str, str] = getattr(model, "moved", {})
         self._add(model, ())
 
     def _add(self, model: type[BaseModel], at: Key) -> None:

@@ -228,6 +228,8 @@ def _walk(
             )
         elif key in schema.leaves:
             source.take(schema, key, value, "file", str(file), str(file))
+        elif isinstance(value, dict) and value and dotted(key) in schema.moved:
+            _walk(schema, file, key, value, source)  # an old section: its keys have more to tell
         else:
             source.problems.append(f"{file}: {_unknown(schema, key, dotted)}")
 
@@ -286,6 +288,8 @@ def _is(schema: Schema, key: Key, value: object) -> str:
 def _unknown(schema: Schema, key: Key, name: Callable[[Key], str]) -> str:
     """Why a key cannot be used, and which was meant. name: how this source writes keys."""
     text = dotted(key)
+    if fate := schema.moved.get(text) or schema.moved.get(dotted(key[:1])):
+        return f"{text} {fate}"
     inside = [name(leaf) for leaf in schema.leaves if leaf[: len(key)] == key]
     if key in schema.sections:
         return f"{text} is a section; set one of its keys: {', '.join(inside)}"

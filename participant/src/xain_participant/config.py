@@ -4,9 +4,9 @@ Read by xain_foundation.settings: TOML file, then XAIN_PARTICIPANT_SECTION__KEY 
 environment, then flags.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -207,3 +207,9 @@ class ParticipantConfig(Section):
     partition: PartitionSettings = PartitionSettings()
     training: TrainingSettings = TrainingSettings()
     logging: LoggingSettings = LoggingSettings()
+
+    moved: ClassVar[Mapping[str, str]] = {
+        "coordinator.grpc_options": "is gone: the SDK of XAIN never used it",
+        "storage": "is gone: weights travel through the coordinator, and no participant needs a "
+        "store",
+    }

@@ -698,19 +698,21 @@ def test_ipv6_hosts_are_bound_with_brackets(host: str, address: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[ai]\nrounds = 3", "unknown key ai; there are: [server], [rounds], "),
-        ("[server]\nheartbeat_time = 3", "unknown key server.heartbeat_time; did you mean "),
+        ("[ai]\nrounds = 3\nepochs = 1", "ai.rounds is called rounds.rounds now (further"),
+        ("[ai]\nfraction_participants = 1", "ai.fraction_participants is called rounds.fraction"),
+        ("[ai]", "ai is called [rounds] now"),
+        ("[server]\nheartbeat_time = 3", "server.heartbeat_time is called server.heartbeat_time_s"),
+        ("[server]\nthread_pool_workers = 3", "server.thread_pool_workers is gone: "),
         (
             "[storage]\nendpoint = 'http://x'",
             'storage.endpoint is "http://x"; nothing would read it',
         ),
-        ("[metrics]\npassword = 'hunter2'", "unknown key metrics.password; [metrics] has: "),
+        ("[metrics]\nenable = true", "metrics.enable is called metrics.kind now: "),
+        ("[metrics]\npassword = 'hunter2'", 'metrics.password is gone: metrics.kind = "influxdb"'),
     ],
 )
-def test_xains_keys_are_refused_with_those_that_there_are(
-    tmp_path: Path, text: str, message: str
-) -> None:
-    """A coordinator that is started with XAIN's file names the keys that it has."""
+def test_xains_keys_are_told_their_new_names(tmp_path: Path, text: str, message: str) -> None:
+    """A coordinator that is started with XAIN's file names each key's successor."""
     file = tmp_path / "xain-fl.toml"
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:

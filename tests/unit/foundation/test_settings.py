@@ -2,7 +2,7 @@ import errno
 import os
 import re
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import pytest
 from pydantic import Field, SecretStr, model_validator
@@ -47,6 +47,8 @@ class Store(Section):
 class Fleet(Section):
     server: Server = Server()
     store: Store = Store()
+
+    moved: ClassVar = {"old": "is gone", "old.port": "is called server.port now"}
 
 
 @pytest.fixture
@@ -149,6 +151,8 @@ def test_items_of_open_tables_are_read_as_toml(text: str, value: object) -> None
         ("[store]\nport = 1", "unknown key store.port; did you mean server.port?"),
         ("[store]\nzzz = 1", "unknown key store.zzz; [store] has: login, api_key, extra"),
         ("[zzz]", "unknown key zzz; there are: [server], [store]"),
+        ("[old]\nport = 1", "old.port is called server.port now"),
+        ("[old]\nother = 1", "old.other is gone"),
         ("[server]\nport = 7\nlimit = 2", "server.limit is 2; it must not be set with port 7"),
     ],
 )
@@ -219,6 +223,7 @@ def test_variables_of_a_kubernetes_service_are_no_settings(
         ("server.prot", "1", "unknown key server.prot; did you mean server.port?"),
         ("server", "1", "server is a section; set one of its keys: server.host, server.port"),
         ("server.port.x", "1", "unknown key server.port.x; did you mean server.port?"),
+        ("old.port", 1, "old.port is called server.port now"),
     ],
 )
 def test_a_wrong_flag_is_told_in_one_line(key: str, value: object, message: str) -> None:

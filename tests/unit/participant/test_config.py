@@ -52,6 +52,7 @@ def test_wrong_settings() -> None:
     assert error_of(data__scale="nan").startswith("data.scale is nan")
     assert error_of(data__scale=0).startswith("data.scale is 0")
     assert error_of(coordinator__port=0).startswith("coordinator.port is 0; it must be a whole")
+    assert error_of(storage__bucket="b").startswith("storage.bucket is gone: weights travel")
 
 
 @pytest.mark.parametrize("source", ["rows.xlsx", "digit", "patients"])

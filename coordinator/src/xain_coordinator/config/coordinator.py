@@ -7,7 +7,7 @@ environment, then flags.
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
@@ -319,6 +319,9 @@ def _check_train(train: dict[str, Any]) -> dict[str, Any]:
 Train = Annotated[dict[str, Any], AfterValidator(_check_train)]
 
 
+_NO_INFLUX = 'is gone: metrics.kind = "influxdb" has url, org, bucket and token'
+
+
 class PredictSettings(Section):
     """[predict]"""
 
@@ -359,6 +362,23 @@ class CoordinatorConfig(Section):
     http: HttpSettings = HttpSettings()
     parameters: ParametersSettings = ParametersSettings()
     launch: LaunchSettings = LaunchSettings()
+
+    moved: ClassVar[Mapping[str, str]] = {
+        "ai": "is called [rounds] now",
+        "ai.rounds": "is called rounds.rounds now",
+        "ai.epochs": "is called rounds.epochs now",
+        "ai.min_participants": "is called rounds.min_participants now",
+        "ai.fraction_participants": "is called rounds.fraction_participants now",
+        "server.heartbeat_time": "is called server.heartbeat_time_s now",
+        "server.heartbeat_timeout": "is called server.heartbeat_timeout_s now",
+        "server.thread_pool_workers": "is gone: the server needs no thread for each call",
+        "metrics.enable": 'is called metrics.kind now: "file", "influxdb" or "none"',
+        "metrics.host": _NO_INFLUX,
+        "metrics.port": _NO_INFLUX,
+        "metrics.user": _NO_INFLUX,
+        "metrics.password": _NO_INFLUX,
+        "metrics.db_name": _NO_INFLUX,
+    }
 
     @model_validator(mode="after")
     def _rule_fits(self) -> Self:
