@@ -1,15 +1,13 @@
-"""The event loop of the process, and drivers that are closed in ways that nobody plans."""
+"""The event loop of the process."""
 
 import asyncio
 import threading
 from typing import Any
 
-import grpc
 import pytest
 
 from support.messaging import PATIENCE_S
 from xain_messaging import background
-from xain_messaging.drivers.grpc_streams import GrpcDriver
 
 
 def in_the_loop(work: Any) -> Any:
@@ -21,60 +19,19 @@ def in_the_loop(work: Any) -> Any:
     return asyncio.run_coroutine_threadsafe(call(), background.event_loop()).result(PATIENCE_S)
 
 
-def is_served(address: str) -> bool:
-    with grpc.insecure_channel(address) as channel:
-        try:
-            grpc.channel_ready_future(channel).result(0.5)
-        except grpc.FutureTimeoutError:
-            return False
-    return True
+def test_the_thread_of_the_loop_does_not_wait_for_itself() -> None:
+    """run() is refused there. finish(), which the garbage collector may call, waits for nothing,
+    and its work is done all the same."""
+    done = threading.Event()
 
+    async def work() -> None:
+        done.set()
 
-def test_a_driver_is_closed_on_the_thread_of_the_loop() -> None:
-    """The garbage collector may do that. The thread does not wait for itself; the server ends."""
-    driver = GrpcDriver()
-    in_the_loop(lambda: driver.close(0.0))
-    background.run(asyncio.sleep(0))  # the loop goes on
-    assert driver._server is not None
-    assert not background.run(driver._server.wait_for_termination(PATIENCE_S)), "it goes on"
-    assert not is_served(driver.address)
-
-
-def test_a_driver_is_not_made_on_the_thread_of_the_loop() -> None:
-    """The thread would wait for itself."""
     with pytest.raises(RuntimeError, match="cannot wait"):
-        in_the_loop(GrpcDriver)
-
-
-def test_an_interrupted_close_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And all connections."""
-    driver, other = GrpcDriver(), GrpcDriver()
-    driver.connect("other", other.address)
-    connection = driver._connections["other"]
-
-    def interrupt(deadline: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(connection, "join", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        driver.close(PATIENCE_S)
-    assert connection._is_closed
-    assert not is_served(driver.address)
-    other.close(0.0)
-
-
-def test_an_interrupted_constructor_leaves_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though it listens already."""
-    run, ports = background.run, []
-
-    def interrupt(work: Any) -> None:
-        ports.append(run(work))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(background, "run", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        GrpcDriver()
-    assert not is_served(f"127.0.0.1:{ports[0]}")
+        in_the_loop(lambda: background.run(work()))
+    assert not done.is_set()
+    in_the_loop(lambda: background.finish(work(), PATIENCE_S))
+    assert done.wait(PATIENCE_S)
 
 
 def test_a_loop_whose_thread_did_not_start_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """Packets in a stream of gRPC, as they should be and as they should not."""
 
 import struct
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
 from hypothesis import given, settings
@@ -11,18 +12,38 @@ from xain_messaging.codec import MAX_FRAMES, Frame
 from xain_messaging.drivers.grpc_framing import (
     CHUNK_BYTES,
     Malformed,
-    Reader,
+    chunks_of,
+    packets,
     to_chunks,
 )
 
 MAX_BYTES = 1000
 
 
+class Memory:
+    """Sizes that packets have reserved memory for, and those that hold it still."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.held: list[int] = []
+
+    @contextmanager
+    def reserved(self, size_bytes: int) -> Iterator[None]:
+        self.asked.append(size_bytes)
+        self.held.append(size_bytes)
+        try:
+            yield
+        finally:
+            self.held.remove(size_bytes)
+
+
 def packets_of(chunks: list[bytes], max_packet_bytes: int = MAX_BYTES) -> list[list[bytes]]:
-    reader = Reader(max_packet_bytes)
-    packets = [packet for chunk in chunks if (packet := reader.feed(chunk)) is not None]
-    reader.end()
-    return [[bytes(frame) for frame in frames] for frames in packets]
+    memory = Memory()
+    try:
+        found = packets(iter(chunks), max_packet_bytes, memory.reserved)
+        return [[bytes(frame) for frame in frames] for frames in found]
+    finally:
+        assert not memory.held
 
 
 def prelude(*sizes: int) -> bytes:
@@ -31,10 +52,9 @@ def prelude(*sizes: int) -> bytes:
 
 @given(st.lists(st.lists(st.binary(max_size=50), max_size=5)))
 @settings(deadline=None)
-def test_packets_come_out_as_they_went_in(packets: list[list[Frame]]) -> None:
+def test_packets_come_out_as_they_went_in(sent: list[list[Frame]]) -> None:
     """Empty ones and empty frames too."""
-    chunks = [chunk for packet in packets for chunk in to_chunks(packet)]
-    assert packets_of(chunks) == packets
+    assert packets_of(list(chunks_of(iter(sent)))) == sent
 
 
 @pytest.mark.parametrize("size", [CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES])
@@ -44,6 +64,29 @@ def test_large_ones_come_in_pieces(size: int) -> None:
     chunks = list(to_chunks(packet))
     assert max(map(len, chunks)) <= CHUNK_BYTES + len(prelude(*map(len, packet)))
     assert packets_of([*chunks, *to_chunks([b"next"])], 1 << 30) == [packet, [b"next"]]
+
+
+def test_packet_of_several_messages_holds_memory_until_it_is_handled() -> None:
+    """A packet that is whole in one message reserves none, with or without arrays."""
+    memory, size = Memory(), CHUNK_BYTES + 1
+    sent: list[list[Frame]] = [[b"head"], [b"head", b"x" * 100], [bytes(size)], [b"next"]]
+    held = [memory.held[:] for _ in packets(chunks_of(iter(sent)), 1 << 30, memory.reserved)]
+    assert held == [[], [], [size], []]
+    assert memory.asked == [size]
+
+
+def test_frames_after_the_first_can_be_written_to() -> None:
+    """Each is a buffer of its own, in packets of one message and of several."""
+    for size in (10, 2 << 20, 3 << 20):
+        chunks = to_chunks([b"head", bytes(size), bytes(size)])
+        ((_, first, second),) = packets(chunks, 1 << 30, Memory().reserved)
+        memoryview(first)[:2] = b"xy"
+        assert bytes(memoryview(second)[:2]) == b"\0\0"
+
+
+def test_prelude_may_come_in_a_message_of_its_own() -> None:
+    """The frames follow in others, whatever their sizes."""
+    assert packets_of([prelude(3, 2), b"a", b"bcde"]) == [[b"abc", b"de"]]
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,12 @@ copy every array twice more at each end.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from itertools import chain
 from typing import Final
+
+import numpy as np
 
 from xain_messaging.codec import MAX_FRAMES, Frame, Frames
 from xain_messaging.spare import spare
@@ -22,68 +26,65 @@ CHUNK_BYTES: Final = 2 << 20
 # Bytes of the largest message: a chunk, and the prelude before it.
 MAX_CHUNK_BYTES: Final = CHUNK_BYTES + 8 * MAX_FRAMES + 64
 
+_ONE_FRAME: Final = struct.Struct("<IQ")  # the prelude of a packet without arrays
+_ONE_FRAME_BYTES: Final = _ONE_FRAME.size
+
 
 class Malformed(Exception):
     """A stream that carries no packets."""
 
 
+# Nearly all packets are one frame in one message. They have a path of their own: between changes of
+# threads a few lines of Python take ten times as long as in a loop.
+
+
+def chunks_of(packets: Iterator[Frames]) -> Iterator[bytes]:
+    """Yield the messages of packets."""
+    for frames in packets:
+        if len(frames) == 1 and type(frames[0]) is bytes and len(frames[0]) <= CHUNK_BYTES:
+            yield _ONE_FRAME.pack(1, len(frames[0])) + frames[0]
+        else:
+            yield from to_chunks(frames)
+        del frames  # the next may be long in coming
+
+
 def to_chunks(frames: Frames) -> Iterator[bytes]:
     """Yield the messages of one packet."""
-    views = [memoryview(frame).cast("B") for frame in frames]
-    prelude = struct.pack(f"<I{len(views)}Q", len(views), *(view.nbytes for view in views))
+    sizes = [frame.nbytes if isinstance(frame, memoryview) else len(frame) for frame in frames]
+    prelude = struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes)
+    if sum(sizes) <= CHUNK_BYTES:
+        yield b"".join((prelude, *frames))
+        return
     pieces: list[Frame] = [prelude]
     room = CHUNK_BYTES
-    for view in views:
+    for frame in frames:
+        view = memoryview(frame).cast("B")
         while view.nbytes > room:
             yield b"".join([*pieces, view[:room]])
             view, pieces, room = view[room:], [], CHUNK_BYTES
         pieces.append(view)
         room -= view.nbytes
-    if pieces:
-        yield b"".join(pieces)
+    yield b"".join(pieces)
 
 
-class Reader:
-    """Puts the packets of one stream together; each frame is a buffer of its own.
+def packets(
+    chunks: Iterator[bytes],
+    max_packet_bytes: int,
+    reserved: Callable[[int], AbstractContextManager[None]],
+) -> Iterator[list[Frame]]:
+    """Yield the packets of one stream. Each frame after the first is a buffer of its own that can
+    be written to.
 
-    frames: of the packet that is coming.
+    reserved: called with the size of a packet that is not whole in its first message; holds memory
+        for the packet until the next one is asked for.
+    Raises Malformed.
     """
-
-    def __init__(self, max_packet_bytes: int) -> None:
-        self._max_bytes = max_packet_bytes
-        self.frames: list[Frame] = []
-        self._unfilled: list[memoryview] = []  # the rest of each frame that is to come
-
-    def feed(self, chunk: bytes) -> list[Frame] | None:
-        """Return the packet that this message completes, or None. Raises Malformed."""
-        rest = memoryview(chunk)
-        if not self._unfilled:
-            rest = self._begin(rest)
-        elif not chunk:
-            self.end()
-        while self._unfilled and rest.nbytes:
-            target = self._unfilled[0]
-            size = min(target.nbytes, rest.nbytes)
-            target[:size] = rest[:size]
-            rest = rest[size:]
-            if size < target.nbytes:
-                self._unfilled[0] = target[size:]
-            else:
-                del self._unfilled[0]
-        if self._unfilled:
-            return None
-        if rest.nbytes:
-            raise Malformed(f"{rest.nbytes} bytes more than a message has")
-        frames, self.frames = self.frames, []
-        return frames
-
-    def end(self) -> None:
-        """Raises Malformed if the stream ends within a packet."""
-        if self._unfilled:
-            raise Malformed("the stream ends within a message")
-
-    def _begin(self, chunk: memoryview) -> memoryview:
-        """Read the prelude; return what follows."""
+    for chunk in chunks:
+        is_short = _ONE_FRAME_BYTES <= len(chunk) <= max_packet_bytes
+        if is_short and _ONE_FRAME.unpack_from(chunk) == (1, len(chunk) - _ONE_FRAME_BYTES):
+            yield [chunk[_ONE_FRAME_BYTES:]]
+            del chunk  # the next may be long in coming
+            continue
         try:
             (number,) = struct.unpack_from("<I", chunk)
             if number > MAX_FRAMES:
@@ -91,9 +92,54 @@ class Reader:
             sizes = struct.unpack_from(f"<{number}Q", chunk, 4)
         except struct.error:
             raise Malformed("a message without its prelude") from None
-        if sum(sizes) > self._max_bytes:
-            raise Malformed(f"a message of {sum(sizes)} bytes; at most {self._max_bytes} are taken")
-        # Not bytearrays: memory for what is announced is used only when it comes.
-        self.frames = [spare.take(size).data for size in sizes]
-        self._unfilled = [memoryview(frame) for frame in self.frames if len(frame)]
-        return chunk[4 + 8 * number :]
+        size = sum(sizes)
+        if size > max_packet_bytes:
+            raise Malformed(f"a message of {size} bytes; at most {max_packet_bytes} are taken")
+        begin = 4 + 8 * number
+        if begin + size <= len(chunk):
+            _require_end(len(chunk) - begin - size)
+            yield _split(chunk, begin, sizes)
+            del chunk
+        else:
+            first: Iterator[bytes | memoryview] = iter((memoryview(chunk)[begin:],))
+            pieces = chain(first, chunks)
+            del chunk
+            with reserved(size):
+                yield _put_together(pieces, sizes)
+
+
+def _split(chunk: bytes, begin: int, sizes: Sequence[int]) -> list[Frame]:
+    """Return the frames of a packet that is whole in one message."""
+    frames: list[Frame] = []
+    for size in sizes:
+        end = begin + size
+        if frames:
+            frames.append(spare.copy(np.frombuffer(chunk, np.uint8)[begin:end]).data)
+        else:
+            frames.append(chunk[begin:end])
+        begin = end
+    return frames
+
+
+def _put_together(pieces: Iterator[bytes | memoryview], sizes: Sequence[int]) -> list[Frame]:
+    """Return the frames of a packet that is in several messages."""
+    # Not bytearrays: memory for what is announced is used only when it comes.
+    frames: list[Frame] = [spare.take(size).data for size in sizes]
+    piece = memoryview(next(pieces))
+    for frame in frames:
+        unfilled = memoryview(frame)
+        while unfilled.nbytes:
+            if not piece.nbytes:
+                piece = memoryview(next(pieces, b""))
+                if not piece.nbytes:
+                    raise Malformed("the stream ends within a message")
+            size = min(unfilled.nbytes, piece.nbytes)
+            unfilled[:size] = piece[:size]
+            unfilled, piece = unfilled[size:], piece[size:]
+    _require_end(piece.nbytes)
+    return frames
+
+
+def _require_end(num_left: int) -> None:
+    if num_left:
+        raise Malformed(f"{num_left} bytes more than a message has")
