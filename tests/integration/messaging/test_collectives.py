@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from integration.messaging.conftest import Group as Proxies
 from support.messaging import PATIENCE_S, discovery_of, until
 from support.peers import OPERATIONS, OPERATORS, arrays_of, given_to, results_of, same
-from xain_messaging.codec import encode, snapshot
+from xain_messaging.codec import Packed, pack
 from xain_messaging.collectives import Group
 from xain_messaging.collectives.algorithms import tree_broadcast
 from xain_messaging.collectives.members import ID_LENGTH
@@ -573,7 +573,7 @@ def test_names_in_the_word_of_a_waiting_member_are_bounded(members: list[Proxy])
     }
     message = Message("collective", a.name, b.name, {**to, **said})
     with a.endpoint.lock:
-        a.endpoint.try_to_post(message, COLLECTIVE, encode(message))
+        a.endpoint.try_to_post(message, COLLECTIVE, pack(message))
     kept = b._collectives.registry._waits
     until(lambda: a.name in kept and kept[a.name].step[0] == to["group"], "it to come")
     waits = kept[a.name]
@@ -587,13 +587,14 @@ def test_a_part_that_waits_for_room_is_copied_once(
 ) -> None:
     """However often is looked for room."""
     monkeypatch.setattr("xain_messaging.collectives.operation.LOOK_S", 0.01)
-    copied = []
+    copied: list[Packed] = []
+    snapshot = Packed.snapshot
 
-    def copy(frames: Any) -> Any:
-        copied.append(frames)
-        return snapshot(frames)
+    def copy(packed: Packed) -> Packed:
+        copied.append(packed)
+        return snapshot(packed)
 
-    monkeypatch.setattr("xain_messaging.collectives.operation.snapshot", copy)
+    monkeypatch.setattr(Packed, "snapshot", copy)
     workers = group.all(2, bounds=Bounds(max_messages=1))
     one = workers[1].group("worker")
     one.reduce(np.ones(3))

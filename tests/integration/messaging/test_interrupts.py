@@ -90,7 +90,7 @@ def interrupt_when_answered(proxy: Proxy, number: int) -> None:
     def wait_for(attempt: Callable[[], Any], deadline: float, **options: Any) -> Any:
         def look() -> Any:
             found = attempt()
-            if sum(len(one.entries) for one in inbox._awaited) >= number:
+            if sum(len(one.answers) for one in inbox._awaited) >= number:
                 proxy.endpoint.wait_for = release  # type: ignore[method-assign]  # once
                 raise KeyboardInterrupt
             return found

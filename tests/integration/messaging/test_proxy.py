@@ -3,7 +3,6 @@
 import math
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -62,7 +61,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def awaited(proxy: Proxy) -> list[str]:
     """Those of whom an answer is, once for each."""
     with proxy.endpoint.lock:
-        return [name for asked in proxy._asked.values() for name in Counter(asked).elements()]
+        tables = proxy.endpoint.sessions._asked.values()
+        return [name for table in tables for name, _ in table]
 
 
 def serve(proxy: Proxy, answer: Callable[[Message], None]) -> threading.Thread:
@@ -480,21 +480,23 @@ def test_nobody_takes_the_answer_that_another_awaits(group: Group) -> None:
         thread.join(PATIENCE_S)
 
 
-def test_what_is_awaited_no_longer_is_for_the_others(group: Group) -> None:
-    """A thread that waits already gets what somebody has given up on."""
+def test_answers_that_a_call_leaves_are_for_other_calls(group: Group) -> None:
+    """A call awaits one answer in a session, and two come before it looks: a thread that waits in
+    receive() gets the second."""
     a, b = group("peer", name="a"), group("peer", name="b")
     until(lambda: "peer" in a.peers and "peer" in b.peers, "each other")
     bodies: list[object] = []
     threads = [serve(a, lambda message: bodies.append(message.body)), double(b)]
-    awaited = Awaited({"s"})
-    a.endpoint.inbox.reserve(awaited)
-    a.isend(SessionMessage("double", "a", "b", 3, session_id="s"))
-    until(lambda: len(a.endpoint.inbox) == 1, "the answer")
-    assert [reply.body for reply in a.receive_by_id("s")] == [6]
-    a.isend(SessionMessage("double", "a", "b", 4, session_id="s"))
-    until(lambda: len(a.endpoint.inbox) == 1, "the answer")
+    awaited = Awaited({"s": 1})
+    with a.endpoint.lock:
+        a.endpoint.inbox.reserve(awaited)
+    for body in (3, 4):
+        a.isend(Message("double", "a", "b", body, session_id="s"))
+    until(lambda: len(a.endpoint.inbox) == 2, "the answers")
+    assert awaited.look()
+    assert [delivery.message.body for delivery in awaited.answers] == [6]
     a._release(awaited)
-    until(lambda: bodies == [8], "it")
+    until(lambda: bodies == [8], "the second answer")
     group.close()
     for thread in threads:
         thread.join(PATIENCE_S)
@@ -576,15 +578,13 @@ def test_who_is_missing_was_asked_and_has_not_answered(group: Group) -> None:
     for _ in range(100):
         a.isend(Message("note", "a", "c", session_id="one"))
     assert a.receive_by_id("one", 0.05).missing == ("c",)
-    assert a._asked == {"one": ("c",) * 100}
-    assert not b._asked
-    assert not c._asked
-    answered = a.isend(SessionMessage("work", "a", "b"))
+    assert [awaited(peer) for peer in (a, b, c)] == [["c"], [], []]
+    a.isend(SessionMessage("work", "a", "b"))
     for_b = b.receive_once()
     assert for_b is not None
     b.reply(for_b)
     assert a.receive_once() is not None
-    assert answered[0] not in a._asked
+    assert awaited(a) == ["c"]
 
 
 def test_a_barrier_opens_when_so_many_wait(group: Group) -> None:

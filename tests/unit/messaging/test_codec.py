@@ -23,8 +23,7 @@ from xain_messaging.codec import (
     decode,
     encode,
     num_bytes,
-    parts,
-    snapshot,
+    pack,
 )
 from xain_messaging.errors import BodyError, MalformedMessage
 from xain_messaging.messages import (
@@ -168,13 +167,13 @@ def test_a_snapshot_copies_what_may_change() -> None:
     """A read-only array is taken at its word."""
     changing, fixed = np.zeros(1000), np.zeros(1000)
     fixed.setflags(write=False)
-    frames = snapshot(encode(Message("t", "a", "b", [changing, fixed])))
+    packed = pack(Message("t", "a", "b", [changing, fixed])).snapshot()
     changing += 1
-    first, second = decode([frames[0], *map(bytearray, frames[1:])], "a", "b").body
+    first, second = decode([packed.envelope, *map(bytearray, packed.arrays)], "a", "b").body
     assert not first.any()
     assert not second.any()
-    assert np.shares_memory(np.frombuffer(frames[2]), fixed)
-    assert not np.shares_memory(np.frombuffer(frames[1]), changing)
+    assert np.shares_memory(np.frombuffer(packed.arrays[1]), fixed)
+    assert not np.shares_memory(np.frombuffer(packed.arrays[0]), changing)
 
 
 def deep(depth: int) -> Any:
@@ -325,8 +324,8 @@ def test_an_id_that_cannot_be_sent_is_refused_before_the_message_is_kept(
     field: str, own_id: Any
 ) -> None:
     with pytest.raises(BodyError):
-        parts(Message("tag", "a", "b", b"small", **{field: own_id}))
+        pack(Message("tag", "a", "b", b"small", **{field: own_id}))
 
 
 def test_a_long_id_counts_among_the_bytes_of_a_message() -> None:
-    assert num_bytes(parts(Message("tag", "a", "b", b"small", session_id="x" * 5000))) > 5000
+    assert pack(Message("tag", "a", "b", b"small", session_id="x" * 5000)).num_bytes > 5000

@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from xain_messaging.codec import Packed
 from xain_messaging.errors import MalformedMessage
 from xain_messaging.links import (
     ACK_EVERY,
@@ -31,7 +32,7 @@ from xain_messaging.links import (
 
 def send(link: Link, body: bytes) -> Packet | None:
     """Send a message."""
-    link.keep(MESSAGE, [body], len(body))
+    link.keep(MESSAGE, Packed(body, (), len(body)))
     return link.next_packet()
 
 
@@ -344,7 +345,7 @@ class Links(RuleBasedStateMachine):
         for _ in range(number):
             self.num_sent[name] += 1
             body = b"%d" % self.num_sent[name]
-            self.links[name].keep(MESSAGE, [body], len(body))
+            self.links[name].keep(MESSAGE, Packed(body, (), len(body)))
         self.put(name, self.links[name].next_packet())
 
     @rule(name=st.sampled_from("ab"), number=st.integers(1, 5))
@@ -435,7 +436,7 @@ class Links(RuleBasedStateMachine):
     def make_up(self) -> None:
         """Somebody else uses the name of b."""
         made_up = Link("b", 10**18, "a")
-        made_up.keep(MESSAGE, [b"0"], 1)
+        made_up.keep(MESSAGE, Packed(b"0", (), 1))
         for packet in made_up.connected():
             self.lines["a"].append(packet)
 

@@ -1,10 +1,7 @@
 """Sessions that are open, and one too many."""
 
-import pytest
-
-from xain_messaging import sessions as sessions_module
 from xain_messaging.messages import SessionMessage, SessionType
-from xain_messaging.sessions import Sessions
+from xain_messaging.sessions import MAX_SESSIONS, Sessions
 
 
 def has_come(sessions: Sessions, message: SessionMessage) -> bool:
@@ -15,9 +12,8 @@ def has_come(sessions: Sessions, message: SessionMessage) -> bool:
     return True
 
 
-def test_of_too_many_open_sessions_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sessions_module.MAX_SESSIONS, SessionType.TASK, 3)
-    sessions = Sessions()
+def test_of_too_many_open_sessions_the_oldest_is_forgotten() -> None:
+    sessions = Sessions({**MAX_SESSIONS, SessionType.TASK: 3})
     tasks = [SessionMessage("t", "a", peer) for peer in "bcbc"]
     for task in tasks:
         sessions.send(task)
