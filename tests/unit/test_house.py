@@ -303,11 +303,7 @@ MAY_BE_PATCHED = {
     "LONGEST_S",
     "LOOK_S",
     "MAX_ENVELOPE_BYTES",
-    "MAX_FORMER",
     "MAX_MEMBERS",
-    "MAX_PROBE_S",
-    "PROBE_S",
-    "STOP_GRACE_S",
 }
 # Patches of "module.CONSTANT", of an attribute CONSTANT, and of a key of a CONSTANT.
 PATCHED_CONSTANT = re.compile(

@@ -55,10 +55,6 @@ log = get_logger(__name__)
 
 T = TypeVar("T")
 
-# After so long without a word of sent messages their receiver is asked what has come; each time
-# after twice as long.
-PROBE_S = 0.5
-MAX_PROBE_S = 30.0
 # How long a proxy that closes waits until its peers say that they have received its messages.
 HEARD_S = 1.0
 # Names that are not in the group yet, and that have sent something which is to be asked for.
@@ -90,6 +86,10 @@ class Endpoint:
     poll_s = 0.01
     end_s = 5.0  # how long close() waits for the I/O thread, beyond the time to linger
     forget_s = 3600.0  # how long messages are kept for a peer that is away
+    # After so long without a word of sent messages their receiver is asked what has come; each time
+    # after twice as long.
+    probe_s = 0.5
+    max_probe_s = 30.0
     # Peers that have left. Beyond it the first to leave are forgotten sooner, unless something is
     # kept for them, or waits here.
     max_away = 4096
@@ -579,7 +579,7 @@ class Endpoint:
         if self._owed and now - self._owed_since >= self.delay_s:
             self._send_acks()
         if now >= self._probe_at:
-            self._probe_at = now + PROBE_S
+            self._probe_at = now + self.probe_s
             for name in list(self._unreached):
                 self._try_to_connect(self.roster[name], self._links[name])
             self._probe(now)
@@ -611,7 +611,8 @@ class Endpoint:
                 continue
             probe = before.get(name)
             if probe is None or probe.so_far != link.so_far:
-                backoff = Backoff(PROBE_S if link.has_unheard else MAX_PROBE_S, MAX_PROBE_S)
+                first_s = self.probe_s if link.has_unheard else self.max_probe_s
+                backoff = Backoff(first_s, self.max_probe_s)
                 probe = _Probe(link.so_far, now + backoff.next_s(), backoff)
             elif probe.at <= now:
                 probe.at = now + probe.backoff.next_s()

@@ -75,12 +75,10 @@ def test_a_lost_ack_is_sent_again(lossy: JoinLossy) -> None:
     assert tags(b, 1) == ["2"]
 
 
-def test_an_ack_that_nobody_knows_is_lost_is_asked_for(
-    lossy: JoinLossy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_ack_that_nobody_knows_is_lost_is_asked_for(lossy: JoinLossy) -> None:
     """Its sender has been told that all has come, and could send nothing any more."""
-    monkeypatch.setattr("xain_messaging.endpoint.MAX_PROBE_S", 0.1)
     (a, _), (b, driver) = lossy("a", Bounds(max_messages=1)), lossy("b")
+    a.endpoint.max_probe_s = 0.1
     a.isend(Message("1", "a", "b"))
     until(lambda: not a.endpoint._links["b"].has_unheard, "it to be heard")
     driver.lost.add("a")

@@ -1,8 +1,7 @@
 """Senders whose messages find no room at a peer."""
 
+import time
 from functools import partial
-
-import pytest
 
 from support.lossy import JoinLossy
 from support.messaging import PATIENCE_S, until
@@ -67,12 +66,11 @@ def test_who_is_held_back_for_others_is_asked_when_they_are_taken(lossy: JoinLos
     until(partial(has_heard, a, c, 2), "the second of c")
 
 
-def test_held_back_peers_are_asked_when_others_are_answered(
-    lossy: JoinLossy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_held_back_peers_are_asked_when_others_are_answered(lossy: JoinLossy) -> None:
     """A program that answers each message takes it with the answer, and not with its next wait."""
-    monkeypatch.setattr("xain_messaging.endpoint.PROBE_S", 10 * PATIENCE_S)
     (a, _), (b, _), (c, _) = lossy("a", Bounds(max_messages_in_all=8)), lossy("b"), lossy("c")
+    a.endpoint.probe_s = 10 * PATIENCE_S
+    until(lambda: a.endpoint._probe_at > time.monotonic() + PATIENCE_S, "the I/O thread to see it")
     for _ in range(8):
         b.isend(SessionMessage("ask", "b", "a"))
     until(lambda: len(a.endpoint.inbox) == 8, "those of b")

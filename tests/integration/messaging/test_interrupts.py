@@ -230,13 +230,11 @@ def interrupt_at(number: int) -> Callable[[Any, str, Any], Any]:
     return trace
 
 
-def test_an_interrupt_at_any_line_loses_and_doubles_nothing(
-    lossy: JoinLossy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_at_any_line_loses_and_doubles_nothing(lossy: JoinLossy) -> None:
     """A program that runs the driver itself is interrupted at one line after the other. Every task
     comes to it once and in order, and every answer to its peer."""
-    monkeypatch.setattr("xain_messaging.endpoint.PROBE_S", 0.02)
     a, b, _ = two(lossy)
+    a.endpoint.probe_s = b.endpoint.probe_s = 0.02
     b.endpoint.poll_s = PATIENCE_S  # the I/O thread does not
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(b.receive_once)

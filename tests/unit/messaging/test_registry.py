@@ -200,10 +200,10 @@ def test_the_later_of_two_processes_stays() -> None:
         world.join("anna", former=first)
 
 
-def test_so_many_who_have_left_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_many_who_have_left_are_remembered() -> None:
     """The oldest are forgotten."""
-    monkeypatch.setattr("xain_messaging.discovery.registry.MAX_FORMER", 2)
     world = World()
+    world.registry.max_former = 2
     first = [world.join(f"w{i}") for i in range(3)]
     for _ in range(2):
         for name in sorted(world.names):

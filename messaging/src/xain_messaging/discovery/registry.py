@@ -109,6 +109,8 @@ class Registry:
     max_barriers: at which a member may wait at the same time.
     """
 
+    max_former = MAX_FORMER
+
     def __init__(
         self,
         now: float,
@@ -261,8 +263,8 @@ class Registry:
         state, found = self.state, self.state.groups[group]
         member = found.entries.pop(name).member
         self._streams.pop((group, name), None)
-        note_latest(found.ranks, f"{member.role}/{name}", member.rank, MAX_FORMER)
-        note_latest(state.incarnations, f"{group}/{name}", member.incarnation, MAX_FORMER)
+        note_latest(found.ranks, f"{member.role}/{name}", member.rank, self.max_former)
+        note_latest(state.incarnations, f"{group}/{name}", member.incarnation, self.max_former)
         for barrier in list(found.waiting):
             self._forget(found, barrier, name)
         if not found.entries:
