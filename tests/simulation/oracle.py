@@ -7,6 +7,7 @@ whoever is told more than it knows has been told too early.
 
 import io
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -55,9 +56,9 @@ class Oracle:
         is_slow = any(fault.kind in slow for fault in scenario.faults)
         self._late_s = LATE_FOR_DISK_S if is_slow else LATE_S
         self._at = 0.0
-        # Session time of the last start, and of the last sign of life that was answered.
+        # Session time of the last start, and of the signs of life since then.
         self._started_at = 0.0
-        self._heard_at: dict[str, float] = {}
+        self._heard_at: defaultdict[str, list[float]] = defaultdict(list)
         self._phase = Phase.STANDBY
         self._since = 0.0
         self.journalled: Callable[[str], bytes | None] = lambda key: None  # a small update or model
@@ -109,10 +110,14 @@ class Oracle:
         match event:
             case e.ParticipantJoined(participant_id):
                 self._joined.add(participant_id)
-                self._heard_at[participant_id] = record.at
+                self._heard_at[participant_id].append(record.at)
             case e.ParticipantLeft(participant_id, "expired"):
-                began = max(self._started_at, self._heard_at.get(participant_id, 0.0))
-                ends = began + session.rules.lease_s - ROUNDING_S
+                # A heartbeat is answered without waiting for the disk; a record comes here when it
+                # is durable. While the disk is slow, a participant may expire, join again and send
+                # a heartbeat before its expiry is durable. Heartbeats later than the expiry renew
+                # the lease of the second membership, so they do not count for the first.
+                heard = [at for at in self._heard_at[participant_id] if at <= record.at]
+                ends = max([self._started_at, *heard]) + session.rules.lease_s - ROUNDING_S
                 assert record.at >= ends, f"{participant_id} has a lease until {ends}"
                 assert not self._scenario.is_quiet, f"{participant_id} was never away"
             case e.ModelInitialised(model):
@@ -302,7 +307,7 @@ class Oracle:
     def answered(self, participant_id: str, method: str, at: float) -> None:
         """A coordinator has answered a call that came at this session time."""
         if method == "Heartbeat":
-            self._heard_at[participant_id] = at
+            self._heard_at[participant_id].append(at)
 
     def restored(self, session: Session, now: float) -> None:
         """A coordinator has read this from the journal, at this session time."""
