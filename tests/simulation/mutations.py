@@ -56,6 +56,7 @@ owed_work = decider._owed_work
 restore = driver_module.restore
 is_complete = pacing.is_complete
 aggregate = StoreWorker._aggregate
+expired = answers._expired
 begin_protocol = Protocol.__init__
 drop = Protocol._drop
 joined = Protocol._joined
@@ -122,6 +123,11 @@ def _as_they_came(session: Session) -> tuple[Effect, ...]:
         else effect
         for effect in owed_work(session)
     )
+
+
+def _expired_early(session: Session, now: float) -> Iterator[e.ParticipantLeft]:
+    """A lease is as long as the interval of heartbeats, without the timeout."""
+    return expired(session, now + session.rules.heartbeat_timeout_s)
 
 
 def _without_lease_floor(session: Session, event: e.Event) -> Session:
@@ -323,6 +329,7 @@ MUTATIONS: Mapping[str, Mutation] = {
     "run effects before the commit": _patch(Driver, "_commit", _effects_early),
     "never send a tick": _patch(Driver, "_arm", lambda self: None),
     "never let a lease run out": _patch(answers, "_expired", lambda session, now: ()),
+    "let a lease run out early": _patch(answers, "_expired", _expired_early),
     "never close a round for its deadline": _without_deadlines,
     "put a deadline off when somebody is replaced": partial(_evolve, _selection_puts_off),
     "close a round at the minimum": _patch(steps, "is_complete", _complete_at_the_least),
@@ -385,6 +392,9 @@ MUTATIONS: Mapping[str, Mutation] = {
 # The fault in which it shows, where that is a rare one; then every fault is of this kind. None: it
 # shows where nothing goes wrong.
 SHOWS_IN: Mapping[str, Kind | None] = {
+    # It shows everywhere. With a slow disk a lease can begin before the end of the one before is
+    # durable, and the oracle must tell the two apart.
+    "let a lease run out early": Kind.SLOW_DISK,
     "keep a part of a model that could not be read": Kind.STORE_DOWN,
     "never look for a newer coordinator": Kind.OVERTAKE,
     "overwrite a published model": Kind.OVERTAKE,
@@ -431,6 +441,7 @@ SEEN: Mapping[str, str] = {
     "run effects before the commit": "before the journal asks for it|there are no weights under",
     "never send a tick": "there is no end",
     "never let a lease run out": "there is no end to them",
+    "let a lease run out early": "has a lease until",
     "never close a round for its deadline": "its deadline was at|the limit is",
     "put a deadline off when somebody is replaced": "its deadline was at|the limit is",
     "close a round at the minimum": "RoundClosed does not follow: it is not complete",
