@@ -99,7 +99,7 @@ class Unit:
 
     @property
     def units(self) -> "Iterator[Unit]":
-        """This one."""
+        """The unit itself, the only one of the condition."""
         yield self
 
     def num_needed(self, num_peers: NumPeers) -> int:
@@ -110,12 +110,12 @@ class Unit:
         return max(1, -(-self.percent * num_peers(self.source) // 100))
 
     def satisfied(self, count: Count, num_peers: NumPeers) -> "list[Unit]":
-        """This one, if it is satisfied."""
+        """The unit in a list, if enough messages are there; else an empty list."""
         is_met = count(self.source, self.tag) >= self.num_needed(num_peers)
         return [self] if is_met else []
 
     def is_met(self, count: Count, num_peers: NumPeers) -> bool:
-        """Whether so many messages are there."""
+        """Whether enough messages are there."""
         return bool(self.satisfied(count, num_peers))
 
     def __str__(self) -> str:
@@ -124,7 +124,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All of its parts, or one of them. There is at least one."""
+    """A condition of at least one part: all parts must be met (AND), or one of them (OR)."""
 
     operator: Literal["AND", "OR"]
     parts: "tuple[Condition, ...]"
@@ -136,7 +136,7 @@ class Group:
 
     @property
     def units(self) -> Iterator[Unit]:
-        """All units, in the order in which they are written."""
+        """The units of all parts, in the order in which they are written."""
         for part in self.parts:
             yield from part.units
 

@@ -67,7 +67,7 @@ class Distributed(Generic[T]):
         self._fired: deque[Fired[Handler, Message]] = deque()
 
     def __getattr__(self, name: str) -> Any:
-        # A copy asks before there is an object; and what Python asks for is for this one to have.
+        # copy.copy() looks up names before __init__() has run; special names are this class's.
         if name == "local_instance" or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(name)
         return getattr(self.local_instance, name)

@@ -166,7 +166,7 @@ class Endpoint:
 
     @property
     def member(self) -> Member:
-        """This peer's own entry."""
+        """The entry of this peer in the group."""
         return self.membership.member
 
     def _on_change(self, roster: Roster) -> None:
@@ -220,7 +220,7 @@ class Endpoint:
         level("cannot_connect", peer=link.name, error=str(error))
 
     def _send(self, link: Link, packet: Packet | None) -> None:
-        """If the system cannot send it, all that is kept goes out over the next connection."""
+        """Send a packet. If the system cannot, kept messages go out over the next connection."""
         if packet is None or not link.is_here:
             return
         try:

@@ -43,7 +43,7 @@ class Awaited:
         return not wanted
 
     def others(self) -> list[Delivery]:
-        """What has come beside the answers: acks, and more answers than were awaited."""
+        """Messages that have come beside the answers: acks, and more answers than were awaited."""
         positions = {delivery.position for delivery in self.answers}
         return [entry for position, entry in self.arrived.items() if position not in positions]
 

@@ -213,7 +213,7 @@ def tag_of(tag: str) -> str:
     return _checked_tag(text)
 
 
-# What is refused is not remembered: of that there may be anything.
+# The cache holds valid tags and names only: invalid ones have no bound.
 @lru_cache(MAX_KNOWN)
 def _check(tag: str, source: str, destination: str) -> None:
     _checked_tag(tag)

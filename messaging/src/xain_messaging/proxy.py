@@ -54,27 +54,27 @@ LINGER_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class PeersChanged:
-    """Somebody has come or gone. peers: see Proxy.peers."""
+    """A peer has joined or left. peers: see Proxy.peers."""
 
     peers: Mapping[str, Sequence[str]]
 
 
 class Peers(dict[str, list[str]]):
-    """Names by role. A role that nobody has is an empty list."""
+    """Names of peers by role. A role that no peer has is an empty list."""
 
     def __missing__(self, role: str) -> list[str]:
         return []
 
 
 class Replies(list[Message]):
-    """The answers that have come, in their order. missing: the names of those whose have not."""
+    """The answers that have come, in their order. missing: peers that have not answered."""
 
     def __init__(self, messages: Iterable[Message] = (), missing: Sequence[str] = ()) -> None:
         super().__init__(messages)
         self.missing = tuple(missing)
 
     def complete(self) -> Self:
-        """These, if nobody is missing. Raises PeersMissing with their names."""
+        """The answers, if no peer is missing. Raises PeersMissing with the names of the peers."""
         if self.missing:
             names = ", ".join(sorted(set(self.missing)))
             raise PeersMissing(f"no answer in time from {names}", self.missing)
@@ -547,9 +547,9 @@ class Proxy:
         awaited: Awaited | None = None,
         unsent: list[Message] | None = None,
     ) -> list[str]:
-        """First the messages for which there is room, in their order, then the others, as there is.
-        If one fails, those before it for which there was room are on their way. Returns their
-        sessions.
+        """Send the messages for which there is room, in their order, then the others as there is
+        room for them. If a message fails, those before it for which there was room are on their
+        way. Returns the sessions of the messages.
 
         asks: answers are awaited; awaited: by this call alone.
         unsent: gets the messages for which there was no room. Without it, OutboxFull is raised.

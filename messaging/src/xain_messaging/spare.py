@@ -17,9 +17,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-# What is smaller costs less than to look for it.
+# Smaller arrays are cheaper to allocate than to find.
 MIN_BYTES = 1 << 20
-# Of messages, in one process.
+# Bound on the unused memory of a process.
 MAX_BYTES = 256 << 20
 
 _Memory = NDArray[np.uint8]
@@ -55,7 +55,7 @@ class Spare:
         return sum(memory.nbytes for memory in list(self._unused))
 
     def take(self, num_bytes: int) -> NDArray[np.uint8]:
-        """Writable, and not cleared."""
+        """An array that can be written to; its content is undefined."""
         if num_bytes < MIN_BYTES:
             return np.empty(num_bytes, np.uint8)
         memory = self._find(num_bytes)

@@ -67,7 +67,7 @@ class Group(Members):
     def reduce(
         self, array: Array, op: Operator = "sum", root: int = 0, timeout_s: float | None = None
     ) -> Array | None:
-        """All arrays combined, element by element, at `root`; None at the others."""
+        """Combine all arrays, element by element. Returns the result at `root`, None at the others."""
         with self._begun(f"reduce {op} {root}", timeout_s, is_one_way=True) as operation:
             array, combine = operation.given(array), _operator(op)
             self._check_rank(root)
@@ -80,7 +80,7 @@ class Group(Members):
     def all_reduce(
         self, array: Array, op: Operator = "sum", timeout_s: float | None = None
     ) -> Array:
-        """All arrays combined, element by element, at every member: the same bits."""
+        """Combine all arrays, element by element. Every member gets the same bits."""
         with self._begun(f"all_reduce {op}", timeout_s) as operation:
             array, combine = operation.given(array), _operator(op)
             if array.nbytes < self.ring_bytes:
@@ -92,7 +92,7 @@ class Group(Members):
     def reduce_scatter(
         self, array: Array, op: Operator = "sum", timeout_s: float | None = None
     ) -> Array:
-        """All arrays combined, element by element; each member gets its part of the first axis, cut
+        """Combine all arrays, element by element. Each member gets its part of the first axis, cut
         as by np.array_split. array: of at least one axis."""
         with self._begun(f"reduce_scatter {op}", timeout_s) as operation:
             array, combine = operation.given(array), _operator(op)
@@ -112,7 +112,7 @@ class Group(Members):
             return reduced[: shape[0]].copy()
 
     def gather(self, array: Array, root: int = 0, timeout_s: float | None = None) -> Array | None:
-        """All arrays at `root`, by rank along a new first axis; None at the others."""
+        """Stack all arrays by rank along a new first axis. Returns None except at `root`."""
         with self._begun(f"gather {root}", timeout_s, is_one_way=True) as operation:
             array = operation.given(array)
             self._check_rank(root)
@@ -121,7 +121,7 @@ class Group(Members):
             return None if parts is None else np.stack(parts).reshape(self.size, *array.shape)
 
     def all_gather(self, array: Array, timeout_s: float | None = None) -> Array:
-        """All arrays at every member, by rank along a new first axis."""
+        """Stack all arrays by rank along a new first axis, at every member."""
         with self._begun("all_gather", timeout_s) as operation:
             array = operation.given(array)
             shape = (self.size, *array.shape)

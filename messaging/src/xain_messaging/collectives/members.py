@@ -58,6 +58,6 @@ class Members:
         return [name for name in self.members if self.has_gone(name)]
 
     def has_gone(self, name: str) -> bool:
-        """This member is not there any more, or is another process by now."""
+        """Whether a member is not in the group any more, or is another process by now."""
         member = self._endpoint.roster.get(name)
         return member is None or member.incarnation != self.incarnations[name]

@@ -20,8 +20,8 @@ from xain_messaging.messages import Message
 # beyond the operation's own time.
 ABORT_S = 1.0
 
-# Who waits for room looks so often whether the operation has failed meanwhile; and who waits for a
-# part asks after so long whether the groups are the same.
+# A member that waits for room looks so often whether the operation has failed meanwhile; one that
+# waits for a part asks after so long whether the groups are the same.
 LOOK_S = 0.25
 
 # A member may give its part and leave. The word of that goes another way than the part, and may be

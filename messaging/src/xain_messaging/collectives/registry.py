@@ -148,7 +148,7 @@ class Registry:
         return self._arrived.setdefault(step, Arrived())
 
     def forget(self, step: Step) -> None:
-        """The operation is over; what comes of it later is nobody's."""
+        """Forget an operation that is over, and take its parts that nobody has received."""
         self._failed.pop(step, None)
         arrived = self._arrived.pop(step, None)
         for _, delivery in arrived.parts.values() if arrived else ():

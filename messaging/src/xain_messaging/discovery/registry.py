@@ -41,13 +41,13 @@ GRACE_S = 2.0
 # look for it all the time, and are back within half of that.
 SETTLE_S = 2.0
 
-# Those who have left that are remembered: their ranks, of a group, and their incarnations, of all.
+# Former members that are remembered: their ranks, in each group, and their incarnations, in all.
 MAX_FORMER = 4096
 
 # Openings of barriers that are remembered, each for each who waited there, of all groups together.
 MAX_OPENED = 16_384
 
-# That a member waits at, at the same time. Each holds a call, and there is not room for any number.
+# Barriers that a member may wait at, at the same time. Each wait holds a call of the service.
 MAX_BARRIERS = 4
 
 # Over a network a member at a barrier gives up so long before its time is over, a tenth of it at
@@ -99,7 +99,7 @@ class State:
 
 
 class Registry:
-    """Not for several threads.
+    """Groups, their members, and the barriers that they wait at. Not for several threads.
 
     new_incarnation: gives higher numbers from call to call, and from process to process.
     on_change: called with the name of a group whose members are others or somewhere else by now.
@@ -135,7 +135,7 @@ class Registry:
         self._streams: dict[tuple[str, str], object] = {}  # the newest stream of each member
 
     def roster(self, group: str) -> Roster:
-        """All members, by name."""
+        """The members of a group, by name."""
         entries = self.state.groups[group].entries if group in self.state.groups else {}
         return {name: entry.member for name, entry in entries.items()}
 
@@ -225,7 +225,7 @@ class Registry:
     def stream_begun(
         self, group: str, name: str, incarnation: int, now: float, stream: object
     ) -> bool:
-        """A stream stands to a member, instead of the one before; a heartbeat too."""
+        """Note a new stream to a member, which also counts as a heartbeat."""
         entry = self._entry(group, name, incarnation)
         if entry is None:
             return False
@@ -235,7 +235,7 @@ class Registry:
     def stream_ended(
         self, group: str, name: str, incarnation: int, now: float, stream: object
     ) -> None:
-        """If it is not the newest of a member: nothing."""
+        """Note that a stream of a member has ended; ignore one that is not the newest."""
         entry = self._entry(group, name, incarnation)
         if entry is not None and self._streams.get((group, name)) is stream:
             del self._streams[group, name]

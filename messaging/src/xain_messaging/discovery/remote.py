@@ -104,7 +104,7 @@ class RemoteMembership(ABC):
                 self._begin(deadline)
                 return
             except (NameTaken, DiscoveryUnavailable) as error:
-                # What has been started is not started twice.
+                # The threads of a membership are started once.
                 if self._threads:
                     raise
                 if isinstance(error, NameTaken):
@@ -224,7 +224,7 @@ class RemoteMembership(ABC):
             self._on_change(roster)
 
     def _is_former(self, member: Member) -> bool:
-        """There has been a later process of its name, as far as is remembered."""
+        """Whether a later process of the member's name is known."""
         known = self._roster.get(member.name)
         last = self._former.get(member.name, 0) if known is None else known.incarnation
         return member.incarnation < last

@@ -69,13 +69,13 @@ class _WatchStream:
         self.is_writing = False
 
     def finish(self) -> None:
-        """Nothing more is to be told."""
+        """Let the stream send what is pending, and end."""
         self.ended.set()
         self.changed.set()
 
     def end(self) -> None:
-        """Its member has gone, or watches on another one. What is being told may wait for ever for
-        somebody to read it."""
+        """End the stream at once: its member has left, or has opened another stream. A write may
+        wait for ever for the member to read."""
         self.finish()
         if self.is_writing:
             assert self._task is not None
