@@ -67,7 +67,7 @@ class Group(Members):
     def reduce(
         self, array: Array, op: Operator = "sum", root: int = 0, timeout_s: float | None = None
     ) -> Array | None:
-        """Combine all arrays, element by element. Returns the result at `root`, None at the others."""
+        """Combine all arrays, element by element. Returns the result at `root`, else None."""
         with self._begun(f"reduce {op} {root}", timeout_s, is_one_way=True) as operation:
             array, combine = operation.given(array), _operator(op)
             self._check_rank(root)
