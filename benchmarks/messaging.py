@@ -1,27 +1,27 @@
 """Messages between two processes: round trips of 100 bytes, and arrays of 100 MB.
 
-    python benchmarks/messaging.py [--trips 2000] [--size 25000000] [--turns 5] [--incast 500]
+    python benchmarks/messaging.py [--trips 2000] [--size 25000000] [--repeats 5] [--incast 500]
 
 Proxies on the gRPC and on the ZeroMQ driver, and beside them, in the same run, what is under them:
 loopback TCP, pyzmq's sockets (REQ and REP, as one would write round trips with them, and PUSH and
-PULL) and grpcio's streams, with nothing done to the bytes. All take turns.
+PULL) and grpcio's streams, with nothing done to the bytes. All alternate.
 
-A round trip is a request that is answered with as many bytes. Each line makes them in short slices
-that alternate with those of the others. `round_trips_per_s` is the median of the slices, `fastest`
-the fastest one; their ratios are to the faster of the raw lines. A trip is mostly threads that wake
-each other: in the fastest slices they take turns on one core, so that a trip lasts as long as the
-processor time of both ends, and in the others they wake each other on two cores. `trip_cpu_ms` is
-that processor time.
+A round trip is a request that is answered with as many bytes. Each transport makes them in short
+slices that alternate with those of the others. `round_trips_per_s` is the median of the slices,
+`fastest` the fastest one; their ratios are to the faster of the raw ones. A trip is mostly threads
+that wake each other: in the fastest slices they alternate on one core, so that a trip lasts as long
+as the processor time of both ends, and in the others they wake each other on two cores.
+`trip_cpu_ms` is that processor time.
 
-Arrays are shown by the median of the turns. An array is made anew for each turn,
+Arrays are shown by the median of the repeats. An array is made anew for each,
 and arrives in memory of the receiver's own; the raw ones too, except for grpcio, whose chunks are
 counted and dropped. Four arrays are sent at once; a proxy has two of 100 MB on their way, since it
 keeps no more than 256 MiB for a peer. `fixed`: the array is read-only, so that the proxy need not
 copy it to let its owner go on. Before what is counted all have sent arrays of both sorts.
 
 Incast: 32 peers in four processes send messages of 1 kB to one peer, which receives them all;
-`messages_per_s` is of the fastest turn. The raw lines are PUSH and PULL sockets, and one stream for
-each peer.
+`messages_per_s` is of the fastest repeat. The raw ones are PUSH and PULL sockets, and one stream
+for each peer.
 
 Prints a table; writes bench-results/messaging.json.
 """
@@ -54,7 +54,7 @@ from xain_messaging.ports import Member, Roster
 
 SMALL = b"x" * 100
 AT_A_TIME = 4
-SLICES = 10  # of the round trips of a turn
+SLICES = 10  # of the round trips of a repeat
 PEERS = 8  # of each process that sends
 KB = b"x" * 1000
 CHUNK_BYTES = 2 << 20  # as the gRPC driver has; of 512 KiB to 4 MiB none is better for grpcio
@@ -62,7 +62,7 @@ METHOD = "/bench.Bare/Exchange"
 PATIENCE_S = 120.0
 
 
-class Line(Protocol):
+class Transport(Protocol):
     """Messages to and from the other process. A received message is given as its size."""
 
     def send(self, data: bytes | NDArray[Any]) -> None: ...
@@ -142,7 +142,8 @@ class ZmqRequests:
 
 
 class Grpc:
-    """One stream with messages both ways; large ones in chunks, each made when its turn comes."""
+    """One stream with messages both ways; large ones in chunks, each made just before it is
+    sent."""
 
     def __init__(self, pipe: Connection, *, is_first: bool) -> None:
         self._out: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
@@ -258,7 +259,7 @@ class OverProxy:
         return body.nbytes if isinstance(body, np.ndarray) else len(body)
 
 
-KINDS: dict[str, Callable[..., Line]] = {
+KINDS: dict[str, Callable[..., Transport]] = {
     "tcp": Tcp,
     "pyzmq, REQ and REP": ZmqRequests,
     "pyzmq": Zmq,
@@ -273,35 +274,35 @@ TRIPS_ONLY = ("pyzmq, REQ and REP",)
 
 def answer(kind: str, pipe: Connection) -> None:
     """Loop of the other process: answer few bytes with as many, and many bytes with a few."""
-    line = KINDS[kind](pipe, is_first=True)
+    transport = KINDS[kind](pipe, is_first=True)
     while True:
-        size = line.receive()
-        line.send(SMALL if size <= len(SMALL) else b".")
+        size = transport.receive()
+        transport.send(SMALL if size <= len(SMALL) else b".")
 
 
-def trips_per_s(line: Line, number: int) -> float:
+def trips_per_s(transport: Transport, number: int) -> float:
     begin = time.perf_counter()
     for _ in range(number):
-        line.send(SMALL)
-        line.receive()
+        transport.send(SMALL)
+        transport.receive()
     return number / (time.perf_counter() - begin)
 
 
-def gb_per_s(line: Line, size: int, *, is_fixed: bool) -> float:
+def gb_per_s(transport: Transport, size: int, *, is_fixed: bool) -> float:
     arrays = [np.full(size, i, np.float32) for i in range(AT_A_TIME)]
     for array in arrays:
         array.setflags(write=not is_fixed)
     begin = time.perf_counter()
     for array in arrays:
-        line.send(array)
+        transport.send(array)
     for _ in arrays:
-        line.receive()
+        transport.receive()
     return AT_A_TIME * 4 * size / (time.perf_counter() - begin) / 1e9
 
 
 @dataclass
 class Found:
-    """Figures of one line. trips_per_s: by slice. gb_per_s, fixed_gb_per_s: by turn."""
+    """Figures of one transport. trips_per_s: by slice. gb_per_s, fixed_gb_per_s: by repeat."""
 
     trips_per_s: list[float] = field(default_factory=list)
     trip_cpu_s: list[float] = field(default_factory=list)
@@ -309,9 +310,9 @@ class Found:
     fixed_gb_per_s: list[float] = field(default_factory=list)
 
 
-def measure(trips: int, size: int, turns: int) -> list[dict[str, Any]]:
+def measure(trips: int, size: int, repeats: int) -> list[dict[str, Any]]:
     context = mp.get_context("spawn")
-    lines: dict[str, Line] = {}
+    transports: dict[str, Transport] = {}
     processes: dict[str, Any] = {}
     try:
         for kind, make in KINDS.items():
@@ -319,25 +320,25 @@ def measure(trips: int, size: int, turns: int) -> list[dict[str, Any]]:
             process = context.Process(target=answer, args=(kind, there), daemon=True)
             process.start()
             processes[kind] = process
-            lines[kind] = make(here, is_first=False)
+            transports[kind] = make(here, is_first=False)
         found = {kind: Found() for kind in KINDS}
-        for kind, line in lines.items():
-            trips_per_s(line, max(1, trips // 10))
+        for kind, transport in transports.items():
+            trips_per_s(transport, max(1, trips // 10))
             for is_fixed in (True, False):
                 if kind not in TRIPS_ONLY:
-                    gb_per_s(line, size, is_fixed=is_fixed)
-        for _ in range(turns):
+                    gb_per_s(transport, size, is_fixed=is_fixed)
+        for _ in range(repeats):
             for _ in range(SLICES):
-                for kind, line in lines.items():
+                for kind, transport in transports.items():
                     begin = cpu_s(processes[kind].pid)
                     number = max(1, trips // SLICES)
-                    found[kind].trips_per_s.append(trips_per_s(line, number))
+                    found[kind].trips_per_s.append(trips_per_s(transport, number))
                     found[kind].trip_cpu_s.append((cpu_s(processes[kind].pid) - begin) / number)
-            for kind, line in lines.items():
+            for kind, transport in transports.items():
                 if kind in RAW:
-                    found[kind].fixed_gb_per_s.append(gb_per_s(line, size, is_fixed=True))
+                    found[kind].fixed_gb_per_s.append(gb_per_s(transport, size, is_fixed=True))
                 if kind not in TRIPS_ONLY:
-                    found[kind].gb_per_s.append(gb_per_s(line, size, is_fixed=False))
+                    found[kind].gb_per_s.append(gb_per_s(transport, size, is_fixed=False))
     finally:
         for process in processes.values():
             process.kill()
@@ -453,7 +454,7 @@ def sink(kind: str, num_peers: int) -> Iterator[tuple[str, Callable[[int], None]
         yield members.target, receive
 
 
-def incast(messages: int, turns: int, senders: int) -> list[dict[str, Any]]:
+def incast(messages: int, repeats: int, senders: int) -> list[dict[str, Any]]:
     """Messages each second that one peer receives of all others. senders: processes."""
     num_peers = PEERS * senders
     context = mp.get_context("spawn")
@@ -474,7 +475,7 @@ def incast(messages: int, turns: int, senders: int) -> list[dict[str, Any]]:
             for pipe in pipes:
                 assert pipe.poll(PATIENCE_S), f"a sender of {kind} does not begin"
                 pipe.recv()
-            for _ in range(turns):
+            for _ in range(repeats):
                 begin = time.perf_counter()
                 for pipe in pipes:
                     pipe.send(True)
@@ -500,7 +501,7 @@ def cpu_s(other: int) -> float:
 def row(kind: str, found: Mapping[str, Found]) -> dict[str, Any]:
     mine = found[kind]
     made: dict[str, Any] = {
-        "line": kind,
+        "transport": kind,
         "round_trips_per_s": round(statistics.median(mine.trips_per_s)),
         "fastest": round(max(mine.trips_per_s)),
         "trip_cpu_ms": round(1000 * statistics.mean(mine.trip_cpu_s), 3),
@@ -522,24 +523,24 @@ def row(kind: str, found: Mapping[str, Found]) -> dict[str, Any]:
 
 def main() -> None:
     parser = flags.parser(__doc__)
-    parser.add_argument("--trips", type=int, default=2000, help="round trips in a turn")
+    parser.add_argument("--trips", type=int, default=2000, help="round trips in a repeat")
     parser.add_argument("--size", type=int, default=25_000_000, help="of an array, in float32")
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--incast", type=int, default=500, help="messages of each of 32 peers")
     given = parser.parse_args()
     senders = 4
     if given.quick:
-        given.trips, given.size, given.turns, given.incast = 50, 300_000, 1, 20
+        given.trips, given.size, given.repeats, given.incast = 50, 300_000, 1, 20
         senders = 1
     results.begin(quick=given.quick, any_load=given.any_load)
-    lines = measure(given.trips, given.size, given.turns)
+    transports = measure(given.trips, given.size, given.repeats)
     results.report(
         "messaging",
         {
-            "turns": given.turns,
+            "repeats": given.repeats,
             "array_mb": round(4 * given.size / 1e6, 1),
-            "lines": lines,
-            "incast": incast(given.incast, given.turns, senders),
+            "transports": transports,
+            "incast": incast(given.incast, given.repeats, senders),
         },
     )
 

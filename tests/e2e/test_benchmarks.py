@@ -49,7 +49,10 @@ EXPECTED: dict[str, dict[str, str]] = {
         ),
     },
     "learning": {"cases": "data model sites split centralised federated difference within"},
-    "messaging": {"lines": "line round_trips_per_s gb_per_s", "incast": "peers messages_per_s"},
+    "messaging": {
+        "transports": "transport round_trips_per_s gb_per_s",
+        "incast": "peers messages_per_s",
+    },
     "parameter_server": {
         "dense": (
             "servers mb gb_per_s tcp_gb_per_s pyzmq_gb_per_s grpcio_gb_per_s ratio_to_tcp "
