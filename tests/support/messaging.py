@@ -1,4 +1,4 @@
-"""What messaging needs of the world, started by the tests: discoveries and drivers of each kind."""
+"""Discoveries and drivers of each kind, started for tests."""
 
 import os
 import shutil
@@ -63,7 +63,7 @@ class RedisServer:
 
     @staticmethod
     def missing() -> str | None:
-        """What keeps it from being started; None if nothing does."""
+        """The reason why it cannot be started; None if it can."""
         if shutil.which("redis-server"):
             return None
         reason = "redis-server is not installed (Debian's package of that name)"

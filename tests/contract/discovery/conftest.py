@@ -19,7 +19,7 @@ def discovery(request: pytest.FixtureRequest) -> Iterator[Discovery]:
 
 @pytest.fixture(autouse=True)
 def everybody_leaves() -> Iterator[None]:
-    """Also those of a test that has failed."""
+    """Let all peers leave, also those of a test that has failed."""
     yield
     while Peer.made:
         Peer.made.pop().leave()

@@ -18,7 +18,7 @@ from xain_proto.messaging import membership_pb2 as pb
 
 
 def test_a_barrier_opens_when_all_are_there(discovery: Discovery) -> None:
-    """Nobody goes on before the last has come; and it can be used again."""
+    """No member goes on before the last has come, and the barrier can be used again."""
     peers = [Peer(discovery, f"worker-{i}") for i in range(3)]
     passed: list[int] = []
 
@@ -43,7 +43,7 @@ def test_a_barrier_opens_when_all_are_there(discovery: Discovery) -> None:
 def test_a_barrier_waits_without_end(
     discovery: Discovery, arrivals: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For as long as it is closed, which may be longer than any one wait."""
+    """The wait lasts as long as the barrier is closed, which may be longer than any one wait."""
     monkeypatch.setattr("xain_messaging.waits.LONGEST_S", 0.2)
     anna, ben = Peer(discovery, "anna"), Peer(discovery, "ben")
     with ThreadPoolExecutor() as pool:
@@ -66,8 +66,8 @@ def test_cancelled_wait_is_not_counted_at_a_barrier(discovery: Discovery) -> Non
 
 
 def test_member_that_has_left_is_at_no_barrier(discovery: Discovery) -> None:
-    """It waits no more, and is not counted; nor is who comes under its name, but for something
-    else."""
+    """A member that has left waits no more and is not counted; nor is another process under its
+    name that came for something else."""
     anna, ben = Peer(discovery, "anna"), Peer(discovery, "ben")
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(anna.membership.barrier, "epoch", 2, 2 * PATIENCE_S)
@@ -106,7 +106,7 @@ def test_a_newer_call_at_a_barrier_ends_the_older(
 
 
 class Broken(grpc.RpcError):
-    """What a call ends with when its line breaks."""
+    """The error of a call whose connection breaks."""
 
     def code(self) -> grpc.StatusCode:
         return grpc.StatusCode.UNAVAILABLE
@@ -116,7 +116,7 @@ class Broken(grpc.RpcError):
 
 
 def lose_the_first_answer(membership: Any) -> list[str]:
-    """That a barrier has opened. Returns what has been lost so far."""
+    """Lose the answer that a barrier has opened. Returns what has been lost so far."""
     lost: list[str] = []
     if isinstance(membership, RedisMembership):
         decide = membership._decide
@@ -145,7 +145,7 @@ def lose_the_first_answer(membership: Any) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["coordinator", "redis"])
 def test_a_call_whose_answer_is_lost_does_not_wait_for_the_next_opening(kind: str) -> None:
-    """Nor is it counted there."""
+    """The call is not counted there either."""
     with discovery_of(kind) as discovery:
         anna, ben = Peer(discovery, "anna"), Peer(discovery, "ben")
         lost = lose_the_first_answer(anna.membership)
@@ -161,7 +161,7 @@ def test_a_call_whose_answer_is_lost_does_not_wait_for_the_next_opening(kind: st
 
 
 @pytest.mark.parametrize(("name", "number"), [("", 1), ("a/b", 1), ("epoch", 0), ("epoch", -1)])
-def test_a_barrier_has_a_name_and_is_for_somebody(
+def test_barrier_needs_a_name_and_a_number_of_members(
     discovery: Discovery, name: str, number: int
 ) -> None:
     """All else is the caller's mistake."""
@@ -192,7 +192,7 @@ def test_the_end_of_an_older_call_at_a_barrier_leaves_the_newer_there(
 
 
 def test_barriers_of_a_member_are_bounded(arrivals: list[tuple[str, int]]) -> None:
-    """At a service, where each takes up a call; there is room again when one is over."""
+    """Each takes up a call of the service; there is room again when one is over."""
     with (
         MembershipServer(settle_s=0.0) as server,
         MemberCalls(server.target, "anna").join() as anna,

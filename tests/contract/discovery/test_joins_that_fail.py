@@ -1,4 +1,4 @@
-"""What is left of a member that could not become one."""
+"""Failed joins leave nothing behind."""
 
 import math
 import threading
@@ -13,7 +13,8 @@ from xain_messaging.errors import DiscoveryUnavailable
 
 
 class Threads:
-    """Of memberships. missing: their numbers, from 1 on; the system has none for these."""
+    """Threads of memberships. missing: their numbers, from 1 on, for which the system has no
+    thread."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, missing: range) -> None:
         self.num_asked = 0
@@ -30,7 +31,7 @@ class Threads:
 
 
 def has_none_left(before: set[threading.Thread]) -> bool:
-    """Of the threads that keep a membership."""
+    """Whether no thread that keeps a membership is left."""
     return not any(
         thread.name == "membership" for thread in threading.enumerate() if thread not in before
     )

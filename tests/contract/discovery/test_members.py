@@ -1,4 +1,4 @@
-"""Who is in a group, by every discovery."""
+"""The members of a group, by every discovery."""
 
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +14,7 @@ from xain_messaging.ports import Discovery
 
 
 def test_a_newcomer_knows_all_and_is_known_to_all(discovery: Discovery) -> None:
-    """Whoever joins hears of those who are there before it goes on, and they hear of it."""
+    """A new member hears of the others before join() returns, and they hear of it."""
     first = Peer(discovery, "anna", address="there")
     second = Peer(discovery, "ben")
     assert second.sees == {"anna": "there", "ben": "here"}
@@ -56,7 +56,7 @@ def test_ranks_are_counted_by_role_and_filled_up(discovery: Discovery) -> None:
 def test_join_without_a_timeout_waits_for_the_name(
     discovery: Discovery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until it is free, which may take longer than any one wait."""
+    """The name may stay taken for longer than any one wait."""
     monkeypatch.setattr("xain_messaging.waits.LONGEST_S", 0.2)
     first = Peer(discovery, "anna")
     with ThreadPoolExecutor() as pool:
@@ -68,7 +68,7 @@ def test_join_without_a_timeout_waits_for_the_name(
 
 
 def test_a_later_process_has_a_higher_incarnation(discovery: Discovery) -> None:
-    """So that nobody takes what an older one sent for the newer one's."""
+    """Messages of the older process are never taken for the newer one's."""
     before = Peer(discovery, "anna")
     before.leave()
     after = Peer(discovery, "anna")
@@ -111,7 +111,7 @@ def test_many_join_at_once(discovery: Discovery) -> None:
 
 
 @pytest.mark.parametrize("target", ["127.0.0.1:1", "redis://127.0.0.1:1"])
-def test_nobody_there(target: str) -> None:
+def test_discovery_that_is_away(target: str) -> None:
     """A discovery that does not answer is named in the error."""
     discovery: Discovery
     discovery = (

@@ -30,8 +30,8 @@ from xain_proto.messaging.membership_pb2_grpc import MembershipStub
 
 
 def test_claims_of_members_are_checked() -> None:
-    """Nobody comes back with what no service has told it: the processes that have its name later
-    would seem to be older."""
+    """A member returns only with an incarnation that a service has given: later processes of its
+    name would otherwise seem to be older."""
     with (
         MembershipServer(settle_s=0.0) as server,
         grpc.insecure_channel(server.target) as channel,
@@ -75,8 +75,8 @@ def test_the_newest_stream_of_a_member_ends_the_older_ones() -> None:
         newest.cancel()
 
 
-def test_a_stream_that_nobody_reads_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also by a newer one, and when its member leaves: what it is being told never goes out."""
+def test_stream_without_a_reader_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newer stream and a leave of the member end it too, though its message never goes out."""
     services: list[MembershipService] = []
 
     class Service(MembershipService):
@@ -126,7 +126,7 @@ def test_a_stream_that_nobody_reads_is_ended(monkeypatch: pytest.MonkeyPatch) ->
         until(lambda: not service._streams, "the last one to be over")
 
 
-def test_what_all_are_told_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_roster_for_all_members_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A change of a group costs a message for each member, not for each member and stream."""
     made: list[str] = []
     monkeypatch.setattr(
@@ -153,8 +153,8 @@ def test_what_all_are_told_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_member_of_a_large_group_hears_of_many_changes_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not before a while has passed since it was told the last time, which grows with the group.
-    That its stream has ended it hears at once."""
+    """A while passes between two messages to a member, which grows with the group. It hears at once
+    that its stream has ended."""
     monkeypatch.setattr("xain_messaging.discovery.service.GATHER_FOR_EACH_S", 3600.0)
     with (
         MembershipServer(settle_s=0.0) as server,
@@ -189,7 +189,7 @@ def test_a_stream_that_is_refused_is_said_once(monkeypatch: pytest.MonkeyPatch) 
     assert [(entry["log_level"], entry["error"]) for entry in said] == [("warning", "no room")]
 
 
-def test_a_line_that_ends_without_a_word_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_that_ends_without_a_word_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The service asks now and then whether somebody is there: long before a lease is over the
     member has gone."""
     monkeypatch.setitem(KEEPALIVE, "grpc.keepalive_time_ms", 200)
@@ -207,7 +207,7 @@ def test_a_line_that_ends_without_a_word_is_noticed(monkeypatch: pytest.MonkeyPa
             until(lambda: watcher.sees.keys() == {"anna", "ben"}, "ben to be back")
 
 
-def test_a_service_that_stood_still_lets_nobody_go() -> None:
+def test_service_that_stood_still_removes_no_member() -> None:
     """Leases run out meanwhile, and heartbeats wait in it. Who then still says nothing goes."""
     lease_s = 2.0
     with (
@@ -229,7 +229,7 @@ def test_a_service_that_stood_still_lets_nobody_go() -> None:
 
 
 def test_members_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is one too many waits for its time, and has the place of one who leaves."""
+    """A member beyond the bound waits for its time, and gets the slot of a member that leaves."""
     monkeypatch.setattr("xain_messaging.discovery.service.MAX_MEMBERS", 2)
     with Service("coordinator", LEASE_S) as service:
         discovery = service.discovery
@@ -250,7 +250,7 @@ def test_members_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_interrupted_start_leaves_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its port is free, though it had begun to serve."""
+    """The port is free, though the server had begun to serve."""
     with MembershipServer() as server:
         pass
     run = background.run
@@ -268,7 +268,8 @@ def test_an_interrupted_start_leaves_no_server(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_server_whose_port_is_taken() -> None:
-    """It says so, leaves nothing behind, and can be stopped as one that has served."""
+    """The error says so, nothing is left behind, and the server can be stopped as one that has
+    served."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

@@ -21,8 +21,8 @@ def process(discovery: Discovery, name: str, timeout_s: float = PATIENCE_S) -> P
 @pytest.mark.e2e
 @pytest.mark.parametrize("kind", NETWORKED)
 def test_the_entry_of_a_killed_process_expires(kind: str) -> None:
-    """As long as it lives its name is refused to others, in this process and in another; when it
-    has been killed those who watch hear of it, and the name is free, with its rank."""
+    """The name is refused to others, in this process and in another, as long as the process lives;
+    after a kill the watchers hear of it, and the name and the rank are free."""
     with Service(kind, lease_s=3.0) as service:
         watcher = Peer(service.discovery, "anna")
         ben = process(service.discovery, "ben")
@@ -81,10 +81,10 @@ def test_member_that_was_taken_for_dead_is_told(kind: str, meanwhile: str) -> No
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("kind", NETWORKED)
-def test_one_whose_place_was_taken_does_not_have_it_again(kind: str) -> None:
-    """Also where the service was started again with nothing, and that one is back first: those who
-    have heard of the later one are not told of the earlier one, which gives way when the later one
-    is back."""
+def test_replaced_member_does_not_come_back(kind: str) -> None:
+    """The service may have been started again with nothing, and the replaced one be back first:
+    members that know the later one are not told of the earlier one, which gives way when the later
+    one is back."""
     with Service(kind, lease_s=3.0) as service, ExitStack() as stack:
         watcher = Peer(service.discovery, "anna")
         ben = process(service.discovery, "ben")

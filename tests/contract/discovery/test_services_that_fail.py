@@ -48,7 +48,7 @@ def test_a_service_that_was_away_changes_nothing(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", NETWORKED)
-def test_newcomers_let_those_go_first_who_come_back(kind: str) -> None:
+def test_newcomers_wait_for_returning_members(kind: str) -> None:
     """One that is faster than they after a restart gets neither the name nor the rank of one of
     them, but is told to come again."""
     with Service(kind, LEASE_S) as service:
@@ -72,7 +72,7 @@ def test_newcomers_let_those_go_first_who_come_back(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", NETWORKED)
 def test_member_that_leaves_a_restarted_service_is_removed(kind: str) -> None:
-    """For the others it is not on its way back: they hear of it at once, not a lease later."""
+    """The others hear of it at once, not a lease later."""
     with Service(kind, lease_s=3600.0) as service:
         peers = [Peer(service.discovery, f"worker-{i}") for i in range(3)]
         until(lambda: all(len(peer.sees) == 3 for peer in peers), "all to know all")
@@ -90,9 +90,9 @@ def test_member_that_leaves_a_restarted_service_is_removed(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", NETWORKED)
-def test_a_clock_that_is_set_back_makes_nobody_older(kind: str) -> None:
-    """Of all that those have heard of who come back to a service that was started again, newcomers
-    are the later ones: also than one who does not come back."""
+def test_clock_that_is_set_back_makes_no_newcomer_older(kind: str) -> None:
+    """Newcomers are later than all members that the returning ones have heard of, also than one
+    that does not come back."""
     with Service(kind, lease_s=3600.0) as service:
         anna: Any = Peer(service.discovery, "anna").membership
         day = 10**9 * 3600 * 12 if kind == "coordinator" else 10**6 * 3600 * 12

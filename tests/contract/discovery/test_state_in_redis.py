@@ -18,7 +18,7 @@ KEY = "xain:{training}:state"
 
 
 def test_barriers_that_have_opened_leave_nothing() -> None:
-    """But one for each member, until its next call or heartbeat."""
+    """One barrier of each member stays until its next call or heartbeat."""
     with RedisServer() as server, ThreadPoolExecutor() as pool:
         discovery = RedisDiscovery(server.url, lease_s=3600.0, settle_s=0.0)
         peers = [Peer(discovery, f"worker-{i}") for i in range(2)]
@@ -35,7 +35,7 @@ def test_barriers_that_have_opened_leave_nothing() -> None:
             peer.leave()
 
 
-def test_others_that_change_the_state_all_the_time_hold_nobody_up() -> None:
+def test_constant_changes_of_others_hold_up_no_call() -> None:
     """A decision ends with its time, as that of leave() does."""
     with RedisServer() as server, redis.Redis.from_url(server.url) as client:
         discovery = RedisDiscovery(server.url, lease_s=3600.0, settle_s=0.0)

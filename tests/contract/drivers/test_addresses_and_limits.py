@@ -12,8 +12,8 @@ from xain_messaging.ports import Driver
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "", "[::]", "*", "[0:0::0]"])
-def test_a_host_that_nobody_can_reach_is_not_told(host: str) -> None:
-    """Who listens everywhere says where the others find it."""
+def test_unreachable_host_is_not_told(host: str) -> None:
+    """A driver that listens on all interfaces needs the address at which others find it."""
     for make_one in (lambda **told: GrpcDriver(f"{host}:0", **told), partial(ZmqDriver, host)):
         with pytest.raises(ValueError, match=r"pass.*advertise='10\.1\.2\.3'"):
             make_one()
@@ -26,8 +26,8 @@ def test_a_host_that_nobody_can_reach_is_not_told(host: str) -> None:
             assert received(there) == [b"x"]
 
 
-def test_others_are_told_what_is_advertised() -> None:
-    """And reach it there, whatever it listens on."""
+def test_advertised_address_is_told_to_others() -> None:
+    """Others reach the driver there, whatever it listens on."""
     pairs: list[tuple[Driver, Driver, str]] = [
         (GrpcDriver(), GrpcDriver("127.0.0.1:0", advertise="localhost"), r"localhost:\d+"),
         (ZmqDriver(), ZmqDriver("localhost", advertise="127.0.0.1"), r"tcp://127\.0\.0\.1:\d+"),

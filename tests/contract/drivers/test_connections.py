@@ -17,8 +17,8 @@ from xain_messaging.drivers.grpc_streams import METHOD, GrpcDriver
 
 
 def test_a_peer_may_come_later(make_networked: Callable[[], Receiving]) -> None:
-    """What is sent before anybody listens comes when somebody does, or its sender is told that it
-    was lost; then what it sends again comes."""
+    """A packet that is sent before the peer listens arrives later, or its sender is told that it
+    was lost; then the packets of a resend arrive."""
     here, there = make_networked(), make_networked()
     host, _, port = there.address.rpartition(":")
     with FaultProxy(int(port)) as proxy:
@@ -74,7 +74,7 @@ def test_a_large_message_is_let_go(make_networked: Callable[[], Receiving]) -> N
 
 
 def test_a_stream_that_carries_no_packets_is_ended() -> None:
-    """Its peer hears why; packets before it are received, and the other peers are served."""
+    """The sender hears why; packets before it are received, and the other peers are served."""
     there, friend = Receiving(GrpcDriver()), Receiving(GrpcDriver())
     there.driver.max_message_bytes = 1000
     with closing_all(there, friend), grpc.insecure_channel(there.address) as channel:

@@ -1,4 +1,4 @@
-"""What every driver does."""
+"""The contract of every driver."""
 
 import math
 import threading
@@ -62,7 +62,7 @@ def test_received_arrays_can_be_written_to_by_their_receiver(make: Callable[[], 
 
 
 def test_many_send_to_one(make: Callable[[], Receiving]) -> None:
-    """Nothing is lost or mixed up, and of each sender all is in order."""
+    """All packets arrive, and those of each sender in order."""
     there = make()
     senders = [make() for _ in range(4)]
 
@@ -97,7 +97,7 @@ def test_sending_to_a_peer_that_is_not_connected_is_refused(make: Callable[[], R
 
 
 def test_receive_ends_in_time_and_when_woken(make: Callable[[], Receiving]) -> None:
-    """None after the timeout, at once with 0, and when somebody wakes it, now or before."""
+    """The result is None after the timeout, at once with 0, and on wake(), now or before."""
     driver = make()
     assert driver.receive(0) is None
     assert driver.receive(0.01) is None
@@ -108,7 +108,7 @@ def test_receive_ends_in_time_and_when_woken(make: Callable[[], Receiving]) -> N
 
 
 def test_after_close_nothing_goes(make: Callable[[], Receiving]) -> None:
-    """It may be closed again; receive() returns at once."""
+    """A closed driver may be closed again; receive() returns at once."""
     here, there = make(), make()
     here.connect("there", there.address)
     here.close(0.0)
@@ -132,8 +132,8 @@ def test_close_ends_a_receive_that_waits(make: Callable[[], Receiving]) -> None:
     assert results[1:] == [None]
 
 
-def test_close_lets_what_waits_go_out(make: Callable[[], Receiving]) -> None:
-    """As long as it may linger."""
+def test_close_lets_waiting_packets_go_out(make: Callable[[], Receiving]) -> None:
+    """The wait is as long as the linger time."""
     here, there = make(), make()
     here.connect("there", there.address)
     large = bytes(3_000_000)

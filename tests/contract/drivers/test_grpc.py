@@ -1,4 +1,4 @@
-"""What only the driver of gRPC does."""
+"""Properties of the gRPC driver alone."""
 
 import subprocess
 import sys

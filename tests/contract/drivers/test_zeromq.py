@@ -1,4 +1,4 @@
-"""What only the driver of ZeroMQ does."""
+"""Properties of the ZeroMQ driver alone."""
 
 import pytest
 import zmq
@@ -7,8 +7,9 @@ from support.drivers import Receiving, closing_all, received
 from xain_messaging.drivers.zeromq import MAX_WAITING, ZmqDriver
 
 
-def test_who_sends_too_much_over_zeromq_waits() -> None:
-    """Until some of it has been received; what waits does so at the sender, and in order."""
+def test_fast_sender_over_zeromq_waits() -> None:
+    """The sender waits until some messages have been received; the rest waits at the sender, in
+    order."""
     there, here = Receiving(ZmqDriver()), Receiving(ZmqDriver())
     with closing_all(there, here):
         here.connect("there", there.address)

@@ -23,8 +23,8 @@ from xain_messaging.proxy import Proxy
 
 
 class Group:
-    """Of proxies: make one with `group("worker", name=...)`, several at once with `all`, and one in
-    a process of its own with `process`."""
+    """A group of proxies: make one with `group("worker", name=...)`, several at once with `all`,
+    and one in a process of its own with `process`."""
 
     _numbers = itertools.count()  # tests may share a discovery
 
@@ -58,7 +58,7 @@ class Group:
         return made
 
     def all(self, number: int, role: str = "worker", **options: Any) -> list[Proxy]:
-        """By rank, each of which knows the others."""
+        """Proxies by rank, each of which knows the others."""
         with ThreadPoolExecutor(number) as pool:
             made = [
                 pool.submit(self, role, {role: number - 1}, name=f"{role}-{i}", **options)

@@ -23,7 +23,7 @@ from xain_messaging.proxy import Proxy
 
 
 def test_messages_lost_with_a_connection_come_over_the_next(lossy: JoinLossy) -> None:
-    """Once and in order, also if the sender never waits for anything."""
+    """Each comes once and in order, also if the sender never waits for anything."""
     (a, driver), (b, _) = lossy("a"), lossy("b")
     a.isend(Message("1", "a", "b"))
     driver.lost.add("b")
@@ -50,7 +50,7 @@ def test_lost_messages_go_again_while_their_sender_does_something_else(lossy: Jo
 
 
 def test_a_task_that_is_worked_at_is_not_acknowledged(lossy: JoinLossy) -> None:
-    """Its worker has messages kept for others, and does not use its proxy meanwhile."""
+    """The worker has messages kept for others, and does not use its proxy meanwhile."""
     (a, _), (b, _), (c, driver) = lossy("a"), lossy("b"), lossy("c")
     a.isend(Message("task", "a", "c"))
     assert tags(c, 1) == ["task"]
@@ -63,7 +63,7 @@ def test_a_task_that_is_worked_at_is_not_acknowledged(lossy: JoinLossy) -> None:
 
 
 def test_a_lost_ack_is_sent_again(lossy: JoinLossy) -> None:
-    """Its sender could send nothing any more."""
+    """The sender could send nothing any more."""
     (a, _), (b, driver) = lossy("a", Bounds(max_messages=1)), lossy("b")
     a.isend(Message("1", "a", "b"))
     driver.lost.add("a")
@@ -75,8 +75,8 @@ def test_a_lost_ack_is_sent_again(lossy: JoinLossy) -> None:
     assert tags(b, 1) == ["2"]
 
 
-def test_an_ack_that_nobody_knows_is_lost_is_asked_for(lossy: JoinLossy) -> None:
-    """Its sender has been told that all has come, and could send nothing any more."""
+def test_lost_ack_is_asked_for(lossy: JoinLossy) -> None:
+    """The sender was told that all has come, and could send nothing any more."""
     (a, _), (b, driver) = lossy("a", Bounds(max_messages=1)), lossy("b")
     a.endpoint.max_probe_s = 0.1
     a.isend(Message("1", "a", "b"))
@@ -149,7 +149,7 @@ def test_all_comes_once_and_in_order_however_often_connections_break(make_driver
         assert got == answers == list(range(number))
 
 
-def test_parts_for_a_group_that_is_no_more_hold_up_nobody(lossy: JoinLossy) -> None:
+def test_parts_for_a_former_group_hold_up_no_call(lossy: JoinLossy) -> None:
     """One member is an operation ahead when another goes; the next group works, and what was sent
     for the old one is taken."""
     (a, _), (b, _), (c, _) = lossy("a"), lossy("b", Bounds(max_messages=8)), lossy("c")
@@ -184,8 +184,8 @@ def test_a_packet_for_the_former_peer_at_an_address_is_dropped(lossy: JoinLossy)
     assert tags(b, 1) == ["for b"]
 
 
-def test_a_lost_membership_is_told_to_whoever_waits(lossy: JoinLossy) -> None:
-    """And to whoever comes after."""
+def test_lost_membership_fails_waiting_calls(lossy: JoinLossy) -> None:
+    """Later calls fail too."""
     (a, _), (b, _) = lossy("a"), lossy("b")
     discovery = a.endpoint.membership._discovery
     begun_at = time.monotonic()

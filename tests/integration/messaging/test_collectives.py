@@ -35,7 +35,7 @@ DTYPES = ["f4", "f8", "i8", "i4", "u1", "c8", ">f4"]
 
 
 def together(groups: list[Group], do: Callable[[Group], Any]) -> list[Any]:
-    """What each member gets, by rank; each in a thread of its own."""
+    """The result of each member, by rank; each in a thread of its own."""
     with ThreadPoolExecutor(len(groups)) as pool:
         return [future.result(PATIENCE_S) for future in [pool.submit(do, g) for g in groups]]
 
@@ -77,8 +77,8 @@ def test_as_numpy(
     ring: bool,
     data: st.DataObject,
 ) -> None:
-    """For 1 to 9 members, odd sizes, every dtype and both algorithms: the result is numpy's, is the
-    caller's own, and what was given is as it was."""
+    """The result is numpy's and the caller's own, and the arguments do not change, for 1 to 9
+    members, odd sizes, every dtype and both algorithms."""
     root = data.draw(st.integers(0, number - 1))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     arrays = arrays_of(rng, number, shape, dtype)
@@ -117,9 +117,9 @@ def test_groups_that_overlap(
     another one's, though it may be ahead of it or behind."""
     jobs = []
     for i, subset in enumerate(subsets):
-        names = [members[place].name for place in subset]
+        names = [members[position].name for position in subset]
         arrays = [np.arange(i, i + 11) * (rank + 1) for rank in range(len(subset))]
-        jobs += [(members[place].group(f"job-{i}", names), arrays) for place in subset]
+        jobs += [(members[position].group(f"job-{i}", names), arrays) for position in subset]
     for group, _ in jobs:
         group.ring_bytes = 0 if ring else 1 << 30
 
@@ -135,7 +135,7 @@ def test_groups_that_overlap(
 
 
 def test_all_members_get_the_same_bits(workers: list[Proxy]) -> None:
-    """Of sums that depend on their order, by tree and by ring, on every driver."""
+    """The sums depend on their order, by tree and by ring, on every driver."""
     groups = [proxy.group("worker") for proxy in workers]
     rng = np.random.default_rng(0)
     for size in (1000, 1_000_003):
@@ -146,7 +146,7 @@ def test_all_members_get_the_same_bits(workers: list[Proxy]) -> None:
 
 
 def test_a_barrier_holds_until_the_last(workers: list[Proxy]) -> None:
-    """Nobody goes on before all have come."""
+    """No member goes on before all have come."""
     groups = [proxy.group("worker") for proxy in workers]
     passed: list[int] = []
 
@@ -194,8 +194,9 @@ def test_a_member_that_leaves_fails_the_others(workers: list[Proxy], size: int) 
 def test_a_member_that_does_not_come_fails_the_others_in_time(
     workers: list[Proxy], impatient: int
 ) -> None:
-    """As soon as one of them has no more time, be it the one that waits for the late one or not.
-    When that comes it hears that the others have given up; and the next operation works."""
+    """The operation fails as soon as one member has no more time, be it the one that waits for the
+    late one or not. The late one hears that the others have given up, and the next operation
+    works."""
     groups = [proxy.group("worker") for proxy in workers]
     one = np.ones(3)
     with ThreadPoolExecutor() as pool:
@@ -211,9 +212,9 @@ def test_a_member_that_does_not_come_fails_the_others_in_time(
         np.testing.assert_array_equal(result, 4 * one)
 
 
-def test_who_finds_no_room_for_its_part_names_who_takes_none(group: Proxies) -> None:
-    """The first is not there for what the others only give: those are ahead of it for as long as
-    there is room, then for their time. When it is gone they hear that long before."""
+def test_member_without_room_for_its_part_names_the_one_that_takes_none(group: Proxies) -> None:
+    """The first member does not call what the others only give: they are ahead as long as there is
+    room, then for their time, or until they hear that it is gone."""
     workers = group.all(2, bounds=Bounds(max_messages=1))
     groups = [proxy.group("worker") for proxy in workers]
     one = np.ones(3)
@@ -234,7 +235,7 @@ def test_who_finds_no_room_for_its_part_names_who_takes_none(group: Proxies) -> 
 def test_the_time_of_an_operation_is_all_that_it_takes(
     group: Proxies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever has none left does not wait for room to tell the others that."""
+    """A member without time left does not wait for room to tell the others."""
     monkeypatch.setattr("xain_messaging.collectives.operation.ABORT_S", 2 * PATIENCE_S)
     workers = group.all(3, bounds=Bounds(max_messages=1))
     for other in workers[1:]:
@@ -244,9 +245,9 @@ def test_the_time_of_an_operation_is_all_that_it_takes(
         assert isinstance(call.exception(PATIENCE_S), CollectiveFailed)
 
 
-def test_who_leaves_when_it_has_done_its_part_does_no_harm(workers: list[Proxy]) -> None:
-    """What it gave counts, also for those who begin when it is gone; the next operation would need
-    it again."""
+def test_member_that_leaves_after_its_part_does_no_harm(workers: list[Proxy]) -> None:
+    """The part counts, also for members that begin later; the next operation would need it
+    again."""
     groups = [proxy.group("worker") for proxy in workers]
     one = np.ones(3)
     assert groups[3].reduce(one) is None
@@ -319,9 +320,9 @@ def test_a_member_that_dies_at_any_step(
             assert "in time" not in str(failed)
 
 
-def test_parts_for_the_dead_are_not_in_the_way_of_who_comes_back(group: Proxies) -> None:
-    """Nobody waits for them, and so they take no room: where one fits and two do not, the next one
-    still does."""
+def test_parts_for_a_dead_member_do_not_hold_up_its_successor(group: Proxies) -> None:
+    """The parts are not awaited and take no room: where one fits and two do not, the next one still
+    does."""
     options: dict[str, Any] = {"bounds": Bounds(max_bytes=1_000_000)}
     workers = group.all(3, **options)
     names = [proxy.name for proxy in workers]
@@ -341,9 +342,9 @@ def test_parts_for_the_dead_are_not_in_the_way_of_who_comes_back(group: Proxies)
             same(found, [part] * 3)
 
 
-def test_who_comes_late_has_all_that_the_others_have_given(members: list[Proxy]) -> None:
-    """However much that is, within the bounds of what a peer may send: one by one, and of groups
-    that it has not made yet."""
+def test_late_member_has_all_parts_of_the_others(members: list[Proxy]) -> None:
+    """The parts, within the bounds of a peer, come one by one, and for groups that the member has
+    not made yet."""
     root, number = members[0], 600
     givers = dict(zip("AB", members[1:3], strict=True))
     before = len(root._collectives.registry._arrived)
@@ -365,8 +366,9 @@ def test_who_comes_late_has_all_that_the_others_have_given(members: list[Proxy])
             assert found[0] == i + 1
 
 
-def test_what_the_dead_have_sent_is_not_kept(group: Proxies) -> None:
-    """For a group that is not made before they have gone, and cannot be made any more."""
+def test_parts_of_dead_members_are_not_kept(group: Proxies) -> None:
+    """The group of the parts was not made before the members had gone, and cannot be made any
+    more."""
     anna, ben = group("worker", name="anna"), group("worker", name="ben")
     until(lambda: "worker" in anna.peers, "ben")
     assert anna.group("alone", ["anna"]).size == 1
@@ -417,7 +419,7 @@ def test_a_call_with_wrong_arguments_counts(
 
 
 def test_a_time_that_is_none_leaves_a_group_as_it_was(members: list[Proxy]) -> None:
-    """That call does not count."""
+    """The refused call does not count."""
     names = [proxy.name for proxy in members[:2]]
     groups = [proxy.group("timely", names) for proxy in members[:2]]
     with pytest.raises(TypeError):
@@ -474,9 +476,9 @@ def test_groups_are_independent(workers: list[Proxy]) -> None:
         assert [future.result(PATIENCE_S)[0] for future in of_all] == [4] * 4
 
 
-def test_who_does_not_agree_on_the_members_is_told(workers: list[Proxy]) -> None:
-    """Long before the time is over, with the difference, and at all of both groups. When they agree
-    again, each has what it called."""
+def test_members_that_disagree_on_the_group_are_told(workers: list[Proxy]) -> None:
+    """The error has the difference and comes long before the time is over, at all of both groups.
+    Once they agree again, each has what it called."""
     names = [proxy.name for proxy in workers]
     groups = [proxy.group("worker", names if i else names[:3]) for i, proxy in enumerate(workers)]
     with ThreadPoolExecutor() as pool:
@@ -496,8 +498,9 @@ def test_who_does_not_agree_on_the_members_is_told(workers: list[Proxy]) -> None
             np.testing.assert_array_equal(future.result(PATIENCE_S), 3 * np.ones(3))
 
 
-def test_who_waits_in_a_group_that_is_over_is_told(group: Proxies) -> None:
-    """By one who has made the next one already, and goes on in there; whoever asks first."""
+def test_member_that_waits_in_an_old_group_is_told(group: Proxies) -> None:
+    """A member that has made the next group tells it, and goes on in there, whichever asks
+    first."""
     workers = group.all(3)
     groups = [proxy.group("worker") for proxy in workers]
     with ThreadPoolExecutor() as pool:
@@ -519,7 +522,7 @@ def test_who_waits_in_a_group_that_is_over_is_told(group: Proxies) -> None:
 def test_slow_member_has_the_result_of_the_others(
     group: Proxies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though one of them waits for it in the next group by then."""
+    """One of the others waits for it in the next group by then."""
     workers = group.all(3)
     groups = [proxy.group("worker") for proxy in workers]
     goes_on, broadcast = threading.Event(), tree_broadcast
@@ -604,7 +607,7 @@ def test_a_part_that_waits_for_room_is_copied_once(
 
 
 def test_a_second_thread_is_refused_and_does_not_count(group: Proxies) -> None:
-    """Those that are at work do not hear of it."""
+    """The members that are at work do not hear of the second thread."""
     groups = [proxy.group("worker") for proxy in group.all(2)]
     with ThreadPoolExecutor() as pool:
         call = pool.submit(groups[0].barrier)
@@ -616,8 +619,8 @@ def test_a_second_thread_is_refused_and_does_not_count(group: Proxies) -> None:
     assert [g.number for g in groups] == [1, 1]
 
 
-def test_a_group_is_of_those_who_are_here(workers: list[Proxy]) -> None:
-    """With ourselves in it, and nobody twice."""
+def test_group_is_of_present_members(workers: list[Proxy]) -> None:
+    """The caller is in it, and no member twice."""
     own, other = workers[0].name, workers[1].name
     with pytest.raises(PeersMissing, match="nobody"):
         workers[0].group("some", [own, "nobody"])

@@ -105,7 +105,7 @@ def test_a_member_that_is_killed_fails_the_others(group_of_processes: Group) -> 
         return made
 
     def together(operation: str, argument: Any, *processes: PeerProcess) -> list[Any]:
-        """What each of those who are here gets."""
+        """The result of each member."""
         for process in processes:
             process.begin(collective, "worker", None, operation, argument)
         with pool_for(workers) as pool:
@@ -123,11 +123,11 @@ def test_a_member_that_is_killed_fails_the_others(group_of_processes: Group) -> 
         assert all_reduce(victim) == [4] * 4
         groups = [proxy.group("worker") for proxy in workers]
         assert groups[0].members[3] == NAMES[3]
-        place = (groups[0].id, groups[0].number)
+        position = (groups[0].id, groups[0].number)
 
-        def victim_is_in_it(place: tuple[str, int] = place) -> bool:
+        def victim_is_in_it(position: tuple[str, int] = position) -> bool:
             workers[0].receive_by_id("nothing", 0.01)  # to receive what comes
-            arrived = workers[0]._collectives.registry._arrived.get(place)
+            arrived = workers[0]._collectives.registry._arrived.get(position)
             return arrived is not None and any(sender == NAMES[3] for sender, _ in arrived.parts)
 
         victim.begin(collective, "worker", None, operation, *arguments)

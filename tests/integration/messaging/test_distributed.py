@@ -17,7 +17,7 @@ from xain_messaging.proxy import Proxy
 
 @dataclass
 class Sums:
-    """What each call of the handler got."""
+    """The messages of each call of the handler."""
 
     name: str = "sums"
     seen: list[list[int]] = field(default_factory=list)
@@ -36,9 +36,9 @@ def nothing(local: Sums, proxy: Proxy, messages: list[Message]) -> None:
     pass
 
 
-def test_handlers_are_called_with_what_satisfies_their_event(group: Group) -> None:
-    """With the object, the proxy and the messages, which it can answer; what it has not itself the
-    wrapped object has of the class; a stop event ends it."""
+def test_handlers_get_the_messages_that_satisfy_their_event(group: Group) -> None:
+    """A handler gets the object, the proxy and the messages, which it can answer; the wrapped
+    object has the attributes of its class; a stop event ends it."""
     server = group("server", name="server")
     workers = [group("worker", {"server": 1}) for _ in range(2)]
     until(lambda: len(server.peers.get("worker", [])) == 2, "the workers")
@@ -66,8 +66,8 @@ def test_handlers_are_called_with_what_satisfies_their_event(group: Group) -> No
 
 
 def test_percentages_follow_the_peers(group: Group) -> None:
-    """Those who are there when a message comes, and when somebody goes: then what is held may be
-    enough, though no message comes."""
+    """A percentage is of the peers when a message comes, and when a peer goes: the held messages
+    may then be enough without a new one."""
     server = group("server", name="server")
     workers = [group("worker", {"server": 1}, name=f"worker-{i}") for i in range(4)]
     until(lambda: len(server.peers.get("worker", [])) == 4, "the workers")
@@ -86,8 +86,8 @@ def test_percentages_follow_the_peers(group: Group) -> None:
     assert not thread.is_alive()
 
 
-def test_who_goes_while_a_handler_is_at_work_counts_no_more(group: Group) -> None:
-    """Also while one is that had fired before launch(): what is held is enough then."""
+def test_peer_that_goes_while_a_handler_works_counts_no_more(group: Group) -> None:
+    """The same holds for a handler whose event had fired before launch()."""
     server = group("server", name="server")
     workers = [group("worker", {"server": 1}, name=f"worker-{i}") for i in range(3)]
     until(lambda: len(server.peers.get("worker", [])) == 3, "the workers")
@@ -121,8 +121,8 @@ def test_who_goes_while_a_handler_is_at_work_counts_no_more(group: Group) -> Non
     assert sums.seen == [[1, 1]]
 
 
-def test_what_a_handler_raises_ends_launch(group: Group) -> None:
-    """It can be launched again; the messages that it had are taken."""
+def test_error_of_a_handler_ends_launch(group: Group) -> None:
+    """launch() may be called again; the messages that the handler had are taken."""
     server, worker = group("server", name="server"), group("worker", {"server": 1})
     until(lambda: "worker" in server.peers, "the worker")
 
@@ -144,7 +144,7 @@ def test_what_a_handler_raises_ends_launch(group: Group) -> None:
 
 
 def test_attributes_are_those_of_the_object(group: Group) -> None:
-    """To be read, to be set, and in a copy, which has the same object."""
+    """Attributes can be read and set, also in a copy, which has the same object."""
     sums = dist(group("server"), {"worker:update:1": note})(Sums)()
     sums.name = "mine"
     sums.unit = "kg"
@@ -155,7 +155,7 @@ def test_attributes_are_those_of_the_object(group: Group) -> None:
 
 
 def test_wrong_expressions_and_full_tables_are_told(group: Group) -> None:
-    """At the first object, and when an event holds too much."""
+    """The error comes at the first object, and when an event holds too much."""
     server, worker = group("server", name="server"), group("worker", {"server": 1})
     until(lambda: "worker" in server.peers, "the worker")
     with pytest.raises(ConditionalEventError, match="worker:update:x"):

@@ -140,7 +140,7 @@ def test_the_last_message_of_a_program_is_delivered(
 
 @pytest.mark.parametrize("driver", ["grpc", "zmq"])
 def test_a_message_is_delivered_where_no_thread_can_be_started_at_the_end(driver: str) -> None:
-    """As from Python 3.12 on, after the last line of a program."""
+    """From Python 3.12 on no thread starts after the last line of a program."""
     with (
         discovery_of("coordinator") as discovery,
         Proxy("g", "master", name="m", discovery=discovery, driver=driver) as master,
@@ -176,7 +176,7 @@ def test_a_task_that_raises_goes_to_the_next_process(driver: str, block: str) ->
 
 
 def test_a_forked_process_does_not_leave_in_the_name_of_its_parent() -> None:
-    """Its end is not the end of the program that made the proxy."""
+    """The end of a forked process is not the end of the program that made the proxy."""
     with (
         discovery_of("redis") as discovery,
         Proxy("g", "master", name="m", discovery=discovery, driver="zmq") as master,

@@ -28,7 +28,8 @@ def test_a_late_answer_in_the_queue_holds_up_no_other(lossy: JoinLossy) -> None:
 
 
 def test_all_senders_together_are_held_back(lossy: JoinLossy) -> None:
-    """What waits of all has a bound, and what is not heard comes when there is room, from all."""
+    """The waiting messages of all senders are bounded; the others come when there is room, from
+    all."""
     bounds = Bounds(max_messages_in_all=8)
     a, _ = lossy("a", bounds)
     others = [lossy(f"b-{i}")[0] for i in range(10)]
@@ -52,8 +53,8 @@ def test_all_senders_together_are_held_back(lossy: JoinLossy) -> None:
     assert (a.endpoint._totals.num_waiting, a.endpoint._totals.waiting_bytes) == (0, 0)
 
 
-def test_who_is_held_back_for_others_is_asked_when_they_are_taken(lossy: JoinLossy) -> None:
-    """Though nobody takes what waits of itself."""
+def test_sender_held_back_by_others_is_asked_when_theirs_are_taken(lossy: JoinLossy) -> None:
+    """No message of its own need be taken for that."""
     (a, _), (b, _), (c, _) = lossy("a", Bounds(max_messages_in_all=8)), lossy("b"), lossy("c")
     for _ in range(8):
         b.isend(Message("t", "b", "a", session_id="of b"))
@@ -85,7 +86,7 @@ def test_held_back_peers_are_asked_when_others_are_answered(lossy: JoinLossy) ->
 
 
 def has_heard(a: Proxy, c: Proxy, number: int) -> bool:
-    """So much waits at the first now, after both have done what is due."""
+    """Whether so many messages wait at the first now, after both have done what is due."""
     for proxy in (a, c):
         proxy.receive_by_id("none", 0.02)
     return len(a.endpoint.inbox) == number

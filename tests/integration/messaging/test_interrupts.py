@@ -38,13 +38,13 @@ def once(function: Callable[..., Any], *, is_done: bool) -> Callable[..., Any]:
 
 def two(lossy: JoinLossy) -> tuple[Proxy, Proxy, LossyDriver]:
     """Two peers that know each other, and the driver of the second."""
-    (a, _), (b, line) = lossy("a"), lossy("b")
+    (a, _), (b, driver) = lossy("a"), lossy("b")
     until(lambda: a.peers["peer"] == ["b"] and b.peers["peer"] == ["a"], "each other")
-    return a, b, line
+    return a, b, driver
 
 
 def test_a_signal_ends_a_wait(lossy: JoinLossy) -> None:
-    """What a handler raises comes out of the call, and the next call receives."""
+    """The exception of a signal handler comes out of the call, and the next call receives."""
     a, b, _ = two(lossy)
 
     def interrupt() -> None:
@@ -139,7 +139,7 @@ def test_answers_of_an_interrupted_call_come_with_the_next(lossy: JoinLossy) -> 
 def test_answers_of_a_call_that_is_interrupted_at_its_end_come_with_the_next(
     lossy: JoinLossy, monkeypatch: pytest.MonkeyPatch, is_done: bool
 ) -> None:
-    """Though all had come."""
+    """All answers had come before the interrupt."""
     a, b, _ = two(lossy)
     sessions = a.isend(SessionMessage("ask", "a", "b"))
     asked = b.receive_once()
@@ -154,20 +154,20 @@ def test_answers_of_a_call_that_is_interrupted_at_its_end_come_with_the_next(
 @pytest.mark.parametrize("is_done", [False, True])
 def test_an_interrupted_send_leaves_the_link_whole(lossy: JoinLossy, is_done: bool) -> None:
     """Whether it has sent nobody knows; what is sent later comes, in order and once."""
-    a, b, line = two(lossy)
+    a, b, driver = two(lossy)
     b.isend(Message("0", "b", "a"))
     assert tags(a, 1) == ["0"]
     assert a.receive_once(0.05) is None  # so that it goes out on this thread, alone
-    send = line.send
+    send = driver.send
 
     def interrupt(peer: str, frames: Frames) -> None:
-        line.send = send  # type: ignore[method-assign]  # once
+        driver.send = send  # type: ignore[method-assign]  # once
         if is_done:
             send(peer, frames)
         raise KeyboardInterrupt
 
     until(lambda: not b.endpoint._links["a"].num_kept, "the ack")
-    line.send = interrupt  # type: ignore[method-assign]  # for one call
+    driver.send = interrupt  # type: ignore[method-assign]  # for one call
     with pytest.raises(KeyboardInterrupt):
         b.isend(Message("1", "b", "a"))
     b.isend(Message("2", "b", "a"))
@@ -176,15 +176,15 @@ def test_an_interrupted_send_leaves_the_link_whole(lossy: JoinLossy, is_done: bo
 
 
 def test_a_message_that_an_interrupt_has_swallowed_is_sent_again(lossy: JoinLossy) -> None:
-    """Though nothing follows that would show the gap."""
-    a, b, line = two(lossy)
-    send = line.send
+    """No later message shows the gap."""
+    a, b, driver = two(lossy)
+    send = driver.send
 
     def interrupt(peer: str, frames: Frames) -> None:
-        line.send = send  # type: ignore[method-assign]  # once
+        driver.send = send  # type: ignore[method-assign]  # once
         raise KeyboardInterrupt
 
-    line.send = interrupt  # type: ignore[method-assign]  # for one call
+    driver.send = interrupt  # type: ignore[method-assign]  # for one call
     with pytest.raises(KeyboardInterrupt):
         b.send(SessionMessage("1", "b", "a"))
     assert tags(a, 1) == ["1"]
@@ -193,11 +193,13 @@ def test_a_message_that_an_interrupt_has_swallowed_is_sent_again(lossy: JoinLoss
 def test_an_interrupted_close_leaves_the_group(
     lossy: JoinLossy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And closes the driver, as it waits for the I/O thread."""
-    a, b, line = two(lossy)
+    """The driver is closed too, while close() waits for the I/O thread."""
+    a, b, driver = two(lossy)
     closed: list[float] = []
-    close = line.close
-    monkeypatch.setattr(line, "close", lambda linger_s: (closed.append(linger_s), close(linger_s)))
+    close = driver.close
+    monkeypatch.setattr(
+        driver, "close", lambda linger_s: (closed.append(linger_s), close(linger_s))
+    )
     join = b.endpoint._io.join
 
     def interrupt(timeout: float | None = None) -> None:
@@ -326,7 +328,7 @@ def test_an_interrupt_while_others_are_woken_keeps_none_of_them_asleep(lossy: Jo
 
 
 def test_a_signal_handler_may_close_a_proxy(group: Group) -> None:
-    """Though the thread that it interrupts runs the driver: the call ends with Closed."""
+    """The interrupted thread runs the driver; its call ends with Closed."""
     a, b = group("peer", name="a"), group("peer", name="b")
     b.endpoint.poll_s = PATIENCE_S
     until(lambda: a.peers["peer"] == ["b"], "the other")

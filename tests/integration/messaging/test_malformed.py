@@ -27,7 +27,7 @@ def fail_as_an_operation(message: Message, delivery: Delivery) -> None:
 
 
 def post(endpoint: Endpoint, message: Message) -> None:
-    """As one of a collective operation."""
+    """Post a message as one of a collective operation."""
     endpoint.post(message, COLLECTIVE, pack(message), time.monotonic())
 
 
@@ -39,11 +39,11 @@ def is_taken(a: Proxy, b: Proxy) -> bool:
 
 
 @pytest.mark.parametrize("what", ["decode", "a handler", "an operation"])
-def test_what_cannot_be_handled_is_dropped(
+def test_message_that_cannot_be_handled_is_dropped(
     lossy: JoinLossy, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """With a line in the log, and taken, so that its sender does not keep it. Who receives goes on,
-    and so does what is behind it."""
+    """The message is logged and counts as taken, so that its sender does not keep it. The receiver
+    goes on with the messages behind it."""
     (a, _), (b, _) = lossy("a"), lossy("b")
     until(lambda: "peer" in a.peers and "peer" in b.peers, "each other")
     if what == "decode":
@@ -63,9 +63,8 @@ def test_what_cannot_be_handled_is_dropped(
     until(partial(is_taken, a, b), "it to be taken")
 
 
-def test_what_cannot_be_handled_ends_no_membership(lossy: JoinLossy) -> None:
-    """Nor anything else that is told of who has come: the thread of the discovery handles what has
-    come before."""
+def test_message_that_cannot_be_handled_ends_no_membership(lossy: JoinLossy) -> None:
+    """The thread of the discovery handles messages that came before their sender was known."""
     (a, _), (b, _) = lossy("a"), lossy("b")
     until(lambda: "peer" in a.peers and "peer" in b.peers, "each other")
     b.endpoint._on_collective = fail
@@ -77,7 +76,7 @@ def test_what_cannot_be_handled_ends_no_membership(lossy: JoinLossy) -> None:
 
 
 def test_an_ack_behind_a_wake_is_heard_before_another_process(lossy: JoinLossy) -> None:
-    """What the process before has taken is not for the one that comes in its place."""
+    """Messages that a process has taken do not go to the one that replaces it."""
     (a, _), (b, _) = lossy("a"), lossy("b")
     until(lambda: "peer" in a.peers and "peer" in b.peers, "each other")
     a.isend(Message("taken", "a", "b"))

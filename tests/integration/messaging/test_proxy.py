@@ -44,14 +44,14 @@ class Clock:
         return time.monotonic() + self._ahead_s
 
     def let_pass(self, seconds: float, proxy: Proxy) -> None:
-        """And let those look again who wait in this one."""
+        """Let time pass, and wake the threads that wait in this proxy."""
         self._ahead_s += seconds
         proxy.endpoint.wake()
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """So that a time is over when all has happened that should happen within it."""
+    """A clock with which a time is over only when all has happened that should happen within it."""
     clock = Clock()
     for module in (endpoint_module, proxy_module):
         monkeypatch.setattr(module, "time", clock)
@@ -59,7 +59,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def awaited(proxy: Proxy) -> list[str]:
-    """Those of whom an answer is, once for each."""
+    """Peers of whom an answer is awaited, once for each."""
     with proxy.endpoint.lock:
         tables = proxy.endpoint.sessions._asked.values()
         return [name for table in tables for name, _ in table]
@@ -124,7 +124,7 @@ def test_broadcast_reaches_a_role_and_no_other(group: Group) -> None:
         master.broadcast("actor", "start", SessionType.TASK)
 
 
-def test_who_has_not_answered_in_time_is_named(group: Group, clock: Clock) -> None:
+def test_peer_that_has_not_answered_in_time_is_named(group: Group, clock: Clock) -> None:
     """The answers that have come are given; the time is for all together."""
     master = group("master")
     quick, slow = group("worker", name="quick"), group("worker", name="slow")
@@ -163,8 +163,8 @@ def test_ask_returns_the_body_of_the_answer(group: Group) -> None:
     thread.join(PATIENCE_S)
 
 
-def test_a_role_that_nobody_has_is_an_empty_list(group: Group) -> None:
-    """Not a KeyError; and a look does not add the role."""
+def test_role_without_members_is_an_empty_list(group: Group) -> None:
+    """There is no KeyError, and a look does not add the role."""
     peers = group("peer").peers
     assert peers["worker"] == []
     assert dict(peers) == {}
@@ -201,7 +201,7 @@ def test_scatter_does_not_wait_for_a_peer_that_leaves(group: Group) -> None:
     thread.join(PATIENCE_S)
 
 
-def test_scatter_to_those_who_are_here(group: Group) -> None:
+def test_scatter_to_present_peers(group: Group) -> None:
     """A peer that is away gets nothing, also when it comes back, and is missing."""
     master, worker = group("master"), group("worker", name="here")
     away = group("worker", name="away")
@@ -252,8 +252,8 @@ def test_a_forwarded_task_is_answered_along_the_way(group: Group) -> None:
     assert [reply.body for reply in a.receive_by_id(sessions)] == [4]
 
 
-def test_what_cannot_be_sent_is_refused_here(group: Group) -> None:
-    """A body, a peer or a sender that is none; nothing has gone out then."""
+def test_wrong_message_is_refused_before_it_is_sent(group: Group) -> None:
+    """A wrong body, peer or sender is refused, and nothing has gone out then."""
     a, b = group("peer", name="a"), group("peer", name="b")
     until(lambda: "peer" in a.peers, "the other")
     with pytest.raises(BodyError, match=r"body\['x'\]\[1\].*set"):
@@ -269,7 +269,7 @@ def test_what_cannot_be_sent_is_refused_here(group: Group) -> None:
 
 
 def test_the_sender_may_go_on_with_its_arrays(group: Group) -> None:
-    """What was sent is what the array was then."""
+    """The array arrives as it was when it was sent."""
     a, b = group("peer", name="a"), group("peer", name="b")
     until(lambda: "peer" in a.peers, "the other")
     array = np.zeros(300_000)
@@ -285,7 +285,7 @@ def test_the_sender_may_go_on_with_its_arrays(group: Group) -> None:
 
 
 def test_a_peer_that_does_not_receive_holds_its_sender(group: Group) -> None:
-    """So much is kept for it, and no more; what is taken makes room."""
+    """A bounded number of messages is kept for it; taken ones make room."""
     a = group("peer", name="a", bounds=Bounds(max_messages=4))
     b = group("peer", name="b")
     until(lambda: "peer" in a.peers, "the other")
@@ -301,9 +301,9 @@ def test_a_peer_that_does_not_receive_holds_its_sender(group: Group) -> None:
     assert not thread.is_alive()
 
 
-def test_one_that_is_full_holds_up_no_other(group: Group, clock: Clock) -> None:
-    """Those of a scatter for whom there is room get theirs, and answer, and the others are missing.
-    Where no answer is awaited, it is told who got something."""
+def test_full_peer_holds_up_no_other(group: Group, clock: Clock) -> None:
+    """The peers of a scatter that have room get their messages, and answer; the others are missing.
+    Where no answer is awaited, the error names the peers that got something."""
     a = group("peer", name="a", bounds=Bounds(max_messages=1))
     b, c = group("peer", name="b"), group("peer", name="c")
     until(lambda: len(a.peers.get("peer", [])) == 2, "the others")
@@ -331,9 +331,9 @@ def test_one_that_is_full_holds_up_no_other(group: Group, clock: Clock) -> None:
     thread.join(PATIENCE_S)
 
 
-def test_what_waits_for_room_keeps_its_order(group: Group) -> None:
-    """What is small does not overtake what is large; and the sessions come in the order of what was
-    to be sent."""
+def test_messages_that_wait_for_room_keep_their_order(group: Group) -> None:
+    """A small message does not overtake a large one, and sessions come in the order of the
+    messages."""
     a = group("peer", name="a", bounds=Bounds(max_bytes=2000))
     b = group("peer", name="b")
     until(lambda: "peer" in a.peers, "the other")
@@ -351,7 +351,7 @@ def test_what_waits_for_room_keeps_its_order(group: Group) -> None:
 
 
 def test_below_the_minimal_number_senders_wait(group: Group) -> None:
-    """For as long as they may; somebody who comes lets them go on."""
+    """The wait is bounded, and ends when a peer joins."""
     master = group("master", minimal_peers={"worker": 2}, minimal_peers_timeout_s=0.2)
     worker = group("worker", name="first")
     until(lambda: "worker" in master.peers, "the first")
@@ -363,7 +363,7 @@ def test_below_the_minimal_number_senders_wait(group: Group) -> None:
     assert worker.receive_once() is not None
 
 
-def test_expected_peers_who_do_not_come_are_named(group: Group) -> None:
+def test_expected_peers_that_do_not_come_are_named(group: Group) -> None:
     """Before anything begins; nobody of the failed one stays behind."""
     other = group("peer")
     with pytest.raises(PeersMissing, match=r"worker \(0 of 2 are here\)"):
@@ -371,7 +371,7 @@ def test_expected_peers_who_do_not_come_are_named(group: Group) -> None:
     until(lambda: "master" not in other.peers, "it to be gone")
 
 
-def test_messages_that_nobody_awaits_stay(group: Group) -> None:
+def test_messages_that_are_not_awaited_stay(group: Group) -> None:
     """receive_by_id() takes its own; the others come in their order."""
     a, b = group("peer", name="a"), group("peer", name="b")
     until(lambda: "peer" in a.peers and "peer" in b.peers, "each other")
@@ -386,7 +386,7 @@ def test_messages_that_nobody_awaits_stay(group: Group) -> None:
 
 
 def test_stop_ends_receiving(group: Group) -> None:
-    """From another thread; and close() with an error."""
+    """stop() may be called from another thread; close() ends it with an error."""
     proxy = group("peer")
     tags: list[str] = []
     thread = threading.Thread(target=lambda: tags.extend(m.tag for m in proxy.receive()))
@@ -401,7 +401,7 @@ def test_stop_ends_receiving(group: Group) -> None:
 
 
 def test_stop_ends_receiving_though_more_comes(group: Group) -> None:
-    """What had come by then is taken; what each message brings with it is not awaited."""
+    """Messages that had come by then are taken; their follow-ups are not awaited."""
     a, b = group("peer", name="a"), group("peer", name="b")
     until(lambda: "peer" in a.peers, "the other")
     for i in range(3):
@@ -461,7 +461,7 @@ def test_several_threads_share_a_proxy(group: Group) -> None:
     thread.join(PATIENCE_S)
 
 
-def test_nobody_takes_the_answer_that_another_awaits(group: Group) -> None:
+def test_awaited_answer_is_for_the_thread_that_asked(group: Group) -> None:
     """One thread receives whatever comes while others ask; requests in the session that is awaited
     are for whoever receives."""
     a, b = group("peer", name="a"), group("peer", name="b")
@@ -513,7 +513,7 @@ def peers_of(driver: type[InProcessDriver]) -> tuple[Proxy, Proxy]:
     return a, b
 
 
-def test_the_word_of_what_is_taken_travels_with_the_answer() -> None:
+def test_acknowledgement_travels_with_the_answer() -> None:
     """However long that took."""
     kinds: list[str] = []
 
@@ -559,8 +559,9 @@ def test_messages_that_wait_for_others_go_when_the_program_waits() -> None:
         assert packets == [1, BATCH_MESSAGES, 1]
 
 
-def test_who_is_missing_was_asked_and_has_not_answered(group: Group) -> None:
-    """Not who was only answered in that session; and nothing is remembered of the others."""
+def test_missing_peer_was_asked_and_has_not_answered(group: Group) -> None:
+    """A peer that was only answered in that session is not missing, and nothing is remembered of
+    the others."""
     a, b, c = (group("peer", name=name) for name in "abc")
     until(lambda: all(len(p.peers.get("peer", [])) == 2 for p in (a, b, c)), "all")
     sessions = a.isend(SessionMessage("work", "a", "b"))
@@ -588,7 +589,7 @@ def test_who_is_missing_was_asked_and_has_not_answered(group: Group) -> None:
 
 
 def test_a_barrier_opens_when_so_many_wait(group: Group) -> None:
-    """Of the members of the group, whoever they are. It may be used again."""
+    """Any members of the group count, and the barrier may be used again."""
     peers = [group(role) for role in ("master", "worker", "worker")]
     with ThreadPoolExecutor(3) as pool:
         for _ in range(2):
@@ -608,7 +609,7 @@ def test_a_barrier_opens_when_so_many_wait(group: Group) -> None:
 
 
 def test_after_stop_nothing_is_received_any_more(group: Group) -> None:
-    """For good: what comes later stays, for those who await answers too."""
+    """The stop is for good: later messages stay, for threads that await answers too."""
     a, b = group("peer", name="a"), group("peer", name="b")
     until(lambda: "peer" in a.peers and "peer" in b.peers, "each other")
     a.stop()
@@ -626,7 +627,7 @@ def test_after_stop_nothing_is_received_any_more(group: Group) -> None:
 # --- coming back ----------------------------------------------------------------------------------
 
 
-def test_what_a_peer_had_not_taken_goes_to_the_next(group_anywhere: Group) -> None:
+def test_messages_that_a_peer_had_not_taken_go_to_the_next(group_anywhere: Group) -> None:
     """Messages that had arrived, but that the application never saw, come again, in order."""
     group = group_anywhere
     master, worker = group("master", name="m"), group("worker", {"master": 1}, name="w")

@@ -69,8 +69,8 @@ def goes_and_comes_back(group: Group, start: Callable[..., Peer]) -> None:
 
 
 def test_the_reply_of_a_worker_that_comes_back_is_not_lost(group_anywhere: Group) -> None:
-    """It leaves; what is scattered to it twice is kept, with what it had not taken, and comes in
-    order and once when it is back, wherever it is now. Both scatters are answered."""
+    """The worker leaves; both messages scattered to it are kept with those that it had not taken,
+    and come in order and once when it is back, wherever it is now. Both scatters are answered."""
     goes_and_comes_back(
         group_anywhere, lambda *who, **options: LocalPeer(group_anywhere(*who, **options))
     )

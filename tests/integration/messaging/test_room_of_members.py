@@ -1,4 +1,4 @@
-"""What members of Membership may take of a coordinator, beside its participants."""
+"""Bounds of a coordinator on members of Membership, beside its participants."""
 
 import asyncio
 from contextlib import suppress
@@ -18,7 +18,7 @@ NUM_CALLS = 70
 
 
 async def joined(stub: Any) -> dict[str, Any]:
-    """Who it is, as calls say it."""
+    """The member as calls name it."""
     request = pb.JoinRequest(group="g", role="r", name="anna", address="x")
     async with asyncio.timeout(PATIENCE_S):
         while True:
@@ -32,7 +32,7 @@ async def joined(stub: Any) -> dict[str, Any]:
             await asyncio.sleep(0.1)  # a poll, not a race: it ends when it is in
 
 
-async def test_member_takes_no_places_from_participants_and_strangers(
+async def test_member_takes_no_slots_from_participants_and_unregistered_clients(
     start: Start, join: Join
 ) -> None:
     """However many streams a member opens and barriers it waits at, its open calls are few."""

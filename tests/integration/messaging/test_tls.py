@@ -35,7 +35,7 @@ def note_failure(failed: threading.Event, state: grpc.ChannelConnectivity) -> No
 
 
 def test_peers_of_one_authority_talk(tmp_path: Path) -> None:
-    """And nobody else: neither with certificates of another, nor in the clear."""
+    """Peers of another authority, or without encryption, are refused."""
     ours, theirs = authority(tmp_path / "ours"), authority(tmp_path / "theirs")
     there = Receiving(GrpcDriver(tls=ours))
     drivers = {"friend": GrpcDriver(tls=ours), "stranger": GrpcDriver(tls=theirs)}
@@ -91,13 +91,13 @@ def test_members_of_one_authority_find_each_other(tmp_path: Path) -> None:
         )
         member.barrier("epoch", 1, PATIENCE_S)
         member.leave()
-        for stranger in (
+        for other in (
             grpc.ssl_channel_credentials(theirs.ca, theirs.key, theirs.certificate),
             grpc.ssl_channel_credentials(ours.ca),
             None,
         ):
             with pytest.raises(DiscoveryUnavailable):
-                joined(server.target, stranger, timeout_s=2.0)
+                joined(server.target, other, timeout_s=2.0)
 
 
 def test_proxies_of_one_authority_talk(tmp_path: Path) -> None:

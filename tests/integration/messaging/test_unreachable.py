@@ -13,9 +13,9 @@ from xain_messaging.messages import Message
 from xain_messaging.proxy import Proxy
 
 
-def test_who_cannot_be_reached_keeps_nobody_else_away() -> None:
-    """An address that is none for this driver: the others are connected all the same. What is sent
-    there is kept."""
+def test_unreachable_peer_does_not_keep_others_away() -> None:
+    """Peers with an address of another driver are kept messages for, and the others are
+    connected."""
     discovery = InProcessDiscovery()
     discovery.join(
         "g",
@@ -56,37 +56,37 @@ class Full(LossyDriver):
         super().connect(peer, address)
 
 
-def test_who_could_not_be_connected_to_is_tried_again() -> None:
-    """By whoever waits, though nobody comes or goes; what was kept goes out then."""
+def test_failed_connection_is_tried_again() -> None:
+    """A waiting thread tries again, though no peer comes or goes; the kept messages go out then."""
     discovery, switchboard = InProcessDiscovery(), Switchboard()
-    line = Full(switchboard)
+    full = Full(switchboard)
     options = {"discovery": discovery, "timeout_s": PATIENCE_S}
-    with Proxy("g", "peer", name="a", driver=line, **options) as a:
+    with Proxy("g", "peer", name="a", driver=full, **options) as a:
         waits = threading.Thread(target=lambda: a.receive_once())
         waits.start()
         until(lambda: bool(a.endpoint._waiters), "it to wait")
-        line.num_refused = 3
+        full.num_refused = 3
         driver = InProcessDriver(switchboard)
         with Proxy("g", "peer", name="b", driver=driver, **options) as b:
             a.isend(Message("kept", "a", "b"))
             assert tags(b, 1) == ["kept"]
-            assert line.num_refused == 0
+            assert full.num_refused == 0
             b.isend(Message("end", "b", "a"))
             waits.join(PATIENCE_S)
             assert not waits.is_alive()
 
 
-def test_what_could_not_be_sent_goes_out_later() -> None:
-    """It is kept, so its sender need not know; and all that follows stays behind it."""
+def test_message_that_could_not_be_sent_goes_out_later() -> None:
+    """The message is kept, so that its sender need not know, and all that follow stay behind it."""
     discovery, switchboard = InProcessDiscovery(), Switchboard()
-    line = Full(switchboard)
+    full = Full(switchboard)
     options = {"discovery": discovery, "timeout_s": PATIENCE_S}
     with (
-        Proxy("g", "peer", name="a", driver=line, **options) as a,
+        Proxy("g", "peer", name="a", driver=full, **options) as a,
         Proxy("g", "peer", name="b", driver=InProcessDriver(switchboard), **options) as b,
     ):
         a.isend(Message("0", "a", "b"))
-        line.num_unsent = 3
+        full.num_unsent = 3
         for tag in "12":
             a.isend(Message(tag, "a", "b"))
         found: list[str] = []
@@ -98,6 +98,6 @@ def test_what_could_not_be_sent_goes_out_later() -> None:
 
         until(all_has_come, "all")
         assert found == ["0", "1", "2"]
-        assert line.num_unsent == 0
+        assert full.num_unsent == 0
         a.isend(Message("3", "a", "b"))
         assert tags(b, 1) == ["3"]

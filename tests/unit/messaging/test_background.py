@@ -35,7 +35,7 @@ def test_the_thread_of_the_loop_does_not_wait_for_itself() -> None:
 
 
 def test_a_loop_whose_thread_did_not_start_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once the system has a thread for it."""
+    """The system has a thread for it at the second try."""
     monkeypatch.setattr(background, "_loop", None)
     monkeypatch.setattr(background, "_thread", None)
 

@@ -51,7 +51,7 @@ bodies = st.recursive(
 
 
 def travelled(message: Message) -> Message:
-    """As it comes out at the other end, where each frame is a buffer of its own."""
+    """The message as it comes out at the other end, where each frame is a buffer of its own."""
     frames: list[Frame] = [bytearray(frame) for frame in encode(message)]
     return decode(frames, message.source, message.destination)
 
@@ -79,7 +79,7 @@ def assert_same(found: Any, sent: Any) -> None:
 @given(bodies)
 @settings(deadline=None)
 def test_bodies_come_out_as_they_went_in(body: Any) -> None:
-    """Whatever is in them, and however deep."""
+    """Bodies may hold all supported types, at any depth."""
     assert_same(travelled(Message("t", "a", "b", body)).body, body)
 
 
@@ -99,7 +99,7 @@ def test_the_rest_comes_out_too() -> None:
     assert type(travelled(Message("t", "a", "b"))) is Message
 
 
-def test_what_comes_out_as_something_else() -> None:
+def test_types_that_change_on_their_way() -> None:
     """Tuples, numpy scalars, bytearrays, views, Fortran order."""
     body = {
         "tuple": (1, (2,)),
@@ -121,8 +121,8 @@ def test_what_comes_out_as_something_else() -> None:
 
 
 @pytest.mark.parametrize("other", [[], (), [(1,)]], ids=repr)
-def test_what_can_be_sent_does_not_depend_on_what_is_beside_it(other: Any) -> None:
-    """A tuple somewhere is looked for, as none can be a key; it makes nothing else a fault."""
+def test_tuple_beside_it_does_not_refuse_a_value(other: Any) -> None:
+    """The search for a tuple, which can be no key, makes nothing else a fault."""
     body = {
         "text": np.str_("x"),
         "bytes": np.bytes_(b"y"),
@@ -135,7 +135,7 @@ def test_what_can_be_sent_does_not_depend_on_what_is_beside_it(other: Any) -> No
 
 
 def test_an_array_in_a_file_is_an_array(tmp_path: Path) -> None:
-    """It is another type of numpy's, but holds nothing more."""
+    """A memmap is another type of numpy's, but holds nothing more."""
     mapped = np.memmap(tmp_path / "array", np.int32, "w+", shape=(400,))
     mapped[:] = np.arange(400)
     found = travelled(Message("t", "a", "b", mapped)).body
@@ -143,7 +143,7 @@ def test_an_array_in_a_file_is_an_array(tmp_path: Path) -> None:
 
 
 def test_an_envelope_has_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has to go into a head as one piece; it is refused before it is kept."""
+    """An envelope has to go into a head as one piece, so it is refused before it is kept."""
     monkeypatch.setattr(codec, "MAX_ENVELOPE_BYTES", 1000)
     assert encode(Message("t", "a", "b", [b"x" * 500, np.zeros(1000)]))
     with pytest.raises(BodyError, match="at most 1000"):
@@ -151,7 +151,8 @@ def test_an_envelope_has_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_large_array_is_a_frame_and_not_copied() -> None:
-    """At neither end: the frame is a view on the array, and the array one on the frame."""
+    """The frame is a view on the array at the sender, and the array one on the frame at the
+    receiver."""
     array = np.arange(SMALL_ARRAY_BYTES, dtype=np.uint8)
     larger = np.arange(SMALL_ARRAY_BYTES + 1, dtype=np.uint16)
     frames = encode(Message("t", "a", "b", [array, larger]))
@@ -163,7 +164,7 @@ def test_a_large_array_is_a_frame_and_not_copied() -> None:
     assert num_bytes(frames) == len(frames[0]) + larger.nbytes
 
 
-def test_a_snapshot_copies_what_may_change() -> None:
+def test_snapshot_copies_mutable_values() -> None:
     """A read-only array is taken at its word."""
     changing, fixed = np.zeros(1000), np.zeros(1000)
     fixed.setflags(write=False)
@@ -184,7 +185,7 @@ def deep(depth: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("body", "place"),
+    ("body", "position"),
     [
         ({1, 2}, "body cannot be sent: set"),
         ({"a": [0, object()]}, r"body\['a'\]\[1\] cannot be sent: object"),
@@ -209,15 +210,15 @@ def deep(depth: int) -> Any:
     ],
     ids=lambda value: None if isinstance(value, str) else type(value).__name__,
 )
-def test_what_cannot_be_sent_says_where_it_is(body: Any, place: str) -> None:
-    """And why; nothing is pickled instead."""
-    with pytest.raises(BodyError, match=place):
+def test_error_says_where_the_wrong_value_is(body: Any, position: str) -> None:
+    """The error says why, too, and nothing is pickled instead."""
+    with pytest.raises(BodyError, match=position):
         encode(Message("t", "a", "b", body))
 
 
 @pytest.mark.parametrize("beside", [0, [0.1] * 1000, np.zeros(3)], ids=["", "long", "array"])
 @pytest.mark.parametrize(
-    ("body", "place"),
+    ("body", "position"),
     [
         (msgpack.ExtType(1, b""), r"body\[0\] cannot"),
         ({"a": [0, msgpack.Timestamp(1)]}, r"body\[0\]\['a'\]\[1\] cannot"),
@@ -227,14 +228,14 @@ def test_what_cannot_be_sent_says_where_it_is(body: Any, place: str) -> None:
     ],
     ids=["extension", "time", "deep", "key", "large"],
 )
-def test_the_types_of_msgpack_itself_are_refused(body: Any, place: str, beside: Any) -> None:
+def test_the_types_of_msgpack_itself_are_refused(body: Any, position: str, beside: Any) -> None:
     """The receiver would drop the message, or give out something else."""
-    with pytest.raises(BodyError, match=place):
+    with pytest.raises(BodyError, match=position):
         encode(Message("t", "a", "b", [body, beside]))
 
 
 def test_so_many_arrays_travel_as_they_lie() -> None:
-    """As many as the drivers take; those beyond them are in the envelope, and come all the same."""
+    """Arrays beyond the number that the drivers take are in the envelope, and come all the same."""
     arrays = [np.full(SMALL_ARRAY_BYTES + 1, i % 256, np.uint8) for i in range(MAX_FRAMES + 1)]
     frames = encode(Message("t", "a", "b", arrays))
     assert len(frames) == MAX_FRAMES == 4096
@@ -292,8 +293,8 @@ def malformed() -> Iterator[list[bytes]]:
 
 
 @pytest.mark.parametrize("frames", list(malformed()))
-def test_what_is_no_message_is_malformed(frames: list[bytes]) -> None:
-    """Whatever a peer sends, it does no harm."""
+def test_frames_that_are_no_message_are_malformed(frames: list[bytes]) -> None:
+    """No frames that a peer sends do harm."""
     with pytest.raises(MalformedMessage):
         decode(frames, "a", "b")
 
@@ -301,7 +302,7 @@ def test_what_is_no_message_is_malformed(frames: list[bytes]) -> None:
 @given(st.binary(max_size=200), st.lists(st.binary(max_size=50), max_size=3))
 @settings(deadline=None)
 def test_any_bytes_are_a_message_or_malformed(head: bytes, frames: list[bytes]) -> None:
-    """Nothing else comes of them."""
+    """No other error comes of them."""
     with suppress(MalformedMessage):
         decode([head, *frames], "a", "b")
 

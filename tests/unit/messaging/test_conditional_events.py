@@ -130,7 +130,7 @@ AMOUNT = "a whole number from 1 to 999999999, or a percentage from 1% to 100%"
     ],
 )
 def test_a_wrong_expression(expression: object, message: str) -> None:
-    """What is wrong, where, and what it may be instead."""
+    """The error says what is wrong, where, and what it may be instead."""
     with pytest.raises(ConditionalEventError) as caught:
         parse(expression)
     assert message in str(caught.value)
@@ -138,7 +138,7 @@ def test_a_wrong_expression(expression: object, message: str) -> None:
 
 
 def test_an_expression_may_be_as_deep_and_as_long_as_is_said() -> None:
-    """And one that contains itself comes to an end."""
+    """An expression that contains itself comes to an end."""
 
     def nested(depth: int) -> Any:
         return [nested(depth - 1), "OR"] if depth else "a:b:1"
@@ -185,7 +185,7 @@ def test_a_percentage_is_rounded_up_and_at_least_one(
 
 
 def test_a_count_is_not_limited_by_the_number_of_peers() -> None:
-    """Nor are they asked for."""
+    """The peers are not asked for."""
     assert not is_met("worker:update:10", {("worker", "update"): 9})
     assert is_met("worker:update:10", {("worker", "update"): 10})
 
@@ -241,8 +241,8 @@ def push(made: EventTable[int, Sent], *sources: str, tag: str = "u") -> list[tup
         ("stranger", ["stranger"]),
     ],
 )
-def test_a_source_is_anybody_a_type_or_a_name(source: str, matching: list[str]) -> None:
-    """As a whole: "w" is not w1. Whoever is known to nobody counts for its name."""
+def test_source_is_any_peer_a_type_or_a_name(source: str, matching: list[str]) -> None:
+    """The whole source is compared: "w" is not w1. An unknown sender counts for its name."""
     senders = ["w1", "l1", "ipv4:127.0.0.1:50", "stranger", "worker", "w"]
     made = table(f"{source}:u:1")
     assert [sender for sender in senders if push(made, sender)] == matching
@@ -254,7 +254,7 @@ def test_a_tag_is_equal_or_any() -> None:
     assert push(made, "w1", tag="up") == [(0, [0]), (1, [0])]
 
 
-def test_messages_are_counted_and_not_who_sent_them() -> None:
+def test_messages_are_counted_and_not_senders() -> None:
     """Three of one worker are three."""
     assert push(table("worker:u:3"), "w1", "w1", "l1", "w1") == [(0, [0, 1, 3])]
 
@@ -267,7 +267,7 @@ def test_percentages_are_of_the_peers_that_match() -> None:
 
 
 def test_a_percentage_counts_a_peer_that_is_called_as_a_type_is() -> None:
-    """It matches, so it is one of those whose messages are waited for."""
+    """The peer matches, so it is one of those whose messages are waited for."""
     made: EventTable[int, Sent] = EventTable(lambda: {"learner": ["l1"], "worker": ["learner"]})
     made.register("learner:u:100%", 0)
     assert push(made, "l1", "learner") == [(0, [0, 1])]
@@ -295,12 +295,12 @@ def test_percentages_follow_membership() -> None:
 
 
 def test_an_event_begins_anew_when_it_has_fired() -> None:
-    """What it took is gone; it is satisfied by others."""
+    """The messages that it took are gone; others satisfy it."""
     assert push(table("w1:u:2"), *["w1"] * 5) == [(0, [0, 1]), (0, [2, 3])]
 
 
 def test_and_takes_the_first_messages_of_all_its_parts() -> None:
-    """As many as their amounts say, in the order of arrival; the rest stays for the next time."""
+    """Each part takes its amount, in the order of arrival; the rest stays for the next time."""
     made = table(["worker:u:2", "learner:u:1", "AND"])
     assert push(made, "w1", "w2", "w3", "l1") == [(0, [0, 1, 3])]
     assert push(made, "l1", "w1") == [(0, [2, 0, 1])]
@@ -314,7 +314,7 @@ def test_or_takes_those_of_the_first_part_that_is_satisfied() -> None:
 
 
 def test_or_goes_by_the_order_in_which_its_parts_are_written() -> None:
-    """Not by which needs more messages, or fewer."""
+    """The number of messages that a part needs does not matter."""
     held = [["*:a:1", "*:b:1", "AND"], ["*:b:1", "*:c:1", "AND"], "OR"]
     made = table(held)
     for tag in "ac":
@@ -323,7 +323,7 @@ def test_or_goes_by_the_order_in_which_its_parts_are_written() -> None:
     assert [message.tag for message in fired.messages] == ["a", "b"]
 
 
-def test_nested_groups_take_what_satisfied_them() -> None:
+def test_nested_groups_take_the_messages_that_satisfied_them() -> None:
     """The part of an OR that was not needed stays, deep inside too."""
     made = table(["l1:u:1", ["w1:u:1", "w2:u:1", "OR"], "AND"])
     assert push(made, "w2", "w1", "l1") == [(0, [1, 2])]
@@ -331,7 +331,7 @@ def test_nested_groups_take_what_satisfied_them() -> None:
 
 
 def test_every_event_has_its_own_view() -> None:
-    """What one takes, the others still have."""
+    """Messages that one event takes stay for the others."""
     made = table("*:u:1", "worker:u:2", "w1:u:3")
     assert push(made, "w1", "w1", "w1") == [
         (0, [0]),
@@ -352,11 +352,11 @@ def test_a_message_that_counts_twice_is_handed_over_once() -> None:
 
 
 def test_units_of_the_same_messages() -> None:
-    """With one source and tag: the larger amount decides."""
+    """The larger amount of two units with one source and tag decides."""
     assert push(table(["w1:u:2", "w1:u:3", "AND"]), *["w1"] * 4) == [(0, [0, 1, 2])]
 
 
-def test_an_event_sees_what_is_pushed_after_it_was_registered() -> None:
+def test_event_sees_messages_pushed_after_its_registration() -> None:
     made = table("*:u:2")
     push(made, "w1")
     made.register("*:u:2", 1)
@@ -364,7 +364,7 @@ def test_an_event_sees_what_is_pushed_after_it_was_registered() -> None:
 
 
 def test_clear_forgets_messages_and_keeps_events() -> None:
-    """And the room that they took is free."""
+    """The room that the messages took is free."""
     made = table(["w1:u:2", "w2:u:1", "AND"], max_held=2)
     push(made, "w1", "w1")
     made.clear()
@@ -374,9 +374,9 @@ def test_clear_forgets_messages_and_keeps_events() -> None:
 # --- bounds ---------------------------------------------------------------------------------------
 
 
-def test_a_full_event_refuses_what_does_not_let_it_fire() -> None:
-    """Nothing is dropped without a word, no other event has half of it, and the message that is
-    waited for still comes in."""
+def test_full_event_refuses_messages_that_do_not_let_it_fire() -> None:
+    """No message is dropped without a word, no other event has half of it, and the awaited message
+    still comes in."""
     made = table("*:u:3", ["w1:u:2", "w2:u:1", "AND"], max_held=3)
     assert push(made, "w1", "w1") == []
     assert push(made, "w1") == [(0, [0, 1, 0])]
@@ -397,15 +397,15 @@ def test_a_message_that_no_event_wants_is_not_held() -> None:
 
 
 def test_an_event_that_could_never_fire_is_refused() -> None:
-    """It needs more messages than an event may hold."""
+    """The event needs more messages than it may hold."""
     with pytest.raises(ConditionalEventError, match=r"w1:u:4 never fires, .* at most 3 messages"):
         table(["w2:u:1", "w1:u:4", "OR"], max_held=3)
     table(["w2:u:1", "w1:u:3", "OR"], max_held=3)
 
 
 @pytest.mark.parametrize("taken", ["first", "middle"])
-def test_what_is_taken_leaves_nothing_behind(taken: str) -> None:
-    """Neither at the front of what is held nor in its middle."""
+def test_taken_message_leaves_nothing_behind(taken: str) -> None:
+    """The message may lie at the front of the held ones or in the middle."""
     made = table(["w1:*:9", "w1:u:1", "OR"])
     if taken == "middle":
         assert push(made, "w1", tag="v") == []

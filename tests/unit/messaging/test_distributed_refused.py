@@ -31,7 +31,7 @@ def join() -> Iterator[Join]:
 
 
 class Seen:
-    """What its handler got."""
+    """The messages of its handler."""
 
     def __init__(self) -> None:
         self.bodies: list[list[int]] = []

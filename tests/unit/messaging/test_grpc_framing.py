@@ -59,7 +59,7 @@ def test_packets_come_out_as_they_went_in(sent: list[list[Frame]]) -> None:
 
 @pytest.mark.parametrize("size", [CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES])
 def test_large_ones_come_in_pieces(size: int) -> None:
-    """None of them larger than gRPC may take, and a frame is in as many as it needs."""
+    """No chunk is larger than gRPC may take, and a frame is in as many as it needs."""
     packet: list[Frame] = [b"head", bytes(size), b"", b"x" * 100]
     chunks = list(to_chunks(packet))
     assert max(map(len, chunks)) <= CHUNK_BYTES + len(prelude(*map(len, packet)))
@@ -106,7 +106,7 @@ def test_prelude_may_come_in_a_message_of_its_own() -> None:
         ([prelude() + b"x"], "1 bytes more"),
     ],
 )
-def test_what_is_no_packet_is_malformed(chunks: list[bytes], why: str) -> None:
+def test_chunks_that_are_no_packet_are_malformed(chunks: list[bytes], why: str) -> None:
     with pytest.raises(Malformed, match=why):
         packets_of(chunks)
 
@@ -114,7 +114,7 @@ def test_what_is_no_packet_is_malformed(chunks: list[bytes], why: str) -> None:
 @given(st.lists(st.binary(max_size=40)))
 @settings(deadline=None)
 def test_any_bytes_are_packets_or_malformed(chunks: list[bytes]) -> None:
-    """Nothing else comes of them."""
+    """No other error comes of them."""
     with suppress(Malformed):
         packets_of(chunks)
 
@@ -122,7 +122,7 @@ def test_any_bytes_are_packets_or_malformed(chunks: list[bytes]) -> None:
 @given(st.data())
 @settings(deadline=None)
 def test_packets_with_other_bytes_are_packets_or_malformed(data: st.DataObject) -> None:
-    """Those that were right before some of their bytes changed."""
+    """The packets were right before some of their bytes changed."""
     chunks = [*to_chunks([b"head", b"x" * 30, b""]), *to_chunks([b"next"])]
     i = data.draw(st.integers(0, len(chunks) - 1))
     changed = bytearray(chunks[i])

@@ -21,7 +21,7 @@ def test_no_two_are_the_same() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_a_forked_process_makes_others() -> None:
-    """It has the numbers of its parent, and letters of its own."""
+    """A forked process has the numbers of its parent, and letters of its own."""
     program = """if True:
         import os
         from xain_messaging.ids import new_id

@@ -139,7 +139,7 @@ def test_an_ack_is_due_after_so_many_messages() -> None:
 
 @pytest.mark.parametrize("kind", ["a gap", "a question", "a new connection"])
 def test_a_lost_message_comes_again_once(kind: str) -> None:
-    """Whatever shows the loss."""
+    """A new connection, a question or a later message shows the loss."""
     a, b = ends()
     send(a, b"lost")
     if kind == "a new connection":
@@ -174,7 +174,8 @@ def test_a_lost_ack_is_repeated() -> None:
 
 
 def test_bounds_of_the_sender() -> None:
-    """To one peer and to all; the first message to a peer that is here always has room."""
+    """The bounds are to one peer and to all; the first message to a peer that is here always has
+    room."""
     totals = Totals(Bounds(max_messages=2, max_bytes=100, max_messages_in_all=3))
     here, away = Link("a", 1, "b", totals), Link("a", 1, "c", totals)
     here.connected()
@@ -213,7 +214,7 @@ def test_messages_beyond_the_bounds_of_the_receiver_come_when_there_is_room() ->
     assert bodies(come(b, ask(a, b.ack()))) == [b"4", b"5"]
 
 
-def test_another_process_gets_what_the_one_before_has_not_taken() -> None:
+def test_next_process_gets_messages_that_the_last_has_not_taken() -> None:
     """Messages of the former process are dropped from then on, and those of the next one too until
     the roster lists it."""
     a, b = ends()
@@ -243,7 +244,7 @@ def test_messages_of_a_former_process_count_as_waiting_until_they_are_taken() ->
 
 
 def test_a_head_adds_no_more_than_is_said() -> None:
-    """With the longest names and numbers, and as much untaken as may be."""
+    """The names and numbers are the longest, and as much as possible is untaken."""
     totals = Totals(last_number=2**63)
     a, b = Link("a" * 128, 2**63, "b" * 128, totals), Link("b" * 128, 2**63, "a" * 128)
     for link in (a, b):
@@ -285,8 +286,8 @@ def changed(**fields: Any) -> bytes:
         changed(at_9=[[1, "m", 0, b""]])[:-2] + b"\x91" * 5000 + b"\xc0",  # in each other
     ],
 )
-def test_what_is_no_head_is_malformed(head: bytes) -> None:
-    """Whatever a peer sends."""
+def test_bytes_that_are_no_head_are_malformed(head: bytes) -> None:
+    """No bytes that a peer sends do harm."""
     assert read_head(changed()).messages == [(1, "m", 0, b"")]
     with pytest.raises(MalformedMessage):
         read_head(head)
@@ -310,7 +311,7 @@ class Links(RuleBasedStateMachine):
         self.incarnations = itertools.count(100)
         self.names = ("a", "b")
         self.links = {name: self.new_link(name) for name in self.names}
-        self.lines: dict[str, deque[Packet]] = {name: deque() for name in self.names}  # to it
+        self.packets: dict[str, deque[Packet]] = {name: deque() for name in self.names}  # to it
         self.inboxes: dict[str, list[Delivery]] = {name: [] for name in self.names}
         self.num_sent = dict.fromkeys(self.names, 0)
         # What each has got, by the process that got it, and what was taken by one.
@@ -332,7 +333,7 @@ class Links(RuleBasedStateMachine):
 
     def put(self, name: str, packet: Packet | None) -> None:
         if packet is not None:
-            self.lines["b" if name == "a" else "a"].append(packet)
+            self.packets["b" if name == "a" else "a"].append(packet)
 
     @rule(name=st.sampled_from("ab"))
     def send(self, name: str) -> None:
@@ -350,8 +351,8 @@ class Links(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from("ab"), number=st.integers(1, 5))
     def deliver(self, name: str, number: int) -> None:
-        for _ in range(min(number, len(self.lines[name]))):
-            packet = self.lines[name].popleft()
+        for _ in range(min(number, len(self.packets[name]))):
+            packet = self.packets[name].popleft()
             head = read_head(packet[0])
             found: list[Delivery] = []
             with suppress(MalformedMessage):  # more than it hears
@@ -371,8 +372,8 @@ class Links(RuleBasedStateMachine):
     @rule(name=st.sampled_from("ab"), data=st.data())
     def take(self, name: str, data: st.DataObject) -> None:
         if self.inboxes[name]:
-            place = data.draw(st.integers(0, len(self.inboxes[name]) - 1))
-            delivery = self.inboxes[name].pop(place)
+            position = data.draw(st.integers(0, len(self.inboxes[name]) - 1))
+            delivery = self.inboxes[name].pop(position)
             if name == "b":
                 self.taken_of_a.add(int(bytes(delivery.frames[0])))
             self.take_one(name, delivery)
@@ -386,11 +387,11 @@ class Links(RuleBasedStateMachine):
         self.put(name, self.links[name].ack())
 
     @rule(to=st.sampled_from("ab"), data=st.data())
-    def break_line(self, to: str, data: st.DataObject) -> None:
+    def break_connection(self, to: str, data: st.DataObject) -> None:
         """Some of its end is lost; the sender hears of it and sends again."""
-        line = self.lines[to]
-        for _ in range(data.draw(st.integers(0, len(line)))):
-            line.pop()
+        waiting = self.packets[to]
+        for _ in range(data.draw(st.integers(0, len(waiting)))):
+            waiting.pop()
         sender = "b" if to == "a" else "a"
         for packet in self.links[sender].connected():
             self.put(sender, packet)
@@ -398,12 +399,12 @@ class Links(RuleBasedStateMachine):
     @rule(name=st.sampled_from("ab"), loses=st.sampled_from(["what comes", "an ack", "a break"]))
     def interrupt(self, name: str, loses: str) -> None:
         """Something is lost in it that is said but once."""
-        if loses == "what comes" and self.lines[name]:
-            self.lines[name].popleft()
+        if loses == "what comes" and self.packets[name]:
+            self.packets[name].popleft()
         elif loses == "an ack":
             self.links[name].ack()
         elif loses == "a break":
-            self.lines["b" if name == "a" else "a"].clear()
+            self.packets["b" if name == "a" else "a"].clear()
         self.put(name, self.links[name].where())
 
     @precondition(lambda self: self.num_sent["a"] > 3)
@@ -412,18 +413,18 @@ class Links(RuleBasedStateMachine):
         """b, with all that it has not taken and all that it has sent."""
         self.links["b"] = self.new_link("b")
         self.links["b"].listed(self.links["a"].own_incarnation)
-        self.lines["b"].clear()
+        self.packets["b"].clear()
         self.inboxes["b"].clear()
         self.got["b"] = []
         self.num_sent["b"] = 0
         self.got["a"] = []
-        self.lines["a"].clear()
+        self.packets["a"].clear()
 
     @rule()
     def tell(self) -> None:
         """The roster, which process b is; a makes a new connection then."""
         self.links["a"].listed(self.other)
-        self.lines["b"].clear()
+        self.packets["b"].clear()
         for packet in self.links["a"].connected():
             self.put("a", packet)
 
@@ -434,15 +435,15 @@ class Links(RuleBasedStateMachine):
 
     @rule()
     def make_up(self) -> None:
-        """Somebody else uses the name of b."""
+        """Send a packet of another process under the name of b."""
         made_up = Link("b", 10**18, "a")
         made_up.keep(MESSAGE, Packed(b"0", (), 1))
         for packet in made_up.connected():
-            self.lines["a"].append(packet)
+            self.packets["a"].append(packet)
 
     @invariant()
-    def what_waits_is_bounded(self) -> None:
-        """Of whichever process it is."""
+    def waiting_messages_are_bounded(self) -> None:
+        """The bound holds for every process."""
         for name in self.names:
             totals = self.links[name].totals
             assert len(self.links[name]._untaken) <= 3
@@ -457,14 +458,14 @@ class Links(RuleBasedStateMachine):
 
     @invariant()
     def nothing_that_was_not_taken_is_forgotten(self) -> None:
-        """By the sender, until a process has taken it."""
+        """The sender keeps a message until a process has taken it."""
         assert set(range(1, self.num_sent["a"] + 1)) - self.taken_of_a <= set(self.links["a"]._kept)
 
     def teardown(self) -> None:
-        """Though no line breaks any more, in the end all is there."""
+        """In the end all messages are there, though no connection breaks any more."""
         self.tell()
         for _ in range(1000):
-            if not any(self.lines.values()) and not any(self.inboxes.values()):
+            if not any(self.packets.values()) and not any(self.inboxes.values()):
                 break
             for name in self.names:
                 self.deliver(name, 10**6)

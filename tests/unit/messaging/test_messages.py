@@ -62,7 +62,7 @@ def test_messages_in_reference_cycles_are_freed(make: Callable[[], Body]) -> Non
 
 
 def test_every_message_begins_a_session() -> None:
-    """With ids of its own, unless they are given."""
+    """The ids are its own, unless they are given."""
     one, two = Message("t", "a", "b"), Message("t", "a", "b")
     assert one.body is None
     assert len({one.session_id, one.message_id, two.session_id, two.message_id}) == 4
@@ -70,19 +70,19 @@ def test_every_message_begins_a_session() -> None:
 
 
 def test_a_tag_may_be_of_an_enum() -> None:
-    """Its value is what counts."""
+    """The value of the enum is the tag."""
     assert Message(Tags.UPDATE, "a", "b").tag == "update"  # type: ignore[arg-type]  # on purpose
 
 
 @pytest.mark.parametrize("tag", ["", "*", "a:b", " a", "a ", 3, None, "x" * 257])
-def test_what_cannot_be_a_tag(tag: object) -> None:
+def test_wrong_tag_is_refused(tag: object) -> None:
     """A conditional event could not tell it from its own signs."""
     with pytest.raises(ValueError, match="tag"):
         tag_of(tag)  # type: ignore[arg-type]  # on purpose
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "é", " a", "x" * 129])
-def test_what_cannot_be_a_name(name: str) -> None:
+def test_wrong_name_is_refused(name: str) -> None:
     """The message says which."""
     with pytest.raises(ValueError, match="destination"):
         Message("t", "a", name)
@@ -91,7 +91,8 @@ def test_what_cannot_be_a_name(name: str) -> None:
 
 
 def test_a_reply_goes_back_in_the_session() -> None:
-    """As a new message; tag and body are kept unless they are given, and None is given."""
+    """The reply is a new message; tag and body are kept unless they are given, and None is
+    given."""
     asked = Message("ask", "a", "b", {"x": 1})
     kept = asked.reply()
     assert (kept.source, kept.destination, kept.tag, kept.body) == ("b", "a", "ask", {"x": 1})
@@ -102,7 +103,7 @@ def test_a_reply_goes_back_in_the_session() -> None:
     assert (asked.source, asked.tag) == ("a", "ask")  # is as it was
 
 
-def test_a_forwarded_message_comes_from_who_had_it() -> None:
+def test_forwarded_message_comes_from_its_forwarder() -> None:
     """In the same session."""
     asked = Message("ask", "a", "b", 7)
     onward = asked.forward("c")
@@ -141,7 +142,7 @@ def request(session_type: SessionType = SessionType.TASK) -> SessionMessage:
 
 @pytest.mark.parametrize("session_type", SessionType)
 def test_a_session_from_its_beginning_to_its_end(session_type: SessionType) -> None:
-    """At both ends: request, ack of a task, answer."""
+    """Both ends see request, ack of a task, and answer."""
     asker, answerer = Sessions(), Sessions()
     asked = request(session_type)
     asker.send(asked)
@@ -170,8 +171,8 @@ def test_stages_do_not_go_back() -> None:
     assert has_come(asker, asked.reply())
 
 
-def test_nobody_answers_what_was_not_asked() -> None:
-    """Not of another peer, another session or another type."""
+def test_answer_without_a_question_is_refused() -> None:
+    """The question must be of this peer, session and type."""
     sessions = Sessions()
     asked = request()
     sessions.send(asked)
@@ -188,7 +189,7 @@ def test_nobody_answers_what_was_not_asked() -> None:
         session_id=asked.session_id,
     )
     assert not has_come(sessions, other)
-    stranger = SessionMessage(
+    unasked = SessionMessage(
         "t",
         "c",
         "a",
@@ -197,12 +198,12 @@ def test_nobody_answers_what_was_not_asked() -> None:
         TaskSessionStage.COMPLETE,
         session_id=asked.session_id,
     )
-    assert not has_come(sessions, stranger)
+    assert not has_come(sessions, unasked)
     assert has_come(sessions, asked.reply())
 
 
-def test_who_is_forgotten_has_nothing_open() -> None:
-    """Neither what it has asked nor what it was asked."""
+def test_forgotten_peer_has_no_open_sessions() -> None:
+    """Questions of the peer and questions to it are forgotten."""
     sessions = Sessions()
     asked, to_answer = SessionMessage("t", "a", "b"), SessionMessage("t", "b", "a")
     sessions.send(asked)

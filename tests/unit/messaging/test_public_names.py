@@ -43,6 +43,6 @@ def test_every_error_is_a_messaging_error() -> None:
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    """As of every module."""
+    """The module behaves as every module."""
     with pytest.raises(AttributeError, match="Nothing"):
         _ = xain_messaging.Nothing

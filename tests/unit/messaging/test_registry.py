@@ -1,4 +1,4 @@
-"""Who is in which group, by a clock that the test moves."""
+"""Members of groups, by a clock that the test moves."""
 
 import itertools
 
@@ -38,8 +38,8 @@ class World:
         return set(self.registry.roster("g"))
 
 
-def test_who_does_not_renew_expires() -> None:
-    """And says when the next one will."""
+def test_member_that_does_not_renew_expires() -> None:
+    """expire() says when the next member will."""
     world = World()
     anna, _ = world.join("anna"), world.join("ben")
     world.pass_time(6)
@@ -66,7 +66,7 @@ def test_a_name_is_taken_until_its_lease_is_over() -> None:
     assert world.join("anna").incarnation > first.incarnation
 
 
-def test_the_end_of_a_line_frees_the_name() -> None:
+def test_end_of_a_connection_frees_the_name() -> None:
     """A moment later, long before the lease is over; for nobody if it comes back in time."""
     world = World()
     anna = world.join("anna")
@@ -87,14 +87,14 @@ def test_the_end_of_a_line_frees_the_name() -> None:
     assert not world.registry.renew("g", "anna", anna.incarnation, world.now)
 
 
-def test_the_newest_line_is_what_counts() -> None:
-    """It may stand before the end of the one before is noticed, which then is nothing; and a member
-    that was away is another one to the lines that it had."""
+def test_newest_connection_counts() -> None:
+    """The newest may begin before the end of the last is noticed, which then means nothing; and a
+    member that was away is another one to its old connections."""
     world = World()
     anna = world.join("anna")
     who = ("g", "anna", anna.incarnation)
-    for line in ("older", "newer"):
-        assert world.registry.stream_begun(*who, world.now, line)
+    for connection in ("older", "newer"):
+        assert world.registry.stream_begun(*who, world.now, connection)
     world.registry.stream_ended(*who, world.now, "older")
     world.pass_time(GRACE_S + 1)
     assert world.names == {"anna"}
@@ -122,7 +122,7 @@ def test_ranks() -> None:
     assert world.join("m", role="master").rank == 0
 
 
-def test_members_come_back_to_another_registry_as_who_they_were() -> None:
+def test_members_come_back_to_another_registry_with_their_identity() -> None:
     """In any order, at once; until its first lease is over it says that it is settling."""
     world = World()
     members = [world.join(f"w{i}") for i in range(3)]
@@ -137,7 +137,7 @@ def test_members_come_back_to_another_registry_as_who_they_were() -> None:
     assert moved.rank == 3  # somebody had taken it
 
 
-def test_newcomers_wait_for_those_who_come_back() -> None:
+def test_newcomers_wait_for_returning_members() -> None:
     """A registry that may not be the first one lets in who was there before at once, and others a
     moment later: so names and ranks are whose they were."""
     world = World()
@@ -157,8 +157,8 @@ def test_newcomers_wait_for_those_who_come_back() -> None:
     assert world.join("fresh").rank == 2
 
 
-def test_one_that_was_replaced_cannot_come_back() -> None:
-    """Its name is another process's."""
+def test_replaced_member_cannot_come_back() -> None:
+    """The member's name is another process's."""
     world = World()
     first = world.join("anna")
     world.pass_time(LEASE_S)
@@ -200,7 +200,7 @@ def test_the_later_of_two_processes_stays() -> None:
         world.join("anna", former=first)
 
 
-def test_so_many_who_have_left_are_remembered() -> None:
+def test_bounded_number_of_former_members_is_remembered() -> None:
     """The oldest are forgotten."""
     world = World()
     world.registry.max_former = 2
@@ -219,7 +219,7 @@ def test_so_many_who_have_left_are_remembered() -> None:
 
 
 def test_to_join_again_is_a_heartbeat() -> None:
-    """Nobody hears of it unless something is different."""
+    """Others do not hear of it unless something is different."""
     world = World()
     anna = world.join("anna")
     world.changes.clear()
@@ -240,7 +240,8 @@ def arrive(
 
 
 def test_barriers_count_members_that_wait() -> None:
-    """Not those that gave up, died, or whose time is over; and can be used again."""
+    """Members that gave up, died, or are out of time do not count; and the barrier can be used
+    again."""
     world = World()
     members = {name: world.join(name) for name in ("anna", "ben", "cleo")}
     assert not arrive(world, "anna")
@@ -272,7 +273,7 @@ def test_a_newer_call_at_a_barrier_ends_the_older() -> None:
 
 
 def test_a_call_that_comes_again_does_not_wait_for_the_next_opening() -> None:
-    """Its answer was lost, also if its member was taken for dead meanwhile; but another process of
+    """The answer was lost, also if its member was taken for dead meanwhile; but another process of
     that name and a later call wait."""
     world = World()
     members = {name: world.join(name) for name in ("anna", "ben")}
@@ -303,7 +304,7 @@ def test_openings_are_forgotten_when_their_calls_have_their_answers() -> None:
 
 
 def test_a_call_that_comes_again_changes_nothing_while_it_waits() -> None:
-    """Though it would give up later by now: a state in a Redis is not written therefore."""
+    """The later give-up time is not written, which saves a write to a Redis."""
     world = World()
     world.join("anna")
     assert not arrive(world, "anna")
@@ -314,7 +315,7 @@ def test_a_call_that_comes_again_changes_nothing_while_it_waits() -> None:
 
 
 def test_a_member_waits_at_a_few_barriers_at_a_time() -> None:
-    """So that it cannot take the room of others; there is room again when one has opened."""
+    """A member cannot take the room of others; there is room again when one has opened."""
     world = World()
     for name in ("anna", "ben"):
         world.join(name)
@@ -346,7 +347,7 @@ def test_the_state_of_a_registry_goes_through_json() -> None:
 
 
 def test_a_stream_begun_over_a_join_again() -> None:
-    """Its end is still noticed."""
+    """The end of that stream is still noticed."""
     world = World()
     anna = world.join("anna")
     world.registry.stream_begun("g", "anna", anna.incarnation, world.now, "a stream")

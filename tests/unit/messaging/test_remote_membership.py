@@ -1,4 +1,4 @@
-"""What a member of a service over a network tells of who is there."""
+"""The members that a client of a remote service reports."""
 
 from xain_messaging.discovery.remote import RemoteMembership
 from xain_messaging.ports import Member, Roster
@@ -36,7 +36,7 @@ class Told(RemoteMembership):
         raise NotImplementedError
 
 
-def test_a_process_whose_place_another_has_taken_is_not_told_of() -> None:
+def test_replaced_process_is_not_told_of() -> None:
     """A service that has lost all may list it while the other is on its way back, which is there
     until then; and which has gone if it is not back by the time when all are."""
     a = Told()
@@ -54,7 +54,7 @@ def test_a_process_whose_place_another_has_taken_is_not_told_of() -> None:
 
 
 def test_a_member_is_there_itself_until_it_hears_that_it_is_not() -> None:
-    """Also where an earlier process of its name is listed."""
+    """An earlier process of its name may be listed."""
     a = Told()
     a.hear(b=21)
     a.hear(a=0, b=21)

@@ -12,7 +12,7 @@ def has_come(sessions: Sessions, message: SessionMessage) -> bool:
     return True
 
 
-def test_of_too_many_open_sessions_the_oldest_is_forgotten() -> None:
+def test_oldest_of_too_many_open_sessions_is_forgotten() -> None:
     sessions = Sessions({**MAX_SESSIONS, SessionType.TASK: 3})
     tasks = [SessionMessage("t", "a", peer) for peer in "bcbc"]
     for task in tasks:

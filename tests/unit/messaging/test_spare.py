@@ -14,8 +14,8 @@ def address(array: NDArray[Any]) -> int:
     return int(array.ctypes.data)
 
 
-def test_what_nobody_holds_is_used_again() -> None:
-    """For as many bytes."""
+def test_released_array_is_used_again() -> None:
+    """The array is used again for as many bytes."""
     spare = Spare()
     first = address(spare.take(MIN_BYTES))
     for _ in range(3):
@@ -42,8 +42,8 @@ def test_what_nobody_holds_is_used_again() -> None:
         lambda array: np.asarray(array[128:].base)[1:],
     ],
 )
-def test_what_somebody_holds_is_not_used_again(view: Callable[[NDArray[Any]], Any]) -> None:
-    """Whatever they hold of it, and for as long as they do."""
+def test_held_array_is_not_used_again(view: Callable[[NDArray[Any]], Any]) -> None:
+    """Any view of the array holds it, for as long as the view lives."""
     spare = Spare()
     array = spare.take(MIN_BYTES)
     array[:] = 7
@@ -58,8 +58,8 @@ def test_what_somebody_holds_is_not_used_again(view: Callable[[NDArray[Any]], An
     assert np.asarray(held).tobytes() == before
 
 
-def test_what_waits_has_a_bound() -> None:
-    """What came back first goes first; what is larger than all does not wait, nor what is small."""
+def test_waiting_arrays_are_bounded() -> None:
+    """The oldest goes first; an array larger than the bound does not wait, nor a small one."""
     spare = Spare(max_bytes=5 * MIN_BYTES // 2)
     sizes = (0, 10, MIN_BYTES, MIN_BYTES + 1, MIN_BYTES + 2, 3 * MIN_BYTES)
     taken = [spare.take(size) for size in sizes]
@@ -68,7 +68,7 @@ def test_what_waits_has_a_bound() -> None:
         assert spare.num_bytes == num_bytes
 
 
-def test_of_one_that_waits_it_is_the_latest() -> None:
+def test_single_waiting_array_is_the_latest() -> None:
     """One of another size leaves none of the first, and many at once leave one."""
     spare = Spare(max_arrays=1)
     taken = [spare.take(MIN_BYTES) for _ in range(3)]
@@ -82,7 +82,7 @@ def test_of_one_that_waits_it_is_the_latest() -> None:
 
 @pytest.mark.parametrize("size", [10, MIN_BYTES])
 def test_a_copy_is_one(size: int) -> None:
-    """It stays as it was when its original changes."""
+    """A copy stays as it was when its original changes."""
     array = np.arange(size, dtype=np.float32)
     copied = Spare().copy(array)
     array[:] = 0

@@ -34,8 +34,8 @@ def test_forgotten_peer_that_comes_back_hears_new_messages(lossy: JoinLossy) -> 
 
 
 def test_message_that_is_taken_late_comes_once(lossy: JoinLossy) -> None:
-    """Its sender was forgotten meanwhile, and is back."""
-    (a, _), (b, line) = lossy("a"), lossy("b")
+    """The sender was forgotten meanwhile, and is back."""
+    (a, _), (b, driver) = lossy("a"), lossy("b")
     until(lambda: "peer" in a.peers and "peer" in b.peers, "each other")
     b.isend(Message("1", "b", "a"))
     assert a.receive_by_id("none", 0.05).missing  # it waits
@@ -43,7 +43,7 @@ def test_message_that_is_taken_late_comes_once(lossy: JoinLossy) -> None:
     a.endpoint.forget_s = -1.0
     a.endpoint._on_change({name: member for name, member in with_b.items() if name != "b"})
     a.endpoint._on_change(with_b)
-    line.break_connection("a")
+    driver.break_connection("a")
     b.isend(Message("2", "b", "a"))
     assert tags(a, 2) == ["1", "2"]
     assert a.receive_once(0.05) is None
@@ -77,12 +77,12 @@ def test_close_names_peers_that_are_away_and_miss_messages(lossy: JoinLossy) -> 
 
 
 def test_close_waits_until_its_messages_are_heard(lossy: JoinLossy) -> None:
-    """Messages that a line has lost go again, and need not be taken for the word to come."""
-    (a, line), (b, _) = lossy("a"), lossy("b")
+    """Messages that a connection has lost go again, and need not be taken for the word to come."""
+    (a, driver), (b, _) = lossy("a"), lossy("b")
     until(lambda: "peer" in a.peers, "b")
-    line.lost.add("b")
+    driver.lost.add("b")
     a.isend(Message("1", "a", "b"))
-    line.lost.discard("b")  # nobody tells of the loss
+    driver.lost.discard("b")  # the loss is not told
     with ThreadPoolExecutor(1) as pool:
         closing = pool.submit(a.close)
         assert b.receive_by_id("none", 0.5).missing  # it hears, and takes nothing
@@ -90,9 +90,9 @@ def test_close_waits_until_its_messages_are_heard(lossy: JoinLossy) -> None:
     assert tags(b, 1) == ["1"]
 
 
-def test_what_comes_before_the_word_of_its_process_is_not_lost(lossy: JoinLossy) -> None:
-    """The discovery may tell late who has come back. All of it comes then, in order, though its
-    sender uses its proxy no more."""
+def test_messages_before_the_news_of_their_process_are_not_lost(lossy: JoinLossy) -> None:
+    """The discovery may tell late that a process has come back. All of its messages come then, in
+    order, though it uses its proxy no more."""
     (a, _), (b, _) = lossy("a"), lossy("b")
     until(lambda: "peer" in a.peers, "b")
     b.isend(Message("0", "b", "a"))
