@@ -1,4 +1,4 @@
-"""Identifiers of the product use the words of docs/glossary.md, and no metaphors."""
+"""Identifiers use the words of docs/glossary.md, and no metaphors."""
 
 import ast
 import re
@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = sorted(path for path in ROOT.glob("*/src/*") if path.is_dir())
+FOLDERS = [*sorted(ROOT.glob("*/src")), ROOT / "tests", ROOT / "benchmarks"]
 HONEST = {"in_place"}  # an operation in place is no metaphor
 
 
 def metaphors() -> set[str]:
-    """The words of the left column of the glossary's last table, also in the plural."""
+    """Words of the left column of the glossary's last table, with plurals and past forms."""
     _, table = (ROOT / "docs/glossary.md").read_text(encoding="utf-8").split("| not | but |", 1)
     rows = re.findall(r"^\| ([a-z, ]+) \|", table, re.MULTILINE)
     words = {word for row in rows for word in row.split(", ")}
-    return words | {f"{word}s" for word in words}
+    return {form for word in words for form in (word, f"{word}s", f"{word.removesuffix('e')}ed")}
 
 
 def parts(identifier: str) -> set[str]:
@@ -41,16 +41,16 @@ def identifiers(source: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name
 
 
-@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
-def test_no_identifier_is_a_metaphor(package: Path) -> None:
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(ROOT)))
+def test_no_identifier_is_a_metaphor(folder: Path) -> None:
     """A reader who knows the field finds its words, and one word for one thing."""
     forbidden = metaphors()
     assert len(forbidden) > 20, "the table of the glossary is not found"
     found = []
-    files = [path for path in package.rglob("*.py") if "_pb2" not in path.name]
-    assert files, package
+    files = [path for path in folder.rglob("*.py") if "_pb2" not in path.name]
+    assert files, folder
     for path in files:
-        relative = path.relative_to(package)
+        relative = path.relative_to(ROOT)
         if parts(str(relative)) & forbidden:
             found.append(f"{relative}: the name of the file")
         for line, name in identifiers(path.read_text(encoding="utf-8")):

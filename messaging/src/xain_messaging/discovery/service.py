@@ -169,7 +169,7 @@ class MembershipService(MembershipServicer):
                 changed.set()
 
     def _expire(self) -> None:
-        """Whose lease is over has gone; comes again when the next one will be."""
+        """Remove members whose lease is over, and come again when the next one ends."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
