@@ -6,9 +6,7 @@ the gap. The memory of large frames is handed over, not copied. There is no encr
 has to prove its name: ZeroMQ is for trusted networks. For others the gRPC driver has TLS.
 """
 
-import itertools
 import math
-import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -36,8 +34,8 @@ _SNDMORE: Final = int(zmq.SNDMORE)
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _send: Final[Callable[..., Any]] = zmq.backend.Socket.send
 
-# An empty packet from here, which lets run() return. Each driver has an address of its own.
-WAKE: Final = "inproc://wake-%d"
+# An empty packet from here, which lets run() return.
+WAKE: Final = "inproc://wake"
 
 # One for each peer that is sent to. A socket that is not made costs nothing.
 MAX_SOCKETS: Final = 65_536
@@ -45,47 +43,6 @@ MAX_SOCKETS: Final = 65_536
 # Milliseconds between two attempts to reach a peer.
 RETRY_MS: Final = 100
 MAX_RETRY_MS: Final = 2000
-
-
-class _Context:
-    """ZeroMQ's context of a process, whose I/O thread serves the sockets of all drivers.
-
-    num_drivers: that use the context; the last one to close ends it.
-    """
-
-    def __init__(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        """Begin anew, in a forked process: the I/O thread is in its parent."""
-        self._lock = threading.Lock()
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self.num_drivers = 0
-
-    def open(self) -> "zmq.Context[zmq.Socket[bytes]]":
-        with self._lock:
-            if self._context is None:
-                self._context = zmq.Context()
-                self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
-            self.num_drivers += 1
-            return self._context
-
-    def close(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
-        """The call of the last driver waits for the packets of all drivers that linger."""
-        with self._lock:
-            if context is not self._context:  # of the parent of this process
-                return
-            self.num_drivers -= 1
-            if self.num_drivers:
-                return
-            self._context = None
-        context.term()
-
-
-_context: Final = _Context()
-_numbers: Final = itertools.count()
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=_context.forget)
 
 
 class ZmqDriver:
@@ -99,26 +56,19 @@ class ZmqDriver:
 
     def __init__(self, host: str = "127.0.0.1", *, advertise: str = "") -> None:
         host_told = told_host(host, advertise)  # before anything is open
-        self._context = _context.open()
+        self._context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._running = threading.Lock()  # of the thread in run(), which close() waits for
         self._addresses: dict[str, str] = {}  # by peer
         self._sockets: dict[str, zmq.Socket[bytes]] = {}  # of the peers that have been sent to
         self._is_closed = False
         self._on_packet: Callable[[Frames], None] = lambda frames: None
-        self._timeout_ms = -1  # of self._pull
         self._pull = self._open(zmq.PULL, {zmq.RCVHWM: MAX_WAITING})
+        self.address = f"tcp://{host_told}:{self._pull.bind_to_random_port(f'tcp://{host}')}"
+        self._timeout_ms = -1  # of self._pull
+        self._pull.bind(WAKE)
         self._waker = self._open(zmq.PUSH, {zmq.SNDHWM: 1})
-        try:
-            port = self._pull.bind_to_random_port(f"tcp://{host}")
-            wake = WAKE % next(_numbers)
-            self._pull.bind(wake)
-            self._waker.connect(wake)
-        except BaseException:  # no address of this machine, say
-            self._pull.close(linger=0)
-            self._waker.close(linger=0)
-            _context.close(self._context)
-            raise
-        self.address = f"tcp://{host_told}:{port}"
+        self._waker.connect(WAKE)
         self._waking = threading.RLock()  # a signal handler may wake while its thread does
 
     def _open(self, kind: int, options: dict[zmq.SocketOption, int]) -> "zmq.Socket[bytes]":
@@ -222,7 +172,7 @@ class ZmqDriver:
             self._pull.close(linger=0)
             with self._waking:
                 self._waker.close(linger=0)
-            _context.close(self._context)
+            self._context.term()  # it waits for the packets that linger
 
     def _check_open(self) -> None:
         if self._is_closed:
