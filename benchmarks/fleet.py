@@ -290,8 +290,7 @@ def median_p99_ms(heartbeats: Heartbeats, spans: Spans) -> float | None:
 
 
 def come_to_rest(crowd: Crowd, scale: Scale) -> bool:
-    """Wait until the load of connecting is answered, and forget its latencies. Whether it was in
-    time."""
+    """Forget latencies until the load of connecting is over. Whether it was in time."""
     give_up_at = time.monotonic() + scale.patience_s
     is_at_rest = False
     while not is_at_rest and time.monotonic() < give_up_at:

@@ -142,8 +142,7 @@ class ZmqRequests:
 
 
 class Grpc:
-    """One stream with messages both ways; large ones in chunks, each made just before it is
-    sent."""
+    """One stream with messages both ways; large ones in chunks, each made when it is sent."""
 
     def __init__(self, pipe: Connection, *, is_first: bool) -> None:
         self._out: queue.SimpleQueue[memoryview] = queue.SimpleQueue()

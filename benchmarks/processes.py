@@ -55,8 +55,7 @@ class ProcessorTime:
 
 
 def processor_time(pid: int) -> ProcessorTime | None:
-    """Processor time so far. None where the system does not tell, and for a process that is
-    gone."""
+    """Processor time so far. None where the system does not tell, and for an ended process."""
     with suppress(OSError):
         user_s, system_s = _ticks_s(Path(f"/proc/{pid}/stat"))
         return ProcessorTime(user_s, system_s, sum(_ticks_s(Path(f"/proc/{pid}/task/{pid}/stat"))))

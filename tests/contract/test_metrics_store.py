@@ -178,8 +178,7 @@ def test_close_may_be_repeated(metrics: MetricsStore) -> None:
 
 
 def test_metrics_store_raises_nothing(metrics: MetricsStore) -> None:
-    """A point that cannot be stored, or comes after the end, raises nothing: metrics never fail a
-    call."""
+    """A point that cannot be stored, or comes late, raises nothing: metrics never fail a call."""
     metrics.write([Point("x", {"bad": float("nan")}), Point("x", cast(Any, {"bad": object()}))])
     metrics.write([Point("x", cast(Any, None))])
     metrics.close()

@@ -236,8 +236,7 @@ def read_on(reader: Reader) -> bytes | None:
 
 @pytest.mark.parametrize("size", [3, 1_000_000])
 def test_overwrite(store: WeightsStore, size: int) -> None:
-    """A reader of the old object goes on with the old bytes, or hears that they are gone. It never
-    gets a mixture."""
+    """A reader of the old object reads on, or hears that it is gone. It gets no mixture."""
     put(store, "1/a", b"o" * size, overwrite=True)
     with store.open("1/a") as reader:
         put(store, "1/a", b"n" * size, overwrite=True)

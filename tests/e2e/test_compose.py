@@ -55,8 +55,7 @@ def test_ports_are_local():
 
 
 def test_images_are_pinned():
-    """An image that is pulled tomorrow is the one that was tested today; ours have the version of
-    the tree."""
+    """The image of tomorrow is the one that was tested; ours have the version of the tree."""
     for name, service in SERVICES.items():
         tag = service["image"].partition(":")[2]
         assert re.fullmatch(r"\d+\.\d+(\.\d+)?", tag), service["image"]

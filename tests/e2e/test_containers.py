@@ -75,8 +75,7 @@ def test_images_have_version_labels_and_an_unprivileged_user(image, part):
 
 @pytest.mark.parametrize("image", [COORDINATOR, PARTICIPANT])
 def test_images_hold_no_secrets(image):
-    """No layer of the history and no variable of the environment sets anything that sounds like a
-    secret."""
+    """No layer and no variable of the environment sets anything that sounds like a secret."""
     history = docker("history", "--no-trunc", "--format", "{{.CreatedBy}}", image)
     environment = "\n".join(engine.inspect(image)["Config"]["Env"])
     for text in (history, environment):
@@ -301,8 +300,7 @@ for source in BUNDLED:
 
 
 def test_the_participant_can_do_everything(containers, tmp_path):
-    """The trimmed libraries still read every format and bundled data set, and have every loss and
-    the help."""
+    """The trimmed libraries still have every format, bundled data set, loss and help text."""
     features, target = np.arange(12.0).reshape(6, 2), np.array(["a", "b"] * 3)
     table = pa.table({"p": features[:, 0], "q": features[:, 1], "label": target})
     parquet.write_table(table, tmp_path / "x.parquet", compression="zstd")

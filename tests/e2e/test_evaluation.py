@@ -135,8 +135,7 @@ async def test_digits_are_evaluated_each_round_and_at_the_end(launch, tmp_path):
 
 
 async def test_coordinator_killed_while_the_last_model_is_evaluated_goes_on(launch, tmp_path):
-    """Evaluations that were acknowledged before the kill are not asked for again; the others are
-    waited for."""
+    """Acknowledged evaluations are not asked for again; the others are waited for."""
     gates = tmp_path / "gates"
     close_gates(gates, "b-2")
     coordinator = launch(rounds__rounds=2, rounds__min_participants=2)

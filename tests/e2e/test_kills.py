@@ -142,8 +142,7 @@ class Killer:
         return True
 
     async def _stop_coordinator(self) -> bool:
-        """Stop and start the coordinator: not a kill, but one more way to end that must cost
-        nothing."""
+        """Stop and start the coordinator: no kill, but one more end that must cost nothing."""
         if not await self._some_time(0.6):
             return False
         assert await self._training.coordinator.stop() == 0

@@ -69,8 +69,7 @@ class Constant(Participant):
 
 
 async def hand_in(member: Member, vector: np.ndarray) -> None:
-    """Hand in for round 0, as participants do: a small update inside the call, a large one before
-    it."""
+    """Hand in for round 0: a small update inside the call, a large one before it."""
     data = npy(vector)
     if len(data) > 1000:
         await member.hand_in(vector)
@@ -489,8 +488,7 @@ def test_repair_without_a_journal_creates_none(tmp_path, repair):
 
 
 async def test_damaged_log_is_named_and_not_taken_for_another_copy(start, join, tmp_path):
-    """The damage is found after a kill. Cut where the message says, the journal has all records
-    before."""
+    """The damage is found after a kill. Cut there, the journal has all records before."""
     copy = tmp_path / "copy"
     copy.mkdir()
     coordinator = await start(rounds={"rounds": 9, "min_participants": 1})

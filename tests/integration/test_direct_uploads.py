@@ -1,5 +1,4 @@
-"""An object that a participant has put into the store counts only as a copy that we have
-measured."""
+"""An object that a participant has stored counts only as a copy that we have measured."""
 
 import asyncio
 import threading
@@ -261,8 +260,7 @@ async def test_wrong_object_is_deleted_before_its_sender_is_told(store, start, j
 
 
 async def test_work_goes_on_when_its_caller_has_lost_patience(store, start, join, monkeypatch):
-    """Copying and measuring may take longer than a call; a sender that comes again finds them
-    done."""
+    """Copying and measuring may take longer than a call; the next call finds them done."""
     _, member = await first_round(start, join)
     ref = await put(store, await member.start(), npy(np.ones(SIZE, np.float32)))
     copies, go_on = [], threading.Event()

@@ -213,8 +213,7 @@ async def test_process_with_the_state_directory_of_a_killed_one_takes_over_at_on
 async def test_process_with_the_given_instance_id_of_a_killed_one_takes_over_at_once(
     begin: Begin, launch: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process is a restarted container, whose orchestrator gives its name; another one is
-    refused."""
+    """The process is a restarted container with a given name; another one is refused."""
     coordinator = await begin(server__heartbeat_timeout_s=600)
     target = target_of(coordinator)
     table = "a,b,y\n1,2,0\n2,1,1\n"

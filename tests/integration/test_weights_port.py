@@ -469,8 +469,7 @@ async def test_participant_goes_on_with_a_put_whose_connection_broke(start, join
     ids=["nothing", "a part of a line", "no key"],
 )
 async def test_answer_that_is_not_the_port_s_fails_an_offer(said):
-    """The update is not taken for stored, and nothing hangs, if another server listens at the
-    address."""
+    """An answer of another server is no proof that the update is stored, and nothing hangs."""
     transfer = DirectTransfer(continue_timeout_s=0.3)
     with socket.create_server(("127.0.0.1", 0)) as server, closing(transfer) as direct:
 

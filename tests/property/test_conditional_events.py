@@ -144,8 +144,7 @@ def test_a_table_fires_as_the_slow_one_does(registered: list[Any], steps: list[A
 @settings(derandomize=True, deadline=None)
 @given(expressions)
 def test_parsed_condition_is_written_the_same(expression: Any) -> None:
-    """The canonical form parses to the condition that it came from, and the shown form names its
-    units."""
+    """The canonical form parses to the same condition, and the shown form names its units."""
     condition = parse(expression)
     kept = condition.expression
     assert parse(kept) == condition

@@ -63,8 +63,7 @@ def test_an_update_that_changes_nothing_is_the_model(bits: int) -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("bits", [8, 16])
 def test_infinite_values_cannot_be_encoded(bits: int, bad: float) -> None:
-    """An update with an infinite value travels as it is, so that the refusal can name the
-    position."""
+    """An update with an infinite value travels as it is: the refusal can name the position."""
     model = np.zeros(10, dtype=np.float32)
     update = model.copy()
     update[7] = bad

@@ -497,8 +497,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     @rule(i=INDEX, times=st.integers(1, 3))
     def note(self, i: int, times: int) -> None:
-        """Note updates that were refused before they had come whole, of any participant, at any
-        time."""
+        """Note refused updates that had not come whole, of any participant, at any time."""
         outstanding = self._outstanding()
         names = (*NAMES, *outstanding, *outstanding)
         for _ in range(times):

@@ -115,8 +115,7 @@ class CoordinatorMachine:
     # --- what ends it ---
 
     def kill(self, steps: int = 0, *, down_s: float, host: bool = False) -> None:
-        """Kill the process after so many more of its steps. host: the whole machine goes, so no
-        peer is told."""
+        """Kill the process after so many steps. host: the whole machine, so no peer is told."""
         if self._current is not None:
             self._host_down = host
             self._restart_s = down_s

@@ -160,8 +160,7 @@ class SimulatedJournal:
 
 @dataclass(eq=False, slots=True)
 class Part:
-    """The written part of an upload. writer: the process that goes on with it, as long as it
-    lives."""
+    """The written part of an upload. writer: the living process that goes on with it."""
 
     label: str
     writer: Process

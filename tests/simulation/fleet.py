@@ -82,8 +82,7 @@ class ParticipantMachine:
     # --- what ends it ---
 
     def kill(self, steps: int = 0, *, down_s: float | None, host: bool = False) -> None:
-        """Kill the process after so many more of its steps. down_s: None: for ever. host: no peer
-        is told."""
+        """Kill the process after so many steps. down_s: None: for ever. host: no peer is told."""
         if self.process is None:
             if down_s is None:
                 self.is_done = True

@@ -15,8 +15,7 @@ from simulation.network import Connection, Metadata, Network
 
 
 class Server:
-    """The server of a coordinator's process; the part of grpc.aio.Server that generated code
-    uses."""
+    """The server of a coordinator: the part of grpc.aio.Server that generated code uses."""
 
     def __init__(
         self,

@@ -124,8 +124,7 @@ class _World:
         return True
 
     def _replica(self, name: str, range_: RangeView) -> Replica | None:
-        """The server's replica of a range; None: the server does not know the range's last epoch
-        yet."""
+        """The server's replica of a range; None: the server does not know its last epoch yet."""
         server = next(each.server for each in self._servers if each.name == name)
         if server is None or not server.process.is_alive:
             return None

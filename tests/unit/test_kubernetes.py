@@ -49,8 +49,7 @@ def nested(folder: Path) -> str:
 
 
 def resources(name: str) -> list[Document]:
-    """The documents of a kustomization: those of its files and of its base, without the deleted
-    ones."""
+    """Documents of a kustomization: its files and its base, without the deleted ones."""
     folder = KUBERNETES / name
     found = []
     for path in kustomization(name)["resources"]:

@@ -13,8 +13,7 @@ from xain_messaging.errors import DiscoveryUnavailable
 
 
 class Threads:
-    """Threads of memberships. missing: their numbers, from 1 on, for which the system has no
-    thread."""
+    """Threads of memberships. missing: numbers, from 1 on, for which the system has none."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, missing: range) -> None:
         self.num_asked = 0

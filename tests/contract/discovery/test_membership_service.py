@@ -268,8 +268,7 @@ def test_an_interrupted_start_leaves_no_server(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_server_whose_port_is_taken() -> None:
-    """The error says so, nothing is left behind, and the server can be stopped as one that has
-    served."""
+    """The error says so, nothing is left, and the server can be stopped as after serving."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

@@ -8,8 +8,7 @@ from xain_messaging.drivers.zeromq import MAX_WAITING, ZmqDriver
 
 
 def test_fast_sender_over_zeromq_waits() -> None:
-    """The sender waits until some messages have been received; the rest waits at the sender, in
-    order."""
+    """The sender waits until some messages are received; the rest waits there, in order."""
     there, here = Receiving(ZmqDriver()), Receiving(ZmqDriver())
     with closing_all(there, here):
         here.connect("there", there.address)

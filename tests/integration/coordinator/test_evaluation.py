@@ -59,8 +59,7 @@ async def status_of(member: Member) -> inspection.GetStatusResponse:
 
 
 async def test_participants_that_cannot_evaluate_see_the_session_go_on(start, join):
-    """XAIN 0.6's participants cannot: the last model is measured by the others, and then all is
-    finished."""
+    """XAIN 0.6's participants cannot: the others measure the last model, and all is finished."""
     coordinator = await start(rounds={"rounds": 2, "min_participants": 2})
     a, old = join(coordinator, "a"), join(coordinator, "old")
     await rendezvous(a)

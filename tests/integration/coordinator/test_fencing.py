@@ -196,8 +196,7 @@ def test_one_of_two_that_start_at_once_is_the_owner(journal: Journals, step: int
 
 
 def started_and_owns(one: Fence) -> bool:
-    """Whether a fence owns the session; one that did not start, because it heard of the other at
-    once, owns nothing."""
+    """Whether a fence owns the session; one that did not start owns nothing."""
     try:
         return is_owner(one)
     except AssertionError:
@@ -283,8 +282,7 @@ def test_overtaken_coordinator_drops_nothing(store: WeightsStore, journal: Journ
 
 
 async def test_a_store_that_is_away_ends_nobody(journal: Journals) -> None:
-    """One warning says that the owner cannot be checked, and a takeover meanwhile is noticed
-    afterwards."""
+    """One warning says that the owner is unknown, and a takeover meanwhile is noticed later."""
     store = Failing()
     older = fence(store, journal("a"))
     older.look_every_s = 0.001

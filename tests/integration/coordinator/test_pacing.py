@@ -124,8 +124,7 @@ async def test_a_straggler_is_left_out_at_the_deadline(start, join, tmp_path):
 
 
 async def test_a_session_that_cannot_go_on_says_why(start, join):
-    """Watchers, callers and the operator hear FINISHED with its cause; a restart does not begin
-    anew."""
+    """Watchers, callers and the operator hear the cause; a restart does not begin anew."""
     rounds = {**TIMED, "min_participants": 2}
     coordinator = await start(rounds=rounds)
     hold(coordinator)

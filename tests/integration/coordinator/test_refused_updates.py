@@ -42,8 +42,7 @@ async def bring_nan(member: Member) -> None:
 
 
 async def test_each_kind_of_unusable_update_is_counted(start: Any, join: Any) -> None:
-    """Refusals of the stream and of the session count; updates that are only late, or not for their
-    sender, do not."""
+    """Refusals of stream and session count; late updates and updates for others do not."""
     coordinator = await start(
         rounds={**THREE, "refused_limit": 99}, server={"max_update_bytes": 1000}
     )
@@ -144,8 +143,7 @@ async def test_a_refusal_that_was_heard_of_survives_a_kill(process: CoordinatorP
 
 
 async def test_a_stored_update_of_another_cannot_be_handed_in(start, join, tmp_path: Path):
-    """Neither the id nor the name of the object gives access: the sender's next upload would
-    replace it."""
+    """Neither id nor object name gives access: the sender could replace it later."""
     coordinator = await start(rounds={"min_participants": 2, "rounds": 1})
     a, z = join(coordinator, "a"), join(coordinator, "z")
     await a.rendezvous()

@@ -284,8 +284,7 @@ def test_a_folder_for_uploads_that_cannot_be(
     ],
 )
 def test_answers(connect: Open, status: int, code: str, passing: bool, message: str) -> None:
-    """Passing errors are waited for and others raised at once; of the server's answer only the code
-    is repeated."""
+    """Passing errors are waited for, others raised at once; only the server's code is shown."""
     identity = Identity().settings()
     everything = " ".join([*identity.values(), TOKEN])
     with (

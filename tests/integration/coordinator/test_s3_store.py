@@ -281,8 +281,7 @@ def test_a_reader_of_a_large_object_that_changes(store: S3Store) -> None:
 
 
 def test_a_claim_left_by_a_coordinator_that_died(store: S3Store, client: Any, bucket: str) -> None:
-    """A successor with the same content goes on and cleans up. A writer of other content is told
-    what to delete."""
+    """A successor with the same content goes on; another writer is told what to delete."""
     digest = xxhash.xxh3_128(b"model").hexdigest()
     claim = f".claims/1/global/{digest}.0123"
     client.put_object(Bucket=bucket, Key=claim, Body=b"")

@@ -28,8 +28,7 @@ def test_a_late_answer_in_the_queue_holds_up_no_other(lossy: JoinLossy) -> None:
 
 
 def test_all_senders_together_are_held_back(lossy: JoinLossy) -> None:
-    """The waiting messages of all senders are bounded; the others come when there is room, from
-    all."""
+    """The waiting messages of all senders are bounded; the others come when there is room."""
     bounds = Bounds(max_messages_in_all=8)
     a, _ = lossy("a", bounds)
     others = [lossy(f"b-{i}")[0] for i in range(10)]

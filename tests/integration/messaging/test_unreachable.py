@@ -14,8 +14,7 @@ from xain_messaging.proxy import Proxy
 
 
 def test_unreachable_peer_does_not_keep_others_away() -> None:
-    """Peers with an address of another driver are kept messages for, and the others are
-    connected."""
+    """Messages to a peer with another driver's address are kept; others are connected."""
     discovery = InProcessDiscovery()
     discovery.join(
         "g",

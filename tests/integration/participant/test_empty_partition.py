@@ -11,8 +11,7 @@ from xain_workloads.data import load
 async def test_an_empty_part_does_not_keep_the_others_from_training(
     start: Any, take_part: Any, tmp_path: Path
 ) -> None:
-    """A participant without rows ends without joining; the first round opens after
-    start_timeout_s."""
+    """A participant without rows does not join; round 0 opens after start_timeout_s."""
     parts = {"a": ["1,2,x", "2,1,y"], "b": ["1,1,y", "3,2,x"], "empty": []}
     participants: dict[str, Participant] = {}
     for name, rows in parts.items():

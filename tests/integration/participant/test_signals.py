@@ -75,8 +75,7 @@ def test_a_signal_leaves_the_session_and_exits(
     number: signal.Signals,
     code: int,
 ) -> None:
-    """The status is not 0: a stopped participant has not done its part, and is to be started
-    again."""
+    """The status is not 0: a stopped participant has to be started again."""
     process.send_signal(number)
     assert process.wait(PATIENCE_S) == code
     assert server.heartbeats[-1] == (pb.FINISHED, 0)

@@ -32,8 +32,7 @@ class Halves(Participant):
 async def test_a_participant_whose_updates_are_wrong_does_not_hold_up_the_round(
     start: Any, take_part: Any
 ) -> None:
-    """The participant is selected, is refused three times, and stands by: the other two finish the
-    training."""
+    """After three refusals the participant stands by: the other two finish the training."""
     rounds = {"rounds": 3, "min_participants": 2, "start_participants": 3}
     coordinator = await start(rounds=rounds)
     participants = {"a": Halves(1), "b": Halves(3), "wrong": Halves(9, extra=1)}

@@ -522,8 +522,7 @@ def test_values_that_the_wire_cannot_carry_are_refused(written: str, told: str) 
 
 
 def test_blank_credentials_are_none() -> None:
-    """A variable may have an empty file's content: half of a pair is still refused, and none is
-    none."""
+    """A variable may hold an empty file: half of a pair is still refused, and none is none."""
     s3 = {"storage__kind": "s3", "storage__bucket": "b", "storage__secret_access_key": "\n"}
     config(**s3, storage__access_key_id=" ")
     config(**s3, storage__access_key_id_file="/id", storage__secret_access_key_file="/key")

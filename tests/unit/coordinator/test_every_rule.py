@@ -146,8 +146,7 @@ def test_a_round_that_initialises(rule: str) -> None:
 @pytest.mark.parametrize("rule", SURVEYORS)
 @pytest.mark.parametrize("which", ["3/p001", "3/global"])
 def test_surveys_are_checked(rule: str, which: str) -> None:
-    """An object that is damaged for the survey alone is found, though it may get no weight and not
-    be read again."""
+    """Damage is found in an object that gets no weight and is not read a second time."""
     store = MemoryStore()
     vectors, base = random_round(rule)
     work = work_on(store, rule, vectors, base)

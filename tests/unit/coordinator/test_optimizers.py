@@ -166,8 +166,7 @@ class Nothing(Mean):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_model_that_leaves_the_range(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a step leaves the range of the dtype, neither a model nor the optimiser's state is
-    published."""
+    """After a step out of the dtype's range neither model nor state is published."""
     for rules in (RULES, BUILT_IN):
         monkeypatch.setitem(cast(dict[str, Any], rules), "nothing", Nothing)
     monkeypatch.setattr(Nothing, "value", value)

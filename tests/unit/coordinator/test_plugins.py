@@ -164,8 +164,7 @@ class Rule:
 
 
 def test_a_plug_in_that_is_gone_in_the_middle_of_a_session(site: Path) -> None:
-    """The plug-in can be installed again, so this is no failure of the rule, which would end the
-    session."""
+    """The plug-in can be installed again: no failure of the rule, which would end the session."""
     store = MemoryStore()
     work = work_on(store, "midrange", [np.ones(5, np.float32)] * 3, np.ones(5, np.float32))
     with pytest.raises(PluginFailed, match=r"'midrange', .*not installed"):

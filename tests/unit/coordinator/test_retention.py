@@ -105,8 +105,7 @@ def test_retention_continues_after_an_error():
 
 
 def test_stale_participant_keeps_only_the_updates_of_its_round():
-    """The updates stay until the participant has handed in, or never will; also at the start, and
-    with others kept."""
+    """The updates stay until the participant has handed in, or never will; also at the start."""
     for keep, kept in ((0, []), (1, [3])):
         store = store_of(6)
         Retention(store, keep).drop(Needed(4, 4, frozenset({1, 2})))

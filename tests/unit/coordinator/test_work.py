@@ -442,8 +442,7 @@ async def test_a_fenced_coordinator_ends() -> None:
 
 
 async def test_weights_that_are_missing_end_the_process_and_not_the_session() -> None:
-    """The disk is the wrong one, or was restored from a backup: with the right one the session goes
-    on."""
+    """The disk is the wrong one, or a restored one: with the right one the session goes on."""
     store, journal = HookedStore(), Disk()
     store.hook = lambda: store.delete("0/p0")
     async with fleet(journal, store) as f:

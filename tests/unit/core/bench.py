@@ -304,8 +304,7 @@ class Bench:
         return self.send(c.Tick(), at=at)
 
     def pass_time(self, seconds: float, *silent: str) -> None:
-        """Let time pass as the driver does: a Tick when one is due. All but the silent are heard
-        meanwhile."""
+        """Let time pass, with a Tick when one is due. All but the silent are heard meanwhile."""
         end = self.now + seconds
         while True:
             for name in self.connected:

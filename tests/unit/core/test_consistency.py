@@ -40,8 +40,7 @@ def ssp_round(*names: str, staleness: int = 1, **rules: Any) -> Bench:
 
 
 def trains(bench: Bench) -> dict[str, int]:
-    """The participants that owe an update of the open round, with the round that each one
-    trains."""
+    """The participants that owe an update of the open round, with the round of each."""
     return {name: bench.session.trained_by(name) for name in bench.outstanding}
 
 
@@ -257,8 +256,7 @@ def test_between_two_rounds_the_slow_go_on() -> None:
 
 
 def test_participant_that_returns_trains_the_newest_round() -> None:
-    """The round that it trained before it left is forgotten, and its update of that round is
-    late."""
+    """The round that it trained before is forgotten, and its update of that round is late."""
     bench = buffered_round("a", "b")
     bench.end("a")
     assert trains(bench) == {"b": 0, "a": 1}
@@ -274,8 +272,7 @@ def test_participant_that_returns_trains_the_newest_round() -> None:
 
 
 def test_in_ssp_the_fast_wait_for_the_slow() -> None:
-    """No participant trains a round that is more than `staleness` after one that is still
-    trained."""
+    """No participant trains more than `staleness` rounds ahead of one that still trains."""
     bench = ssp_round("a", "b", "c")
     bench.end("a", "a@0")
     assert trains(bench) == {"b": 0, "c": 0, "a": 1}
@@ -290,8 +287,7 @@ def test_in_ssp_the_fast_wait_for_the_slow() -> None:
 
 
 def test_at_the_deadline_the_slowest_are_left_behind() -> None:
-    """Participants within the staleness go on; the others are late from the moment that the round
-    is closed."""
+    """Participants within the staleness go on; the others are late from the closing on."""
     bench = ssp_round("a", "b", "c")
     bench.end("a", "a@0")
     bench.end("b", "b@0", round_=0)

@@ -156,8 +156,7 @@ def test_late_update_of_an_asynchronous_session_is_asked_for_of_its_own_round() 
 
 
 def test_reason_stands_in_the_record_of_the_round() -> None:
-    """The reason stays when the sender has handed in again, and its first contribution is not
-    counted twice."""
+    """The reason stays after a second update, and the first contribution counts no more."""
     bench = closed_round("a", "b", "c")
     damage(bench, "b")
     history = History()

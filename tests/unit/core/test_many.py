@@ -57,8 +57,7 @@ class Looks:
 
 
 class Costs:
-    """Peak memory of each message beyond what there was before, and the number of entries that it
-    looked at."""
+    """Peak additional memory of each message, and number of entries that it looked at."""
 
     def __init__(self) -> None:
         self.num_bytes: list[int] = []
@@ -177,8 +176,7 @@ def test_a_refused_update_copies_no_other(fleet: Fleet) -> None:
 
 
 def test_an_update_copies_no_other(fleet: Fleet) -> None:
-    """History copies nothing while it is not read, and senders with a refused update before are not
-    looked at."""
+    """Unread history copies nothing, and senders with earlier refusals are not looked at."""
     for command in fleet.refusals():
         fleet.send(command)
     costs = fleet.costs_of(fleet.updates())

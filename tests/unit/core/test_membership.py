@@ -260,8 +260,7 @@ def test_profiles_are_bounded_together() -> None:
 
 
 def test_profiles_that_do_not_suffice_wait_for_others() -> None:
-    """One class only: no model. The session does not end; it asks again when a participant
-    joins."""
+    """One class only: no model. The session asks again when a participant joins."""
     bench = Bench(make_rules(min_participants=1), answers=False)
     bench.join("a", profile=DataProfile(10, 4, ("yes",)))
     assert len(bench.owed) == 1

@@ -80,8 +80,7 @@ def test_an_upload_counts_once(gone: str) -> None:
 
 
 def test_upload_name_is_used_again_in_the_next_round() -> None:
-    """The same participant uses the name, or another one whose connection has replaced the
-    first."""
+    """The same participant uses the name, or one whose connection has replaced the first."""
     bench = opened_round("a", "b")
     bench.end("a", upload_name="uuid-1")
     bench.end("b", upload_name="uuid-2")

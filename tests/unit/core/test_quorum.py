@@ -50,8 +50,7 @@ def updates_until_closed(quorum: Expression, *order: str, **rules: Any) -> int:
     ],
 )
 def test_a_round_closes_with_its_quorum(quorum: Expression, number: int) -> None:
-    """Percentages are of the selected, rounded up; without its quorum a round closes when all
-    has answered."""
+    """Percentages of the selected are rounded up; without a quorum all have to answer."""
     assert updates_until_closed(quorum, "a", "b", "c", "d", "e") == number
 
 

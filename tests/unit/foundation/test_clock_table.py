@@ -15,8 +15,7 @@ def table(*clocks: int, staleness: int | None = 0) -> ClockTable:
     ("staleness", "admitted"), [(0, [0, 1, 2]), (1, [0, 1, 2, 3]), (3, [0, 1, 2, 3, 4, 5])]
 )
 def test_worker_within_the_staleness_may_work(staleness: int, admitted: list[int]) -> None:
-    """The bound counts from the slowest worker, here at clock 2; a worker behind it may work
-    too."""
+    """The bound counts from the slowest worker, here at clock 2, which may work too."""
     clocks = table(2, 4, 3, staleness=staleness)
     assert [clock for clock in range(10) if clocks.admits(clock)] == admitted
 

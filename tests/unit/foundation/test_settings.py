@@ -277,8 +277,7 @@ SECRET = "hunter2"
     ],
 )
 def test_secrets_are_never_told(toml: Path, text: str) -> None:
-    """A secret is neither shown as the wrong value nor within the dump of a section, as XAIN
-    printed them."""
+    """A secret is shown neither as a wrong value nor in the dump of a section, as by XAIN."""
     assert SECRET not in error_of(toml, text)
 
 

@@ -91,8 +91,7 @@ def test_wrong_name_is_refused(name: str) -> None:
 
 
 def test_a_reply_goes_back_in_the_session() -> None:
-    """The reply is a new message; tag and body are kept unless they are given, and None is
-    given."""
+    """The reply is a new message; tag and body are kept unless given, and None is given."""
     asked = Message("ask", "a", "b", {"x": 1})
     kept = asked.reply()
     assert (kept.source, kept.destination, kept.tag, kept.body) == ("b", "a", "ask", {"x": 1})

@@ -240,8 +240,7 @@ def arrive(
 
 
 def test_barriers_count_members_that_wait() -> None:
-    """Members that gave up, died, or are out of time do not count; and the barrier can be used
-    again."""
+    """Members that gave up, died, or are late do not count; the barrier can be used again."""
     world = World()
     members = {name: world.join(name) for name in ("anna", "ben", "cleo")}
     assert not arrive(world, "anna")

@@ -45,8 +45,7 @@ def test_state_dict_declares_the_same_tensors_as_its_module() -> None:
 
 
 def test_frozen_parameters_stay_at_home() -> None:
-    """round.weights has frozen parameters all the same, so that load_state_dict() finds all
-    names."""
+    """round.weights has frozen parameters too, so that load_state_dict() finds all names."""
     model = make_model()
     model[0].requires_grad_(False)
     declared = declare(model)

@@ -216,8 +216,7 @@ def test_statistics_of_a_wide_table_are_bounded(num_columns: int) -> None:
 
 
 def test_same_statistics_give_the_same_text() -> None:
-    """The text is the same after a read from JSON, so that a rebuilt model has the same
-    metadata."""
+    """The text is the same after a read of JSON: a rebuilt model has the same metadata."""
     values = {"n": np.array([1.5, np.nan, 0.1, 7.0]), "c": texts("a", "b", "a", None)}
     statistics = describe(values, np.array([1.0, 2.0, 3.0, 4.0]), min_category_count=1)
     text = statistics.to_json()

@@ -248,8 +248,7 @@ def test_the_end_waits_for_a_server_that_comes_back(server: StrictInflux) -> Non
 def test_the_token_is_shown_to_the_server_alone(
     server: StrictInflux, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A proxy that answers with the request that it refuses does not bring the token into logs or
-    errors."""
+    """A proxy that repeats the refused request does not bring the token into a log."""
     caplog.set_level(logging.DEBUG)
     echo = f"bad header: Authorization: Token {server.token}"
     answers = [Answer(s, echo, {"X-Echo": echo}) for s in (401, 400, 503, 200, 422, 302)]

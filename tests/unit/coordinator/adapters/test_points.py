@@ -93,8 +93,7 @@ def test_a_time_is_kept(off_ns: int) -> None:
     ],
 )
 def test_a_wrong_clock_costs_no_point(time: float) -> None:
-    """Points of a wrong clock are not spread over centuries. They keep their order, and none hides
-    another."""
+    """Points of a wrong clock stay close together, in order, and none hides another."""
     document = [with_(time=time), GOOD, with_(time=time), with_(time=time)]
     points, error = parse_points(json.dumps(document), NOW)
     assert error is None

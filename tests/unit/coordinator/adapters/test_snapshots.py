@@ -153,8 +153,7 @@ def test_soft_state_is_not_kept() -> None:
 
 
 def test_common_parts_of_models_are_written_once() -> None:
-    """The parts are in memory once when they are read. A layout may be long, and a week has many
-    models."""
+    """The parts are in memory once: a layout may be long, and a week has many models."""
     events = recorded()
     published = next(event for event in events if isinstance(event, e.ModelPublished))
     layout = tuple(replace(published.model.layout[0], name=f"layer {i}") for i in range(1000))

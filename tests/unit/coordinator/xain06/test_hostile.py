@@ -237,8 +237,7 @@ VALID = [*VECTORS.values(), *EMPTY.values()] + [
 
 
 def test_opcodes_that_are_passed_over_are_matched_in_one_way():
-    """A refusal of 1 KB would otherwise take minutes, in which the coordinator does nothing
-    else."""
+    """A refusal of 1 KB would otherwise take minutes, and hold up the coordinator."""
     data = filled(dtype(), data=b"N")
     for module, what in (
         ("numpy.core.multiarray", "_reconstruct"),
