@@ -2,7 +2,7 @@
 
     frames = [envelope, array, array, ...]
 
-The envelope is msgpack, encoded with the head of its packet if it is small and plain, see pack(),
+The envelope is msgpack, encoded with the head of its packet if it is small and plain, see parts(),
 and by itself otherwise: a list of the format's version, tag, session id, message id, the number of
 its stage (None for a message that has none), and the body. In the body an array is an extension of
 type 1, which holds the number of its frame, its dtype and its shape; an array of up to 1 KiB lies
@@ -25,12 +25,11 @@ from itertools import chain
 from typing import Any, Final, TypeAlias
 
 import msgpack
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from xain_messaging.errors import BodyError, MalformedMessage
-from xain_messaging.messages import ALL_STAGES, Body, Message, SessionMessage
+from xain_messaging.messages import STAGES, Body, Message, SessionMessage, SessionStage
 from xain_messaging.spare import spare
 
 VERSION: Final = 1
@@ -51,6 +50,13 @@ MAX_PLAIN = 4096  # elements of text or bytes in such an envelope
 PLAIN_BYTES = 100  # in such an envelope beside them: ids and a tag
 
 _ARRAY: Final = 1
+# As they travel: the number of a stage among those of all types.
+_STAGES: Final = dict(
+    enumerate((kind, stage) for kind, stages in STAGES.items() for stage in stages)
+)
+_NUMBERS: Final[dict[SessionStage | None, int]] = {
+    stage: number for number, (_, stage) in _STAGES.items()
+}
 _KINDS: Final = "biufc"  # of dtypes: truth values, integers, floats, complex numbers
 _ARRAYS: Final = (np.ndarray, np.memmap)  # but no other subclass: what it adds would be lost
 _FOREIGN: Final = frozenset({msgpack.ExtType, msgpack.Timestamp})
@@ -64,49 +70,27 @@ _ENVELOPES: Final = (tuple, list)
 # --- to bytes -------------------------------------------------------------------------------------
 
 
-class Packed(msgspec.Struct, frozen=True, gc=False):
-    """A message as its sender keeps it until it is taken.
-
-    envelope: encoded; or, of a small message, a tuple that is encoded with the head of its packet.
-    arrays: the frames after the envelope.
-    """
-
-    envelope: Frame | Plain
-    arrays: Sequence[Frame]
-    num_bytes: int
-
-    def snapshot(self) -> "Packed":
-        """Copy the arrays, so that they no longer change when the sender goes on with them. A
-        read-only array is taken at its word and not copied."""
-        return Packed(self.envelope, snapshot(self.arrays), self.num_bytes)
-
-
-def pack(message: Message) -> Packed:
-    """Pack a message. The envelope of a small one, whose body is a value that cannot change, is
-    not encoded: that costs less for all of a packet at once.
+def parts(message: Message) -> Parts:
+    """The frames of a message. The envelope of a small one, whose body is a value that cannot
+    change, is not encoded: that costs less for all of a packet at once.
 
     Raises BodyError as encode() does.
     """
     body, session_id, message_id = message.body, message.session_id, message.message_id
     kind = type(body)
-    if kind is bytes or (kind is str and body.isascii()):
-        size = len(body)
+    if kind in _SIZED:
+        is_small = len(body) <= MAX_PLAIN and (kind is bytes or body.isascii())
     else:
-        size = 0 if body is None or kind is float or kind is bool else MAX_PLAIN + 1
-    if (
-        size <= MAX_PLAIN
-        and type(session_id) is type(message_id) is str
-        and len(session_id) + len(message_id) <= MAX_ID
-        and session_id.isascii()
-        and message_id.isascii()
-    ):
-        return Packed(_envelope(message), (), PLAIN_BYTES + size)
-    frames = encode(message)  # which refuses what cannot be sent before it is kept
-    return Packed(frames[0], frames[1:], num_bytes(frames))
+        is_small = body is None or kind is float or kind is bool
+    if is_small and type(session_id) is type(message_id) is str:
+        ids = session_id + message_id
+        if len(ids) <= MAX_ID and ids.isascii():
+            return (_envelope(message),)
+    return encode(message)  # which refuses what cannot be sent before it is kept
 
 
 def _envelope(message: Message) -> tuple[Any, ...]:
-    stage = message.session_stage.number if isinstance(message, SessionMessage) else None
+    stage = _NUMBERS[message.session_stage] if isinstance(message, SessionMessage) else None
     return (VERSION, message.tag, message.session_id, message.message_id, stage, message.body)
 
 
@@ -175,27 +159,27 @@ class _Packing:
         raise TypeError
 
 
-def snapshot(frames: Sequence[Frame]) -> Sequence[Frame]:
-    """Copy frames that can be written to; see Packed.snapshot()."""
+def snapshot(frames: Parts) -> Parts:
+    """Copy frames, so that they no longer change when the sender goes on with its arrays. A
+    read-only array is taken at its word and not copied."""
     return [
-        spare.copy(np.frombuffer(frame, np.uint8)).data.toreadonly()
+        spare.copy(np.frombuffer(frame, np.uint8)).data
         if isinstance(frame, memoryview) and not frame.readonly
         else frame
         for frame in frames
     ]
 
 
-def num_bytes(frames: Frames) -> int:
-    """Return the size of all frames together."""
-    return sum(frame.nbytes if isinstance(frame, memoryview) else len(frame) for frame in frames)
-
-
-def envelope_bytes(envelope: Frame | Plain) -> int:
-    """Return the size of an envelope that has come, roughly if it was not encoded by itself."""
-    if isinstance(envelope, _ENVELOPES):
-        body: Any = envelope[-1] if envelope else None
-        return PLAIN_BYTES + (len(body) if type(body) in _SIZED else 0)
-    return len(envelope)
+def num_bytes(frames: Parts) -> int:
+    """Return the size of all frames together, roughly if the envelope is not encoded."""
+    size = 0
+    for frame in frames:
+        if isinstance(frame, _ENVELOPES):
+            body = frame[-1]
+            size += PLAIN_BYTES + (len(body) if type(body) in _SIZED else 0)
+        else:
+            size += frame.nbytes if isinstance(frame, memoryview) else len(frame)
+    return size
 
 
 def _pack_array(array: NDArray[Any], frames: list[Frame]) -> msgpack.ExtType:
@@ -313,20 +297,21 @@ def decode(frames: Parts, source: str, destination: str) -> Message:
         else:
             hook = partial(_unpack_array, frames)
             envelope = msgpack.unpackb(envelope, ext_hook=hook, strict_map_key=False)
-        version, tag, session_id, message_id, number, body = envelope
+        version, tag, session_id, message_id, stage, body = envelope
         if version != VERSION:
             raise MalformedMessage(f"version {version} of the format; this peer reads {VERSION}")
         if not type(session_id) is type(message_id) is str:
             raise MalformedMessage("an id is no text")
         if len(session_id) > MAX_ID or len(message_id) > MAX_ID:
             raise MalformedMessage(f"an id of more than {MAX_ID} characters")
-        ids = {"session_id": session_id, "message_id": message_id}
-        if number is None:
-            return Message(tag, source, destination, body, **ids)
-        if type(number) is not int or number < 0:
-            raise MalformedMessage(f"no number of a stage: {number!r:.40}")
-        stage = ALL_STAGES[number]
-        return SessionMessage(tag, source, destination, body, stage.session_type, stage, **ids)
+        if stage is None:
+            return Message(
+                tag, source, destination, body, session_id=session_id, message_id=message_id
+            )
+        kind, at = _STAGES[stage]
+        return SessionMessage(
+            tag, source, destination, body, kind, at, session_id=session_id, message_id=message_id
+        )
     except MalformedMessage:
         raise
     except Exception as error:  # whatever bytes lead msgpack, numpy and us to

@@ -17,7 +17,7 @@ done twice: the packet in which an interrupt came is handled once more, before a
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -26,7 +26,7 @@ from typing import TypeVar
 from xain_foundation.backoff import Backoff
 from xain_foundation.logger import get_logger
 from xain_foundation.names import why_not
-from xain_messaging.codec import Frames, Packed, decode
+from xain_messaging.codec import Frames, Parts, decode, num_bytes
 from xain_messaging.errors import (
     Closed,
     MalformedMessage,
@@ -265,31 +265,29 @@ class Endpoint:
 
     # --- out ---
 
-    def post(self, message: Message, kind: Kind, packed: Packed, deadline: float) -> None:
+    def post(self, message: Message, kind: Kind, frames: Parts, deadline: float) -> None:
         """Send as try_to_post() does, but wait for room. Raises OutboxFull if there is none by the
         deadline."""
         refusal: str | None = None
 
         def attempt() -> bool | None:
             nonlocal refusal
-            refusal = self.try_to_post(message, kind, packed)
+            refusal = self.try_to_post(message, kind, frames)
             return True if refusal is None else None
 
         if self.wait_for(attempt, deadline, is_working=True) is None:
             raise OutboxFull(str(refusal))
 
-    def try_to_post(
-        self, message: Message, kind: Kind, packed: Packed, *, asks: bool = False
-    ) -> str | None:
-        """Send a message, or keep it for a peer that is away. What is packed must not change any
-        more. Returns why there is no room; None if the message is on its way. Call it under `lock`.
+    def try_to_post(self, message: Message, kind: Kind, frames: Parts) -> str | None:
+        """Send a message, or keep it for a peer that is away. The frames, which are those of the
+        message, must not change any more. Returns why there is no room; None if the message is on
+        its way. Call it under `lock`.
 
-        asks: answers may come, see Sessions.send().
         Raises SessionError, UnknownPeer, Closed and MembershipLost.
         """
+        peer, size = message.destination, num_bytes(frames)
         if self._failure is not None:
             raise self._failure
-        peer = message.destination
         link = self._links.get(peer)
         if link is None:
             raise UnknownPeer(
@@ -297,33 +295,32 @@ class Endpoint:
                 if peer == self.name
                 else f"nobody called {peer!r} has been in the group"
             )
-        if (refusal := link.why_no_room(packed.num_bytes)) is not None:
+        if (refusal := link.why_no_room(size)) is not None:
             return refusal
-        if kind == MESSAGE:
-            self.sessions.send(message, asks=asks)  # before anything can answer it
+        if isinstance(message, SessionMessage):
+            self.sessions.send(message)  # before anything can answer it
         if self._received:
             self._take_those_of(link)  # an answer says that its task is done
-        if link.keep(kind, packed):
+        if link.keep(kind, frames, size):
             self._send_batches(link)
-            return None
-        if not self._unsent:
-            self._send_at = time.monotonic() + self.delay_s
-        self._unsent[peer] = link
-        self._has_posted = True
-        if self._due_at > self._send_at:
-            self._wake_io()
-        if link.owes_ack:  # other messages go first
-            self._owe(link)
+        else:
+            if not self._unsent:
+                self._send_at = time.monotonic() + self.delay_s
+            self._unsent[peer] = link
+            self._has_posted = True
+            if self._due_at > self._send_at:
+                self._wake_io()
+            if link.owes_ack:  # other messages go first
+                self._owe(link)
         return None
 
     def _send_batches(self, link: Link) -> None:
         while link.unsent:
             self._send(link, link.next_packet())
-        if self._unsent:
-            self._unsent.pop(link.name, None)
+        self._unsent.pop(link.name, None)
         if link.owes_ack:  # the peer is away
             self._owe(link)
-        elif self._owed:  # it went with the messages
+        else:  # it went with the messages
             self._owed.pop(link.name, None)
 
     def has_room(self, peer: str, size_bytes: int) -> bool:
@@ -331,44 +328,43 @@ class Endpoint:
         link = self._links.get(peer)
         return link is None or link.why_no_room(size_bytes) is None
 
-    def received(self, deliveries: Iterable[Delivery]) -> None:
-        """The program gets these messages, and may work at them: they are taken when the program
-        next waits, or answers. Call it under `lock`."""
-        self._received += deliveries
+    def received(self, delivery: Delivery) -> None:
+        """The program gets this message, and may work at it: it is taken when the program next
+        waits, or answers. Call it under `lock`."""
+        self._received.append(delivery)
 
     def put_back(self, entries: Sequence[Delivery]) -> None:
         """Undo received(): put messages that the program has not got back into the inbox, not
-        acknowledged if they are not yet, and let other calls look. Call it under `lock`."""
+        acknowledged if they are not yet. Call it under `lock`."""
         self._received = [delivery for delivery in self._received if delivery not in entries]
         self.inbox.put_back(entries)
-        self._notify()
-
-    def take(self, deliveries: Iterable[Delivery]) -> None:
-        """The program has these messages. Call it under `lock`. Twice does no harm."""
-        for delivery in deliveries:
-            link = delivery.link
-            if link.take(delivery):
-                self._owed.pop(link.name, None)
-                self._send(link, link.ack())
-            elif link.name not in self._owed:
-                self._owe(link)
-        if self._totals.behind:
-            self._ask_next()
 
     def _take_received(self) -> None:
         """Take what the program has done."""
-        self.take(self._received)
+        for delivery in self._received:
+            self.take(delivery)
         self._received.clear()  # last: an interrupt may come
 
     def _take_those_of(self, link: Link) -> None:
         """Take what came from a peer that is sent to now: the ack goes with that."""
-        others: list[Delivery] = []
         for delivery in self._received:
-            if delivery.link is link:
+            if delivery.peer == link.name:
                 link.take(delivery)
-            else:
-                others.append(delivery)
-        self._received = others  # last: an interrupt may come
+        self._received = [delivery for delivery in self._received if not delivery.is_taken]
+        if self._totals.behind:
+            self._ask_next()
+
+    def take(self, delivery: Delivery) -> None:
+        """The program has this message. Call it under `lock`. Twice does no harm."""
+        link = self._links.get(delivery.peer)
+        if link is None:  # its peer has been forgotten
+            delivery.is_taken = True
+            return
+        if link.take(delivery):
+            self._owed.pop(link.name, None)
+            self._send(link, link.ack())
+        elif link.name not in self._owed:
+            self._owe(link)
         if self._totals.behind:
             self._ask_next()
 
@@ -466,7 +462,7 @@ class Endpoint:
             self._num_packets += 1
             self._handle_packet()
             # The I/O thread tells the others when it has done all else, see _run().
-            if self._waiters and threading.get_ident() != self._io.ident:
+            if self._waiters and threading.current_thread() is not self._io:
                 self._notify()
 
     def _on_broken(self, peer: str) -> None:
@@ -501,14 +497,12 @@ class Endpoint:
     def _hand(self, delivery: Delivery) -> None:
         """Hand over a message that counts as heard: it is not sent again."""
         try:
-            message = delivery.message = decode(delivery.frames, delivery.link.name, self.name)
+            message = delivery.message = decode(delivery.frames, delivery.peer, self.name)
             if delivery.kind == COLLECTIVE:
                 self._on_collective(message, delivery)
-            elif (
-                delivery.position
-                or not isinstance(message, SessionMessage)
-                or self.sessions.is_due(message)
-            ):
+            elif not isinstance(message, SessionMessage):
+                self.inbox.add(delivery)
+            elif delivery.position or self.sessions.is_due(message):
                 self.inbox.add(delivery)
                 self.sessions.received(message)
             else:
@@ -516,7 +510,7 @@ class Endpoint:
                 log.warning(
                     "out_of_order", peer=delivery.peer, session=message.session_id, stage=stage
                 )
-                self.take((delivery,))
+                self.take(delivery)
             delivery.is_handed = True
             delivery.frames = ()  # the message has its own memory, or the same
         except Exception as error:
@@ -524,7 +518,7 @@ class Endpoint:
             delivery.is_handed = True
             why = str(error) if isinstance(error, MalformedMessage) else repr(error)
             log.warning("malformed_message", peer=delivery.peer, error=why[:MAX_WHY])
-            self.take((delivery,))  # it would only come again
+            self.take(delivery)  # it would only come again
 
     def _owe(self, link: Link) -> None:
         """An ack, in a moment."""
@@ -536,7 +530,7 @@ class Endpoint:
     # --- the I/O thread ---
 
     def _wake_io(self) -> None:
-        if self._is_polling and not self._is_woken and threading.get_ident() != self._io.ident:
+        if self._is_polling and not self._is_woken and threading.current_thread() is not self._io:
             self._is_woken = True
             self._driver.wake()
 

@@ -3,7 +3,6 @@
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import islice
 
 from xain_messaging.links import Delivery
 
@@ -13,44 +12,18 @@ class Awaited:
     """Answers that one call awaits.
 
     sessions: how many answers in each session are still to come; they are for this call alone.
-    arrived: what has come in these sessions, by position.
-    answers: those of them that the call returns; num_seen: of `arrived`, that were looked at.
+    seen: the number of the last message that was looked at.
+    entries: the answers that it has got so far. If the call is interrupted, they are put back.
     """
 
     sessions: dict[str, int] = field(default_factory=dict)
-    arrived: dict[int, Delivery] = field(default_factory=dict)
-    answers: list[Delivery] = field(default_factory=list)
-    num_seen: int = 0
-
-    def wants(self, entry: Delivery) -> bool:
-        """Whether a message is an answer, or an ack, in a session of this call."""
-        message = entry.message
-        return message.session_id in self.sessions and not message.is_request
-
-    def look(self) -> bool:
-        """Look at what has come. Returns whether all answers have."""
-        wanted = self.sessions
-        if len(self.arrived) > self.num_seen:
-            for delivery in islice(self.arrived.values(), self.num_seen, None):
-                message = delivery.message
-                if message.is_final and (number := wanted.get(message.session_id)):
-                    self.answers.append(delivery)
-                    if number > 1:
-                        wanted[message.session_id] = number - 1
-                    else:
-                        del wanted[message.session_id]
-            self.num_seen = len(self.arrived)
-        return not wanted
-
-    def others(self) -> list[Delivery]:
-        """Messages that have come beside the answers: acks, and more answers than were awaited."""
-        positions = {delivery.position for delivery in self.answers}
-        return [entry for position, entry in self.arrived.items() if position not in positions]
+    seen: int = 0
+    entries: list[Delivery] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Inbox:
-    """A queue whose size the links bound. Not for several threads.
+    """A queue whose size the links bound.
 
     newest: the number of the message that came last.
     """
@@ -60,46 +33,58 @@ class Inbox:
     _awaited: list[Awaited] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return len(self._entries) + sum(len(awaited.arrived) for awaited in self._awaited)
+        return len(self._entries)
 
     def add(self, entry: Delivery) -> None:
-        """Put a message at the end of the queue, or give it to the call that awaits it. Twice does
-        no harm."""
+        """Put a message at the end of the queue. Twice does no harm."""
         if not entry.position:
             self.newest = entry.position = self.newest + 1
-        for awaited in self._awaited:
-            if awaited.wants(entry):
-                awaited.arrived[entry.position] = entry
-                return
         self._entries[entry.position] = entry
 
     def reserve(self, awaited: Awaited) -> None:
-        """Keep the answers in its sessions for this call, until release(): those that have come,
-        and those that come."""
+        """Keep the answers in its sessions for this call, until release(). Needs no lock."""
         self._awaited.append(awaited)
-        for position, entry in [*self._entries.items()] if awaited.sessions else ():
-            if awaited.wants(entry):
-                awaited.arrived[position] = entry
-                del self._entries[position]
 
-    def release(self, awaited: Awaited) -> None:
-        """End what reserve() began. Twice does no harm."""
+    def release(self, awaited: Awaited) -> bool:
+        """End what reserve() began. Returns whether other calls may take something now."""
         if awaited in self._awaited:
             self._awaited.remove(awaited)
+        return bool(awaited.sessions)
 
     def oldest(self, last: int | None = None) -> Delivery | None:
         """Return the first message that no call awaits, up to the number `last`; None if there is
         none."""
-        for position, entry in self._entries.items():
-            return entry if last is None or position <= last else None
+        for number, entry in self._entries.items():
+            if last is not None and number > last:
+                break
+            if not self._awaited or not self._is_awaited(entry):
+                return entry
         return None
+
+    def _is_awaited(self, entry: Delivery) -> bool:
+        message = entry.message
+        is_open = any(message.session_id in one.sessions for one in self._awaited)
+        return is_open and not message.is_request
+
+    def new_answers(self, awaited: Awaited) -> list[Delivery]:
+        """Return the messages in the sessions of a call, acks included, that have come since its
+        last look, in their order."""
+        found = []
+        for number in reversed(self._entries):
+            if number <= awaited.seen:
+                break
+            entry = self._entries[number]
+            if entry.message.session_id in awaited.sessions and not entry.message.is_request:
+                found.append(entry)
+        awaited.seen = self.newest
+        return found[::-1]
 
     def pop(self, entry: Delivery) -> None:
         """Remove a message from the queue."""
         del self._entries[entry.position]
 
     def put_back(self, entries: Iterable[Delivery]) -> None:
-        """Put messages that no call has returned back where they were."""
-        for entry in entries:
-            self.add(entry)
-        self._entries = OrderedDict(sorted(self._entries.items()))
+        """Put messages that were popped, and that no call has returned, back to the front."""
+        for entry in sorted(entries, key=lambda entry: -entry.position):
+            self._entries[entry.position] = entry
+            self._entries.move_to_end(entry.position, last=False)

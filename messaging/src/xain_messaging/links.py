@@ -52,7 +52,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from xain_messaging.codec import Frame, Frames, Packed, Parts, Plain, envelope_bytes, num_bytes
+from xain_messaging.codec import Frame, Frames, Parts, Plain, num_bytes
 from xain_messaging.errors import MalformedMessage
 from xain_messaging.messages import Message
 
@@ -155,13 +155,12 @@ NO_MESSAGE: Final = Message("none", "none", "none")
 class Delivery(msgspec.Struct, eq=False, gc=False):
     """A message that has come: to be handed to the program, and then to Link.take().
 
-    incarnation: of the process that has sent it.
     message: once it is decoded.
     position: in the inbox, once the message is to be put there.
     is_handed: the program has it, or will get it from the inbox.
     """
 
-    link: "Link"
+    peer: str
     incarnation: int
     number: int
     kind: str
@@ -172,17 +171,12 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
     is_handed: bool = False
     is_taken: bool = False
 
-    @property
-    def peer(self) -> str:
-        """The name of the peer that has sent the message."""
-        return self.link.name
-
 
 class _Kept(msgspec.Struct, eq=False, frozen=True, gc=False):
     """A message on its way. entry: in the head of its packet; arrays: frames after the head."""
 
     entry: _Entry
-    arrays: Sequence[Frame]
+    arrays: Parts
     num_bytes: int
 
 
@@ -260,20 +254,20 @@ class Link:
 
     # --- out ---
 
-    def keep(self, kind: Kind, packed: Packed) -> bool:
+    def keep(self, kind: Kind, frames: Parts, size_bytes: int) -> bool:
         """Keep a message until it is taken; next_packet() sends it. Returns whether to do that now:
         the message is alone or large, or a packet is full."""
-        totals, unsent, size = self.totals, self.unsent, packed.num_bytes
+        totals = self.totals
         number = totals.last_number = totals.last_number + 1
-        arrays = packed.arrays
-        kept = _Kept((number, kind, len(arrays), packed.envelope), arrays, size)
-        self._kept[number] = kept
-        self.kept_bytes += size
+        entry = (number, kind, len(frames) - 1, frames[0])
+        kept = self._kept[number] = _Kept(entry, frames[1:], size_bytes)
+        self.kept_bytes += size_bytes
         totals.num_kept += 1
-        totals.kept_bytes += size
+        totals.kept_bytes += size_bytes
         if self.is_here:
-            unsent.append(kept)
-        return len(self._kept) == 1 or size >= LARGE_BYTES or len(unsent) >= BATCH_MESSAGES
+            self.unsent.append(kept)
+        is_full = len(self.unsent) >= BATCH_MESSAGES
+        return is_full or size_bytes >= LARGE_BYTES or len(self._kept) == 1
 
     def next_packet(self) -> Packet | None:
         """Return the next messages that have not gone out over this connection; None if there are
@@ -294,11 +288,8 @@ class Link:
         follows = self._last_sent
         # Before they are off the list: what an interrupt loses from here on leaves a gap.
         self._last_sent = messages[-1][0]
-        if len(messages) == len(unsent):
-            unsent.clear()
-        else:
-            for _ in messages:
-                unsent.popleft()
+        for _ in messages:
+            unsent.popleft()
         packet[0] = self._head(MESSAGE, follows, messages)
         return packet
 
@@ -366,15 +357,15 @@ class Link:
         follows: int,
         messages: Sequence[_Entry] = (),
     ) -> bytes:
-        incarnation = heard = taken = 0
-        untaken: list[int] = []
+        told: tuple[int, int, int, Sequence[int]] = (0, 0, 0, ())
         if self._num_untold or kind != MESSAGE:
-            incarnation, heard = self._incarnation, self._heard
-            untaken = [*islice(self._untaken, MAX_UNTAKEN + 1)]
-            taken = heard if len(untaken) <= MAX_UNTAKEN else untaken.pop() - 1
+            taken, untaken = self._heard, list(self._untaken)
+            if len(untaken) > MAX_UNTAKEN:
+                taken, untaken = untaken[MAX_UNTAKEN] - 1, untaken[:MAX_UNTAKEN]
+            told = (self._incarnation, self._heard, taken, untaken)
             self._num_untold = self._untold_bytes = 0
-        ours = (kind, self.own_name, self.name, self.own_incarnation, follows)
-        return _ENCODER.encode((*ours, incarnation, heard, taken, untaken, messages))
+        who = (kind, self.own_name, self.name, self.own_incarnation)
+        return _ENCODER.encode((*who, follows, *told, messages))
 
     # --- in ---
 
@@ -416,10 +407,9 @@ class Link:
             raise MalformedMessage(f"a packet of {self.name!r} with {len(frames)} frames")
         found: list[Delivery] = []
         totals, untaken, follows, at = self.totals, self._untaken, head.follows, 0
-        max_messages, max_bytes = totals.bounds.max_messages_in_all, totals.bounds.max_bytes_in_all
-        for number, kind, num_arrays, envelope in head.messages:
-            arrays = frames[at : at + num_arrays] if num_arrays else ()
-            at += num_arrays
+        bounds = totals.bounds
+        for number, kind, num_frames, envelope in head.messages:
+            begin, at = at, at + num_frames
             if number <= follows:  # numbers rise: no peer of ours sends that, nor what is after it
                 break
             if number <= self._heard:
@@ -432,7 +422,8 @@ class Link:
                 self._is_behind = True
                 break
             elif untaken and (
-                totals.num_waiting >= max_messages or totals.waiting_bytes >= max_bytes
+                totals.num_waiting >= bounds.max_messages_in_all
+                or totals.waiting_bytes >= bounds.max_bytes_in_all
             ):
                 self._is_behind, self._has_asked = True, False
                 if self.name not in totals.behind:
@@ -445,11 +436,9 @@ class Link:
                         )
                 break
             else:
-                size = envelope_bytes(envelope)
-                if arrays:
-                    size += num_bytes(arrays)
-                whole = (envelope, *arrays)
-                delivery = Delivery(self, head.incarnation, number, kind, whole, size)
+                whole = (envelope, *frames[begin:at]) if num_frames else (envelope,)
+                size = num_bytes(whole)
+                delivery = Delivery(self.name, head.incarnation, number, kind, whole, size)
                 found.append(delivery)
                 self._is_behind = self._has_asked = False
                 untaken[number] = delivery
@@ -463,16 +452,15 @@ class Link:
         """The program has this message. Returns whether it is time for an ack."""
         if delivery.is_taken:
             return False
-        number, size, totals = delivery.number, delivery.num_bytes, self.totals
         # If not: it is of a former process, which waits for the ack no more.
-        if self._untaken.get(number) is delivery:
+        if self._untaken.get(delivery.number) is delivery:
             self._num_untold += 1
-            self._untold_bytes += size
-            del self._untaken[number]
+            self._untold_bytes += delivery.num_bytes
+            del self._untaken[delivery.number]
         # Last: after an interrupt the message is taken again, and its ack must not be lost.
         delivery.is_taken = True
-        totals.num_waiting -= 1
-        totals.waiting_bytes -= size
+        self.totals.num_waiting -= 1
+        self.totals.waiting_bytes -= delivery.num_bytes
         return self._num_untold >= ACK_EVERY or self._untold_bytes >= ACK_EVERY_BYTES
 
     @property
@@ -486,13 +474,11 @@ class Link:
 
     def _drop_taken(self, head: Head) -> None:
         """Drop the kept messages that the peer has taken."""
-        if head.heard > self._told_heard:
-            self._told_heard = head.heard
+        self._told_heard = max(self._told_heard, head.heard)
         taken = [*takewhile(head.taken.__ge__, self._kept)]
         if head.untaken:
             taken = [*set(taken).difference(head.untaken)]
-        if taken:
-            self._forget_kept(taken)
+        self._forget_kept(taken)
 
     def _forget_kept(self, numbers: list[int]) -> None:
         totals = self.totals

@@ -16,7 +16,7 @@ That the stages come in this order is held by sessions.py.
 
 from enum import Enum, StrEnum
 from functools import lru_cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 import msgspec
 
@@ -40,7 +40,7 @@ SAME: Final = _Same.SAME
 """Marks a tag or body of a reply or a forwarded message that stays as it was."""
 
 
-# Enum's own hash() is written in Python, and each message looks up tables by these.
+# Enum's own hash() is written in Python, and each message looks up several tables by these.
 class SessionType(StrEnum):
     __hash__ = str.__hash__
 
@@ -48,43 +48,33 @@ class SessionType(StrEnum):
     NOTIFICATION = "notification"
 
 
-class SessionStage(StrEnum):
-    """A stage of a session.
+class TaskSessionStage(StrEnum):
+    __hash__ = str.__hash__
 
-    session_type: of its sessions.
-    position: in its session, from 0 on.
-    is_last: the session ends with this stage.
-    number: among the stages of all types; it stands for the stage in a packet.
-    """
-
-    session_type: SessionType
-    position: int
-    is_last: bool
-    number: int
-
-
-class TaskSessionStage(SessionStage):
     REQUEST = "task_request"
     RECEIVE = "task_receive"
     COMPLETE = "task_complete"
 
 
-class NotificationSessionStage(SessionStage):
+class NotificationSessionStage(StrEnum):
+    __hash__ = str.__hash__
+
     REQUEST = "notification_request"
     RECEIVE = "notification_receive"
 
+
+SessionStage: TypeAlias = TaskSessionStage | NotificationSessionStage
 
 STAGES: Final[dict[SessionType, tuple[SessionStage, ...]]] = {
     SessionType.TASK: tuple(TaskSessionStage),
     SessionType.NOTIFICATION: tuple(NotificationSessionStage),
 }
-ALL_STAGES: Final = tuple(stage for stages in STAGES.values() for stage in stages)
 
-for _type, _stages in STAGES.items():
-    for _position, _stage in enumerate(_stages):
-        _stage.session_type, _stage.position = _type, _position
-        _stage.is_last = _stage is _stages[-1]
-        _stage.number = ALL_STAGES.index(_stage)
+
+POSITIONS: Final[dict[SessionStage | None, int]] = {
+    stage: position for stages in STAGES.values() for position, stage in enumerate(stages)
+}
+LAST: Final = frozenset(stages[-1] for stages in STAGES.values())
 
 
 class _Ids(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -122,22 +112,24 @@ class Message(_Ids, frozen=True, eq=False):
         """Whether it is the first stage of its session."""
         return False
 
-    def reply(self, tag: str | _Same = SAME, body: Body = SAME, *, ack: bool = False) -> "Message":
+    def reply(self, tag: str | _Same = SAME, body: Body = SAME, *, ack: bool = False) -> Self:
         """The answer to this one: back to its source, in its session. Tag and body stay as they are
         unless they are given; a body of None is none. ack: see SessionMessage."""
         return self._passed_on(self.destination, self.source, tag, body)
 
-    def forward(self, destination: str, tag: str | _Same = SAME, body: Body = SAME) -> "Message":
+    def forward(self, destination: str, tag: str | _Same = SAME, body: Body = SAME) -> Self:
         """Pass a message on to another peer, in its session, from the peer that it had come to."""
         return self._passed_on(self.destination, destination, tag, body)
 
-    def _passed_on(self, source: str, destination: str, tag: str | _Same, body: Body) -> "Message":
-        return Message(
-            self.tag if tag is SAME else tag,
-            source,
-            destination,
-            self.body if body is SAME else body,
-            session_id=self.session_id,
+    def _passed_on(
+        self, source: str, destination: str, tag: str | _Same, body: Body, **stage: Any
+    ) -> Self:
+        if tag is not SAME:
+            stage["tag"] = tag
+        if body is not SAME:
+            stage["body"] = body
+        return msgspec.structs.replace(
+            self, message_id=new_id(), source=source, destination=destination, **stage
         )
 
 
@@ -149,60 +141,45 @@ class SessionMessage(Message, frozen=True, eq=False):
     """
 
     session_type: SessionType = SessionType.TASK
-    session_stage: SessionStage = None  # type: ignore[assignment]  # __post_init__() sets it
+    session_stage: SessionStage | None = None
 
     def __post_init__(self) -> None:
         if type(self.tag) is not str:
             msgspec.structs.force_setattr(self, "tag", tag_of(self.tag))
         _check(self.tag, self.source, self.destination)
-        stage: SessionStage | None = self.session_stage
-        if stage is None:
-            msgspec.structs.force_setattr(self, "session_stage", STAGES[self.session_type][0])
-        elif stage.session_type is not self.session_type:
-            raise SessionError(f"{stage} is no stage of a {self.session_type}")
+        stages = STAGES[self.session_type]
+        if self.session_stage is None:
+            msgspec.structs.force_setattr(self, "session_stage", stages[0])
+        elif self.session_stage not in stages:
+            raise SessionError(f"{self.session_stage} is no stage of a {self.session_type}")
+
+    @property
+    def position(self) -> int:
+        """Position of the message's stage in the session, from 0 on."""
+        return POSITIONS[self.session_stage]
 
     @property
     def is_final(self) -> bool:
         """Whether it is the last of its session."""
-        return self.session_stage.is_last
+        return self.session_stage in LAST
 
     @property
     def is_request(self) -> bool:
         """Whether it is the first of its session."""
-        return not self.session_stage.position
+        return not POSITIONS[self.session_stage]
 
-    def reply(
-        self, tag: str | _Same = SAME, body: Body = SAME, *, ack: bool = False
-    ) -> "SessionMessage":
+    def reply(self, tag: str | _Same = SAME, body: Body = SAME, *, ack: bool = False) -> Self:
         """Answer at the next stage: the last one of the session, or, with `ack`, only
         the word that it has come. An ack has no body unless one is given.
 
         Raises SessionError if nothing follows on this one.
         """
-        if self.session_stage.position:
+        if self.position:
             raise SessionError(f"{self.session_stage} is an answer itself: only requests have one")
         stage = STAGES[self.session_type][1 if ack else -1]
         if ack and body is SAME:
             body = None
-        return self._passed_on(self.destination, self.source, tag, body, stage)
-
-    def _passed_on(
-        self,
-        source: str,
-        destination: str,
-        tag: str | _Same,
-        body: Body,
-        stage: SessionStage | None = None,
-    ) -> "SessionMessage":
-        return SessionMessage(
-            self.tag if tag is SAME else tag,
-            source,
-            destination,
-            self.body if body is SAME else body,
-            self.session_type,
-            stage or self.session_stage,
-            session_id=self.session_id,
-        )
+        return self._passed_on(self.destination, self.source, tag, body, session_stage=stage)
 
 
 def tag_of(tag: str) -> str:

@@ -19,7 +19,7 @@ import os
 import sys
 import time
 import uuid
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +29,7 @@ from typing import Any, Self
 import msgspec
 
 from xain_foundation.names import why_not
-from xain_messaging.codec import Packed, pack
+from xain_messaging.codec import Parts, num_bytes, parts, snapshot
 from xain_messaging.collectives import Collectives, Group
 from xain_messaging.discovery import open_discovery
 from xain_messaging.drivers import open_driver
@@ -50,6 +50,7 @@ TIMEOUT_S = 60.0
 JOIN_TIMEOUT_S = 60.0
 MINIMAL_PEERS_TIMEOUT_S = 300.0
 LINGER_S = 5.0
+MAX_REMEMBERED = 65_536  # sessions that were begun here: of whom an answer is awaited
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,8 @@ class Proxy:
             else dict.fromkeys(expected, minimal_peers)
         )
         self._minimal_timeout_s = minimal_peers_timeout_s
+        # Peers that were asked, by session, once for each answer. The endpoint's lock guards it.
+        self._asked: OrderedDict[str, tuple[str, ...]] = OrderedDict()
         self._is_stopped = False
         self._last: int | None = None  # of the inbox, that receive() gives after stop()
         self._enough: Roster | None = None  # with which the minimal peers were here
@@ -278,12 +281,16 @@ class Proxy:
             nonlocal popped
             if self._is_stopped and self._last is None:
                 self._last = inbox.newest
-            popped = inbox.oldest(self._last)
-            if popped is None:
+            entry = inbox.oldest(self._last)
+            if entry is None:
                 return None if self._last is None else (None,)
-            endpoint.received((popped,))
-            inbox.pop(popped)
-            return (popped.message,)
+            try:
+                self._take(entry)
+                popped = entry
+            except BaseException:  # an interrupt: before another thread has the lock
+                endpoint.put_back([entry])
+                raise
+            return (entry.message,)
 
         try:
             taken = endpoint.wait_for(take, deadline)
@@ -317,6 +324,20 @@ class Proxy:
             elif self._is_stopped:
                 return
 
+    def _take(self, entry: Delivery) -> None:
+        """Remove a message from the inbox, for a call that returns it. Call it under the endpoint's
+        lock; put it back if the call is interrupted."""
+        message = entry.message
+        self.endpoint.received(entry)
+        asked = self._asked.get(message.session_id)
+        if asked is not None and message.is_final and message.source in asked:
+            at = asked.index(message.source)
+            if len(asked) > 1:
+                self._asked[message.session_id] = asked[:at] + asked[at + 1 :]
+            else:
+                del self._asked[message.session_id]
+        self.endpoint.inbox.pop(entry)
+
     def receive_by_id(
         self, targets: str | Sequence[str], timeout_s: float | None = None
     ) -> Replies:
@@ -328,65 +349,63 @@ class Proxy:
             sessions[session_id] = sessions.get(session_id, 0) + 1
         return self._await(Awaited(sessions), (), self._deadline(timeout_s))
 
-    def _await(
-        self, awaited: Awaited, messages: Iterable[tuple[Message, Packed]], deadline: float
-    ) -> Replies:
+    def _await(self, awaited: Awaited, messages: Iterable[Message], deadline: float) -> Replies:
         """Send messages, and await their answers beside those in the sessions of `awaited`."""
-        endpoint = self.endpoint
         try:
-            with endpoint.lock:
-                endpoint.inbox.reserve(awaited)
+            self.endpoint.inbox.reserve(awaited)
             unsent: list[Message] = []
             if messages:
                 self._post(messages, deadline, awaited=awaited, unsent=unsent)
-            endpoint.wait_for(partial(self._have_answered, awaited), deadline)
+            self.endpoint.wait_for(partial(self._have_answered, awaited), deadline)
             missing = [message.destination for message in unsent]
             if awaited.sessions:
                 missing = [*self._missing(awaited.sessions), *missing]
-            replies = Replies([entry.message for entry in awaited.answers], missing)
+            replies = Replies([entry.message for entry in awaited.entries], missing)
             self._release(awaited)
             return replies
         except BaseException:  # an interrupt too: what has come is for the other calls
-            with endpoint.lock:
-                endpoint.inbox.release(awaited)
-                endpoint.put_back([*awaited.arrived.values()])
+            self._release(awaited, awaited.entries)
             raise
 
-    def _release(self, awaited: Awaited) -> None:
-        """End a call that returns its answers. Acks were for this call alone; other answers in its
-        sessions are for other calls."""
-        endpoint = self.endpoint
-        with endpoint.lock:
-            endpoint.inbox.release(awaited)
-            endpoint.received(awaited.answers)
-            if len(awaited.arrived) > len(awaited.answers):
-                others = awaited.others()
-                endpoint.received([entry for entry in others if not entry.message.is_final])
-                endpoint.put_back([entry for entry in others if entry.message.is_final])
+    def _release(self, awaited: Awaited, put_back: Sequence[Delivery] = ()) -> None:
+        with self.endpoint.lock:
+            if put_back:
+                self.endpoint.put_back(put_back)
+            if self.endpoint.inbox.release(awaited) or put_back:
+                self.endpoint.wake()  # other calls may want it
 
     def _have_answered(self, awaited: Awaited) -> bool | None:
-        """Whether all answers have come; None while more may come."""
-        if awaited.look():
-            return True
-        left, sessions = self.endpoint.left, self.endpoint.sessions
-        if not left:
-            return None
-        wanted = awaited.sessions.items()
-        have_left = all(
-            sessions.awaits(session_id, left) >= number for session_id, number in wanted
-        )
-        return True if have_left else None
+        """Take the answers that have come. If this is interrupted, _await() puts them back. Returns
+        None while more may come."""
+        wanted = awaited.sessions
+        for entry in self.endpoint.inbox.new_answers(awaited):
+            message = entry.message
+            if message.session_id not in wanted:
+                continue  # one more answer than was awaited
+            if not message.is_final:
+                self._take(entry)  # an ack
+                continue
+            awaited.entries.append(entry)
+            self._take(entry)
+            wanted[message.session_id] -= 1
+            if not wanted[message.session_id]:
+                del wanted[message.session_id]
+        left = self.endpoint.left
+        return None if wanted and not (left and self._have_left(left, wanted)) else True
 
     def _missing(self, wanted: Mapping[str, int]) -> list[str]:
         """Return the names of the peers that have not answered, of so many in each session."""
-        names: dict[str, list[str]] = {session_id: [] for session_id in wanted}
-        with self.endpoint.lock:
-            for name, session_id in self.endpoint.sessions.unanswered(wanted.keys()):
-                names[session_id].append(name)
         missing: list[str] = []
-        for session_id, number in wanted.items():
-            missing += (names[session_id] + [f"session {session_id}"] * number)[:number]
+        with self.endpoint.lock:
+            for session_id, number in wanted.items():
+                names = self._asked.get(session_id, (f"session {session_id}",) * number)
+                missing += names[:number]
         return missing
+
+    def _have_left(self, left: set[str], wanted: Iterable[str]) -> bool:
+        """Whether no answer in these sessions comes any more: all peers that were asked left."""
+        asked = [self._asked.get(session_id) for session_id in wanted]
+        return all(names and left.issuperset(names) for names in asked)
 
     # --- to send ---
 
@@ -403,7 +422,7 @@ class Proxy:
     def send(self, message: Message, timeout_s: float | None = None) -> Replies:
         """Send, and wait for the answer: one reply, or none and who is missing; so is one for whom
         there was no room in time."""
-        return self._ask(((message, pack(message)),), timeout_s)
+        return self._ask([message], timeout_s)
 
     def isend(self, message: Message, timeout_s: float | None = None) -> list[str]:
         """Send, and go on. Returns the session to await an answer in. For a peer that is away it is
@@ -413,7 +432,7 @@ class Proxy:
             the others; OutboxFull says who has been sent to.
         Raises BodyError, SessionError, UnknownPeer, OutboxFull and TooFewPeers.
         """
-        return self._send_one(message, self._begin(timeout_s))
+        return self._post([message], self._begin(timeout_s))
 
     def scatter(
         self,
@@ -487,7 +506,7 @@ class Proxy:
         only that it has come. Waits for nobody but for room. Raises SessionError if it has had that
         answer."""
         answer = message.reply(tag, body, ack=ack_reply)
-        return self._send_one(answer, self._deadline(timeout_s), asks=False)
+        return self._post([answer], self._deadline(timeout_s), asks=False)
 
     def forward(
         self,
@@ -499,29 +518,28 @@ class Proxy:
     ) -> list[str]:
         """Pass on a message that has come. Its answer comes here, in the same session."""
         forwarded = message.forward(destination, tag, body)
-        return self._send_one(forwarded, self._deadline(timeout_s))
+        return self._post([forwarded], self._deadline(timeout_s))
 
     def _each(
         self, tag: str, session_type: SessionType, destinations: Iterable[tuple[str, Body]]
-    ) -> Iterator[tuple[Message, Packed]]:
+    ) -> Iterator[SessionMessage]:
         for destination, body in destinations:
-            message = SessionMessage(tag, self.name, destination, body, session_type)
-            yield message, pack(message)
+            yield SessionMessage(tag, self.name, destination, body, session_type)
 
     def _all(
         self, role: str, tag: str, session_type: SessionType, body: Body
-    ) -> Iterator[tuple[Message, Packed]]:
-        """The peers are looked up when the first message is sent. All get the same copy."""
+    ) -> Iterator[SessionMessage]:
+        """The peers are looked up when the first message is sent."""
         names = self.peers[role]
         if not names:
             raise PeersMissing(f"nobody of the role {role!r} is here", [role])
         first = SessionMessage(tag, self.name, names[0], body, session_type)
-        packed = pack(first).snapshot()
         for name in names:
-            yield msgspec.structs.replace(first, destination=name), packed
+            yield msgspec.structs.replace(first, destination=name)
 
-    def _ask(self, messages: Iterable[tuple[Message, Packed]], timeout_s: float | None) -> Replies:
-        return self._await(Awaited(), messages, self._begin(timeout_s))
+    def _ask(self, messages: Iterable[Message], timeout_s: float | None) -> Replies:
+        deadline = self._begin(timeout_s)
+        return self._await(Awaited(seen=self.endpoint.inbox.newest), messages, deadline)
 
     def _begin(self, timeout_s: float | None) -> float:
         """Wait for the minimal peers. Returns the deadline, on time.monotonic()."""
@@ -532,15 +550,9 @@ class Proxy:
         # Without a time of its own for the call, the wait for peers has its own.
         return self._deadline(None) if timeout_s is None else deadline
 
-    def _send_one(self, message: Message, deadline: float, *, asks: bool = True) -> list[str]:
-        packed = pack(message)
-        if self._post_now(message, packed, asks, None) is None:
-            return [message.session_id]
-        return self._post(((message, packed),), deadline, asks=asks)
-
     def _post(
         self,
-        messages: Iterable[tuple[Message, Packed]],
+        messages: Iterable[Message],
         deadline: float,
         *,
         asks: bool = True,
@@ -554,59 +566,74 @@ class Proxy:
         asks: answers are awaited; awaited: by this call alone.
         unsent: gets the messages for which there was no room. Without it, OutboxFull is raised.
         """
-        sent: list[Message] = []
-        waiting: list[tuple[Message, Packed]] = []
         sessions: list[str] = []
+        posted: list[Message] = []
+        waiting: list[tuple[Message, Parts]] = []
+        frames: Parts = ()
+        copied: Parts = ()
+        encoded: str | None = None
         why_not: str | None = None
-        for message, packed in messages:
+        for message in messages:
+            if message.source != self.endpoint.name:
+                raise ValueError(f"{self.name!r} cannot send as {message.source!r}")
+            if message.message_id != encoded:  # those of one broadcast are one message
+                encoded = message.message_id
+                frames = parts(message)
+                copied = snapshot(frames) if len(frames) > 1 else frames
+            posted.append(message)
             sessions.append(message.session_id)
-            if not waiting or all(other.destination != message.destination for other, _ in waiting):
-                reason = self._post_now(message, packed, asks, awaited)
-                if reason is None:
-                    sent.append(message)
-                    continue
+            if waiting and any(other.destination == message.destination for other, _ in waiting):
+                reason = why_not
+            else:
+                reason = self._post_now(message, copied, asks, awaited)
+            if reason is not None:
                 why_not = reason
-            waiting.append((message, packed))  # not copied: there may be many
+                waiting.append((message, frames))  # not the copy: there may be many
         if not waiting:
             return sessions
-        del packed
+        del frames, copied
 
         def next_with_room() -> int | None:
             seen = set()
-            for i, (message, packed) in enumerate(waiting):
+            for i, (message, frames) in enumerate(waiting):
                 if message.destination not in seen:
-                    if self.endpoint.has_room(message.destination, packed.num_bytes):
+                    if self.endpoint.has_room(message.destination, num_bytes(frames)):
                         return i
                     seen.add(message.destination)
             return None
 
         while waiting and (i := self.endpoint.wait_for(next_with_room, deadline)) is not None:
-            message, packed = waiting[i]
-            if self._post_now(message, packed, asks, awaited) is None:
+            message, frames = waiting[i]
+            if self._post_now(message, snapshot(frames), asks, awaited) is None:
                 del waiting[i]
-                sent.append(message)
         left = [message for message, _ in waiting]
         if left and unsent is None:
-            raise OutboxFull(why_not or "", [(m.destination, m.session_id) for m in sent])
+            sent = [(m.destination, m.session_id) for m in posted if m not in left]
+            raise OutboxFull(why_not or "", sent)
         if unsent is not None:
             unsent += left
         return sessions
 
     def _post_now(
-        self, message: Message, packed: Packed, asks: bool, awaited: Awaited | None
+        self, message: Message, frames: Parts, asks: bool, awaited: Awaited | None
     ) -> str | None:
         """Send if there is room. Returns why there is none."""
-        endpoint = self.endpoint
-        if message.source != endpoint.name:
-            raise ValueError(f"{self.name!r} cannot send as {message.source!r}")
-        if packed.arrays:
-            packed = packed.snapshot()
-        with endpoint.lock:
-            why_not = endpoint.try_to_post(message, MESSAGE, packed, asks=asks)
-            if why_not is None and awaited is not None:
-                number = awaited.sessions.get(message.session_id, 0)
-                awaited.sessions[message.session_id] = number + 1
+        with self.endpoint.lock:
+            why_not = self.endpoint.try_to_post(message, MESSAGE, frames)
+            if why_not is None and asks:
+                self._remember(message)
+                if awaited is not None:
+                    number = awaited.sessions.get(message.session_id, 0)
+                    awaited.sessions[message.session_id] = number + 1
             return why_not
+
+    def _remember(self, message: Message) -> None:
+        """Note that an answer is awaited, so that its peer can be named if it does not come."""
+        asked, session_id = self._asked, message.session_id
+        others = asked.get(session_id)
+        asked[session_id] = (*others, message.destination) if others else (message.destination,)
+        if len(asked) > MAX_REMEMBERED:
+            asked.popitem(last=False)
 
     def _deadline(self, timeout_s: float | None) -> float:
         return time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)

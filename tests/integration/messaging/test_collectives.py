@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from integration.messaging.conftest import Group as Proxies
 from support.messaging import PATIENCE_S, discovery_of, until
 from support.peers import OPERATIONS, OPERATORS, arrays_of, given_to, results_of, same
-from xain_messaging.codec import Packed, pack
+from xain_messaging.codec import encode, snapshot
 from xain_messaging.collectives import Group
 from xain_messaging.collectives.algorithms import tree_broadcast
 from xain_messaging.collectives.members import ID_LENGTH
@@ -246,8 +246,7 @@ def test_the_time_of_an_operation_is_all_that_it_takes(
 
 
 def test_member_that_leaves_after_its_part_does_no_harm(workers: list[Proxy]) -> None:
-    """The part counts, also for members that begin later; the next operation would need it
-    again."""
+    """The part counts, also for later members; the next operation would need it again."""
     groups = [proxy.group("worker") for proxy in workers]
     one = np.ones(3)
     assert groups[3].reduce(one) is None
@@ -321,8 +320,7 @@ def test_a_member_that_dies_at_any_step(
 
 
 def test_parts_for_a_dead_member_do_not_hold_up_its_successor(group: Proxies) -> None:
-    """The parts are not awaited and take no room: where one fits and two do not, the next one still
-    does."""
+    """The parts are not awaited and take no room: where one fits, the next one still does."""
     options: dict[str, Any] = {"bounds": Bounds(max_bytes=1_000_000)}
     workers = group.all(3, **options)
     names = [proxy.name for proxy in workers]
@@ -367,8 +365,7 @@ def test_late_member_has_all_parts_of_the_others(members: list[Proxy]) -> None:
 
 
 def test_parts_of_dead_members_are_not_kept(group: Proxies) -> None:
-    """The group of the parts was not made before the members had gone, and cannot be made any
-    more."""
+    """The group was not made before the members had gone, and cannot be made any more."""
     anna, ben = group("worker", name="anna"), group("worker", name="ben")
     until(lambda: "worker" in anna.peers, "ben")
     assert anna.group("alone", ["anna"]).size == 1
@@ -499,8 +496,7 @@ def test_members_that_disagree_on_the_group_are_told(workers: list[Proxy]) -> No
 
 
 def test_member_that_waits_in_an_old_group_is_told(group: Proxies) -> None:
-    """A member that has made the next group tells it, and goes on in there, whichever asks
-    first."""
+    """A member that has made the next group tells it, and goes on, whichever asks first."""
     workers = group.all(3)
     groups = [proxy.group("worker") for proxy in workers]
     with ThreadPoolExecutor() as pool:
@@ -576,7 +572,7 @@ def test_names_in_the_word_of_a_waiting_member_are_bounded(members: list[Proxy])
     }
     message = Message("collective", a.name, b.name, {**to, **said})
     with a.endpoint.lock:
-        a.endpoint.try_to_post(message, COLLECTIVE, pack(message))
+        a.endpoint.try_to_post(message, COLLECTIVE, encode(message))
     kept = b._collectives.registry._waits
     until(lambda: a.name in kept and kept[a.name].step[0] == to["group"], "it to come")
     waits = kept[a.name]
@@ -590,14 +586,13 @@ def test_a_part_that_waits_for_room_is_copied_once(
 ) -> None:
     """However often is looked for room."""
     monkeypatch.setattr("xain_messaging.collectives.operation.LOOK_S", 0.01)
-    copied: list[Packed] = []
-    snapshot = Packed.snapshot
+    copied = []
 
-    def copy(packed: Packed) -> Packed:
-        copied.append(packed)
-        return snapshot(packed)
+    def copy(frames: Any) -> Any:
+        copied.append(frames)
+        return snapshot(frames)
 
-    monkeypatch.setattr(Packed, "snapshot", copy)
+    monkeypatch.setattr("xain_messaging.collectives.operation.snapshot", copy)
     workers = group.all(2, bounds=Bounds(max_messages=1))
     one = workers[1].group("worker")
     one.reduce(np.ones(3))

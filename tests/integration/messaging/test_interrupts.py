@@ -82,6 +82,33 @@ def test_a_message_whose_receive_was_interrupted_is_for_the_next_call(
     until(lambda: not a.endpoint._links["b"].num_kept, "the ack")
 
 
+@pytest.mark.parametrize("is_done", [False, True])
+def test_interrupted_receive_leaves_no_message_to_two_calls(
+    lossy: JoinLossy, monkeypatch: pytest.MonkeyPatch, is_done: bool
+) -> None:
+    """A message is back in the queue before another thread has the lock and may receive it."""
+    a, b, _ = two(lossy)
+    a.isend(Message("1", "a", "b"))
+    endpoint = b.endpoint
+    until(lambda: len(endpoint.inbox) == 1, "it to come")
+    left: list[tuple[int, int]] = []
+    wait_for = endpoint.wait_for
+
+    def look(*args: Any, **options: Any) -> Any:
+        try:
+            return wait_for(*args, **options)
+        except KeyboardInterrupt:
+            left.append((len(endpoint.inbox), len(endpoint._received)))
+            raise
+
+    monkeypatch.setattr(endpoint, "wait_for", look)
+    monkeypatch.setattr(Inbox, "pop", once(Inbox.pop, is_done=is_done))
+    with pytest.raises(KeyboardInterrupt):
+        b.receive_once(PATIENCE_S)
+    assert left == [(1, 0)]
+    assert tags(b, 1) == ["1"]
+
+
 def interrupt_when_answered(proxy: Proxy, number: int) -> None:
     """Interrupt this one while it awaits more answers than this number."""
     inbox = proxy.endpoint.inbox
@@ -90,7 +117,7 @@ def interrupt_when_answered(proxy: Proxy, number: int) -> None:
     def wait_for(attempt: Callable[[], Any], deadline: float, **options: Any) -> Any:
         def look() -> Any:
             found = attempt()
-            if sum(len(one.answers) for one in inbox._awaited) >= number:
+            if sum(len(one.entries) for one in inbox._awaited) >= number:
                 proxy.endpoint.wait_for = release  # type: ignore[method-assign]  # once
                 raise KeyboardInterrupt
             return found

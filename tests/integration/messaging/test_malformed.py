@@ -10,7 +10,7 @@ from support.logs import capture_logs
 from support.lossy import JoinLossy, tags
 from support.messaging import until
 from xain_messaging import endpoint as endpoint_module
-from xain_messaging.codec import pack
+from xain_messaging.codec import encode
 from xain_messaging.endpoint import Endpoint
 from xain_messaging.errors import CollectiveFailed
 from xain_messaging.links import COLLECTIVE, Delivery
@@ -28,7 +28,7 @@ def fail_as_an_operation(message: Message, delivery: Delivery) -> None:
 
 def post(endpoint: Endpoint, message: Message) -> None:
     """Post a message as one of a collective operation."""
-    endpoint.post(message, COLLECTIVE, pack(message), time.monotonic())
+    endpoint.post(message, COLLECTIVE, encode(message), time.monotonic())
 
 
 def is_taken(a: Proxy, b: Proxy) -> bool:

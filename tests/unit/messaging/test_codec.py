@@ -23,7 +23,8 @@ from xain_messaging.codec import (
     decode,
     encode,
     num_bytes,
-    pack,
+    parts,
+    snapshot,
 )
 from xain_messaging.errors import BodyError, MalformedMessage
 from xain_messaging.messages import (
@@ -151,8 +152,7 @@ def test_an_envelope_has_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_large_array_is_a_frame_and_not_copied() -> None:
-    """The frame is a view on the array at the sender, and the array one on the frame at the
-    receiver."""
+    """The sender's frame is a view on the array, and the receiver's array one on the frame."""
     array = np.arange(SMALL_ARRAY_BYTES, dtype=np.uint8)
     larger = np.arange(SMALL_ARRAY_BYTES + 1, dtype=np.uint16)
     frames = encode(Message("t", "a", "b", [array, larger]))
@@ -168,13 +168,13 @@ def test_snapshot_copies_mutable_values() -> None:
     """A read-only array is taken at its word."""
     changing, fixed = np.zeros(1000), np.zeros(1000)
     fixed.setflags(write=False)
-    packed = pack(Message("t", "a", "b", [changing, fixed])).snapshot()
+    frames = snapshot(encode(Message("t", "a", "b", [changing, fixed])))
     changing += 1
-    first, second = decode([packed.envelope, *map(bytearray, packed.arrays)], "a", "b").body
+    first, second = decode([frames[0], *map(bytearray, frames[1:])], "a", "b").body
     assert not first.any()
     assert not second.any()
-    assert np.shares_memory(np.frombuffer(packed.arrays[1]), fixed)
-    assert not np.shares_memory(np.frombuffer(packed.arrays[0]), changing)
+    assert np.shares_memory(np.frombuffer(frames[2]), fixed)
+    assert not np.shares_memory(np.frombuffer(frames[1]), changing)
 
 
 def deep(depth: int) -> Any:
@@ -325,8 +325,8 @@ def test_an_id_that_cannot_be_sent_is_refused_before_the_message_is_kept(
     field: str, own_id: Any
 ) -> None:
     with pytest.raises(BodyError):
-        pack(Message("tag", "a", "b", b"small", **{field: own_id}))
+        parts(Message("tag", "a", "b", b"small", **{field: own_id}))
 
 
 def test_a_long_id_counts_among_the_bytes_of_a_message() -> None:
-    assert pack(Message("tag", "a", "b", b"small", session_id="x" * 5000)).num_bytes > 5000
+    assert num_bytes(parts(Message("tag", "a", "b", b"small", session_id="x" * 5000))) > 5000

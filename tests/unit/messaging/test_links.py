@@ -14,7 +14,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from xain_messaging.codec import Packed
 from xain_messaging.errors import MalformedMessage
 from xain_messaging.links import (
     ACK_EVERY,
@@ -32,7 +31,7 @@ from xain_messaging.links import (
 
 def send(link: Link, body: bytes) -> Packet | None:
     """Send a message."""
-    link.keep(MESSAGE, Packed(body, (), len(body)))
+    link.keep(MESSAGE, [body], len(body))
     return link.next_packet()
 
 
@@ -174,8 +173,7 @@ def test_a_lost_ack_is_repeated() -> None:
 
 
 def test_bounds_of_the_sender() -> None:
-    """The bounds are to one peer and to all; the first message to a peer that is here always has
-    room."""
+    """The bounds are to one peer and to all; a first message to a present peer has room."""
     totals = Totals(Bounds(max_messages=2, max_bytes=100, max_messages_in_all=3))
     here, away = Link("a", 1, "b", totals), Link("a", 1, "c", totals)
     here.connected()
@@ -346,7 +344,7 @@ class Links(RuleBasedStateMachine):
         for _ in range(number):
             self.num_sent[name] += 1
             body = b"%d" % self.num_sent[name]
-            self.links[name].keep(MESSAGE, Packed(body, (), len(body)))
+            self.links[name].keep(MESSAGE, [body], len(body))
         self.put(name, self.links[name].next_packet())
 
     @rule(name=st.sampled_from("ab"), number=st.integers(1, 5))
@@ -437,7 +435,7 @@ class Links(RuleBasedStateMachine):
     def make_up(self) -> None:
         """Send a packet of another process under the name of b."""
         made_up = Link("b", 10**18, "a")
-        made_up.keep(MESSAGE, Packed(b"0", (), 1))
+        made_up.keep(MESSAGE, [b"0"], 1)
         for packet in made_up.connected():
             self.packets["a"].append(packet)
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from xain_messaging.codec import Packed, pack
+from xain_messaging.codec import Parts, encode, snapshot
 from xain_messaging.collectives.members import Members, Step
 from xain_messaging.collectives.registry import Arrived, Differs, Registry
 from xain_messaging.endpoint import Endpoint
@@ -60,7 +60,7 @@ class Operation:
         flat = None if part is None else part if part.ndim < 2 else np.ascontiguousarray(part)
         body = {"kind": self._kind, "step": step, "part": flat}
         message = self._message(rank, self._group.next, body)
-        packed = pack(message).snapshot()
+        frames = snapshot(encode(message))
         name = self._group.members[rank]
 
         def look() -> bool:
@@ -73,7 +73,7 @@ class Operation:
             now = time.monotonic()
             self._endpoint.wait_for(look, now)
             try:
-                return self._post(message, packed, min(self._deadline, now + LOOK_S))
+                return self._post(message, frames, min(self._deadline, now + LOOK_S))
             except OutboxFull as full:
                 # It may be full because the operation has failed, here or there: look again.
                 if now >= self._deadline:
@@ -89,7 +89,7 @@ class Operation:
             if entry is None:
                 return None
             message, delivery = entry
-            self._endpoint.take((delivery,))
+            self._endpoint.take(delivery)
             return [message.body["part"]]
 
         def take_or_give_up() -> list[Array] | None:
@@ -145,8 +145,8 @@ class Operation:
         where = {"group": group_id, "number": number, "to": self._group.incarnations[name]}
         return Message("collective", self._endpoint.name, name, {**where, **body})
 
-    def _post(self, message: Message, packed: Packed, deadline: float) -> None:
-        self._endpoint.post(message, COLLECTIVE, packed, deadline)
+    def _post(self, message: Message, frames: Parts, deadline: float) -> None:
+        self._endpoint.post(message, COLLECTIVE, frames, deadline)
 
     def _try_to_post(
         self, rank: int, operation: Step, body: dict[str, Any], deadline: float = 0.0
@@ -154,7 +154,7 @@ class Operation:
         """Post a message whose loss costs time only."""
         message = self._message(rank, operation, body)
         with suppress(MessagingError):
-            self._post(message, pack(message), deadline)
+            self._post(message, encode(message), deadline)
 
     def _ask(self, rank: int) -> None:
         with self._endpoint.lock:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
-from xain_messaging.codec import pack
+from xain_messaging.codec import encode
 from xain_messaging.collectives.members import ID_LENGTH, Members, Step
 from xain_messaging.endpoint import Endpoint
 from xain_messaging.errors import CollectiveFailed, MessagingError
@@ -134,7 +134,7 @@ class Registry:
                 has_gone = delivery.peer in before and delivery.peer not in roster
                 if has_gone or (sender and sender.incarnation > delivery.incarnation):
                     del arrived.parts[key]
-                    self._endpoint.take((delivery,))
+                    self._endpoint.take(delivery)
             if not arrived.parts:
                 del self._arrived[step]
         for name in self._waits.keys() - roster.keys():
@@ -152,7 +152,7 @@ class Registry:
         self._failed.pop(step, None)
         arrived = self._arrived.pop(step, None)
         for _, delivery in arrived.parts.values() if arrived else ():
-            self._endpoint.take((delivery,))
+            self._endpoint.take(delivery)
 
     def check(self, group: Members) -> None:
         """Raises Differs if a member of the group waits for our part in another one of the same
@@ -193,13 +193,13 @@ class Registry:
             ):
                 pass
             case _:
-                self._endpoint.take((delivery,))
+                self._endpoint.take(delivery)
                 return
         group = self._groups.get(group_id)
         operation = (group_id, number)
         match rest:
             case {"waits": str(name), "members": list(members), "numbers": dict(numbers)}:
-                self._endpoint.take((delivery,))
+                self._endpoint.take(delivery)
                 pairs = {
                     (str(peer)[:MAX_NAME], int(process)) for peer, process in members[:MAX_MEMBERS]
                 }
@@ -216,11 +216,11 @@ class Registry:
             or (group is not None and number < group.number)  # it is over here
             or operation in self._failed
         ):
-            self._endpoint.take((delivery,))
+            self._endpoint.take(delivery)
             return
         match rest:
             case {"failure": str(why), "missing": list(missing)}:
-                self._endpoint.take((delivery,))
+                self._endpoint.take(delivery)
                 self.forget(operation)
                 names = tuple(str(name)[:MAX_NAME] for name in missing[:MAX_NAMES])
                 self._failed[operation] = (why[:MAX_WHY], names)
@@ -232,12 +232,12 @@ class Registry:
             case {"kind": str(kind), "step": int(step), "part": _}:
                 arrived = self._arrived.setdefault(operation, Arrived())
                 if (message.source, step) in arrived.parts:
-                    self._endpoint.take((delivery,))
+                    self._endpoint.take(delivery)
                     return
                 arrived.kinds.add(kind)
                 arrived.parts[message.source, step] = (message, delivery)
             case _:
-                self._endpoint.take((delivery,))
+                self._endpoint.take(delivery)
 
     def tell(self, name: str, incarnation: int, step: Step, why: str) -> None:
         """Tell a member that the operation it waits in has failed, if there is room for that."""
@@ -246,7 +246,7 @@ class Registry:
         body = {**where, "failure": why, "missing": []}
         message = Message("collective", self._endpoint.name, name, body)
         with suppress(MessagingError):
-            self._endpoint.try_to_post(message, COLLECTIVE, pack(message))
+            self._endpoint.try_to_post(message, COLLECTIVE, encode(message))
 
 
 def _difference(group: Members, other: str, theirs: set[tuple[str, int]]) -> str:

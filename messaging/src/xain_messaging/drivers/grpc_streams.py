@@ -392,8 +392,10 @@ class GrpcDriver:
         self.wake()
         self._on_packet = lambda frames: None
         self._is_served.set()
+        # Of a server that never started only the event of stop() is set.
+        wait: Callable[[float], bool] = self._server.wait_for_termination
         with suppress(RuntimeError):  # no thread that cancels calls after the grace
-            self._server.stop(self.stop_grace_s)
+            wait = self._server.stop(self.stop_grace_s).wait
         # gRPC ends no call by itself before the grace is over.
         for stream in list(self._streams):
             stream.cancel()
@@ -403,7 +405,7 @@ class GrpcDriver:
         for thread in list(self._streams.values()):
             if thread is not threading.current_thread():  # a stream's own thread may close
                 thread.join(left_s(deadline))
-        self._server.wait_for_termination(left_s(deadline))
+        wait(left_s(deadline))
         self._threads.shutdown()
 
     def _check_open(self) -> None:
