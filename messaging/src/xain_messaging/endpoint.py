@@ -462,7 +462,7 @@ class Endpoint:
             self._num_packets += 1
             self._handle_packet()
             # The I/O thread tells the others when it has done all else, see _run().
-            if self._waiters and threading.current_thread() is not self._io:
+            if self._waiters and threading.get_ident() != self._io.ident:
                 self._notify()
 
     def _on_broken(self, peer: str) -> None:
@@ -530,7 +530,7 @@ class Endpoint:
     # --- the I/O thread ---
 
     def _wake_io(self) -> None:
-        if self._is_polling and not self._is_woken and threading.current_thread() is not self._io:
+        if self._is_polling and not self._is_woken and threading.get_ident() != self._io.ident:
             self._is_woken = True
             self._driver.wake()
 

@@ -288,8 +288,11 @@ class Link:
         follows = self._last_sent
         # Before they are off the list: what an interrupt loses from here on leaves a gap.
         self._last_sent = messages[-1][0]
-        for _ in messages:
-            unsent.popleft()
+        if len(messages) == len(unsent):
+            unsent.clear()
+        else:
+            for _ in messages:
+                unsent.popleft()
         packet[0] = self._head(MESSAGE, follows, messages)
         return packet
 
@@ -357,15 +360,15 @@ class Link:
         follows: int,
         messages: Sequence[_Entry] = (),
     ) -> bytes:
-        told: tuple[int, int, int, Sequence[int]] = (0, 0, 0, ())
+        incarnation = heard = taken = 0
+        untaken: list[int] = []
         if self._num_untold or kind != MESSAGE:
-            taken, untaken = self._heard, list(self._untaken)
-            if len(untaken) > MAX_UNTAKEN:
-                taken, untaken = untaken[MAX_UNTAKEN] - 1, untaken[:MAX_UNTAKEN]
-            told = (self._incarnation, self._heard, taken, untaken)
+            incarnation, heard = self._incarnation, self._heard
+            untaken = [*islice(self._untaken, MAX_UNTAKEN + 1)]
+            taken = heard if len(untaken) <= MAX_UNTAKEN else untaken.pop() - 1
             self._num_untold = self._untold_bytes = 0
-        who = (kind, self.own_name, self.name, self.own_incarnation)
-        return _ENCODER.encode((*who, follows, *told, messages))
+        ours = (kind, self.own_name, self.name, self.own_incarnation, follows)
+        return _ENCODER.encode((*ours, incarnation, heard, taken, untaken, messages))
 
     # --- in ---
 
@@ -474,7 +477,8 @@ class Link:
 
     def _drop_taken(self, head: Head) -> None:
         """Drop the kept messages that the peer has taken."""
-        self._told_heard = max(self._told_heard, head.heard)
+        if head.heard > self._told_heard:
+            self._told_heard = head.heard
         taken = [*takewhile(head.taken.__ge__, self._kept)]
         if head.untaken:
             taken = [*set(taken).difference(head.untaken)]

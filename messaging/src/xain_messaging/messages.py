@@ -16,7 +16,7 @@ That the stages come in this order is held by sessions.py.
 
 from enum import Enum, StrEnum
 from functools import lru_cache
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -112,24 +112,23 @@ class Message(_Ids, frozen=True, eq=False):
         """Whether it is the first stage of its session."""
         return False
 
-    def reply(self, tag: str | _Same = SAME, body: Body = SAME, *, ack: bool = False) -> Self:
+    def reply(self, tag: str | _Same = SAME, body: Body = SAME, *, ack: bool = False) -> "Message":
         """The answer to this one: back to its source, in its session. Tag and body stay as they are
         unless they are given; a body of None is none. ack: see SessionMessage."""
         return self._passed_on(self.destination, self.source, tag, body)
 
-    def forward(self, destination: str, tag: str | _Same = SAME, body: Body = SAME) -> Self:
+    def forward(self, destination: str, tag: str | _Same = SAME, body: Body = SAME) -> "Message":
         """Pass a message on to another peer, in its session, from the peer that it had come to."""
         return self._passed_on(self.destination, destination, tag, body)
 
-    def _passed_on(
-        self, source: str, destination: str, tag: str | _Same, body: Body, **stage: Any
-    ) -> Self:
-        if tag is not SAME:
-            stage["tag"] = tag
-        if body is not SAME:
-            stage["body"] = body
-        return msgspec.structs.replace(
-            self, message_id=new_id(), source=source, destination=destination, **stage
+    def _passed_on(self, source: str, destination: str, tag: str | _Same, body: Body) -> "Message":
+        # Not by msgspec.structs.replace(), which takes four times as long.
+        return Message(
+            self.tag if tag is SAME else tag,
+            source,
+            destination,
+            self.body if body is SAME else body,
+            session_id=self.session_id,
         )
 
 
@@ -168,7 +167,9 @@ class SessionMessage(Message, frozen=True, eq=False):
         """Whether it is the first of its session."""
         return not POSITIONS[self.session_stage]
 
-    def reply(self, tag: str | _Same = SAME, body: Body = SAME, *, ack: bool = False) -> Self:
+    def reply(
+        self, tag: str | _Same = SAME, body: Body = SAME, *, ack: bool = False
+    ) -> "SessionMessage":
         """Answer at the next stage: the last one of the session, or, with `ack`, only
         the word that it has come. An ack has no body unless one is given.
 
@@ -179,7 +180,25 @@ class SessionMessage(Message, frozen=True, eq=False):
         stage = STAGES[self.session_type][1 if ack else -1]
         if ack and body is SAME:
             body = None
-        return self._passed_on(self.destination, self.source, tag, body, session_stage=stage)
+        return self._passed_on(self.destination, self.source, tag, body, stage)
+
+    def _passed_on(
+        self,
+        source: str,
+        destination: str,
+        tag: str | _Same,
+        body: Body,
+        stage: SessionStage | None = None,
+    ) -> "SessionMessage":
+        return SessionMessage(
+            self.tag if tag is SAME else tag,
+            source,
+            destination,
+            self.body if body is SAME else body,
+            self.session_type,
+            stage or self.session_stage,
+            session_id=self.session_id,
+        )
 
 
 def tag_of(tag: str) -> str:
