@@ -125,18 +125,19 @@ def _put_together(pieces: Iterator[bytes | memoryview], sizes: Sequence[int]) ->
     """Return the frames of a packet that is in several messages."""
     # Not bytearrays: memory for what is announced is used only when it comes.
     frames: list[Frame] = [spare.take(size).data for size in sizes]
-    piece = memoryview(next(pieces))
+    # Copied by numpy, which lets other threads go on meanwhile.
+    piece = np.frombuffer(next(pieces), np.uint8)
     for frame in frames:
-        unfilled = memoryview(frame)
-        while unfilled.nbytes:
-            if not piece.nbytes:
-                piece = memoryview(next(pieces, b""))
-                if not piece.nbytes:
+        unfilled = np.frombuffer(frame, np.uint8)
+        while unfilled.size:
+            if not piece.size:
+                piece = np.frombuffer(next(pieces, b""), np.uint8)
+                if not piece.size:
                     raise Malformed("the stream ends within a message")
-            size = min(unfilled.nbytes, piece.nbytes)
+            size = min(unfilled.size, piece.size)
             unfilled[:size] = piece[:size]
             unfilled, piece = unfilled[size:], piece[size:]
-    _require_end(piece.nbytes)
+    _require_end(piece.size)
     return frames
 
 
