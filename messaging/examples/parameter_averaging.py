@@ -30,7 +30,7 @@ PATIENCE_S = 60.0  # for what takes a second
 
 
 class Average:
-    """Of what the workers have found; num_averaged counts how often it was made."""
+    """Average of the weights that the workers have found. num_averaged: how often it was made."""
 
     def __init__(self) -> None:
         self.weights = np.zeros(2)
