@@ -70,6 +70,32 @@ def test_close_ends_streams_that_wait(*, is_served: bool) -> None:
     until(lambda: stream_threads() <= before, "the threads to end")
 
 
+@pytest.mark.parametrize("is_served", [False, True])
+def test_a_stream_that_its_peer_cancels_while_it_waits_has_no_thread(*, is_served: bool) -> None:
+    """Streams wait for serve(), and for memory that the packet of another stream has."""
+    there = GrpcDriver()
+    there._small.max_bytes = 1
+    is_over = threading.Event()
+
+    def chunks() -> Iterator[bytes]:
+        yield next(to_chunks([bytes(3 << 20)]))
+        is_over.wait(PATIENCE_S)
+
+    if is_served:
+        there.serve(lambda frames: None, lambda peer: None)
+    with closing_all(there), grpc.insecure_channel(there.address) as channel:
+        deliver = channel.stream_unary(METHOD)
+        calls = [deliver.future(chunks()) for _ in range(2)]
+        until(lambda: len(there._streams) == 2, "the streams")
+        if is_served:
+            until(lambda: there._small.coming_bytes > 0, "one of them")
+        for call in calls:
+            call.cancel()
+        until(lambda: not there._streams, "the threads to end")
+        assert not there._small.coming_bytes
+        is_over.set()
+
+
 def test_a_stream_beyond_the_bound_is_served_when_another_has_ended() -> None:
     """The driver refuses the stream of a second peer, which tries again."""
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -45,6 +46,9 @@ STOP_S: Final = 5.0
 
 # Streams at a time, which each have a thread. A peer of a group has one.
 MAX_STREAMS: Final = 4096
+
+# A stream that waits looks so often whether it has ended.
+LOOK_S: Final = 1.0
 
 # Name of the threads that read streams.
 STREAM: Final = "messages-stream"
@@ -162,6 +166,10 @@ class _Connection:
         self._channel.close()
 
 
+class StreamEnded(Exception):
+    """A stream has ended while its packet waited for room."""
+
+
 class Room:
     """A bound on the bytes of packets that are put together at the same time.
 
@@ -174,11 +182,14 @@ class Room:
         self._has_changed = threading.Condition()
 
     @contextmanager
-    def reserved(self, size_bytes: int) -> Iterator[None]:
-        """Wait until this many bytes have room beside others, or nothing else is in use."""
+    def reserved(self, size_bytes: int, is_active: Callable[[], bool]) -> Iterator[None]:
+        """Wait until this many bytes have room beside others, or nothing else is in use. Raises
+        StreamEnded if the stream ends meanwhile, as `is_active` tells."""
         with self._has_changed:
             while self.coming_bytes and self.coming_bytes + size_bytes > self.max_bytes:
-                self._has_changed.wait()
+                self._has_changed.wait(LOOK_S)
+                if not is_active():
+                    raise StreamEnded
             self.coming_bytes += size_bytes
         try:
             yield
@@ -355,11 +366,16 @@ class GrpcDriver:
         self._streams[context] = thread
         if self._is_closed:  # before or after _stop() has looked
             context.cancel()
-        self._is_served.wait()
+        is_active = context.is_active
+        while not self._is_served.wait(LOOK_S) and is_active():
+            pass
+        max_bytes, reserved = self.max_message_bytes + MAX_HEAD_BYTES, self._reserved
         try:
-            for frames in packets(chunks, self.max_message_bytes + MAX_HEAD_BYTES, self._reserved):
+            for frames in packets(chunks, max_bytes, partial(reserved, is_active)):
                 self._on_packet(frames)
                 del frames  # the next may be long in coming
+        except StreamEnded:
+            pass
         except Malformed as error:
             with self._counting:
                 self.num_refused += 1
@@ -369,9 +385,11 @@ class GrpcDriver:
             del self._streams[context]
         return b""
 
-    def _reserved(self, size_bytes: int) -> AbstractContextManager[None]:
+    def _reserved(
+        self, is_active: Callable[[], bool], size_bytes: int
+    ) -> AbstractContextManager[None]:
         room = self._small if size_bytes < self.small_bytes else self._large
-        return room.reserved(size_bytes)
+        return room.reserved(size_bytes, is_active)
 
     # --- the end ---
 
