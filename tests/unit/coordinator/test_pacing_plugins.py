@@ -141,9 +141,17 @@ def test_rule_that_takes_stale_updates_needs_an_aggregation_rule_that_does(
         )
 
 
-@pytest.mark.parametrize("answer", ["1.5", "'2'", "1 // 0"])
-def test_answer_that_is_no_number_of_rounds_is_refused(install: Install, answer: str) -> None:
-    install(with_method("max_staleness", answer))
+@pytest.mark.parametrize(
+    ("method", "answer"),
+    [
+        *[("max_staleness", answer) for answer in ("1.5", "'2'", "-1", "2**31", "1 // 0")],
+        *[("shortest_wait_s", answer) for answer in ("0.0", "'2'", "1 // 0")],
+        ("closes_initial_round", "1 // 0"),
+    ],
+)
+def test_answer_that_cannot_be_used_is_refused(install: Install, method: str, answer: str) -> None:
+    """A session is not opened with a rule that would end the coordinator later."""
+    install(with_method(method, answer))
     with pytest.raises(ConfigError, match=r"rounds.pacing.*'enough_samples' .*(answers|failed)"):
         config(pacing="enough_samples")
 

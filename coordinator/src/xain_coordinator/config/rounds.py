@@ -212,7 +212,13 @@ class RoundsSettings(Section):
                     name, f'with pacing = "{self.pacing}" that rule closes rounds; leave this out'
                 )
         with naming("pacing", "pacing_options", known_pacings):
-            _ = self.whole_pacing_options, self.max_staleness
+            made = make_pacing(self.pacing, self.pacing_options)
+            _ = self.whole_pacing_options, made.closes_initial_round()
+            limit, wait_s = made.max_staleness(), made.shortest_wait_s()
+        if limit is not None and not 0 <= limit <= MAX_INT32:
+            raise WrongSetting("pacing", f"{self.pacing!r} answers max_staleness: {limit}")
+        if wait_s is not None and wait_s <= 0:
+            raise WrongSetting("pacing", f"{self.pacing!r} answers shortest_wait_s: {wait_s}")
 
     def _check_quorum(self) -> None:
         try:
