@@ -32,6 +32,7 @@ log = structlog.get_logger(__name__)
 
 LINGER_S = 1.0  # of the queue before it
 
+_MAX_ANSWER_BYTES = 64 << 10
 _MAX_REASON = 200  # characters of what a server says, in a log line
 
 _WRITTEN = 204  # anything else may be a page to log in at
@@ -118,15 +119,20 @@ class InfluxWriter:
 
     def _send(self, lines: Sequence[bytes]) -> _Failure | None:
         try:
-            answer = self._http.request("POST", self._url, body=compress(b"\n".join(lines)))
+            answer = self._http.request(
+                "POST", self._url, body=compress(b"\n".join(lines)), preload_content=False
+            )
+            status = answer.status
+            text = b"" if status == _WRITTEN else answer.read(_MAX_ANSWER_BYTES)
+            # A connection on which a long answer is left is not used again.
+            answer.release_conn() if len(text) < _MAX_ANSWER_BYTES else answer.close()
         except urllib3.exceptions.HTTPError as error:
             return _Failure(0, self._clean(f"{type(error).__name__}: {error}"))
-        status = answer.status
         if status == _WRITTEN:
             return None
-        if status < 300:
+        if status < 400:
             return _Failure(status, f"it answers {status} where InfluxDB says {_WRITTEN}")
-        return _Failure(status, self._clean(f"{answer.reason}: {_message_of(answer.data)}"))
+        return _Failure(status, self._clean(f"{answer.reason}: {_message_of(text)}"))
 
     def _clean(self, text: str) -> str:
         # A proxy may show the request that it did not like.
@@ -136,10 +142,10 @@ class InfluxWriter:
 
 
 def _message_of(answer: bytes) -> str:
-    """The error text of InfluxDB's answer, or the whole text of another server's."""
+    """The error text of InfluxDB's answer, or the text of another server's."""
     try:
         return str(json.loads(answer)["message"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         return answer.decode("utf-8", "replace")
 
 
@@ -183,7 +189,7 @@ def _value(value: int | float | str) -> str:
             text = "\\n".join(value.splitlines()).replace("\\", "\\\\").replace('"', r"\"")
             return f'"{text}"'
         case float() if isfinite(value):
-            return repr(value).removesuffix(".0")
+            return float.__repr__(value).removesuffix(".0")
         case float():
             raise ValueError(f"{value} is not finite")
         case _:

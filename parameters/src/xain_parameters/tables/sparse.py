@@ -37,9 +37,8 @@ class _Live:
         empty. keys: of each row, (capacity,). Row 0 has no key, and is all zeros.
     """
 
-    chunk_keys = (
-        1 << 14
-    )  # looked up at once, so that temporary arrays stay in the processor's cache
+    # Keys looked up at once, so that temporary arrays stay in the processor's cache.
+    chunk_keys = 1 << 14
 
     slots: NDArray[np.uint32]
     shift: np.uint64
