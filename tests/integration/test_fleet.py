@@ -13,7 +13,10 @@ CONNECTIONS = 15  # 200 calls each, fewer than a connection carries
 
 async def test_calls_that_come_at_one_instant_are_all_answered(start, join):
     """gRPC by itself would cancel those that are not taken up at once, from 1,000 on."""
-    coordinator = await start(rounds={"min_participants": BURST})
+    coordinator = await start(
+        rounds={"min_participants": BURST},
+        server={"heartbeat_timeout_s": 3600.0},  # however long the others take to join
+    )
     names = [f"site-{i}" for i in range(BURST)]
     submit = coordinator.driver.submit
     await asyncio.gather(*(submit(c.Rendezvous(name, None)) for name in names))
