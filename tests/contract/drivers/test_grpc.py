@@ -40,10 +40,11 @@ def test_streams_that_come_before_serve_wait() -> None:
         assert received(Receiving(there)) == [b"early"]
 
 
+@pytest.mark.parametrize("how", ["close", "cancel"])
 @pytest.mark.parametrize("is_served", [False, True])
-def test_close_ends_streams_that_wait(*, is_served: bool) -> None:
-    """Streams wait for serve(), or for their peers and for memory. All their threads end before
-    gRPC would cancel the calls."""
+def test_streams_that_wait_end(*, is_served: bool, how: str) -> None:
+    """Streams wait for serve(), or for their peers and for memory. All their threads end when the
+    driver closes, before gRPC would cancel the calls, and when the peers cancel them."""
     before = stream_threads()
     there = GrpcDriver()
     there.stop_grace_s = PATIENCE_S
@@ -56,44 +57,24 @@ def test_close_ends_streams_that_wait(*, is_served: bool) -> None:
 
     if is_served:
         there.serve(lambda frames: None, lambda peer: None)
-    with grpc.insecure_channel(there.address) as channel:
+    with closing_all(there), grpc.insecure_channel(there.address) as channel:
         deliver = channel.stream_unary(METHOD)
         calls = [deliver.future(chunks()) for _ in range(3)]
         until(lambda: len(there._streams) == 3, "the streams")
         if is_served:
             until(lambda: there._small.coming_bytes > 0, "one of them")
-        there.close(0.0)
-        assert not there._streams
-        is_over.set()
-        for call in calls:
-            assert call.exception(PATIENCE_S).code() in _USUAL
-    until(lambda: stream_threads() <= before, "the threads to end")
-
-
-@pytest.mark.parametrize("is_served", [False, True])
-def test_a_stream_that_its_peer_cancels_while_it_waits_has_no_thread(*, is_served: bool) -> None:
-    """Streams wait for serve(), and for memory that the packet of another stream has."""
-    there = GrpcDriver()
-    there._small.max_bytes = 1
-    is_over = threading.Event()
-
-    def chunks() -> Iterator[bytes]:
-        yield next(to_chunks([bytes(3 << 20)]))
-        is_over.wait(PATIENCE_S)
-
-    if is_served:
-        there.serve(lambda frames: None, lambda peer: None)
-    with closing_all(there), grpc.insecure_channel(there.address) as channel:
-        deliver = channel.stream_unary(METHOD)
-        calls = [deliver.future(chunks()) for _ in range(2)]
-        until(lambda: len(there._streams) == 2, "the streams")
-        if is_served:
-            until(lambda: there._small.coming_bytes > 0, "one of them")
-        for call in calls:
-            call.cancel()
-        until(lambda: not there._streams, "the threads to end")
+        if how == "close":
+            there.close(0.0)
+            assert not there._streams
+        else:
+            for call in calls:
+                call.cancel()
+            until(lambda: not there._streams, "the threads to end")
         assert not there._small.coming_bytes
         is_over.set()
+        for call in calls if how == "close" else ():
+            assert call.exception(PATIENCE_S).code() in _USUAL
+    until(lambda: stream_threads() <= before, "the threads to end")
 
 
 def test_a_stream_beyond_the_bound_is_served_when_another_has_ended() -> None:
