@@ -8,7 +8,6 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine
-from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -35,31 +34,15 @@ def event_loop() -> asyncio.AbstractEventLoop:
         return _loop
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in the loop and return its result.
-
-    Raises RuntimeError on the loop's own thread, which would wait for itself.
-    """
+def run(work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+    """Run a coroutine in the loop and return its result. Raises TimeoutError; the coroutine goes
+    on."""
     try:
         loop = event_loop()
-        if threading.current_thread() is _thread:
-            raise RuntimeError("the thread of the event loop cannot wait for it")
     except BaseException:
         work.close()
         raise
-    return asyncio.run_coroutine_threadsafe(work, loop).result()
-
-
-def finish(work: Coroutine[Any, Any, None], timeout_s: float) -> None:
-    """Run a coroutine that ends something, and wait for it for timeout_s at most.
-
-    On the loop's own thread, where the garbage collector or a log handler may close what is open,
-    the coroutine is begun and not waited for.
-    """
-    future = asyncio.run_coroutine_threadsafe(work, event_loop())
-    if threading.current_thread() is not _thread:
-        with suppress(TimeoutError):
-            future.result(timeout_s)
+    return asyncio.run_coroutine_threadsafe(work, loop).result(timeout_s)
 
 
 def _after_fork() -> None:

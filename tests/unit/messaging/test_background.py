@@ -2,36 +2,11 @@
 
 import asyncio
 import threading
-from typing import Any
 
 import pytest
 
 from support.messaging import PATIENCE_S
 from xain_messaging import background
-
-
-def in_the_loop(work: Any) -> Any:
-    """Call it on the loop's own thread."""
-
-    async def call() -> Any:
-        return work()
-
-    return asyncio.run_coroutine_threadsafe(call(), background.event_loop()).result(PATIENCE_S)
-
-
-def test_the_thread_of_the_loop_does_not_wait_for_itself() -> None:
-    """run() is refused there. finish(), which the garbage collector may call, waits for nothing,
-    and its work is done all the same."""
-    done = threading.Event()
-
-    async def work() -> None:
-        done.set()
-
-    with pytest.raises(RuntimeError, match="cannot wait"):
-        in_the_loop(lambda: background.run(work()))
-    assert not done.is_set()
-    in_the_loop(lambda: background.finish(work(), PATIENCE_S))
-    assert done.wait(PATIENCE_S)
 
 
 def test_a_loop_whose_thread_did_not_start_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """The Membership service on a port of its own, for programs without a coordinator."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Generic, Protocol, Self, TypeVar
 
 import grpc
@@ -85,7 +86,8 @@ class ServiceServer(Generic[S]):
 
     def stop(self) -> None:
         """Returns when no client is served any more, after STOP_S at most. May be called again."""
-        background.finish(self._stop(), STOPPED_S)
+        with suppress(TimeoutError):
+            background.run(self._stop(), STOPPED_S)
 
     async def _stop(self) -> None:
         server, self._server = self._server, None
