@@ -293,9 +293,9 @@ def test_the_plans_are_every_combination():
 
 
 async def test_kills_change_nothing(tmp_path, capsys):
-    """Whatever is killed and whatever the network does, every model is that of the undisturbed
-    session, every update counts once, and no participant trains again a result that was
-    acknowledged or that it has kept."""
+    """Kills and faults of the network change no model: each is that of the undisturbed session,
+    every update counts once, and no participant trains again a result that was acknowledged or
+    that it has kept."""
     num_kills, seed = 0, SEED
     while num_kills < KILLS:
         folder = tmp_path / f"seed-{seed}"

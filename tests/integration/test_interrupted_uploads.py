@@ -387,7 +387,7 @@ async def connected_again(client: CoordinatorClient) -> None:
                 return
 
 
-# What a cut costs at most: what gRPC and the kernels have taken, and is not written.
+# Bytes that a cut costs at most: gRPC and the kernels have taken them, and they are not written.
 LOST_BYTES = 8 * MIB
 
 

@@ -211,7 +211,7 @@ class ClientCall:
         connection.send_up(self, lambda: self._arrive(data, is_last))
         is_unary = is_last and data is not None and self.name != "Watch"
         if is_unary and noise.duplicated and chance.random() < noise.duplicated:
-            # By some proxy that thinks it lost, to the server that listens then.
+            # A proxy thinks the message lost, and sends it again to the server that listens then.
             assert data is not None
             again = data
             delay_s = chance.random() * noise.slow_s

@@ -30,7 +30,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._hub = hub
         self._process = process
         self._work_s = work_s
-        # Of work that its process died in. Waiting code lives until it is buried.
+        # Futures of work in which the process died. Waiting code lives until they are dropped.
         self._unheard: list[asyncio.Future[Any]] = []
 
     # --- what asyncio's futures, tasks and handles ask of their loop ---

@@ -392,8 +392,8 @@ MUTATIONS: Mapping[str, Mutation] = {
 # The fault in which it shows, where that is a rare one; then every fault is of this kind. None: it
 # shows where nothing goes wrong.
 SHOWS_IN: Mapping[str, Kind | None] = {
-    # It shows everywhere. With a slow disk a lease can begin before the end of the one before is
-    # durable, and the oracle must tell the two apart.
+    # This defect shows with every fault. With a slow disk a lease can begin before the end of the
+    # one before is durable, and the oracle must tell the two apart.
     "let a lease run out early": Kind.SLOW_DISK,
     "keep a part of a model that could not be read": Kind.STORE_DOWN,
     "never look for a newer coordinator": Kind.OVERTAKE,

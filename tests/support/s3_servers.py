@@ -358,6 +358,6 @@ class MinioGateway(S3Server):
         return {
             "MINIO_ROOT_USER": self.owner.access_key_id,
             "MINIO_ROOT_PASSWORD": self.owner.secret_access_key,
-            # It must not write into the home of the user who runs the tests.
+            # The server must not write into the home of the user who runs the tests.
             "HOME": str(self.folder),
         }

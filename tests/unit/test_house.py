@@ -205,8 +205,8 @@ def test_the_core_touches_nothing():
         assert known, f"{file} imports {module}"
 
 
-# What belongs to a process as a whole: signal handlers, exception hooks, the environment, warnings,
-# floating-point errors, garbage collection, thread switching and the root logger.
+# State that belongs to a process as a whole: signal handlers, exception hooks, the environment,
+# warnings, floating-point errors, garbage collection, thread switching and the root logger.
 OF_THE_PROCESS = re.compile(
     r"signal\.signal|(sys|threading)\.excepthook|sys\.set\w+|gc\.\w+|os\.(chdir|umask|nice|putenv)"
     r"|resource\.setrlimit|warnings\.(filterwarnings|simplefilter)|np\.seterr|structlog\.configure"

@@ -165,7 +165,7 @@ class CoordinatorClient:
     # was put into the store the coordinator copies and reads before, which takes time by its size.
     hand_in_timeout_s = 60.0
     max_inline_bytes = MAX_INLINE_BYTES
-    # Of weights in a message of an upload: the coordinator holds one message of each upload.
+    # A message of an upload has so many bytes of weights: the coordinator holds one of each upload.
     message_bytes = 256 << 10
 
     def __init__(

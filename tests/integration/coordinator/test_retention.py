@@ -80,7 +80,7 @@ async def test_updates_that_may_still_count_stay(start, join, tmp_path):
         await fast.until(pb.ROUND, round_)
         await fast.hand_in([float(round_)], round_=round_)
     await fast.until(pb.ROUND, 4)
-    # What there was of rounds that are not trained has gone; what slow has uploaded stays.
+    # Objects of rounds that are not trained have gone; the uploads of the slow participant stay.
     await until(coordinator, {1: 2})
     await slow.end(put, round_=1)
     await slow.until(pb.ROUND, 5)

@@ -124,8 +124,10 @@ class InfluxWriter:
             )
             status = answer.status
             text = b"" if status == _WRITTEN else answer.read(_MAX_ANSWER_BYTES)
-            # A connection on which a long answer is left is not used again.
-            answer.release_conn() if len(text) < _MAX_ANSWER_BYTES else answer.close()
+            if len(text) < _MAX_ANSWER_BYTES:
+                answer.release_conn()
+            else:  # a connection on which the rest of an answer is left is not used again
+                answer.close()
         except urllib3.exceptions.HTTPError as error:
             return _Failure(0, self._clean(f"{type(error).__name__}: {error}"))
         if status == _WRITTEN:

@@ -50,10 +50,10 @@ class Downloads:
     """
 
     max_inline_bytes = MAX_INLINE_BYTES
-    # Of weights in a message of a download. gRPC holds three copies of each message until the
-    # connection has taken it.
+    # A message of a download has so many bytes of weights. gRPC holds three copies of each message
+    # until the connection has taken it.
     message_bytes = 64 << 10
-    # Of a read of the store. A block is kept for all downloads that are about as far.
+    # A read of the store has so many bytes. All downloads that are about as far share a block.
     block_bytes = 256 << 10
 
     driver: Driver

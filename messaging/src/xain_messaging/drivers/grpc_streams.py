@@ -410,7 +410,7 @@ class GrpcDriver:
         self.wake()
         self._on_packet = lambda frames: None
         self._is_served.set()
-        # Of a server that never started only the event of stop() is set.
+        # A server that never started sets the event of stop(), and does not end another wait.
         wait: Callable[[float], bool] = self._server.wait_for_termination
         with suppress(RuntimeError):  # no thread that cancels calls after the grace
             wait = self._server.stop(self.stop_grace_s).wait
