@@ -49,8 +49,11 @@ class Fleet:
             process.wait()
 
     def _start(self, name: str, *command: str) -> None:
+        # SIGABRT makes faulthandler print where each thread is.
         with self.log_path(name).open("ab") as log:
-            self._processes[name] = subprocess.Popen([sys.executable, *command], stderr=log)
+            self._processes[name] = subprocess.Popen(
+                [sys.executable, "-X", "faulthandler", *command], stderr=log
+            )
 
     def log_path(self, name: str) -> Path:
         return self.folder / f"{name}.log"
@@ -106,9 +109,15 @@ class Fleet:
             process.wait()
 
     def ended(self, *names: str) -> None:
-        """Wait until these have ended well."""
+        """Wait until these have ended well. One that does not end says where it is."""
         for name in names:
-            assert self._processes[name].wait(PATIENCE_S) == 0, self.log(name)
+            process = self._processes[name]
+            try:
+                process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGABRT)
+                process.wait(PATIENCE_S)
+            assert process.returncode == 0, self.log(name)
 
     def status(self) -> Status:
         return self._calls.status(PATIENCE_S)
