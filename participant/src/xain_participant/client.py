@@ -20,6 +20,7 @@ from grpc_status import rpc_status
 from numpy.typing import NDArray
 
 from xain_foundation.fields import proxy_options
+from xain_foundation.grpc_calls import Cancellable
 from xain_messaging.spare import Spare
 from xain_participant.direct import DirectTransfer, OfferFailed, with_host
 from xain_participant.download import Damaged, Download
@@ -266,11 +267,11 @@ class CoordinatorClient:
         breaks."""
         request = pb.WatchRequest(keeps_metadata=True)
         with self._guarded():
-            call = self._calls.Watch(request, metadata=self._metadata)
+            stream = Cancellable(self._calls.Watch(request, metadata=self._metadata))
             try:
-                yield from map(self._complete, call)
+                yield from map(self._complete, stream.call)
             finally:
-                call.cancel()
+                stream.cancel()
 
     def answer_questions(
         self, answer: Callable[[pb.PredictionQuestion], pb.PredictionAnswer]
@@ -280,13 +281,15 @@ class CoordinatorClient:
         answers: SimpleQueue[pb.PredictionAnswer | None] = SimpleQueue()
         answers.put(pb.PredictionAnswer())  # opens the stream
         with self._guarded():
-            call = self._calls.Predict(iter(answers.get, None), metadata=self._metadata)
+            stream = Cancellable(
+                self._calls.Predict(iter(answers.get, None), metadata=self._metadata)
+            )
             try:
-                for question in call:
+                for question in stream.call:
                     answers.put(answer(question))
             finally:
                 answers.put(None)
-                call.cancel()
+                stream.cancel()
 
     def start_round(self, damaged_model_digest: bytes = b"") -> pb.StartTrainingRoundResponse:
         """Ask for the work of the open round.
@@ -527,9 +530,11 @@ class CoordinatorClient:
         request = pb.GetWeightsRequest(key=ref.key, offset=offset)
         timeout_s = _stream_timeout_s(ref.size_bytes)
         with self._guarded():
-            stream = self._transfers.GetWeights(request, metadata=self._metadata, timeout=timeout_s)
+            stream = Cancellable(
+                self._transfers.GetWeights(request, metadata=self._metadata, timeout=timeout_s)
+            )
             try:
-                for message in stream:
+                for message in stream.call:
                     if message.HasField("ref") and message.ref.digest != ref.digest:
                         raise Damaged("the coordinator sends another object")
                     yield message.data

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 
+from xain_foundation.grpc_calls import Cancellable
 from xain_foundation.logger import get_logger
 from xain_messaging import waits
 from xain_messaging.discovery.registry import replaced
@@ -98,7 +99,7 @@ class CoordinatorMembership(RemoteMembership):
         self._lease_s = CALL_TIMEOUT_S
         self._told = threading.Event()
         self._refused_with: grpc.StatusCode | None = None
-        self._stream: Any = None
+        self._stream: Cancellable | None = None
 
     def _ask_to_join(self, timeout_s: float) -> Member:
         request = pb.JoinRequest()
@@ -147,9 +148,9 @@ class CoordinatorMembership(RemoteMembership):
     def _watch(self) -> None:
         while not self._has_ended.is_set():
             try:
-                self._stream = self._stub.Watch(pb.WatchRequest(**self._who()))
+                self._stream = Cancellable(self._stub.Watch(pb.WatchRequest(**self._who())))
                 self._listed.clear()
-                for response in self._stream:
+                for response in self._stream.call:
                     self._hear(response)
             except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
                 self._handle(error)

@@ -21,6 +21,7 @@ from typing import Any, Final
 import grpc
 
 from xain_foundation.backoff import Backoff
+from xain_foundation.grpc_calls import Cancellable
 from xain_foundation.logger import get_logger
 from xain_messaging.codec import MAX_MESSAGE_BYTES, Frames
 from xain_messaging.drivers.addresses import told_host
@@ -113,7 +114,7 @@ class _Connection:
         self._on_broken = on_broken
         self._lock = threading.RLock()
         self._packets: queue.SimpleQueue[Frames | None] = queue.SimpleQueue()
-        self._call: Any = None
+        self._stream: Cancellable | None = None
         self._begun_at = 0.0
         self._backoff = Backoff(RETRY_S, MAX_RETRY_S)
         self._is_closed = False
@@ -121,13 +122,13 @@ class _Connection:
     def send(self, frames: Frames) -> None:
         with self._lock:
             self._packets.put(frames)
-            if self._call is None:
+            if self._stream is None:
                 self._begun_at = time.monotonic()
                 method: Any = self._channel.stream_unary(METHOD)
                 # The stream waits until the peer is there; the channel tries to reach it.
                 chunks = chunks_of(iter(self._packets.get, None))
-                self._call = method.future(chunks, wait_for_ready=True)
-                self._call.add_done_callback(self._ended)
+                self._stream = Cancellable(method.future(chunks, wait_for_ready=True))
+                self._stream.call.add_done_callback(self._ended)
 
     def _ended(self, call: Any) -> None:
         """The stream has broken. Packets that are sent before reopen() are lost with it."""
@@ -145,7 +146,7 @@ class _Connection:
         """Let the next packet begin another stream. Returns False if the connection is closed."""
         with self._lock:
             if not self._is_closed:
-                self._packets, self._call = queue.SimpleQueue(), None
+                self._packets, self._stream = queue.SimpleQueue(), None
             return not self._is_closed
 
     def finish(self) -> None:
@@ -154,7 +155,7 @@ class _Connection:
 
     def join(self, deadline: float) -> None:
         """Wait until the peer has all packets, or until the deadline."""
-        call = self._call
+        call = None if self._stream is None else self._stream.call
         while call is not None and not call.done() and time.monotonic() < deadline:
             with suppress(grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError):
                 call.result(left_s(deadline))
@@ -163,6 +164,8 @@ class _Connection:
         with self._lock:
             self._is_closed = True
         self._packets.put(None)
+        if self._stream is not None:
+            self._stream.cancel()
         self._channel.close()
 
 

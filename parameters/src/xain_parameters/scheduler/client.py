@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import grpc
 
+from xain_foundation.grpc_calls import Cancellable
 from xain_foundation.logger import get_logger
 from xain_messaging.discovery.coordinator import CoordinatorDiscovery
 from xain_messaging.errors import (
@@ -114,13 +115,13 @@ class SchedulerCalls:
             self._check(is_over)
             left_s = self.wait_s if deadline is None else max(0.1, deadline - time.monotonic())
             try:
-                ended = call.future(request, timeout=min(self.wait_s, left_s))
-                while not _is_done(ended, RETRY_S):
+                asked = Cancellable(call.future(request, timeout=min(self.wait_s, left_s)))
+                while not _is_done(asked.call, RETRY_S):
                     if is_over() or self._ended.is_set():
-                        ended.cancel()
+                        asked.cancel()
                         self._check(is_over)
                         raise Closed("the connection to the scheduler was closed")
-                return ended.result()
+                return asked.call.result()
             except (grpc.RpcError, grpc.FutureCancelledError, ValueError) as error:
                 failed: Any = error  # ValueError: the channel is closed
             self._check(is_over)
@@ -171,7 +172,7 @@ class SchedulerMember(SchedulerCalls):
         self._membership: Any = None
         self._view: View | None = None
         self._changed = threading.Condition()
-        self._stream: Any = None
+        self._stream: Cancellable | None = None
         self._threads: list[threading.Thread] = []
 
     def join(self, timeout_s: float, is_over: Callable[[], bool] = lambda: False) -> None:
@@ -282,8 +283,8 @@ class SchedulerMember(SchedulerCalls):
     def _watch(self) -> None:
         while not self._ended.is_set():
             try:
-                self._stream = self._stub.Views(pb.ViewsRequest())
-                for response in self._stream:
+                self._stream = Cancellable(self._stub.Views(pb.ViewsRequest()))
+                for response in self._stream.call:
                     self._hear(decode_view(response.view))
             except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
                 log.debug("no_views", scheduler=self.target, error=str(error))
