@@ -34,7 +34,7 @@ SLOW = textwrap.dedent(
 
         def handle_late(event):
             if is_end(event):
-                time.sleep(0.05)  # whoever iterates over the answers goes on
+                time.sleep(0.05)  # the thread that iterates over the answers goes on
             return handle_event(event)
 
         return handle_late
@@ -65,7 +65,7 @@ def main():
         assert server.dense("w", 3).pull().tolist() == [0, 0, 0]
 """
 
-# It ends while gRPC's thread holds the lock, unless it has waited for the thread.
+# The program ends while gRPC's thread holds the lock, unless it has waited for the thread.
 END = """
 main()
 time.sleep(0.2)

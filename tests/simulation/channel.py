@@ -321,9 +321,5 @@ class Stream:
     def __next__(self) -> Any:
         return self._call.next(self._deserialize)
 
-    def add_done_callback(self, callback: Callable[["Stream"], None]) -> None:
-        """No other thread handles the end of the call, so nobody has to wait for it."""
-        callback(self)
-
     def cancel(self) -> None:
         self._call.give_up(grpc.StatusCode.CANCELLED)

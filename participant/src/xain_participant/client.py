@@ -267,11 +267,11 @@ class CoordinatorClient:
         breaks."""
         request = pb.WatchRequest(keeps_metadata=True)
         with self._guarded():
-            stream = Cancellable(self._calls.Watch(request, metadata=self._metadata))
+            call = self._calls.Watch(request, metadata=self._metadata)
             try:
-                yield from map(self._complete, stream.call)
+                yield from map(self._complete, call)
             finally:
-                stream.cancel()
+                call.cancel()
 
     def answer_questions(
         self, answer: Callable[[pb.PredictionQuestion], pb.PredictionAnswer]
@@ -530,11 +530,9 @@ class CoordinatorClient:
         request = pb.GetWeightsRequest(key=ref.key, offset=offset)
         timeout_s = _stream_timeout_s(ref.size_bytes)
         with self._guarded():
-            stream = Cancellable(
-                self._transfers.GetWeights(request, metadata=self._metadata, timeout=timeout_s)
-            )
+            stream = self._transfers.GetWeights(request, metadata=self._metadata, timeout=timeout_s)
             try:
-                for message in stream.call:
+                for message in stream:
                     if message.HasField("ref") and message.ref.digest != ref.digest:
                         raise Damaged("the coordinator sends another object")
                     yield message.data

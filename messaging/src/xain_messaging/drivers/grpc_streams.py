@@ -121,6 +121,8 @@ class _Connection:
 
     def send(self, frames: Frames) -> None:
         with self._lock:
+            if self._is_closed:
+                return
             self._packets.put(frames)
             if self._stream is None:
                 self._begun_at = time.monotonic()
@@ -155,7 +157,8 @@ class _Connection:
 
     def join(self, deadline: float) -> None:
         """Wait until the peer has all packets, or until the deadline."""
-        call = None if self._stream is None else self._stream.call
+        stream = self._stream
+        call = None if stream is None else stream.call
         while call is not None and not call.done() and time.monotonic() < deadline:
             with suppress(grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError):
                 call.result(left_s(deadline))
@@ -163,9 +166,10 @@ class _Connection:
     def close(self) -> None:
         with self._lock:
             self._is_closed = True
+            stream, self._stream = self._stream, None
         self._packets.put(None)
-        if self._stream is not None:
-            self._stream.cancel()
+        if stream is not None:
+            stream.cancel()  # without the lock, which _ended() takes
         self._channel.close()
 
 

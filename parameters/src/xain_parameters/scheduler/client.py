@@ -116,12 +116,15 @@ class SchedulerCalls:
             left_s = self.wait_s if deadline is None else max(0.1, deadline - time.monotonic())
             try:
                 asked = Cancellable(call.future(request, timeout=min(self.wait_s, left_s)))
-                while not _is_done(asked.call, RETRY_S):
-                    if is_over() or self._ended.is_set():
-                        asked.cancel()
-                        self._check(is_over)
-                        raise Closed("the connection to the scheduler was closed")
-                return asked.call.result()
+                try:
+                    while not _is_done(asked.call, RETRY_S):
+                        if is_over() or self._ended.is_set():
+                            self._check(is_over)
+                            raise Closed("the connection to the scheduler was closed")
+                    return asked.call.result()
+                except BaseException:  # an interrupt too
+                    asked.cancel()
+                    raise
             except (grpc.RpcError, grpc.FutureCancelledError, ValueError) as error:
                 failed: Any = error  # ValueError: the channel is closed
             self._check(is_over)
