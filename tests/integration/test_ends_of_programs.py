@@ -42,7 +42,7 @@ SLOW = textwrap.dedent(
     def handle_slowly(event, state, deserialize):
         callbacks = handle(event, state, deserialize)
         if is_end(event):
-            time.sleep(0.5)
+            time.sleep(0.5)  # under the lock of the call
         return callbacks
 
     channel._event_handler, channel._handle_event = make_late_handler, handle_slowly

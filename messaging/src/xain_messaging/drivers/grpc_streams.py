@@ -122,7 +122,7 @@ class _Connection:
     def send(self, frames: Frames) -> None:
         with self._lock:
             if self._is_closed:
-                return
+                return  # the packet is lost as on a connection that breaks; links.py keeps messages
             self._packets.put(frames)
             if self._stream is None:
                 self._begun_at = time.monotonic()
