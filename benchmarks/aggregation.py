@@ -41,7 +41,7 @@ from xain_coordinator.ports import WeightsStore
 from xain_coordinator.process.allocator import configure_allocator
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.updates.measuring import measure
-from xain_proto.np import npy_header
+from xain_wire.np import npy_header
 
 ROUND = 1
 REPEATS = 3

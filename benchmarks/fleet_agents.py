@@ -37,9 +37,9 @@ from xain_participant.client import (
 )
 from xain_participant.protocol import Protocol, jittered
 from xain_participant.values import Call, State, Timer
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl.coordinator_pb2_grpc import CoordinatorStub
-from xain_proto.metadata import PARTICIPANT_ID_KEY, TIMEOUT_KEY
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl.coordinator_pb2_grpc import CoordinatorStub
+from xain_wire.metadata import PARTICIPANT_ID_KEY, TIMEOUT_KEY
 
 NEVER = -1  # no round: training goes on
 STATES = {pb.ROUND: State.ROUND, pb.FINISHED: State.FINISHED}

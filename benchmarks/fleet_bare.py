@@ -15,7 +15,7 @@ import grpc
 import structlog
 
 from xain_foundation.logs import configure
-from xain_proto.fl import coordinator_pb2 as pb
+from xain_wire.fl import coordinator_pb2 as pb
 
 SERVICE = "xain_proto.fl.Coordinator"
 # The server queues as many calls as may come at once.

@@ -21,7 +21,7 @@ from processes import peak_memory_mb
 from xain_participant.client import CoordinatorClient
 from xain_participant.direct import CHUNK_BYTES, DirectTransfer, with_host
 from xain_participant.download import Download
-from xain_proto.fl import coordinator_pb2 as pb
+from xain_wire.fl import coordinator_pb2 as pb
 
 
 class Discarded(Download):

@@ -56,8 +56,8 @@ import results
 from counting_proxy import CountingProxy
 
 from xain_coordinator.aggregation.rules import make_rule
-from xain_proto.fl import inspection_pb2 as inspection
-from xain_proto.fl.inspection_pb2_grpc import InspectionStub
+from xain_wire.fl import inspection_pb2 as inspection
+from xain_wire.fl.inspection_pb2_grpc import InspectionStub
 from xain_workloads.bagging import LoadedEstimators, seed_of
 from xain_workloads.data import load_table
 from xain_workloads.dataset import Task

@@ -15,8 +15,8 @@ import grpc
 import results
 
 from xain_foundation.sockets import free_ports
-from xain_proto.fl import inspection_pb2 as inspection
-from xain_proto.fl import inspection_pb2_grpc
+from xain_wire.fl import inspection_pb2 as inspection
+from xain_wire.fl import inspection_pb2_grpc
 
 PATIENCE_S = 300.0  # for what takes seconds; a benchmark that hangs must end
 SESSION_LIMIT_S = 1800.0  # for what takes minutes

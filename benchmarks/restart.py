@@ -38,7 +38,7 @@ from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import Record
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.prefixed import PrefixedStore
-from xain_proto.np import npy_header
+from xain_wire.np import npy_header
 from xain_workloads.model import TensorSpec
 
 SESSION = "benchmark"

@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 LIBRARIES = {
-    "xain-proto": "protos",
+    "xain-wire": "protos",
     "xain-foundation": "foundation",
     "xain-messaging": "messaging",
     "xain-parameters": "parameters",

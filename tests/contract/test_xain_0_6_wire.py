@@ -2,8 +2,8 @@
 
 import pytest
 
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.np import ndarray_pb2
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.np import ndarray_pb2
 
 # (field, number, type as FieldDescriptor has it): 5 int32, 9 string, 14 enum.
 XAIN_MESSAGES = {

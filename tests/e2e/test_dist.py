@@ -92,7 +92,7 @@ def test_coordinator_shares_no_file_with_the_participant(dist: Path, tmp_path: P
     machine.install(*wheels)
     assert "demo" in machine.run("xain-coordinator", "--help")
     assert {path.name.split("-")[0] for path in (dist / "libraries").iterdir()} == {
-        "xain_proto",
+        "xain_wire",
         "xain_foundation",
         "xain_messaging",
         "xain_parameters",

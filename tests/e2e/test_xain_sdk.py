@@ -17,8 +17,8 @@ from support.process import CoordinatorProcess
 from support.s3_servers import SeaweedFS
 from support.wire import Member, reason
 from support.xain_sdk import environment
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl import inspection_pb2
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl import inspection_pb2
 
 # The environment is installed once, which takes as long as the network does.
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]

@@ -21,8 +21,8 @@ from xain_coordinator.server.admission_control import (
     UNREGISTERED_READS,
 )
 from xain_coordinator.server.serve import STREAMS_PER_CONNECTION
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl import inspection_pb2 as inspection
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl import inspection_pb2 as inspection
 
 Code = grpc.StatusCode
 HEARTBEAT = "/xain_proto.fl.Coordinator/Heartbeat"

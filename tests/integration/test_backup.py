@@ -10,7 +10,7 @@ import pytest
 
 from support.process import CoordinatorProcess
 from support.wire import Member
-from xain_proto.fl import coordinator_pb2 as pb
+from xain_wire.fl import coordinator_pb2 as pb
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 

@@ -25,8 +25,8 @@ from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import JournalDamaged
 from xain_foundation import logs
 from xain_participant import Agent, Participant, StateDirectory
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl.inspection_pb2 import ListRoundsRequest
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl.inspection_pb2 import ListRoundsRequest
 from xain_workloads.schema import Column
 from xain_workloads.table import Table
 

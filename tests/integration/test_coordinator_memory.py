@@ -13,7 +13,7 @@ import pytest
 from support.process import PATIENCE_S, CoordinatorProcess
 from support.wire import Member, npy
 from xain_participant.client import CoordinatorClient
-from xain_proto.fl import coordinator_pb2 as pb
+from xain_wire.fl import coordinator_pb2 as pb
 
 pytestmark = [
     pytest.mark.e2e,

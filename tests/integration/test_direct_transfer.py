@@ -18,8 +18,8 @@ from xain_foundation.sockets import free_ports
 from xain_participant import Agent, Participant
 from xain_participant.direct import DirectTransfer, OfferFailed
 from xain_participant.download import Download
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.limits import MAX_INLINE_BYTES
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.limits import MAX_INLINE_BYTES
 
 SIZE = MAX_INLINE_BYTES  # float32, so four times what travels inside the calls
 PATIENCE_S = 100.0

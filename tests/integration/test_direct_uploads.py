@@ -18,8 +18,8 @@ from xain_coordinator.core.values import Phase
 from xain_coordinator.ports import StoreUnavailable, WrongSize
 from xain_coordinator.stores.memory import MemoryStore, MemoryUpload
 from xain_coordinator.updates.inbox import NUM_READINGS, Inbox
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.limits import MAX_INLINE_BYTES
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.limits import MAX_INLINE_BYTES
 
 SIZE = MAX_INLINE_BYTES // 4 + 1  # float32, just too large to travel inside
 PATIENT = {"heartbeat_timeout_s": 2 * PATIENCE_S}  # not all members send any

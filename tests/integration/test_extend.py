@@ -14,7 +14,7 @@ from xain_coordinator.assembly.changed_rules import OtherRules, require_same_rul
 from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.cli import main as cli
 from xain_coordinator.journal.sqlite import SqliteJournal
-from xain_proto.fl import coordinator_pb2 as pb
+from xain_wire.fl import coordinator_pb2 as pb
 
 
 def extend(folder: Path, rounds: str, *flags: str) -> Result:

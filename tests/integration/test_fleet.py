@@ -3,8 +3,8 @@
 import asyncio
 
 from xain_coordinator.core import commands as c
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.metadata import PARTICIPANT_ID_KEY
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.metadata import PARTICIPANT_ID_KEY
 
 MANY = 300
 BURST = 3000

@@ -21,9 +21,9 @@ from grpc_health.v1 import health_pb2
 from support.hostile import METHODS, Answer, ask, channel, malformed, path
 from support.process import PATIENCE_S, CoordinatorProcess
 from support.wire import Member, digest, npy
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl import inspection_pb2 as inspection
-from xain_proto.messaging import membership_pb2 as membership
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl import inspection_pb2 as inspection
+from xain_wire.messaging import membership_pb2 as membership
 
 pytestmark = [
     pytest.mark.e2e,

@@ -17,8 +17,8 @@ from xain_foundation.schema import Key, Schema, dotted
 from xain_foundation.settings import ConfigError, resolve
 from xain_participant.config import ENV_PREFIX as PARTICIPANT_PREFIX
 from xain_participant.config import ParticipantConfig
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl import inspection_pb2 as inspection
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl import inspection_pb2 as inspection
 
 SECRET = "hunter2hunter2"
 SEED = 8

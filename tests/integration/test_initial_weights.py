@@ -12,8 +12,8 @@ from integration.conftest import config_for
 from xain_coordinator.export.trained import Trained, ask, open_files
 from xain_participant.agent import Agent
 from xain_participant.participant import Participant
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl import inspection_pb2 as inspection
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl import inspection_pb2 as inspection
 from xain_workloads.model import Layout, TensorSpec
 
 PATIENCE_S = 60.0

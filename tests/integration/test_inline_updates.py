@@ -10,7 +10,7 @@ import pytest
 from support.wire import digest, npy
 from xain_coordinator.core.keys import is_journalled
 from xain_coordinator.journal.sqlite import SqliteJournal
-from xain_proto.fl import coordinator_pb2 as pb
+from xain_wire.fl import coordinator_pb2 as pb
 
 PATIENCE_S = 60.0
 

@@ -34,7 +34,7 @@ from xain_coordinator.updates.upload_stream import UploadStream
 from xain_participant import upload as outgoing
 from xain_participant.client import CoordinatorClient, Refused
 from xain_participant.encoded import quantise
-from xain_proto.fl import coordinator_pb2 as pb
+from xain_wire.fl import coordinator_pb2 as pb
 
 Code = grpc.StatusCode
 

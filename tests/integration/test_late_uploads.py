@@ -10,7 +10,7 @@ from support.transfers import PATIENCE_S, VECTOR, put, until
 from support.wire import refused
 from xain_coordinator.core.values import StoredWeights
 from xain_coordinator.updates.measured_upload import MeasuredUpload
-from xain_proto.fl import coordinator_pb2 as pb
+from xain_wire.fl import coordinator_pb2 as pb
 
 
 def of_round_0(coordinator) -> set[str]:

@@ -15,7 +15,7 @@ from xain_coordinator.driver import model_copies
 from xain_coordinator.driver.model_copies import ModelCopies
 from xain_coordinator.export.trained import open_files
 from xain_coordinator.ports import StoreUnavailable
-from xain_proto.fl import coordinator_pb2 as pb
+from xain_wire.fl import coordinator_pb2 as pb
 
 PROFILE = pb.DataProfile(num_samples=5, num_features=2, classes=["a", "b"])
 SETTINGS = {"rounds": {"rounds": 2}, "workload": {"name": "sgd"}}

@@ -15,8 +15,8 @@ from support.wire import Member
 from xain_coordinator.core import commands as c
 from xain_coordinator.core.values import ParticipantState
 from xain_participant import Agent, Participant
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl import inspection_pb2 as inspection
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl import inspection_pb2 as inspection
 
 MANY = 300
 PER_S = 200.0

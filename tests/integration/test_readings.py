@@ -19,7 +19,7 @@ from xain_coordinator.stores.files import FileReader
 from xain_coordinator.updates import sources
 from xain_coordinator.updates.inbox import NUM_READINGS
 from xain_coordinator.updates.measured_upload import MeasuredUpload
-from xain_proto.fl import coordinator_pb2 as pb
+from xain_wire.fl import coordinator_pb2 as pb
 
 PATIENT = {"heartbeat_timeout_s": 2 * PATIENCE_S}  # members send none here
 

@@ -23,7 +23,7 @@ from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.stores.files import FileStore
 from xain_participant import Agent, Participant
-from xain_proto.fl import coordinator_pb2 as pb
+from xain_wire.fl import coordinator_pb2 as pb
 
 
 @pytest.mark.parametrize("brought_by", ["upload", "name"])

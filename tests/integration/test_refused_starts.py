@@ -15,7 +15,7 @@ from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.events import ParticipantsSelected, SessionOpened
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import Record
-from xain_proto.fl import coordinator_pb2 as pb
+from xain_wire.fl import coordinator_pb2 as pb
 
 
 def told_at_start(log: str) -> str:

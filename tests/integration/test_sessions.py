@@ -16,8 +16,8 @@ from support.wire import digest, npy
 from xain_coordinator.core.commands import Rendezvous, Tick
 from xain_coordinator.core.history import RoundRecord
 from xain_coordinator.core.values import DataProfile, GlobalModel, WeightsRef
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl import inspection_pb2 as inspection
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl import inspection_pb2 as inspection
 from xain_workloads.model import TensorSpec
 
 

@@ -13,9 +13,9 @@ from support.wire import Member, digest, npy, refused
 from xain_coordinator.core import errors
 from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.server.statuses import STATUSES
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl import inspection_pb2 as inspection
-from xain_proto.fl.refusals_pb2 import RefusalReason
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl import inspection_pb2 as inspection
+from xain_wire.fl.refusals_pb2 import RefusalReason
 
 Code = grpc.StatusCode
 TWO = {"min_participants": 2, "rounds": 2}

@@ -12,7 +12,7 @@ import pytest
 from integration.coordinator.test_overtaking import OddProcess
 from support.wire import Member
 from xain_coordinator.journal.sqlite import SqliteJournal
-from xain_proto.fl import coordinator_pb2 as pb
+from xain_wire.fl import coordinator_pb2 as pb
 
 
 @pytest.mark.e2e

@@ -12,7 +12,7 @@ from support.transfers import DATA, HEADER_BYTES, MIB, VECTOR, connected, header
 from support.wire import digest, npy, refused
 from xain_participant.client import Refused
 from xain_participant.encoded import quantise
-from xain_proto.fl import coordinator_pb2 as pb
+from xain_wire.fl import coordinator_pb2 as pb
 
 Code = grpc.StatusCode
 

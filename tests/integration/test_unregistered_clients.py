@@ -2,7 +2,7 @@
 
 from support.transfers import LARGE, with_model
 from support.wire import npy
-from xain_proto.fl import coordinator_pb2 as pb
+from xain_wire.fl import coordinator_pb2 as pb
 
 
 async def test_unregistered_clients_can_have_a_model_while_it_is_trained_and_afterwards(

@@ -39,8 +39,8 @@ from xain_foundation.sockets import free_ports
 from xain_participant import Agent
 from xain_participant.client import CoordinatorClient
 from xain_participant.direct import DirectTransfer, OfferFailed, with_host
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.weights_port import PATH
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.weights_port import PATH
 
 OTHER = VECTOR + 1
 OTHER_DATA = npy(OTHER)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from xain_proto.np import DeltaCodec, NotEncodable, can_encode
+from xain_wire.np import DeltaCodec, NotEncodable, can_encode
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 # float32's own rounding of the difference, the product and the sum.

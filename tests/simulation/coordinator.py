@@ -32,8 +32,8 @@ from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.updates.inbox import Inbox
 from xain_foundation.threads import run_to_end
-from xain_proto.fl.coordinator_pb2 import Encoding
-from xain_proto.fl.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
+from xain_wire.fl.coordinator_pb2 import Encoding
+from xain_wire.fl.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
 from xain_workloads.model import Model
 
 DRAIN_S = 2.0

@@ -29,8 +29,8 @@ from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Evaluation, GlobalModel, Phase, Rules, Update, WeightsRef
 from xain_coordinator.ports import Record
 from xain_foundation.names import GLOBAL
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.np import npy_header
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.np import npy_header
 
 Vector = NDArray[Any]
 
@@ -385,7 +385,7 @@ def trained_weights(weights: Vector, participant_id: str, epochs: int, epoch_bas
 
 
 def sent(scenario: Scenario, vector: Vector, base: Vector) -> Vector:
-    """The update that a participant sends: what its encoding stands for, see xain_proto.np.delta,
+    """The update that a participant sends: what its encoding stands for, see xain_wire.np.delta,
     element by element."""
     if not scenario.is_encoded:
         return vector

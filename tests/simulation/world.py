@@ -318,7 +318,7 @@ def _surroundings(world: _World, scenario: Scenario) -> Iterator[None]:
     }
     if not scenario.is_inline:
         replaced |= {
-            "xain_proto.np.DeltaCodec.tile_elements": TILE_ELEMENTS,
+            "xain_wire.np.DeltaCodec.tile_elements": TILE_ELEMENTS,
             "xain_participant.client.CoordinatorClient.max_inline_bytes": 0,
             "xain_participant.client.CoordinatorClient.message_bytes": MESSAGE_BYTES,
             "xain_coordinator.server.downloads.Downloads.max_inline_bytes": 0,

@@ -14,8 +14,8 @@ from xain_messaging.discovery.redis import RedisDiscovery
 from xain_messaging.discovery.server import MembershipServer
 from xain_messaging.errors import DiscoveryUnavailable, MessagingError, NameTaken
 from xain_messaging.ports import Discovery, Membership, Roster
-from xain_proto.messaging import membership_pb2 as pb
-from xain_proto.messaging.membership_pb2_grpc import MembershipStub
+from xain_wire.messaging import membership_pb2 as pb
+from xain_wire.messaging.membership_pb2_grpc import MembershipStub
 
 
 class Peer:

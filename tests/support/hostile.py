@@ -17,8 +17,8 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from xain_proto.fl import coordinator_pb2, inspection_pb2
-from xain_proto.messaging import membership_pb2
+from xain_wire.fl import coordinator_pb2, inspection_pb2
+from xain_wire.messaging import membership_pb2
 
 _FILES = (coordinator_pb2, inspection_pb2, membership_pb2, health_pb2, reflection_pb2)
 METHODS: Sequence[MethodDescriptor] = [

@@ -10,7 +10,7 @@ import numpy as np
 from support.fault_proxy import FaultProxy
 from support.wire import Member, digest, npy
 from xain_participant.client import CoordinatorClient
-from xain_proto.fl import coordinator_pb2 as pb
+from xain_wire.fl import coordinator_pb2 as pb
 
 MIB = 1 << 20
 PATIENCE_S = 60.0

@@ -10,9 +10,9 @@ import xxhash
 from google.rpc.error_details_pb2 import ErrorInfo
 from grpc_status import rpc_status
 
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl import coordinator_pb2_grpc, inspection_pb2_grpc
-from xain_proto.np import ndarray_to_proto
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl import coordinator_pb2_grpc, inspection_pb2_grpc
+from xain_wire.np import ndarray_to_proto
 
 
 def npy(vector: Any) -> bytes:

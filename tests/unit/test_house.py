@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DISTRIBUTIONS = {
-    "protos": "xain_proto",
+    "protos": "xain_wire",
     "foundation": "xain_foundation",
     "messaging": "xain_messaging",
     "workloads": "xain_workloads",
@@ -40,8 +40,8 @@ CORE_MAY_KNOW = {
     "xain_messaging.conditional_events",
     "xain_foundation.names",
     "xain_foundation.tags",
-    "xain_proto.fl.refusals_pb2",
-    "xain_proto.metadata",
+    "xain_wire.fl.refusals_pb2",
+    "xain_wire.metadata",
     "xain_workloads.errors",
     "xain_workloads.model",
     "xain_workloads.profile",

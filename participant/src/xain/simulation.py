@@ -35,9 +35,9 @@ from xain.loop import Loop, Rounds, rounds_of_site
 from xain.round import Round
 from xain_participant.client import CoordinatorClient, open_channel
 from xain_participant.config import ENV_PREFIX
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl import inspection_pb2 as inspection
-from xain_proto.fl.inspection_pb2_grpc import InspectionStub
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl import inspection_pb2 as inspection
+from xain_wire.fl.inspection_pb2_grpc import InspectionStub
 from xain_workloads.model import TensorSpec, unflatten
 
 START_S = 60.0

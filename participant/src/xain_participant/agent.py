@@ -43,8 +43,8 @@ from xain_participant.state import StateDirectory
 from xain_participant.upload import Upload
 from xain_participant.values import Call, State, Timer
 from xain_participant.work import Work
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl.refusals_pb2 import RefusalReason
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl.refusals_pb2 import RefusalReason
 from xain_workloads.profile import DataProfile
 
 # A stop waits for the goodbye this long; a lost goodbye ends by the coordinator's lease.

@@ -17,7 +17,7 @@ from xain_participant.client import CoordinatorClient, Refused
 from xain_participant.participant import Participant
 from xain_participant.protocol import jittered
 from xain_participant.runtime import Runtime
-from xain_proto.fl import coordinator_pb2 as pb
+from xain_wire.fl import coordinator_pb2 as pb
 
 MIN_PAUSE_S = 0.2
 MAX_PAUSE_S = 2.0

@@ -30,11 +30,11 @@ from xain_participant.failures import Failure
 from xain_participant.participant import Evaluation
 from xain_participant.upload import Upload
 from xain_participant.values import Call
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl.coordinator_pb2_grpc import CoordinatorStub
-from xain_proto.fl.refusals_pb2 import RefusalReason
-from xain_proto.limits import MAX_INLINE_BYTES
-from xain_proto.metadata import ERROR_DOMAIN, INSTANCE_ID_KEY, PARTICIPANT_ID_KEY, TIMEOUT_KEY
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl.coordinator_pb2_grpc import CoordinatorStub
+from xain_wire.fl.refusals_pb2 import RefusalReason
+from xain_wire.limits import MAX_INLINE_BYTES
+from xain_wire.metadata import ERROR_DOMAIN, INSTANCE_ID_KEY, PARTICIPANT_ID_KEY, TIMEOUT_KEY
 from xain_workloads.model import Layout
 from xain_workloads.profile import DataProfile
 

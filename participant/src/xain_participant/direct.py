@@ -34,7 +34,7 @@ from urllib.request import getproxies, proxy_bypass
 from xain_foundation.fields import join_host_port, proxy_options
 from xain_foundation.sockets import leave_unpaced
 from xain_participant.download import Damaged, Download
-from xain_proto.weights_port import DIGEST_HEADER, KEY_HEADER, OFFSET_HEADER, PATH
+from xain_wire.weights_port import DIGEST_HEADER, KEY_HEADER, OFFSET_HEADER, PATH
 
 CHUNK_BYTES = 1 << 20
 # The slowest transfer that goes on: so many bytes in CHUNK_TIMEOUT_S, which is 2 KiB a second.

@@ -6,9 +6,9 @@ import xxhash
 from numpy.typing import NDArray
 
 from xain_messaging.spare import Spare
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.np import parse_npy_header
-from xain_proto.np.codec import MAX_HEADER_BYTES
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.np import parse_npy_header
+from xain_wire.np.codec import MAX_HEADER_BYTES
 
 
 class Damaged(Exception):

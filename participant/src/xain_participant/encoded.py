@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.np import ENCODING_BITS, DeltaCodec, NotEncodable, can_encode
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.np import ENCODING_BITS, DeltaCodec, NotEncodable, can_encode
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
     """The encoded form of an update. The participant keeps it in memory only.
 
-    tiles: the encoded tiles of xain_proto.np.delta, one after another, uint8.
+    tiles: the encoded tiles of xain_wire.np.delta, one after another, uint8.
     tile_bytes: size of a tile; the last one may be shorter.
     """
 

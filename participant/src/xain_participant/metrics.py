@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from xain_proto.limits import MAX_METRICS_BYTES
+from xain_wire.limits import MAX_METRICS_BYTES
 
 # The coordinator refuses longer metrics of a round all at once.
 MAX_JSON_BYTES = MAX_METRICS_BYTES - 4096

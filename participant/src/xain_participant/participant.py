@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xain_participant.metrics import Measured, flatten_values
-from xain_proto.limits import MAX_INT32, MAX_POINTS
+from xain_wire.limits import MAX_INT32, MAX_POINTS
 from xain_workloads.model import Layout, size_of
 from xain_workloads.profile import DataProfile
 

@@ -38,8 +38,8 @@ from xain_participant import actions as a
 from xain_participant import events as e
 from xain_participant.refusal_kinds import RefusalKind, kind_of
 from xain_participant.values import Call, State, Timer
-from xain_proto.fl.refusals_pb2 import RefusalReason
-from xain_proto.metadata import COMPLETED
+from xain_wire.fl.refusals_pb2 import RefusalReason
+from xain_wire.metadata import COMPLETED
 
 MIN_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 10.0

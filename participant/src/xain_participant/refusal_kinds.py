@@ -9,7 +9,7 @@ from enum import Enum, auto
 
 from xain_participant.events import RefusedBy
 from xain_participant.values import Call
-from xain_proto.fl.refusals_pb2 import RefusalReason
+from xain_wire.fl.refusals_pb2 import RefusalReason
 
 
 class RefusalKind(Enum):

@@ -8,8 +8,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from xain_participant.encoded import Encoded
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.np import DeltaCodec, npy_header
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.np import DeltaCodec, npy_header
 
 
 class Upload:

@@ -35,9 +35,9 @@ from xain_participant.participant import (
 from xain_participant.result import NotKept, Result
 from xain_participant.state import StateDirectory
 from xain_participant.values import Call
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl.refusals_pb2 import RefusalReason
-from xain_proto.np import ENCODING_BITS, can_encode
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl.refusals_pb2 import RefusalReason
+from xain_wire.np import ENCODING_BITS, can_encode
 from xain_workloads.errors import WorkloadError
 from xain_workloads.model import Layout, TensorSpec
 

@@ -14,7 +14,7 @@ from xain_messaging.discovery.registry import MAX_BARRIERS
 from xain_messaging.discovery.server import MembershipServer
 from xain_messaging.errors import Closed, DiscoveryUnavailable, MessagingError, TimedOut
 from xain_messaging.ports import Discovery
-from xain_proto.messaging import membership_pb2 as pb
+from xain_wire.messaging import membership_pb2 as pb
 
 
 def test_a_barrier_opens_when_all_are_there(discovery: Discovery) -> None:

@@ -25,8 +25,8 @@ from xain_messaging.discovery.service import (
     to_message,
 )
 from xain_messaging.errors import DiscoveryUnavailable, NameTaken
-from xain_proto.messaging import membership_pb2 as pb
-from xain_proto.messaging.membership_pb2_grpc import MembershipStub
+from xain_wire.messaging import membership_pb2 as pb
+from xain_wire.messaging.membership_pb2_grpc import MembershipStub
 
 
 def test_claims_of_members_are_checked() -> None:

@@ -26,8 +26,8 @@ from xain_coordinator.assembly.warm_start import CannotStartFrom
 from xain_coordinator.driver.log_files import LatencyFile
 from xain_coordinator.export import formats
 from xain_participant import Agent, WorkloadParticipant
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.limits import MAX_INLINE_BYTES
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.limits import MAX_INLINE_BYTES
 from xain_workloads.data import load
 from xain_workloads.dataset import Dataset
 from xain_workloads.ensembles import Frame, pack, unpack

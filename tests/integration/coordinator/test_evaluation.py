@@ -7,9 +7,9 @@ import pytest
 
 from support.logs import capture_logs
 from support.wire import Member, reason
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl import inspection_pb2 as inspection
-from xain_proto.fl.inspection_pb2_grpc import InspectionStub
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl import inspection_pb2 as inspection
+from xain_wire.fl.inspection_pb2_grpc import InspectionStub
 
 POINTS = (
     '[{"measurement": "participant", "time": 1, "fields": {"loss": 2.0, "round": 1}},'

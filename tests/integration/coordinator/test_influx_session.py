@@ -15,8 +15,8 @@ from support.influx_servers import Answer, StrictInflux, VictoriaMetrics
 from support.process import CoordinatorProcess
 from support.wire import Member, npy
 from xain_participant.metrics import Measured, to_json
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl.inspection_pb2 import GetStatusRequest
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl.inspection_pb2 import GetStatusRequest
 
 ROUNDS = 3
 SIZE = 5

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from xain_participant import Agent, Participant
-from xain_proto.fl import coordinator_pb2 as pb
+from xain_wire.fl import coordinator_pb2 as pb
 from xain_workloads.schema import Column
 from xain_workloads.table import Table
 

@@ -11,7 +11,7 @@ import pytest
 from support.process import CoordinatorProcess
 from support.wire import Member
 from xain_coordinator.driver.lateness import MIN_SENDERS, Lateness
-from xain_proto.fl import coordinator_pb2 as pb
+from xain_wire.fl import coordinator_pb2 as pb
 
 LEASE = {"server.heartbeat_time_s": 1.0, "server.heartbeat_timeout_s": 1.0}
 LEASE_S = 2.0

@@ -14,8 +14,8 @@ from support.process import CoordinatorProcess
 from support.wire import Member
 from xain_coordinator.cli.timings import TRAINING, read
 from xain_coordinator.driver.log_files import LatencyFile
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl import inspection_pb2
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl import inspection_pb2
 
 COORDINATOR = "/xain_proto.fl.Coordinator/"
 

@@ -30,7 +30,7 @@ from xain_coordinator.process.run import EXIT_ERROR, EXIT_FENCED
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_coordinator.xain06.bucket import XainBucket
-from xain_proto.fl import coordinator_pb2 as pb
+from xain_wire.fl import coordinator_pb2 as pb
 
 # A coordinator that never looks but before it publishes, and stops (SIGSTOP) where it is told to.
 ODD = """

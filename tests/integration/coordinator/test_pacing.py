@@ -19,8 +19,8 @@ from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.core.commands import Tick
 from xain_coordinator.core.values import Phase
 from xain_coordinator.driver import effects as work
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl import inspection_pb2 as inspection
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl import inspection_pb2 as inspection
 
 Code = grpc.StatusCode
 

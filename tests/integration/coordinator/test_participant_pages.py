@@ -11,7 +11,7 @@ from support.wire import Member
 from xain_coordinator.core.commands import Rendezvous
 from xain_coordinator.core.values import DataProfile
 from xain_foundation.tags import MAX_KEY_BYTES, MAX_TAGS, MAX_VALUE_BYTES
-from xain_proto.fl import inspection_pb2 as inspection
+from xain_wire.fl import inspection_pb2 as inspection
 
 
 async def page(member: Member, size: int = 0, token: str = "") -> Any:

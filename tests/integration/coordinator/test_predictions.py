@@ -23,8 +23,8 @@ from xain_coordinator.core.errors import NobodyAnswered, NotFitted, TooManyCalls
 from xain_coordinator.core.values import Phase
 from xain_participant import Agent, WorkloadParticipant
 from xain_participant.estimators import FOLDER, KeptEstimators
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl import inspection_pb2 as inspection
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl import inspection_pb2 as inspection
 from xain_workloads.data import load
 from xain_workloads.dataset import Dataset
 from xain_workloads.ensembles import MAGIC, Frame, pack, unpack

@@ -17,8 +17,8 @@ from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.core.errors import Refusal
 from xain_coordinator.driver.log_files import LatencyFile
 from xain_coordinator.server import requests
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl import inspection_pb2 as inspection
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl import inspection_pb2 as inspection
 
 Code = grpc.StatusCode
 

@@ -14,8 +14,8 @@ from support.process import CoordinatorProcess
 from support.wire import Member, npy, reason
 from xain_coordinator.core.commands import Tick
 from xain_coordinator.core.errors import Unavailable
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl import inspection_pb2 as inspection
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl import inspection_pb2 as inspection
 
 GOOD = np.float32([1, 2, 3])
 BAD = np.float32([1, np.nan, 3])

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from support.wire import Member, reason
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl import inspection_pb2 as inspection
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl import inspection_pb2 as inspection
 
 TENSORS = [pb.Tensor(name=name, shape=[2], dtype="float32") for name in "pqrs"]
 ROUNDS = {

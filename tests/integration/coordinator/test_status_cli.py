@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from xain_coordinator.cli import main as cli
 from xain_coordinator.server import inspection_client
-from xain_proto.fl import coordinator_pb2, inspection_pb2, inspection_pb2_grpc
+from xain_wire.fl import coordinator_pb2, inspection_pb2, inspection_pb2_grpc
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ import pytest
 
 from support.wire import Member, reason
 from xain_participant import Agent, Participant
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl import inspection_pb2 as inspection
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl import inspection_pb2 as inspection
 
 NORTH = {"site": "north", "ward": "7"}
 GOOD = np.float32([1, 2, 3])

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from support.wire import Member
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl import inspection_pb2 as inspection
-from xain_proto.metadata import INSTANCE_ID_KEY
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl import inspection_pb2 as inspection
+from xain_wire.metadata import INSTANCE_ID_KEY
 
 UPLOAD, DOWNLOAD = pb.Transfer.UPLOAD, pb.Transfer.DOWNLOAD
 

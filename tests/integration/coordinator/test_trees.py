@@ -19,7 +19,7 @@ from support.wire import Member, digest, npy, refused
 from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.assembly.warm_start import CannotStartFrom
 from xain_participant import Agent, WorkloadParticipant
-from xain_proto.fl import coordinator_pb2 as pb
+from xain_wire.fl import coordinator_pb2 as pb
 from xain_workloads import trees
 from xain_workloads.data import load
 from xain_workloads.dataset import Dataset

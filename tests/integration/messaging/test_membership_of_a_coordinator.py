@@ -12,8 +12,8 @@ from support.messaging import PATIENCE_S, until
 from support.process import CoordinatorProcess
 from xain_messaging.messages import SessionMessage
 from xain_messaging.proxy import Proxy
-from xain_proto.messaging import membership_pb2 as pb
-from xain_proto.messaging.membership_pb2_grpc import MembershipStub
+from xain_wire.messaging import membership_pb2 as pb
+from xain_wire.messaging.membership_pb2_grpc import MembershipStub
 
 pytestmark = pytest.mark.e2e
 

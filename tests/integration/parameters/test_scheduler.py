@@ -26,7 +26,7 @@ from xain_parameters.scheduler.service import SchedulerServer, SchedulerService
 from xain_parameters.scheduler.state import Settings, State
 from xain_parameters.scheduler.worker_client import WorkerScheduler
 from xain_parameters.specs import Plugin, TableSpec, View
-from xain_proto.parameters import scheduler_pb2 as pb
+from xain_wire.parameters import scheduler_pb2 as pb
 
 TABLE = TableSpec(0, "w", 100, 4, True, "float32", Plugin("add"), Plugin("zeros"), (100, 4))
 TIMES = {"lease_s": 1.0, "grace_s": 0.5, "worker_lease_s": 2.0}

@@ -16,13 +16,13 @@ import xxhash
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl.coordinator_pb2_grpc import (
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl.coordinator_pb2_grpc import (
     CoordinatorServicer,
     add_CoordinatorServicer_to_server,
 )
-from xain_proto.np import ndarray_to_proto, proto_to_ndarray
-from xain_proto.np.ndarray_pb2 import NDArray
+from xain_wire.np import ndarray_to_proto, proto_to_ndarray
+from xain_wire.np.ndarray_pb2 import NDArray
 
 # No test waits for it to pass: it turns a hang into a failure.
 PATIENCE_S = 60.0

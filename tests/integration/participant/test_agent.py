@@ -23,7 +23,7 @@ from support.logs import capture_logs
 from xain_participant import Agent, run
 from xain_participant.alive import SLACK_S, Alive
 from xain_participant.protocol import MAX_BACKOFF_S
-from xain_proto.fl import coordinator_pb2 as pb
+from xain_wire.fl import coordinator_pb2 as pb
 from xain_workloads.model import TensorSpec
 
 Serve = Callable[..., ScriptedCoordinator]

@@ -23,7 +23,7 @@ from xain_participant import Agent, CoordinatorClient, direct, run
 from xain_participant.events import Assigned, HandedIn, Trained
 from xain_participant.values import Call
 from xain_participant.work import Work
-from xain_proto.fl import coordinator_pb2 as pb
+from xain_wire.fl import coordinator_pb2 as pb
 
 Serve = Callable[..., ScriptedCoordinator]
 Launch = Callable[..., Running]

@@ -20,7 +20,7 @@ from integration.participant.scripted import (
 from integration.participant.store import ScriptedStore, break_off, status
 from xain_participant.client import CoordinatorClient, Refused
 from xain_participant.direct import DirectTransfer, OfferFailed
-from xain_proto.fl import coordinator_pb2 as pb
+from xain_wire.fl import coordinator_pb2 as pb
 from xain_workloads.profile import DataProfile
 
 BIG = np.arange(1_000_000, dtype=np.float32)  # four chunks

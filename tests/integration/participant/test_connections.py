@@ -24,7 +24,7 @@ from xain_participant import client as client_module
 from xain_participant.client import CALLS_SILENCE_S, TRANSFERS_SILENCE_S, open_channel
 from xain_participant.download import Download
 from xain_participant.protocol import MIN_BACKOFF_S
-from xain_proto.fl import coordinator_pb2 as pb
+from xain_wire.fl import coordinator_pb2 as pb
 
 # Several chunks of a download, and so little that the kernel takes all of it: an upload whose bytes
 # gRPC cannot get rid of ends only when the kernel gives up on the connection, after 20 s.

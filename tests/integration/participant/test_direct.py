@@ -30,8 +30,8 @@ from xain_participant.direct import (
     OfferFailed,
 )
 from xain_participant.download import Download
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.weights_port import PATH
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.weights_port import PATH
 
 MODEL = npy(np.arange(100_000, dtype=np.float32))
 PART = len(MODEL) // 3

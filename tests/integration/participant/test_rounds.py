@@ -13,7 +13,7 @@ import xain
 from integration.participant.scripted import PATIENCE_S, Ledger, ScriptedCoordinator, refusal
 from support.logs import capture_logs
 from xain_coordinator.assembly.coordinator import Coordinator
-from xain_proto.fl import coordinator_pb2 as pb
+from xain_wire.fl import coordinator_pb2 as pb
 from xain_workloads.data import load
 from xain_workloads.errors import DataError
 

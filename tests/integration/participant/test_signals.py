@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from integration.participant.scripted import PATIENCE_S, ScriptedCoordinator
-from xain_proto.fl import coordinator_pb2 as pb
+from xain_wire.fl import coordinator_pb2 as pb
 
 PROGRAM = textwrap.dedent(
     """

@@ -13,7 +13,7 @@ from integration.participant.scripted import PATIENCE_S, Ledger, ScriptedCoordin
 from support.logs import capture_logs
 from xain_participant import Agent, Participant, StateDirectory, run
 from xain_participant.result import NotKept, Result
-from xain_proto.fl import coordinator_pb2 as pb
+from xain_wire.fl import coordinator_pb2 as pb
 
 Serve = Callable[..., ScriptedCoordinator]
 

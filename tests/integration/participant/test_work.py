@@ -13,9 +13,9 @@ from xain_participant.encoded import Encoded
 from xain_participant.events import Trained
 from xain_participant.values import Call
 from xain_participant.work import Work
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.limits import MAX_INLINE_BYTES
-from xain_proto.np import ENCODING_BITS, DeltaCodec
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.limits import MAX_INLINE_BYTES
+from xain_wire.np import ENCODING_BITS, DeltaCodec
 
 
 class Noise(Participant):

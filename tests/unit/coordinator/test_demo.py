@@ -16,8 +16,8 @@ from xain_coordinator.cli.launch.lifecycle import Launcher
 from xain_coordinator.cli.launch.logs import LogView
 from xain_coordinator.server.inspection_client import Snapshot
 from xain_foundation.commands import CommandFailed
-from xain_proto.fl import inspection_pb2 as inspection
-from xain_proto.fl.coordinator_pb2 import Evaluation
+from xain_wire.fl import inspection_pb2 as inspection
+from xain_wire.fl.coordinator_pb2 import Evaluation
 
 
 def test_alpha_has_a_largest_value():

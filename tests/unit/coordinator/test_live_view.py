@@ -8,8 +8,8 @@ from rich.console import Console
 
 from xain_coordinator.cli.live_view import line, sparkline, view
 from xain_coordinator.server.inspection_client import Snapshot
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl import inspection_pb2 as inspection
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl import inspection_pb2 as inspection
 
 
 def snapshot(**status: object) -> Snapshot:

@@ -11,7 +11,7 @@ from xain_coordinator.ports import Reader
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.updates.measured_upload import Announced, MeasuredUpload
 from xain_coordinator.updates.measuring import BaseModel, Distance, Inspector
-from xain_proto.np import npy_header
+from xain_wire.np import npy_header
 
 MIB = 1 << 20
 VECTOR = np.ones(2 * MIB // 4, dtype=np.float32)

@@ -7,8 +7,8 @@ import pytest
 from xain_coordinator.cli.report.charts import Line, chart
 from xain_coordinator.cli.report.page import page
 from xain_coordinator.server.inspection_client import Snapshot
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl import inspection_pb2 as inspection
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl import inspection_pb2 as inspection
 
 EVIL = '<script>alert("x")</script>'
 VOID = {"meta", "link", "br", "img"}

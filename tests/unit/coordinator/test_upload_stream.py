@@ -18,8 +18,8 @@ from xain_coordinator.stores.reading import CHUNK_BYTES
 from xain_coordinator.updates.measured_upload import Announced, MeasuredUpload
 from xain_coordinator.updates.measuring import Inspector
 from xain_coordinator.updates.upload_stream import UploadStream
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.np import npy_header
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.np import npy_header
 
 VECTOR = np.arange(3 * CHUNK_BYTES // 4, dtype=np.float32)
 DATA = npy_header(VECTOR.dtype, VECTOR.shape) + VECTOR.tobytes()

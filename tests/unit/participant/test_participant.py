@@ -11,7 +11,7 @@ from xain_participant.participant import (
     call_train_round,
     take_metrics,
 )
-from xain_proto.limits import MAX_POINTS
+from xain_wire.limits import MAX_POINTS
 
 GLOBAL = np.zeros(3, dtype=np.float32)
 

@@ -5,8 +5,8 @@ import pytest
 
 from xain_participant.encoded import quantise
 from xain_participant.upload import Upload
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.np import DeltaCodec
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.np import DeltaCodec
 
 LARGE, SMALL = 1 << 20, 64 << 10
 CHANCE = np.random.default_rng(0)

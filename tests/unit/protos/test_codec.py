@@ -7,15 +7,15 @@ import pickle
 import numpy as np
 import pytest
 
-from xain_proto.np import (
+from xain_wire.np import (
     NpyHeader,
     ndarray_to_proto,
     npy_header,
     parse_npy_header,
     proto_to_ndarray,
 )
-from xain_proto.np.codec import MAX_HEADER_BYTES
-from xain_proto.np.ndarray_pb2 import NDArray
+from xain_wire.np.codec import MAX_HEADER_BYTES
+from xain_wire.np.ndarray_pb2 import NDArray
 
 
 def saved(save, *arguments, **options) -> bytes:

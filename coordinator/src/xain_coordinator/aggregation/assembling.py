@@ -21,7 +21,7 @@ from xain_coordinator.core.errors import InvalidUpdate
 from xain_coordinator.core.keys import model_key
 from xain_coordinator.core.values import GlobalModel
 from xain_coordinator.ports import WeightsStore
-from xain_proto.np import npy_header
+from xain_wire.np import npy_header
 
 PIECE_BYTES = 1 << 20
 

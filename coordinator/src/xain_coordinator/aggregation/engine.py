@@ -57,7 +57,7 @@ from xain_coordinator.core.keys import model_key, state_key
 from xain_coordinator.core.values import BYTES, GlobalModel, Layout
 from xain_coordinator.extensions.plugins import PluginFailed
 from xain_coordinator.ports import WeightsStore
-from xain_proto.np import npy_header
+from xain_wire.np import npy_header
 
 log = structlog.get_logger(__name__)
 

@@ -22,7 +22,7 @@ from xain_coordinator.core.effects import Aggregate
 from xain_coordinator.core.keys import model_key
 from xain_coordinator.core.values import GlobalModel, Option, Rules, WeightsRef
 from xain_coordinator.ports import WeightsStore
-from xain_proto.np import npy_header
+from xain_wire.np import npy_header
 from xain_workloads import ensembles, held
 from xain_workloads.boosting_options import HISTOGRAM, options_of_model
 from xain_workloads.growing import grown

@@ -26,7 +26,7 @@ from xain_coordinator.journal.restore import restore_session
 from xain_coordinator.ports import JournalError, Reader, WeightsStore
 from xain_coordinator.stores.integrity import read_weights
 from xain_coordinator.stores.prefixed import PrefixedStore
-from xain_proto.metadata import COMPLETED
+from xain_wire.metadata import COMPLETED
 
 if TYPE_CHECKING:  # the program's tables come with it, which a start need not wait for
     from xain_coordinator.export.trained import Trained

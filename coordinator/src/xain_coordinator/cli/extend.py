@@ -19,7 +19,7 @@ from xain_coordinator.ports import Record
 from xain_coordinator.stores.opening import open_store
 from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_foundation.commands import EXIT_BAD_CONFIG, CommandFailed, fail
-from xain_proto.limits import MAX_INT32
+from xain_wire.limits import MAX_INT32
 
 _ROUNDS = re.compile(r"\+?[0-9]{1,10}")
 

@@ -23,8 +23,8 @@ from xain_coordinator.cli.status import duration
 from xain_coordinator.server import inspection_client
 from xain_coordinator.server.inspection_client import NoStatus, Snapshot, clean
 from xain_foundation import logs
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl.inspection_pb2 import RoundStatus
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl.inspection_pb2 import RoundStatus
 
 EVERY_S = 1.0
 ROUNDS = 60  # that curves are made of

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from xain_coordinator.server.inspection_client import MAX_PARTICIPANTS, MAX_ROUNDS, Snapshot, clean
-from xain_proto.fl import coordinator_pb2, inspection_pb2
+from xain_wire.fl import coordinator_pb2, inspection_pb2
 
 _MAX_NAMES = 6
 

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from xain_coordinator.core.evaluation import WELL_KNOWN
 from xain_foundation.fields import Section, WrongSetting
-from xain_proto.limits import MAX_INT32
+from xain_wire.limits import MAX_INT32
 
 _MAX_WAIT_S = 24 * 3600.0
 

@@ -27,7 +27,7 @@ from xain_foundation import tags as tag_rules
 from xain_foundation.fields import Section, WrongSetting
 from xain_foundation.names import why_not
 from xain_messaging.conditional_events import ConditionalEventError, parse
-from xain_proto.limits import MAX_INT32
+from xain_wire.limits import MAX_INT32
 
 _MAX_WAIT_S = 366 * 24 * 3600.0  # longer than this is for ever
 _MAX_ROUNDS = MAX_INT32 // 2  # so that the sum of two is an int32, as the wire has it

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from xain_foundation.names import shortened
-from xain_proto.fl.refusals_pb2 import RefusalReason
+from xain_wire.fl.refusals_pb2 import RefusalReason
 
 
 class Refusal(Exception):

@@ -18,7 +18,7 @@ from xain_coordinator.core.selection import Candidate, Controller, select
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.strategy import Strategy
 from xain_coordinator.core.values import Phase, Task
-from xain_proto.metadata import COMPLETED
+from xain_wire.metadata import COMPLETED
 
 
 def next_step(session: Session, now: float, strategy: Strategy) -> e.Event | None:

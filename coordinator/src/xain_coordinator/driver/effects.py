@@ -52,7 +52,7 @@ from xain_coordinator.stores.integrity import damaged_updates
 from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.stores.memory import MemoryStore
 from xain_foundation.backoff import Backoff
-from xain_proto.np import npy_header
+from xain_wire.np import npy_header
 from xain_workloads.errors import DataError
 from xain_workloads.model import PERSONAL, Model, require_personal
 from xain_workloads.preprocessing import PreprocessingOptions, preprocessing_of

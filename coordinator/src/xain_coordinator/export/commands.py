@@ -23,8 +23,8 @@ from xain_coordinator.core.values import Evaluation
 from xain_coordinator.export import formats
 from xain_coordinator.export.trained import Entry, NoModel, Trained, ask, open_files
 from xain_coordinator.server.inspection_client import open_channel
-from xain_proto.fl.inspection_pb2 import AskPredictionsRequest
-from xain_proto.fl.inspection_pb2_grpc import InspectionStub
+from xain_wire.fl.inspection_pb2 import AskPredictionsRequest
+from xain_wire.fl.inspection_pb2_grpc import InspectionStub
 from xain_workloads.dataset import Task
 from xain_workloads.table import Table
 

@@ -22,8 +22,8 @@ from xain_coordinator.stores.integrity import parse_vector, read_weights
 from xain_coordinator.stores.journalled import store_of_session
 from xain_coordinator.stores.opening import open_store
 from xain_foundation.commands import CommandFailed
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl.coordinator_pb2_grpc import CoordinatorStub
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl.coordinator_pb2_grpc import CoordinatorStub
 from xain_workloads.model import Model
 
 DOWNLOAD_S = 600.0

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from xain_proto.limits import MAX_INT32
+from xain_wire.limits import MAX_INT32
 
 Cell = Annotated[str, Field(max_length=10_000)] | bool | int | float | None
 Row = Annotated[list[Cell], Field(max_length=100_000)]

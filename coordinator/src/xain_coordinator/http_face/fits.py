@@ -26,7 +26,7 @@ from xain_coordinator.server.inspection_client import Snapshot, ask_service
 from xain_coordinator.server.inspection_service import waiting_for
 from xain_coordinator.server.predictions import Predictions
 from xain_foundation.fields import WrongSetting
-from xain_proto.metadata import COMPLETED
+from xain_wire.metadata import COMPLETED
 
 T = TypeVar("T")
 

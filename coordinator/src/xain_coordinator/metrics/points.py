@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from xain_coordinator.core.evaluation import MAX_METRICS, why_not_metric
 from xain_coordinator.core.values import Evaluation, Point
 from xain_foundation.names import shortened
-from xain_proto.limits import MAX_METRICS_BYTES, MAX_POINTS
+from xain_wire.limits import MAX_METRICS_BYTES, MAX_POINTS
 
 MAX_FIELDS = 200  # of a point
 MAX_NAME = 200  # characters; a key of InfluxDB is less than 64 KiB, with the sender's id

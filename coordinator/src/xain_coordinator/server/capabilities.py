@@ -18,7 +18,7 @@ from typing import Literal
 
 from xain_coordinator.ports import StoreError
 from xain_foundation.durable import make_directory, replace_file
-from xain_proto.weights_port import PATH
+from xain_wire.weights_port import PATH
 
 _SECRET_FILE = ".weights-port"  # no key is stored under this name
 _SECRET_BYTES = 32

@@ -62,8 +62,8 @@ from xain_coordinator.updates.measured_upload import Announced
 from xain_coordinator.updates.upload_stream import UploadStream
 from xain_foundation.names import shortened
 from xain_foundation.rate_limited_log import RateLimitedLog
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl import coordinator_pb2_grpc as pb_grpc
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl import coordinator_pb2_grpc as pb_grpc
 from xain_workloads.schema import Column, ColumnType
 
 log = structlog.get_logger(__name__)

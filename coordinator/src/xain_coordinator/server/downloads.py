@@ -20,8 +20,8 @@ from xain_coordinator.ports import (
 from xain_coordinator.server.weights_port import WeightsPort
 from xain_foundation.names import shortened
 from xain_foundation.threads import run_to_end
-from xain_proto.limits import MAX_INLINE_BYTES
-from xain_proto.np.codec import MAX_HEADER_BYTES
+from xain_wire.limits import MAX_INLINE_BYTES
+from xain_wire.np.codec import MAX_HEADER_BYTES
 
 log = structlog.get_logger(__name__)
 

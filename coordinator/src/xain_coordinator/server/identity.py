@@ -5,7 +5,7 @@ from typing import Any
 
 import grpc
 
-from xain_proto.metadata import INSTANCE_ID_KEY, PARTICIPANT_ID_KEY, TIMEOUT_KEY
+from xain_wire.metadata import INSTANCE_ID_KEY, PARTICIPANT_ID_KEY, TIMEOUT_KEY
 
 # waited_s of the present call, where the interceptor has measured it.
 WAITED_S: ContextVar[float | None] = ContextVar("WAITED_S", default=None)

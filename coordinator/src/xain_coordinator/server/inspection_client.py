@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from xain_foundation.commands import CommandFailed
 from xain_foundation.fields import proxy_options
 from xain_foundation.schema import MASK
-from xain_proto.fl import inspection_pb2, inspection_pb2_grpc
+from xain_wire.fl import inspection_pb2, inspection_pb2_grpc
 
 TIMEOUT_S = 5.0
 

@@ -35,9 +35,9 @@ from xain_coordinator.server.translate import (
     wire_state,
     wire_task,
 )
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl import inspection_pb2 as inspection
-from xain_proto.fl import inspection_pb2_grpc as inspection_grpc
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl import inspection_pb2 as inspection
+from xain_wire.fl import inspection_pb2_grpc as inspection_grpc
 from xain_workloads.errors import DataError
 
 Context = grpc.aio.ServicerContext[Any, Any]

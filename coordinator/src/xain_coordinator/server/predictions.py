@@ -32,7 +32,7 @@ from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import WeightsStore
 from xain_coordinator.stores.integrity import read_vector
 from xain_foundation.names import printable, shortened
-from xain_proto.fl import coordinator_pb2 as pb
+from xain_wire.fl import coordinator_pb2 as pb
 from xain_workloads import held
 from xain_workloads.bagging_options import options_of_model
 from xain_workloads.errors import DataError

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from xain_coordinator.core.errors import InvalidRequest, NoRequest, TooLarge
 from xain_coordinator.server.predictions import MAX_BATCH_BYTES
 from xain_coordinator.updates.inbox import MAX_INLINE_UPDATE_BYTES
-from xain_proto.limits import MAX_METRICS_BYTES
+from xain_wire.limits import MAX_METRICS_BYTES
 from xain_workloads.profile import MAX_CLASS_NAMES_BYTES, MAX_CLASSES
 from xain_workloads.schema import MAX_COLUMNS, MAX_NAMES_BYTES
 from xain_workloads.statistics import MAX_STATISTICS_BYTES

@@ -30,8 +30,8 @@ from xain_messaging.discovery.service import (
     MAX_MEMBERS,
     MembershipService,
 )
-from xain_proto.fl import coordinator_pb2, coordinator_pb2_grpc, inspection_pb2, inspection_pb2_grpc
-from xain_proto.messaging import membership_pb2
+from xain_wire.fl import coordinator_pb2, coordinator_pb2_grpc, inspection_pb2, inspection_pb2_grpc
+from xain_wire.messaging import membership_pb2
 
 COORDINATOR = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name
 INSPECTION = inspection_pb2.DESCRIPTOR.services_by_name["Inspection"].full_name

@@ -9,7 +9,7 @@ from google.rpc.status_pb2 import Status
 
 from xain_coordinator.core import errors
 from xain_foundation.names import shortened
-from xain_proto.metadata import ERROR_DOMAIN
+from xain_wire.metadata import ERROR_DOMAIN
 
 # Characters of a message. A client takes 8 KiB of metadata, and the message is in there twice.
 MAX_MESSAGE = 1000

@@ -17,8 +17,8 @@ from xain_coordinator.core.values import (
     Transfer,
     WeightsRef,
 )
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl import inspection_pb2 as inspection
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl import inspection_pb2 as inspection
 from xain_workloads.model import TensorSpec
 
 

@@ -38,7 +38,7 @@ from xain_foundation.fields import join_host_port
 from xain_foundation.rate_limited_log import RateLimitedLog
 from xain_foundation.sockets import leave_unpaced
 from xain_foundation.threads import wait_to_end
-from xain_proto.weights_port import DIGEST_HEADER, KEY_HEADER, OFFSET_HEADER, PATH
+from xain_wire.weights_port import DIGEST_HEADER, KEY_HEADER, OFFSET_HEADER, PATH
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from xain_coordinator.core.values import Update, WeightsRef
 from xain_coordinator.ports import KeyNotFound, StoreError, WeightsStore
 from xain_coordinator.stores.reading import chunks
-from xain_proto.np.codec import parse_npy_header
+from xain_wire.np.codec import parse_npy_header
 
 
 def why_damaged(

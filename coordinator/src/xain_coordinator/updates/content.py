@@ -8,8 +8,8 @@ from xain_coordinator.core.errors import InvalidUpdate, TooLarge
 from xain_coordinator.core.values import BYTES, GlobalModel, StoredWeights
 from xain_coordinator.ports import WeightsStore
 from xain_coordinator.stores.integrity import read_vector, read_weights
-from xain_proto.np import parse_npy_header
-from xain_proto.np.codec import MAX_HEADER_BYTES
+from xain_wire.np import parse_npy_header
+from xain_wire.np.codec import MAX_HEADER_BYTES
 from xain_workloads import bagging_options, ensembles, held, histograms, trees
 from xain_workloads.boosting_options import HISTOGRAM, options_of_model
 

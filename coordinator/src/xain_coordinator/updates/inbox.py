@@ -52,10 +52,10 @@ from xain_coordinator.updates.measured_upload import Announced, Decoder, Header,
 from xain_coordinator.updates.measuring import BaseModel, Distance, Inspector, measure_bytes
 from xain_coordinator.updates.sources import Bucket, copied, fetched, in_place
 from xain_foundation.threads import run_to_end, wait_to_end
-from xain_proto.fl.coordinator_pb2 import Encoding
-from xain_proto.limits import MAX_INLINE_BYTES
-from xain_proto.np import ENCODING_BITS
-from xain_proto.np.codec import MAX_HEADER_BYTES
+from xain_wire.fl.coordinator_pb2 import Encoding
+from xain_wire.limits import MAX_INLINE_BYTES
+from xain_wire.np import ENCODING_BITS
+from xain_wire.np.codec import MAX_HEADER_BYTES
 
 # Readings at a time of what lies in the store. Each may be of gigabytes, and takes a thread and a
 # buffer; commits and the updates of others need threads, too.

@@ -12,9 +12,9 @@ from xain_coordinator.core.values import StoredWeights
 from xain_coordinator.ports import Unfinished, Upload, WeightsStore
 from xain_coordinator.stores.reading import CHUNK_BYTES
 from xain_coordinator.updates.measuring import BaseModel, Inspector
-from xain_proto.fl.coordinator_pb2 import Encoding
-from xain_proto.np import DeltaCodec, NpyHeader, parse_npy_header
-from xain_proto.np.codec import MAX_HEADER_BYTES
+from xain_wire.fl.coordinator_pb2 import Encoding
+from xain_wire.np import DeltaCodec, NpyHeader, parse_npy_header
+from xain_wire.np.codec import MAX_HEADER_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Header:
 class Decoder:
     """Decoder of an encoded update: pieces of any size in, pieces of the object out.
 
-    The header of the object comes first, as it is, then tile after tile; see xain_proto.np.delta.
+    The header of the object comes first, as it is, then tile after tile; see xain_wire.np.delta.
     An upload that is continued leaves out what the coordinator has already.
     """
 

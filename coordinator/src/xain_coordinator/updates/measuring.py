@@ -16,8 +16,8 @@ from xain_coordinator.core.errors import InvalidUpdate
 from xain_coordinator.core.values import GlobalModel, StoredWeights, WeightsRef
 from xain_coordinator.ports import Reader, StoreUnavailable, WeightsStore
 from xain_coordinator.stores.reading import CHUNK_BYTES, READ_BYTES
-from xain_proto.np import NpyHeader, parse_npy_header
-from xain_proto.np.codec import MAX_HEADER_BYTES
+from xain_wire.np import NpyHeader, parse_npy_header
+from xain_wire.np.codec import MAX_HEADER_BYTES
 
 _BASE_READ_BYTES = 1 << 20
 _BLOCK_ELEMENTS = 65_536  # 512 KiB in float64: they stay in a processor's own memory

@@ -14,7 +14,7 @@ from xain_coordinator.core.errors import InvalidUpdate, Unavailable
 from xain_coordinator.updates.bodies import StallTimer
 from xain_coordinator.updates.measured_upload import Announced, Header, MeasuredUpload
 from xain_foundation.threads import run_to_end
-from xain_proto.fl.coordinator_pb2 import Encoding
+from xain_wire.fl.coordinator_pb2 import Encoding
 
 Read = Callable[[], Awaitable[Any]]  # read() of a servicer's context
 

@@ -18,7 +18,7 @@ from xain_coordinator.core.values import GlobalModel
 from xain_coordinator.ports import StoreError, WeightsStore
 from xain_coordinator.stores.reading import chunks
 from xain_coordinator.xain06.codec import NotAnArray, find_array, pickle_around
-from xain_proto.np import npy_header
+from xain_wire.np import npy_header
 
 PICKLE_BYTES = 1024  # what a pickle has beside the elements, and some more
 

@@ -25,8 +25,8 @@ from xain_messaging.errors import (
     NameTaken,
 )
 from xain_messaging.ports import Member, Roster
-from xain_proto.messaging import membership_pb2 as pb
-from xain_proto.messaging.membership_pb2_grpc import MembershipStub
+from xain_wire.messaging import membership_pb2 as pb
+from xain_wire.messaging.membership_pb2_grpc import MembershipStub
 
 log = get_logger(__name__)
 

@@ -21,8 +21,8 @@ from xain_messaging.discovery.registry import (
 )
 from xain_messaging.errors import DiscoveryUnavailable, MembershipLost, MessagingError, NameTaken
 from xain_messaging.ports import Member, Roster
-from xain_proto.messaging import membership_pb2 as pb
-from xain_proto.messaging.membership_pb2_grpc import (
+from xain_wire.messaging import membership_pb2 as pb
+from xain_wire.messaging.membership_pb2_grpc import (
     MembershipServicer,
     add_MembershipServicer_to_server,
 )

@@ -25,8 +25,8 @@ from xain_parameters.errors import Closed, Evicted, Invalid, TableConflict, Unav
 from xain_parameters.scheduler.reports import Status, decode_status
 from xain_parameters.scheduler.service import GROUP
 from xain_parameters.specs import TableSpec, View, decode_table, decode_view, encoded
-from xain_proto.parameters import scheduler_pb2 as pb
-from xain_proto.parameters.scheduler_pb2_grpc import SchedulerStub
+from xain_wire.parameters import scheduler_pb2 as pb
+from xain_wire.parameters.scheduler_pb2_grpc import SchedulerStub
 
 log = get_logger(__name__)
 

@@ -14,7 +14,7 @@ from xain_parameters.scheduler.commands import LearnerWhole, RangeSaved, SaveFai
 from xain_parameters.scheduler.reports import Load, Report, Returned
 from xain_parameters.scheduler.service import SERVER
 from xain_parameters.specs import View, encoded
-from xain_proto.parameters import scheduler_pb2 as pb
+from xain_wire.parameters import scheduler_pb2 as pb
 
 REPORT_S = 0.5
 GONE_S = 5.0  # longer than the lease of a member that the scheduler could not hear leaving

@@ -34,8 +34,8 @@ from xain_parameters.scheduler.journal import Journal
 from xain_parameters.scheduler.manifests import delete_cut, delete_unfinished, write_manifest
 from xain_parameters.scheduler.state import Cut, Settings, State, Worker, manifest_of, view_of
 from xain_parameters.specs import View, cut_folder, decode_table, encoded
-from xain_proto.parameters import scheduler_pb2 as pb
-from xain_proto.parameters.scheduler_pb2_grpc import (
+from xain_wire.parameters import scheduler_pb2 as pb
+from xain_wire.parameters.scheduler_pb2_grpc import (
     SchedulerServicer,
     add_SchedulerServicer_to_server,
 )

@@ -12,7 +12,7 @@ from xain_parameters.errors import Unavailable
 from xain_parameters.scheduler.client import CALL_S, RETRY_S, SchedulerMember
 from xain_parameters.scheduler.reports import decode_status
 from xain_parameters.scheduler.service import WORKER
-from xain_proto.parameters import scheduler_pb2 as pb
+from xain_wire.parameters import scheduler_pb2 as pb
 
 log = get_logger(__name__)
 

@@ -15,8 +15,8 @@ from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_coordinator.updates.measuring import measure
 from xain_coordinator.updates.sources import fetched
 from xain_coordinator.xain06.bucket import PICKLE_BYTES, XainBucket
-from xain_proto.np import proto_to_ndarray
-from xain_proto.np.ndarray_pb2 import NDArray
+from xain_wire.np import proto_to_ndarray
+from xain_wire.np.ndarray_pb2 import NDArray
 from xain_workloads.model import Model
 
 MAX_UPDATE_BYTES = 2_000_000

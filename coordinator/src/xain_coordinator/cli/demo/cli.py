@@ -16,7 +16,7 @@ from xain_coordinator.cli.demo.sites import DemoLaunch, Settings
 from xain_coordinator.cli.launch.cli import run
 from xain_coordinator.config.launch import COORDINATOR, LaunchSettings
 from xain_foundation.commands import CommandFailed, fail, make_app, run_app
-from xain_proto.limits import MAX_INT32
+from xain_wire.limits import MAX_INT32
 from xain_workloads.partition import MAX_ALPHA
 
 EXIT_FAILED = 1

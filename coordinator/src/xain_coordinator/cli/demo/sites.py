@@ -24,8 +24,8 @@ from xain_coordinator.cli.launch.rounds import EXIT_FAILED, Request, RoundsLaunc
 from xain_coordinator.cli.live_view import shown
 from xain_coordinator.config.launch import COORDINATOR
 from xain_foundation.commands import CommandFailed
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.metadata import COMPLETED
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.metadata import COMPLETED
 
 MAX_BASELINE_EPOCHS = 200  # beyond it the baseline has long converged
 LOG_LINES = 3  # of a log, quoted where it says why something failed

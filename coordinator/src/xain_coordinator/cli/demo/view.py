@@ -9,8 +9,8 @@ from rich.text import Text
 
 from xain_coordinator.cli.demo.training import Split
 from xain_coordinator.server.inspection_client import Snapshot
-from xain_proto.fl.coordinator_pb2 import Evaluation
-from xain_proto.metadata import COMPLETED
+from xain_wire.fl.coordinator_pb2 import Evaluation
+from xain_wire.metadata import COMPLETED
 
 
 def sites(pids: Mapping[str, int], data: Split) -> RenderableType:

@@ -21,8 +21,8 @@ from xain_coordinator.server import inspection_client
 from xain_coordinator.server.inspection_client import NoStatus, Snapshot
 from xain_foundation.commands import CommandFailed
 from xain_foundation.fields import join_host_port
-from xain_proto.fl.inspection_pb2 import RoundStatus
-from xain_proto.metadata import COMPLETED
+from xain_wire.fl.inspection_pb2 import RoundStatus
+from xain_wire.metadata import COMPLETED
 
 ASK_EVERY_S = 0.5
 NUM_ROUNDS = 60  # of an answer: more than pass between two

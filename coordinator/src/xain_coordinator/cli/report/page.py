@@ -12,8 +12,8 @@ from xain_coordinator.cli import status as status_view
 from xain_coordinator.cli.report.charts import Line, chart, number, timeline
 from xain_coordinator.cli.status import duration
 from xain_coordinator.server.inspection_client import Snapshot
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl.inspection_pb2 import GetStatusResponse, RoundStatus
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl.inspection_pb2 import GetStatusResponse, RoundStatus
 
 MAX_ROUNDS = 60  # of the roster and the timeline; the latest are shown
 MAX_ROWS = 200  # of a table

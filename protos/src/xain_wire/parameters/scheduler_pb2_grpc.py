@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from xain_proto.parameters import scheduler_pb2 as xain__proto_dot_parameters_dot_scheduler__pb2
+from xain_wire.parameters import scheduler_pb2 as xain__wire_dot_parameters_dot_scheduler__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in xain_proto/parameters/scheduler_pb2_grpc.py depends on'
+        + ' but the generated code in xain_wire/parameters/scheduler_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,48 +36,48 @@ class SchedulerStub:
         """
         self.Views = channel.unary_stream(
                 '/xain_proto.parameters.Scheduler/Views',
-                request_serializer=xain__proto_dot_parameters_dot_scheduler__pb2.ViewsRequest.SerializeToString,
-                response_deserializer=xain__proto_dot_parameters_dot_scheduler__pb2.ViewsResponse.FromString,
+                request_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.ViewsRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.ViewsResponse.FromString,
                 _registered_method=True)
         self.Declare = channel.unary_unary(
                 '/xain_proto.parameters.Scheduler/Declare',
-                request_serializer=xain__proto_dot_parameters_dot_scheduler__pb2.DeclareRequest.SerializeToString,
-                response_deserializer=xain__proto_dot_parameters_dot_scheduler__pb2.DeclareResponse.FromString,
+                request_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.DeclareRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.DeclareResponse.FromString,
                 _registered_method=True)
         self.Tick = channel.unary_unary(
                 '/xain_proto.parameters.Scheduler/Tick',
-                request_serializer=xain__proto_dot_parameters_dot_scheduler__pb2.TickRequest.SerializeToString,
-                response_deserializer=xain__proto_dot_parameters_dot_scheduler__pb2.TickResponse.FromString,
+                request_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.TickRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.TickResponse.FromString,
                 _registered_method=True)
         self.End = channel.unary_unary(
                 '/xain_proto.parameters.Scheduler/End',
-                request_serializer=xain__proto_dot_parameters_dot_scheduler__pb2.EndRequest.SerializeToString,
-                response_deserializer=xain__proto_dot_parameters_dot_scheduler__pb2.EndResponse.FromString,
+                request_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.EndRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.EndResponse.FromString,
                 _registered_method=True)
         self.Wait = channel.unary_unary(
                 '/xain_proto.parameters.Scheduler/Wait',
-                request_serializer=xain__proto_dot_parameters_dot_scheduler__pb2.WaitRequest.SerializeToString,
-                response_deserializer=xain__proto_dot_parameters_dot_scheduler__pb2.WaitResponse.FromString,
+                request_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.WaitRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.WaitResponse.FromString,
                 _registered_method=True)
         self.Report = channel.unary_unary(
                 '/xain_proto.parameters.Scheduler/Report',
-                request_serializer=xain__proto_dot_parameters_dot_scheduler__pb2.ReportRequest.SerializeToString,
-                response_deserializer=xain__proto_dot_parameters_dot_scheduler__pb2.ReportResponse.FromString,
+                request_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.ReportRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.ReportResponse.FromString,
                 _registered_method=True)
         self.Checkpoint = channel.unary_unary(
                 '/xain_proto.parameters.Scheduler/Checkpoint',
-                request_serializer=xain__proto_dot_parameters_dot_scheduler__pb2.CheckpointRequest.SerializeToString,
-                response_deserializer=xain__proto_dot_parameters_dot_scheduler__pb2.CheckpointResponse.FromString,
+                request_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.CheckpointRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.CheckpointResponse.FromString,
                 _registered_method=True)
         self.Status = channel.unary_unary(
                 '/xain_proto.parameters.Scheduler/Status',
-                request_serializer=xain__proto_dot_parameters_dot_scheduler__pb2.StatusRequest.SerializeToString,
-                response_deserializer=xain__proto_dot_parameters_dot_scheduler__pb2.StatusResponse.FromString,
+                request_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.StatusRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.StatusResponse.FromString,
                 _registered_method=True)
         self.RollBack = channel.unary_unary(
                 '/xain_proto.parameters.Scheduler/RollBack',
-                request_serializer=xain__proto_dot_parameters_dot_scheduler__pb2.RollBackRequest.SerializeToString,
-                response_deserializer=xain__proto_dot_parameters_dot_scheduler__pb2.RollBackResponse.FromString,
+                request_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.RollBackRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.RollBackResponse.FromString,
                 _registered_method=True)
 
 
@@ -155,48 +155,48 @@ def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Views': grpc.unary_stream_rpc_method_handler(
                     servicer.Views,
-                    request_deserializer=xain__proto_dot_parameters_dot_scheduler__pb2.ViewsRequest.FromString,
-                    response_serializer=xain__proto_dot_parameters_dot_scheduler__pb2.ViewsResponse.SerializeToString,
+                    request_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.ViewsRequest.FromString,
+                    response_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.ViewsResponse.SerializeToString,
             ),
             'Declare': grpc.unary_unary_rpc_method_handler(
                     servicer.Declare,
-                    request_deserializer=xain__proto_dot_parameters_dot_scheduler__pb2.DeclareRequest.FromString,
-                    response_serializer=xain__proto_dot_parameters_dot_scheduler__pb2.DeclareResponse.SerializeToString,
+                    request_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.DeclareRequest.FromString,
+                    response_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.DeclareResponse.SerializeToString,
             ),
             'Tick': grpc.unary_unary_rpc_method_handler(
                     servicer.Tick,
-                    request_deserializer=xain__proto_dot_parameters_dot_scheduler__pb2.TickRequest.FromString,
-                    response_serializer=xain__proto_dot_parameters_dot_scheduler__pb2.TickResponse.SerializeToString,
+                    request_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.TickRequest.FromString,
+                    response_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.TickResponse.SerializeToString,
             ),
             'End': grpc.unary_unary_rpc_method_handler(
                     servicer.End,
-                    request_deserializer=xain__proto_dot_parameters_dot_scheduler__pb2.EndRequest.FromString,
-                    response_serializer=xain__proto_dot_parameters_dot_scheduler__pb2.EndResponse.SerializeToString,
+                    request_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.EndRequest.FromString,
+                    response_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.EndResponse.SerializeToString,
             ),
             'Wait': grpc.unary_unary_rpc_method_handler(
                     servicer.Wait,
-                    request_deserializer=xain__proto_dot_parameters_dot_scheduler__pb2.WaitRequest.FromString,
-                    response_serializer=xain__proto_dot_parameters_dot_scheduler__pb2.WaitResponse.SerializeToString,
+                    request_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.WaitRequest.FromString,
+                    response_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.WaitResponse.SerializeToString,
             ),
             'Report': grpc.unary_unary_rpc_method_handler(
                     servicer.Report,
-                    request_deserializer=xain__proto_dot_parameters_dot_scheduler__pb2.ReportRequest.FromString,
-                    response_serializer=xain__proto_dot_parameters_dot_scheduler__pb2.ReportResponse.SerializeToString,
+                    request_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.ReportRequest.FromString,
+                    response_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.ReportResponse.SerializeToString,
             ),
             'Checkpoint': grpc.unary_unary_rpc_method_handler(
                     servicer.Checkpoint,
-                    request_deserializer=xain__proto_dot_parameters_dot_scheduler__pb2.CheckpointRequest.FromString,
-                    response_serializer=xain__proto_dot_parameters_dot_scheduler__pb2.CheckpointResponse.SerializeToString,
+                    request_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.CheckpointRequest.FromString,
+                    response_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.CheckpointResponse.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
-                    request_deserializer=xain__proto_dot_parameters_dot_scheduler__pb2.StatusRequest.FromString,
-                    response_serializer=xain__proto_dot_parameters_dot_scheduler__pb2.StatusResponse.SerializeToString,
+                    request_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.StatusRequest.FromString,
+                    response_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.StatusResponse.SerializeToString,
             ),
             'RollBack': grpc.unary_unary_rpc_method_handler(
                     servicer.RollBack,
-                    request_deserializer=xain__proto_dot_parameters_dot_scheduler__pb2.RollBackRequest.FromString,
-                    response_serializer=xain__proto_dot_parameters_dot_scheduler__pb2.RollBackResponse.SerializeToString,
+                    request_deserializer=xain__wire_dot_parameters_dot_scheduler__pb2.RollBackRequest.FromString,
+                    response_serializer=xain__wire_dot_parameters_dot_scheduler__pb2.RollBackResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -224,8 +224,8 @@ class Scheduler:
             request,
             target,
             '/xain_proto.parameters.Scheduler/Views',
-            xain__proto_dot_parameters_dot_scheduler__pb2.ViewsRequest.SerializeToString,
-            xain__proto_dot_parameters_dot_scheduler__pb2.ViewsResponse.FromString,
+            xain__wire_dot_parameters_dot_scheduler__pb2.ViewsRequest.SerializeToString,
+            xain__wire_dot_parameters_dot_scheduler__pb2.ViewsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -251,8 +251,8 @@ class Scheduler:
             request,
             target,
             '/xain_proto.parameters.Scheduler/Declare',
-            xain__proto_dot_parameters_dot_scheduler__pb2.DeclareRequest.SerializeToString,
-            xain__proto_dot_parameters_dot_scheduler__pb2.DeclareResponse.FromString,
+            xain__wire_dot_parameters_dot_scheduler__pb2.DeclareRequest.SerializeToString,
+            xain__wire_dot_parameters_dot_scheduler__pb2.DeclareResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -278,8 +278,8 @@ class Scheduler:
             request,
             target,
             '/xain_proto.parameters.Scheduler/Tick',
-            xain__proto_dot_parameters_dot_scheduler__pb2.TickRequest.SerializeToString,
-            xain__proto_dot_parameters_dot_scheduler__pb2.TickResponse.FromString,
+            xain__wire_dot_parameters_dot_scheduler__pb2.TickRequest.SerializeToString,
+            xain__wire_dot_parameters_dot_scheduler__pb2.TickResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -305,8 +305,8 @@ class Scheduler:
             request,
             target,
             '/xain_proto.parameters.Scheduler/End',
-            xain__proto_dot_parameters_dot_scheduler__pb2.EndRequest.SerializeToString,
-            xain__proto_dot_parameters_dot_scheduler__pb2.EndResponse.FromString,
+            xain__wire_dot_parameters_dot_scheduler__pb2.EndRequest.SerializeToString,
+            xain__wire_dot_parameters_dot_scheduler__pb2.EndResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -332,8 +332,8 @@ class Scheduler:
             request,
             target,
             '/xain_proto.parameters.Scheduler/Wait',
-            xain__proto_dot_parameters_dot_scheduler__pb2.WaitRequest.SerializeToString,
-            xain__proto_dot_parameters_dot_scheduler__pb2.WaitResponse.FromString,
+            xain__wire_dot_parameters_dot_scheduler__pb2.WaitRequest.SerializeToString,
+            xain__wire_dot_parameters_dot_scheduler__pb2.WaitResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -359,8 +359,8 @@ class Scheduler:
             request,
             target,
             '/xain_proto.parameters.Scheduler/Report',
-            xain__proto_dot_parameters_dot_scheduler__pb2.ReportRequest.SerializeToString,
-            xain__proto_dot_parameters_dot_scheduler__pb2.ReportResponse.FromString,
+            xain__wire_dot_parameters_dot_scheduler__pb2.ReportRequest.SerializeToString,
+            xain__wire_dot_parameters_dot_scheduler__pb2.ReportResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -386,8 +386,8 @@ class Scheduler:
             request,
             target,
             '/xain_proto.parameters.Scheduler/Checkpoint',
-            xain__proto_dot_parameters_dot_scheduler__pb2.CheckpointRequest.SerializeToString,
-            xain__proto_dot_parameters_dot_scheduler__pb2.CheckpointResponse.FromString,
+            xain__wire_dot_parameters_dot_scheduler__pb2.CheckpointRequest.SerializeToString,
+            xain__wire_dot_parameters_dot_scheduler__pb2.CheckpointResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -413,8 +413,8 @@ class Scheduler:
             request,
             target,
             '/xain_proto.parameters.Scheduler/Status',
-            xain__proto_dot_parameters_dot_scheduler__pb2.StatusRequest.SerializeToString,
-            xain__proto_dot_parameters_dot_scheduler__pb2.StatusResponse.FromString,
+            xain__wire_dot_parameters_dot_scheduler__pb2.StatusRequest.SerializeToString,
+            xain__wire_dot_parameters_dot_scheduler__pb2.StatusResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -440,8 +440,8 @@ class Scheduler:
             request,
             target,
             '/xain_proto.parameters.Scheduler/RollBack',
-            xain__proto_dot_parameters_dot_scheduler__pb2.RollBackRequest.SerializeToString,
-            xain__proto_dot_parameters_dot_scheduler__pb2.RollBackResponse.FromString,
+            xain__wire_dot_parameters_dot_scheduler__pb2.RollBackRequest.SerializeToString,
+            xain__wire_dot_parameters_dot_scheduler__pb2.RollBackResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray as Array
 
-from xain_proto.np.ndarray_pb2 import NDArray
+from xain_wire.np.ndarray_pb2 import NDArray
 
 # Version 1.0 of the format pads its header to a multiple of 64 bytes; a plain vector needs 128.
 MAX_HEADER_BYTES = 4096

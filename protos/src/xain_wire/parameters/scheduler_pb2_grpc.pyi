@@ -12,7 +12,7 @@ between servers, and into the journal.
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from xain_proto.parameters import scheduler_pb2 as _scheduler_pb2
+from xain_wire.parameters import scheduler_pb2 as _scheduler_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

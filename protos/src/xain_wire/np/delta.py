@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray as Array
 
-from xain_proto.fl.coordinator_pb2 import Encoding
+from xain_wire.fl.coordinator_pb2 import Encoding
 
 ENCODING_BITS = {Encoding.INT8: 8, Encoding.FLOAT16: 16}  # of an element
 

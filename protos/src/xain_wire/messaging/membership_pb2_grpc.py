@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from xain_proto.messaging import membership_pb2 as xain__proto_dot_messaging_dot_membership__pb2
+from xain_wire.messaging import membership_pb2 as xain__wire_dot_messaging_dot_membership__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in xain_proto/messaging/membership_pb2_grpc.py depends on'
+        + ' but the generated code in xain_wire/messaging/membership_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,28 +36,28 @@ class MembershipStub:
         """
         self.Join = channel.unary_unary(
                 '/xain_proto.messaging.Membership/Join',
-                request_serializer=xain__proto_dot_messaging_dot_membership__pb2.JoinRequest.SerializeToString,
-                response_deserializer=xain__proto_dot_messaging_dot_membership__pb2.JoinResponse.FromString,
+                request_serializer=xain__wire_dot_messaging_dot_membership__pb2.JoinRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_messaging_dot_membership__pb2.JoinResponse.FromString,
                 _registered_method=True)
         self.Renew = channel.unary_unary(
                 '/xain_proto.messaging.Membership/Renew',
-                request_serializer=xain__proto_dot_messaging_dot_membership__pb2.RenewRequest.SerializeToString,
-                response_deserializer=xain__proto_dot_messaging_dot_membership__pb2.RenewResponse.FromString,
+                request_serializer=xain__wire_dot_messaging_dot_membership__pb2.RenewRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_messaging_dot_membership__pb2.RenewResponse.FromString,
                 _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/xain_proto.messaging.Membership/Watch',
-                request_serializer=xain__proto_dot_messaging_dot_membership__pb2.WatchRequest.SerializeToString,
-                response_deserializer=xain__proto_dot_messaging_dot_membership__pb2.WatchResponse.FromString,
+                request_serializer=xain__wire_dot_messaging_dot_membership__pb2.WatchRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_messaging_dot_membership__pb2.WatchResponse.FromString,
                 _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/xain_proto.messaging.Membership/Leave',
-                request_serializer=xain__proto_dot_messaging_dot_membership__pb2.LeaveRequest.SerializeToString,
-                response_deserializer=xain__proto_dot_messaging_dot_membership__pb2.LeaveResponse.FromString,
+                request_serializer=xain__wire_dot_messaging_dot_membership__pb2.LeaveRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_messaging_dot_membership__pb2.LeaveResponse.FromString,
                 _registered_method=True)
         self.Barrier = channel.unary_unary(
                 '/xain_proto.messaging.Membership/Barrier',
-                request_serializer=xain__proto_dot_messaging_dot_membership__pb2.BarrierRequest.SerializeToString,
-                response_deserializer=xain__proto_dot_messaging_dot_membership__pb2.BarrierResponse.FromString,
+                request_serializer=xain__wire_dot_messaging_dot_membership__pb2.BarrierRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_messaging_dot_membership__pb2.BarrierResponse.FromString,
                 _registered_method=True)
 
 
@@ -110,28 +110,28 @@ def add_MembershipServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Join': grpc.unary_unary_rpc_method_handler(
                     servicer.Join,
-                    request_deserializer=xain__proto_dot_messaging_dot_membership__pb2.JoinRequest.FromString,
-                    response_serializer=xain__proto_dot_messaging_dot_membership__pb2.JoinResponse.SerializeToString,
+                    request_deserializer=xain__wire_dot_messaging_dot_membership__pb2.JoinRequest.FromString,
+                    response_serializer=xain__wire_dot_messaging_dot_membership__pb2.JoinResponse.SerializeToString,
             ),
             'Renew': grpc.unary_unary_rpc_method_handler(
                     servicer.Renew,
-                    request_deserializer=xain__proto_dot_messaging_dot_membership__pb2.RenewRequest.FromString,
-                    response_serializer=xain__proto_dot_messaging_dot_membership__pb2.RenewResponse.SerializeToString,
+                    request_deserializer=xain__wire_dot_messaging_dot_membership__pb2.RenewRequest.FromString,
+                    response_serializer=xain__wire_dot_messaging_dot_membership__pb2.RenewResponse.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
-                    request_deserializer=xain__proto_dot_messaging_dot_membership__pb2.WatchRequest.FromString,
-                    response_serializer=xain__proto_dot_messaging_dot_membership__pb2.WatchResponse.SerializeToString,
+                    request_deserializer=xain__wire_dot_messaging_dot_membership__pb2.WatchRequest.FromString,
+                    response_serializer=xain__wire_dot_messaging_dot_membership__pb2.WatchResponse.SerializeToString,
             ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
-                    request_deserializer=xain__proto_dot_messaging_dot_membership__pb2.LeaveRequest.FromString,
-                    response_serializer=xain__proto_dot_messaging_dot_membership__pb2.LeaveResponse.SerializeToString,
+                    request_deserializer=xain__wire_dot_messaging_dot_membership__pb2.LeaveRequest.FromString,
+                    response_serializer=xain__wire_dot_messaging_dot_membership__pb2.LeaveResponse.SerializeToString,
             ),
             'Barrier': grpc.unary_unary_rpc_method_handler(
                     servicer.Barrier,
-                    request_deserializer=xain__proto_dot_messaging_dot_membership__pb2.BarrierRequest.FromString,
-                    response_serializer=xain__proto_dot_messaging_dot_membership__pb2.BarrierResponse.SerializeToString,
+                    request_deserializer=xain__wire_dot_messaging_dot_membership__pb2.BarrierRequest.FromString,
+                    response_serializer=xain__wire_dot_messaging_dot_membership__pb2.BarrierResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -159,8 +159,8 @@ class Membership:
             request,
             target,
             '/xain_proto.messaging.Membership/Join',
-            xain__proto_dot_messaging_dot_membership__pb2.JoinRequest.SerializeToString,
-            xain__proto_dot_messaging_dot_membership__pb2.JoinResponse.FromString,
+            xain__wire_dot_messaging_dot_membership__pb2.JoinRequest.SerializeToString,
+            xain__wire_dot_messaging_dot_membership__pb2.JoinResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -186,8 +186,8 @@ class Membership:
             request,
             target,
             '/xain_proto.messaging.Membership/Renew',
-            xain__proto_dot_messaging_dot_membership__pb2.RenewRequest.SerializeToString,
-            xain__proto_dot_messaging_dot_membership__pb2.RenewResponse.FromString,
+            xain__wire_dot_messaging_dot_membership__pb2.RenewRequest.SerializeToString,
+            xain__wire_dot_messaging_dot_membership__pb2.RenewResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -213,8 +213,8 @@ class Membership:
             request,
             target,
             '/xain_proto.messaging.Membership/Watch',
-            xain__proto_dot_messaging_dot_membership__pb2.WatchRequest.SerializeToString,
-            xain__proto_dot_messaging_dot_membership__pb2.WatchResponse.FromString,
+            xain__wire_dot_messaging_dot_membership__pb2.WatchRequest.SerializeToString,
+            xain__wire_dot_messaging_dot_membership__pb2.WatchResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -240,8 +240,8 @@ class Membership:
             request,
             target,
             '/xain_proto.messaging.Membership/Leave',
-            xain__proto_dot_messaging_dot_membership__pb2.LeaveRequest.SerializeToString,
-            xain__proto_dot_messaging_dot_membership__pb2.LeaveResponse.FromString,
+            xain__wire_dot_messaging_dot_membership__pb2.LeaveRequest.SerializeToString,
+            xain__wire_dot_messaging_dot_membership__pb2.LeaveResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -267,8 +267,8 @@ class Membership:
             request,
             target,
             '/xain_proto.messaging.Membership/Barrier',
-            xain__proto_dot_messaging_dot_membership__pb2.BarrierRequest.SerializeToString,
-            xain__proto_dot_messaging_dot_membership__pb2.BarrierResponse.FromString,
+            xain__wire_dot_messaging_dot_membership__pb2.BarrierRequest.SerializeToString,
+            xain__wire_dot_messaging_dot_membership__pb2.BarrierResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,13 +1,13 @@
 """Arrays on the wire: the bytes of an .npy file, written and read without pickle."""
 
-from xain_proto.np.codec import (
+from xain_wire.np.codec import (
     NpyHeader,
     ndarray_to_proto,
     npy_header,
     parse_npy_header,
     proto_to_ndarray,
 )
-from xain_proto.np.delta import ENCODING_BITS, DeltaCodec, NotEncodable, can_encode
+from xain_wire.np.delta import ENCODING_BITS, DeltaCodec, NotEncodable, can_encode
 
 __all__ = [
     "ENCODING_BITS",

@@ -7,7 +7,7 @@ this service.
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from xain_proto.messaging import membership_pb2 as _membership_pb2
+from xain_wire.messaging import membership_pb2 as _membership_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

@@ -5,7 +5,7 @@ Questions of an operator, asked with grpcurl or `xain-coordinator status`. Reads
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from xain_proto.fl import inspection_pb2 as _inspection_pb2
+from xain_wire.fl import inspection_pb2 as _inspection_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

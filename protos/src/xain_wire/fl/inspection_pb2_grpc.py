@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from xain_proto.fl import inspection_pb2 as xain__proto_dot_fl_dot_inspection__pb2
+from xain_wire.fl import inspection_pb2 as xain__wire_dot_fl_dot_inspection__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in xain_proto/fl/inspection_pb2_grpc.py depends on'
+        + ' but the generated code in xain_wire/fl/inspection_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,28 +36,28 @@ class InspectionStub:
         """
         self.GetStatus = channel.unary_unary(
                 '/xain_proto.fl.Inspection/GetStatus',
-                request_serializer=xain__proto_dot_fl_dot_inspection__pb2.GetStatusRequest.SerializeToString,
-                response_deserializer=xain__proto_dot_fl_dot_inspection__pb2.GetStatusResponse.FromString,
+                request_serializer=xain__wire_dot_fl_dot_inspection__pb2.GetStatusRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_fl_dot_inspection__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
         self.ListParticipants = channel.unary_unary(
                 '/xain_proto.fl.Inspection/ListParticipants',
-                request_serializer=xain__proto_dot_fl_dot_inspection__pb2.ListParticipantsRequest.SerializeToString,
-                response_deserializer=xain__proto_dot_fl_dot_inspection__pb2.ListParticipantsResponse.FromString,
+                request_serializer=xain__wire_dot_fl_dot_inspection__pb2.ListParticipantsRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_fl_dot_inspection__pb2.ListParticipantsResponse.FromString,
                 _registered_method=True)
         self.ListRounds = channel.unary_unary(
                 '/xain_proto.fl.Inspection/ListRounds',
-                request_serializer=xain__proto_dot_fl_dot_inspection__pb2.ListRoundsRequest.SerializeToString,
-                response_deserializer=xain__proto_dot_fl_dot_inspection__pb2.ListRoundsResponse.FromString,
+                request_serializer=xain__wire_dot_fl_dot_inspection__pb2.ListRoundsRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_fl_dot_inspection__pb2.ListRoundsResponse.FromString,
                 _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/xain_proto.fl.Inspection/ListModels',
-                request_serializer=xain__proto_dot_fl_dot_inspection__pb2.ListModelsRequest.SerializeToString,
-                response_deserializer=xain__proto_dot_fl_dot_inspection__pb2.ListModelsResponse.FromString,
+                request_serializer=xain__wire_dot_fl_dot_inspection__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_fl_dot_inspection__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
         self.AskPredictions = channel.unary_unary(
                 '/xain_proto.fl.Inspection/AskPredictions',
-                request_serializer=xain__proto_dot_fl_dot_inspection__pb2.AskPredictionsRequest.SerializeToString,
-                response_deserializer=xain__proto_dot_fl_dot_inspection__pb2.AskPredictionsResponse.FromString,
+                request_serializer=xain__wire_dot_fl_dot_inspection__pb2.AskPredictionsRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_fl_dot_inspection__pb2.AskPredictionsResponse.FromString,
                 _registered_method=True)
 
 
@@ -100,28 +100,28 @@ def add_InspectionServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
-                    request_deserializer=xain__proto_dot_fl_dot_inspection__pb2.GetStatusRequest.FromString,
-                    response_serializer=xain__proto_dot_fl_dot_inspection__pb2.GetStatusResponse.SerializeToString,
+                    request_deserializer=xain__wire_dot_fl_dot_inspection__pb2.GetStatusRequest.FromString,
+                    response_serializer=xain__wire_dot_fl_dot_inspection__pb2.GetStatusResponse.SerializeToString,
             ),
             'ListParticipants': grpc.unary_unary_rpc_method_handler(
                     servicer.ListParticipants,
-                    request_deserializer=xain__proto_dot_fl_dot_inspection__pb2.ListParticipantsRequest.FromString,
-                    response_serializer=xain__proto_dot_fl_dot_inspection__pb2.ListParticipantsResponse.SerializeToString,
+                    request_deserializer=xain__wire_dot_fl_dot_inspection__pb2.ListParticipantsRequest.FromString,
+                    response_serializer=xain__wire_dot_fl_dot_inspection__pb2.ListParticipantsResponse.SerializeToString,
             ),
             'ListRounds': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRounds,
-                    request_deserializer=xain__proto_dot_fl_dot_inspection__pb2.ListRoundsRequest.FromString,
-                    response_serializer=xain__proto_dot_fl_dot_inspection__pb2.ListRoundsResponse.SerializeToString,
+                    request_deserializer=xain__wire_dot_fl_dot_inspection__pb2.ListRoundsRequest.FromString,
+                    response_serializer=xain__wire_dot_fl_dot_inspection__pb2.ListRoundsResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
-                    request_deserializer=xain__proto_dot_fl_dot_inspection__pb2.ListModelsRequest.FromString,
-                    response_serializer=xain__proto_dot_fl_dot_inspection__pb2.ListModelsResponse.SerializeToString,
+                    request_deserializer=xain__wire_dot_fl_dot_inspection__pb2.ListModelsRequest.FromString,
+                    response_serializer=xain__wire_dot_fl_dot_inspection__pb2.ListModelsResponse.SerializeToString,
             ),
             'AskPredictions': grpc.unary_unary_rpc_method_handler(
                     servicer.AskPredictions,
-                    request_deserializer=xain__proto_dot_fl_dot_inspection__pb2.AskPredictionsRequest.FromString,
-                    response_serializer=xain__proto_dot_fl_dot_inspection__pb2.AskPredictionsResponse.SerializeToString,
+                    request_deserializer=xain__wire_dot_fl_dot_inspection__pb2.AskPredictionsRequest.FromString,
+                    response_serializer=xain__wire_dot_fl_dot_inspection__pb2.AskPredictionsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -149,8 +149,8 @@ class Inspection:
             request,
             target,
             '/xain_proto.fl.Inspection/GetStatus',
-            xain__proto_dot_fl_dot_inspection__pb2.GetStatusRequest.SerializeToString,
-            xain__proto_dot_fl_dot_inspection__pb2.GetStatusResponse.FromString,
+            xain__wire_dot_fl_dot_inspection__pb2.GetStatusRequest.SerializeToString,
+            xain__wire_dot_fl_dot_inspection__pb2.GetStatusResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -176,8 +176,8 @@ class Inspection:
             request,
             target,
             '/xain_proto.fl.Inspection/ListParticipants',
-            xain__proto_dot_fl_dot_inspection__pb2.ListParticipantsRequest.SerializeToString,
-            xain__proto_dot_fl_dot_inspection__pb2.ListParticipantsResponse.FromString,
+            xain__wire_dot_fl_dot_inspection__pb2.ListParticipantsRequest.SerializeToString,
+            xain__wire_dot_fl_dot_inspection__pb2.ListParticipantsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -203,8 +203,8 @@ class Inspection:
             request,
             target,
             '/xain_proto.fl.Inspection/ListRounds',
-            xain__proto_dot_fl_dot_inspection__pb2.ListRoundsRequest.SerializeToString,
-            xain__proto_dot_fl_dot_inspection__pb2.ListRoundsResponse.FromString,
+            xain__wire_dot_fl_dot_inspection__pb2.ListRoundsRequest.SerializeToString,
+            xain__wire_dot_fl_dot_inspection__pb2.ListRoundsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -230,8 +230,8 @@ class Inspection:
             request,
             target,
             '/xain_proto.fl.Inspection/ListModels',
-            xain__proto_dot_fl_dot_inspection__pb2.ListModelsRequest.SerializeToString,
-            xain__proto_dot_fl_dot_inspection__pb2.ListModelsResponse.FromString,
+            xain__wire_dot_fl_dot_inspection__pb2.ListModelsRequest.SerializeToString,
+            xain__wire_dot_fl_dot_inspection__pb2.ListModelsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -257,8 +257,8 @@ class Inspection:
             request,
             target,
             '/xain_proto.fl.Inspection/AskPredictions',
-            xain__proto_dot_fl_dot_inspection__pb2.AskPredictionsRequest.SerializeToString,
-            xain__proto_dot_fl_dot_inspection__pb2.AskPredictionsResponse.FromString,
+            xain__wire_dot_fl_dot_inspection__pb2.AskPredictionsRequest.SerializeToString,
+            xain__wire_dot_fl_dot_inspection__pb2.AskPredictionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

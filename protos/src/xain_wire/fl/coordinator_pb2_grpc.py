@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from xain_proto.fl import coordinator_pb2 as xain__proto_dot_fl_dot_coordinator__pb2
+from xain_wire.fl import coordinator_pb2 as xain__wire_dot_fl_dot_coordinator__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in xain_proto/fl/coordinator_pb2_grpc.py depends on'
+        + ' but the generated code in xain_wire/fl/coordinator_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,53 +36,53 @@ class CoordinatorStub:
         """
         self.Rendezvous = channel.unary_unary(
                 '/xain_proto.fl.Coordinator/Rendezvous',
-                request_serializer=xain__proto_dot_fl_dot_coordinator__pb2.RendezvousRequest.SerializeToString,
-                response_deserializer=xain__proto_dot_fl_dot_coordinator__pb2.RendezvousResponse.FromString,
+                request_serializer=xain__wire_dot_fl_dot_coordinator__pb2.RendezvousRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_fl_dot_coordinator__pb2.RendezvousResponse.FromString,
                 _registered_method=True)
         self.Heartbeat = channel.unary_unary(
                 '/xain_proto.fl.Coordinator/Heartbeat',
-                request_serializer=xain__proto_dot_fl_dot_coordinator__pb2.HeartbeatRequest.SerializeToString,
-                response_deserializer=xain__proto_dot_fl_dot_coordinator__pb2.HeartbeatResponse.FromString,
+                request_serializer=xain__wire_dot_fl_dot_coordinator__pb2.HeartbeatRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_fl_dot_coordinator__pb2.HeartbeatResponse.FromString,
                 _registered_method=True)
         self.StartTrainingRound = channel.unary_unary(
                 '/xain_proto.fl.Coordinator/StartTrainingRound',
-                request_serializer=xain__proto_dot_fl_dot_coordinator__pb2.StartTrainingRoundRequest.SerializeToString,
-                response_deserializer=xain__proto_dot_fl_dot_coordinator__pb2.StartTrainingRoundResponse.FromString,
+                request_serializer=xain__wire_dot_fl_dot_coordinator__pb2.StartTrainingRoundRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_fl_dot_coordinator__pb2.StartTrainingRoundResponse.FromString,
                 _registered_method=True)
         self.EndTrainingRound = channel.unary_unary(
                 '/xain_proto.fl.Coordinator/EndTrainingRound',
-                request_serializer=xain__proto_dot_fl_dot_coordinator__pb2.EndTrainingRoundRequest.SerializeToString,
-                response_deserializer=xain__proto_dot_fl_dot_coordinator__pb2.EndTrainingRoundResponse.FromString,
+                request_serializer=xain__wire_dot_fl_dot_coordinator__pb2.EndTrainingRoundRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_fl_dot_coordinator__pb2.EndTrainingRoundResponse.FromString,
                 _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/xain_proto.fl.Coordinator/Watch',
-                request_serializer=xain__proto_dot_fl_dot_coordinator__pb2.WatchRequest.SerializeToString,
-                response_deserializer=xain__proto_dot_fl_dot_coordinator__pb2.WatchResponse.FromString,
+                request_serializer=xain__wire_dot_fl_dot_coordinator__pb2.WatchRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_fl_dot_coordinator__pb2.WatchResponse.FromString,
                 _registered_method=True)
         self.GetWeights = channel.unary_stream(
                 '/xain_proto.fl.Coordinator/GetWeights',
-                request_serializer=xain__proto_dot_fl_dot_coordinator__pb2.GetWeightsRequest.SerializeToString,
-                response_deserializer=xain__proto_dot_fl_dot_coordinator__pb2.GetWeightsResponse.FromString,
+                request_serializer=xain__wire_dot_fl_dot_coordinator__pb2.GetWeightsRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_fl_dot_coordinator__pb2.GetWeightsResponse.FromString,
                 _registered_method=True)
         self.PutWeights = channel.stream_unary(
                 '/xain_proto.fl.Coordinator/PutWeights',
-                request_serializer=xain__proto_dot_fl_dot_coordinator__pb2.PutWeightsRequest.SerializeToString,
-                response_deserializer=xain__proto_dot_fl_dot_coordinator__pb2.PutWeightsResponse.FromString,
+                request_serializer=xain__wire_dot_fl_dot_coordinator__pb2.PutWeightsRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_fl_dot_coordinator__pb2.PutWeightsResponse.FromString,
                 _registered_method=True)
         self.FindUpload = channel.unary_unary(
                 '/xain_proto.fl.Coordinator/FindUpload',
-                request_serializer=xain__proto_dot_fl_dot_coordinator__pb2.FindUploadRequest.SerializeToString,
-                response_deserializer=xain__proto_dot_fl_dot_coordinator__pb2.FindUploadResponse.FromString,
+                request_serializer=xain__wire_dot_fl_dot_coordinator__pb2.FindUploadRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_fl_dot_coordinator__pb2.FindUploadResponse.FromString,
                 _registered_method=True)
         self.ReportFailure = channel.unary_unary(
                 '/xain_proto.fl.Coordinator/ReportFailure',
-                request_serializer=xain__proto_dot_fl_dot_coordinator__pb2.ReportFailureRequest.SerializeToString,
-                response_deserializer=xain__proto_dot_fl_dot_coordinator__pb2.ReportFailureResponse.FromString,
+                request_serializer=xain__wire_dot_fl_dot_coordinator__pb2.ReportFailureRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_fl_dot_coordinator__pb2.ReportFailureResponse.FromString,
                 _registered_method=True)
         self.Predict = channel.stream_stream(
                 '/xain_proto.fl.Coordinator/Predict',
-                request_serializer=xain__proto_dot_fl_dot_coordinator__pb2.PredictionAnswer.SerializeToString,
-                response_deserializer=xain__proto_dot_fl_dot_coordinator__pb2.PredictionQuestion.FromString,
+                request_serializer=xain__wire_dot_fl_dot_coordinator__pb2.PredictionAnswer.SerializeToString,
+                response_deserializer=xain__wire_dot_fl_dot_coordinator__pb2.PredictionQuestion.FromString,
                 _registered_method=True)
 
 
@@ -171,53 +171,53 @@ def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Rendezvous': grpc.unary_unary_rpc_method_handler(
                     servicer.Rendezvous,
-                    request_deserializer=xain__proto_dot_fl_dot_coordinator__pb2.RendezvousRequest.FromString,
-                    response_serializer=xain__proto_dot_fl_dot_coordinator__pb2.RendezvousResponse.SerializeToString,
+                    request_deserializer=xain__wire_dot_fl_dot_coordinator__pb2.RendezvousRequest.FromString,
+                    response_serializer=xain__wire_dot_fl_dot_coordinator__pb2.RendezvousResponse.SerializeToString,
             ),
             'Heartbeat': grpc.unary_unary_rpc_method_handler(
                     servicer.Heartbeat,
-                    request_deserializer=xain__proto_dot_fl_dot_coordinator__pb2.HeartbeatRequest.FromString,
-                    response_serializer=xain__proto_dot_fl_dot_coordinator__pb2.HeartbeatResponse.SerializeToString,
+                    request_deserializer=xain__wire_dot_fl_dot_coordinator__pb2.HeartbeatRequest.FromString,
+                    response_serializer=xain__wire_dot_fl_dot_coordinator__pb2.HeartbeatResponse.SerializeToString,
             ),
             'StartTrainingRound': grpc.unary_unary_rpc_method_handler(
                     servicer.StartTrainingRound,
-                    request_deserializer=xain__proto_dot_fl_dot_coordinator__pb2.StartTrainingRoundRequest.FromString,
-                    response_serializer=xain__proto_dot_fl_dot_coordinator__pb2.StartTrainingRoundResponse.SerializeToString,
+                    request_deserializer=xain__wire_dot_fl_dot_coordinator__pb2.StartTrainingRoundRequest.FromString,
+                    response_serializer=xain__wire_dot_fl_dot_coordinator__pb2.StartTrainingRoundResponse.SerializeToString,
             ),
             'EndTrainingRound': grpc.unary_unary_rpc_method_handler(
                     servicer.EndTrainingRound,
-                    request_deserializer=xain__proto_dot_fl_dot_coordinator__pb2.EndTrainingRoundRequest.FromString,
-                    response_serializer=xain__proto_dot_fl_dot_coordinator__pb2.EndTrainingRoundResponse.SerializeToString,
+                    request_deserializer=xain__wire_dot_fl_dot_coordinator__pb2.EndTrainingRoundRequest.FromString,
+                    response_serializer=xain__wire_dot_fl_dot_coordinator__pb2.EndTrainingRoundResponse.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
-                    request_deserializer=xain__proto_dot_fl_dot_coordinator__pb2.WatchRequest.FromString,
-                    response_serializer=xain__proto_dot_fl_dot_coordinator__pb2.WatchResponse.SerializeToString,
+                    request_deserializer=xain__wire_dot_fl_dot_coordinator__pb2.WatchRequest.FromString,
+                    response_serializer=xain__wire_dot_fl_dot_coordinator__pb2.WatchResponse.SerializeToString,
             ),
             'GetWeights': grpc.unary_stream_rpc_method_handler(
                     servicer.GetWeights,
-                    request_deserializer=xain__proto_dot_fl_dot_coordinator__pb2.GetWeightsRequest.FromString,
-                    response_serializer=xain__proto_dot_fl_dot_coordinator__pb2.GetWeightsResponse.SerializeToString,
+                    request_deserializer=xain__wire_dot_fl_dot_coordinator__pb2.GetWeightsRequest.FromString,
+                    response_serializer=xain__wire_dot_fl_dot_coordinator__pb2.GetWeightsResponse.SerializeToString,
             ),
             'PutWeights': grpc.stream_unary_rpc_method_handler(
                     servicer.PutWeights,
-                    request_deserializer=xain__proto_dot_fl_dot_coordinator__pb2.PutWeightsRequest.FromString,
-                    response_serializer=xain__proto_dot_fl_dot_coordinator__pb2.PutWeightsResponse.SerializeToString,
+                    request_deserializer=xain__wire_dot_fl_dot_coordinator__pb2.PutWeightsRequest.FromString,
+                    response_serializer=xain__wire_dot_fl_dot_coordinator__pb2.PutWeightsResponse.SerializeToString,
             ),
             'FindUpload': grpc.unary_unary_rpc_method_handler(
                     servicer.FindUpload,
-                    request_deserializer=xain__proto_dot_fl_dot_coordinator__pb2.FindUploadRequest.FromString,
-                    response_serializer=xain__proto_dot_fl_dot_coordinator__pb2.FindUploadResponse.SerializeToString,
+                    request_deserializer=xain__wire_dot_fl_dot_coordinator__pb2.FindUploadRequest.FromString,
+                    response_serializer=xain__wire_dot_fl_dot_coordinator__pb2.FindUploadResponse.SerializeToString,
             ),
             'ReportFailure': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportFailure,
-                    request_deserializer=xain__proto_dot_fl_dot_coordinator__pb2.ReportFailureRequest.FromString,
-                    response_serializer=xain__proto_dot_fl_dot_coordinator__pb2.ReportFailureResponse.SerializeToString,
+                    request_deserializer=xain__wire_dot_fl_dot_coordinator__pb2.ReportFailureRequest.FromString,
+                    response_serializer=xain__wire_dot_fl_dot_coordinator__pb2.ReportFailureResponse.SerializeToString,
             ),
             'Predict': grpc.stream_stream_rpc_method_handler(
                     servicer.Predict,
-                    request_deserializer=xain__proto_dot_fl_dot_coordinator__pb2.PredictionAnswer.FromString,
-                    response_serializer=xain__proto_dot_fl_dot_coordinator__pb2.PredictionQuestion.SerializeToString,
+                    request_deserializer=xain__wire_dot_fl_dot_coordinator__pb2.PredictionAnswer.FromString,
+                    response_serializer=xain__wire_dot_fl_dot_coordinator__pb2.PredictionQuestion.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -245,8 +245,8 @@ class Coordinator:
             request,
             target,
             '/xain_proto.fl.Coordinator/Rendezvous',
-            xain__proto_dot_fl_dot_coordinator__pb2.RendezvousRequest.SerializeToString,
-            xain__proto_dot_fl_dot_coordinator__pb2.RendezvousResponse.FromString,
+            xain__wire_dot_fl_dot_coordinator__pb2.RendezvousRequest.SerializeToString,
+            xain__wire_dot_fl_dot_coordinator__pb2.RendezvousResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -272,8 +272,8 @@ class Coordinator:
             request,
             target,
             '/xain_proto.fl.Coordinator/Heartbeat',
-            xain__proto_dot_fl_dot_coordinator__pb2.HeartbeatRequest.SerializeToString,
-            xain__proto_dot_fl_dot_coordinator__pb2.HeartbeatResponse.FromString,
+            xain__wire_dot_fl_dot_coordinator__pb2.HeartbeatRequest.SerializeToString,
+            xain__wire_dot_fl_dot_coordinator__pb2.HeartbeatResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -299,8 +299,8 @@ class Coordinator:
             request,
             target,
             '/xain_proto.fl.Coordinator/StartTrainingRound',
-            xain__proto_dot_fl_dot_coordinator__pb2.StartTrainingRoundRequest.SerializeToString,
-            xain__proto_dot_fl_dot_coordinator__pb2.StartTrainingRoundResponse.FromString,
+            xain__wire_dot_fl_dot_coordinator__pb2.StartTrainingRoundRequest.SerializeToString,
+            xain__wire_dot_fl_dot_coordinator__pb2.StartTrainingRoundResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -326,8 +326,8 @@ class Coordinator:
             request,
             target,
             '/xain_proto.fl.Coordinator/EndTrainingRound',
-            xain__proto_dot_fl_dot_coordinator__pb2.EndTrainingRoundRequest.SerializeToString,
-            xain__proto_dot_fl_dot_coordinator__pb2.EndTrainingRoundResponse.FromString,
+            xain__wire_dot_fl_dot_coordinator__pb2.EndTrainingRoundRequest.SerializeToString,
+            xain__wire_dot_fl_dot_coordinator__pb2.EndTrainingRoundResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -353,8 +353,8 @@ class Coordinator:
             request,
             target,
             '/xain_proto.fl.Coordinator/Watch',
-            xain__proto_dot_fl_dot_coordinator__pb2.WatchRequest.SerializeToString,
-            xain__proto_dot_fl_dot_coordinator__pb2.WatchResponse.FromString,
+            xain__wire_dot_fl_dot_coordinator__pb2.WatchRequest.SerializeToString,
+            xain__wire_dot_fl_dot_coordinator__pb2.WatchResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -380,8 +380,8 @@ class Coordinator:
             request,
             target,
             '/xain_proto.fl.Coordinator/GetWeights',
-            xain__proto_dot_fl_dot_coordinator__pb2.GetWeightsRequest.SerializeToString,
-            xain__proto_dot_fl_dot_coordinator__pb2.GetWeightsResponse.FromString,
+            xain__wire_dot_fl_dot_coordinator__pb2.GetWeightsRequest.SerializeToString,
+            xain__wire_dot_fl_dot_coordinator__pb2.GetWeightsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -407,8 +407,8 @@ class Coordinator:
             request_iterator,
             target,
             '/xain_proto.fl.Coordinator/PutWeights',
-            xain__proto_dot_fl_dot_coordinator__pb2.PutWeightsRequest.SerializeToString,
-            xain__proto_dot_fl_dot_coordinator__pb2.PutWeightsResponse.FromString,
+            xain__wire_dot_fl_dot_coordinator__pb2.PutWeightsRequest.SerializeToString,
+            xain__wire_dot_fl_dot_coordinator__pb2.PutWeightsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -434,8 +434,8 @@ class Coordinator:
             request,
             target,
             '/xain_proto.fl.Coordinator/FindUpload',
-            xain__proto_dot_fl_dot_coordinator__pb2.FindUploadRequest.SerializeToString,
-            xain__proto_dot_fl_dot_coordinator__pb2.FindUploadResponse.FromString,
+            xain__wire_dot_fl_dot_coordinator__pb2.FindUploadRequest.SerializeToString,
+            xain__wire_dot_fl_dot_coordinator__pb2.FindUploadResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -461,8 +461,8 @@ class Coordinator:
             request,
             target,
             '/xain_proto.fl.Coordinator/ReportFailure',
-            xain__proto_dot_fl_dot_coordinator__pb2.ReportFailureRequest.SerializeToString,
-            xain__proto_dot_fl_dot_coordinator__pb2.ReportFailureResponse.FromString,
+            xain__wire_dot_fl_dot_coordinator__pb2.ReportFailureRequest.SerializeToString,
+            xain__wire_dot_fl_dot_coordinator__pb2.ReportFailureResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -488,8 +488,8 @@ class Coordinator:
             request_iterator,
             target,
             '/xain_proto.fl.Coordinator/Predict',
-            xain__proto_dot_fl_dot_coordinator__pb2.PredictionAnswer.SerializeToString,
-            xain__proto_dot_fl_dot_coordinator__pb2.PredictionQuestion.FromString,
+            xain__wire_dot_fl_dot_coordinator__pb2.PredictionAnswer.SerializeToString,
+            xain__wire_dot_fl_dot_coordinator__pb2.PredictionQuestion.FromString,
             options,
             channel_credentials,
             insecure,

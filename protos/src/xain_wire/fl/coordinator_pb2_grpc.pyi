@@ -15,7 +15,7 @@ directory keeps.
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from xain_proto.fl import coordinator_pb2 as _coordinator_pb2
+from xain_wire.fl import coordinator_pb2 as _coordinator_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
