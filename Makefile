@@ -11,27 +11,18 @@ EDITABLE      := $(patsubst %,-e ./%,$(DISTRIBUTIONS))
 
 ifeq ($(UV),)
 CREATE  = $(PYTHON) -m venv $(VENV)
-INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Most modules of PyTorch and of the test tools are never imported: the first import compiles a module.
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 else
 CREATE  = uv venv --quiet --allow-existing --python '>=3.11' $(VENV)
-INSTALL = uv pip install --quiet --compile-bytecode --python $(BIN)/python
+INSTALL = uv pip install --quiet --python $(BIN)/python
 endif
-
-# They need a Docker engine, where there is one.
-CONTAINER_TESTS := tests/e2e/test_containers.py tests/e2e/test_compose.py \
-	tests/e2e/test_launch_containers.py
-# Half of the tests of integration.
-COORDINATOR_TESTS := tests/integration/coordinator $(wildcard tests/integration/test_*.py)
-# They run what the documents and the examples show, and the benchmarks.
-DOCS_TESTS := $(patsubst %,tests/e2e/test_%.py,benchmarks demo examples gradient_page http_page \
-	neural new_projects notebook parameter_server_page readme take_home tutorials)
 
 # From the raw limits to what takes longest.
 BENCHMARKS := baselines round_overhead gradient_steps pipeline messaging aggregation parameter_server recovery restart s3_store fleet large_model simulation learning
 WITH_PEERS := round_overhead large_model
 
-.PHONY: help demo test test-e2e test-docs test-integration test-integration-coordinator test-integration-others \
-	test-code test-code-unit test-code-others test-containers kills simulate bench check format lint types protos protos-check dist lock setup setup-dev setup-torch clean
+.PHONY: help demo test kills simulate bench check format lint types protos protos-check dist lock setup setup-dev setup-torch clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -39,35 +30,13 @@ help:  ## this list
 demo: setup  ## four participants train one model on real data through a real coordinator
 	@$(BIN)/xain-coordinator demo
 
-# All beside each other (make --jobs=7 --output-sync=target) keep two cores busy: some wait for
-# processes and for the engine while the others compute. What waits most comes first.
-test: test-containers test-e2e test-docs test-integration test-code  ## every test
-test-integration: test-integration-coordinator test-integration-others
-test-code: test-code-unit test-code-others
+test: setup-dev  ## every test; both cores, all parts beside each other
+	@$(BIN)/python tests/run.py
 
-test-e2e: setup-dev
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(CONTAINER_TESTS) $(DOCS_TESTS)) tests/e2e
-
-test-docs: setup-dev
-	$(BIN)/python -m pytest $(DOCS_TESTS)
-
-test-integration-coordinator: setup-dev
-	$(BIN)/python -m pytest $(COORDINATOR_TESTS)
-
-test-integration-others: setup-dev
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(COORDINATOR_TESTS)) tests/integration
-
-test-code-unit: setup-dev
-	$(BIN)/python -m pytest tests/unit
-
-test-code-others: setup-dev
-	$(BIN)/python -m pytest --ignore=tests/unit --ignore=tests/integration --ignore=tests/e2e
-
-# STAND_INS=1: images are made where no registry can be reached. As a target of its own that would give
-# its job to a part that comes later, and the tests with containers would be the last to begin.
-test-containers: setup-dev
-	$(if $(STAND_INS),tests/support/containers/stand_ins.sh $(VENV))
-	$(BIN)/python -m pytest $(CONTAINER_TESTS)
+# A part of them: make test-unit, test-others (both: test-code), test-integration, test-e2e, test-docs,
+# test-containers.
+test-%: setup-dev
+	@$(BIN)/python tests/run.py $*
 
 simulate: setup-dev  ## simulate the whole system with SEEDS=1000 plans of faults (FIRST=0), or one: SEED=7
 	@PYTHONPATH=tests $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED),--first $(or $(FIRST),0) --seeds $(or $(SEEDS),1000))
@@ -83,7 +52,7 @@ bench: setup-dev  ## every benchmark, some 30 minutes on two quiet cores (ANY_LO
 		$(BIN)/python benchmarks/$$name.py $$peers $(if $(QUICK),--quick) $(if $(ANY_LOAD),--any-load) || status=1; \
 	done; echo 'The tables of docs/performance.md: $(BIN)/python benchmarks/tables.py'; exit $$status
 
-check: format lint types protos-check test  ## what CI runs
+check: format lint types protos-check test  ## what CI runs: all but `make demo`
 
 format: setup-dev
 	$(BIN)/ruff format --check .
@@ -131,7 +100,8 @@ lock:  ## refresh the hash-only locks (needs uv)
 		-o requirements-participant-sparse.lock
 
 setup: $(VENV)/.ready  ## the environment that running needs
-setup-dev: $(VENV)/.ready-dev  ## and the one that testing needs
+setup-torch: $(VENV)/.ready-torch  ## PyTorch in it, for neural workloads
+setup-dev: $(VENV)/.ready-dev  ## PyTorch and what testing needs in it
 
 $(VENV)/.ready: requirements.lock $(wildcard */pyproject.toml)
 	@echo 'Setting up $(VENV) (once) ...'
@@ -140,16 +110,15 @@ $(VENV)/.ready: requirements.lock $(wildcard */pyproject.toml)
 	@$(INSTALL) --no-deps --no-build-isolation $(EDITABLE)
 	@touch $@
 
-$(VENV)/.ready-dev: requirements-dev.lock $(VENV)/.ready
-	@echo 'Adding the test tools to $(VENV) (once) ...'
-	@$(INSTALL) --require-hashes -r requirements-dev.lock
-	@touch $@
-
-# Without hashes: every platform has a build of its own, and the tests need any one of them.
-setup-torch: $(VENV)/.ready-torch  ## and the one that the tests with PyTorch need
-$(VENV)/.ready-torch: requirements-torch.txt $(VENV)/.ready-dev
+# Without hashes: every platform has a build of its own, and any one of them will do.
+$(VENV)/.ready-torch: requirements-torch.txt $(VENV)/.ready
 	@echo 'Adding PyTorch to $(VENV) (once) ...'
 	@$(INSTALL) -r requirements-torch.txt
+	@touch $@
+
+$(VENV)/.ready-dev: requirements-dev.lock $(VENV)/.ready-torch
+	@echo 'Adding the test tools to $(VENV) (once) ...'
+	@$(INSTALL) --require-hashes -r requirements-dev.lock
 	@touch $@
 
 clean:  ## remove what the tools left behind (not your data)

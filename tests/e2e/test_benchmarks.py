@@ -107,8 +107,6 @@ def figures(folder: Path, name: str) -> dict[str, Any]:
 async def test_benchmark_prints_and_writes_its_figures(name, tmp_path):
     """With tiny sizes it prints and writes all its figures, says where they come from, and leaves
     nothing else behind."""
-    if name in ("parallelisms", "pipeline", "simulation"):
-        pytest.importorskip("torch", reason="torch is not installed; `make setup-torch` does it")
     printed = await run(name, "--quick", *ONLY.get(name, ()), folder=tmp_path)
     found = figures(tmp_path, name)
     assert found["about"].keys() >= ABOUT

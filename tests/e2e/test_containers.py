@@ -181,7 +181,6 @@ def torch_mounts() -> tuple[str, ...]:
     """Mounts of the installed PyTorch at /opt/torch, which an image without it imports."""
     if engine.TORCH_OPTIONS in os.environ:
         return ()  # the image has its own
-    pytest.importorskip("torch", reason="`make setup-torch` installs PyTorch")
     mounts = []
     for name in TORCH:
         found = importlib.util.find_spec(name.removesuffix(".py"))

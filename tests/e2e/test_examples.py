@@ -25,11 +25,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = pytest.mark.e2e
 
 
-def needs(*modules: str) -> None:
-    for name in modules:
-        pytest.importorskip(name, reason=f"{name} is not installed; `make setup-torch` installs it")
-
-
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     """Import an example, as one that its folder is the working directory of."""
@@ -114,7 +109,6 @@ async def test_fedprox_keeps_sites_near_the_global_model(
     example: Callable[[str], Any], parts: list[Path], tmp_path: Path
 ) -> None:
     """The larger mu is, the nearer: the term is mu / 2 times the squared distance."""
-    needs("torch")
     module = example("fedprox")
     distances = []
     for mu in (0.01, 5.0):
@@ -132,7 +126,6 @@ async def test_fedprox_keeps_sites_near_the_global_model(
 async def test_lora_sends_adapters_only(
     example: Callable[[str], Any], parts: list[Path], tmp_path: Path
 ) -> None:
-    needs("torch", "peft")
     module = example("lora")
     coordinator = await train(module, parts[:2], tmp_path, rounds={"rounds": 4, "epochs": 3})
     tensors, _ = last_model(coordinator)
@@ -152,7 +145,6 @@ async def test_gradients_of_sites_are_those_of_all_rows(
     example: Callable[[str], Any], parts: list[Path], tmp_path: Path
 ) -> None:
     """The reference are steps on all rows, by PyTorch's own SGD."""
-    needs("torch")
     import torch
 
     module = example("torch_gradients")

@@ -10,8 +10,6 @@ import pytest
 from support.process import CoordinatorProcess, Process
 from support.terminals import Terminals, commands_of
 
-pytest.importorskip("torch", reason="torch is not installed; `make setup-torch` installs it")
-
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
 

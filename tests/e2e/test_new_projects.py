@@ -29,8 +29,6 @@ async def written(template: str, folder: Path) -> Path:
 )
 async def test_new_project_trains_as_it_is(template: str, file: str, tmp_path: Path) -> None:
     """The three commands of its README train a model, and one more takes it home."""
-    if template == "torch":
-        pytest.importorskip("torch", reason="`make setup-torch` installs PyTorch")
     project = await written(template, tmp_path)
     page = (project / "README.md").read_text()
     lines = commands_of(page)

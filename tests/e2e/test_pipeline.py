@@ -20,7 +20,6 @@ from xain_workloads.neural import NeuralWorkload
 from xain_workloads.preprocessing import prepare
 from xain_workloads.workload import initial_model
 
-pytest.importorskip("torch", reason="torch is not installed; `make setup-torch`")
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[2]

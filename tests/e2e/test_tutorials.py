@@ -53,7 +53,6 @@ async def test_csv_at_three_sites_takes_ten_commands(tmp_path: Path) -> None:
 
 async def test_pytorch_script_trains_with_six_changed_lines(tmp_path: Path) -> None:
     """The changes that the page shows are those between the two scripts; they train a model."""
-    pytest.importorskip("torch", reason="`make setup-torch` installs PyTorch")
     page = (TUTORIALS / "pytorch.md").read_text(encoding="utf-8")
     shown = page.partition("```diff\n")[2].partition("```")[0].splitlines()
     before, after = (

@@ -15,8 +15,6 @@ from xain_workloads.dataset import Dataset
 from xain_workloads.errors import Diverged
 from xain_workloads.neural import NeuralWorkload
 
-torch = pytest.importorskip("torch", reason="torch is not installed; `make setup-torch`")
-
 SIZE = 3  # processes, each of which imports torch
 LAYERS = [
     {"type": "linear", "out_features": 12},

@@ -38,8 +38,8 @@ COMMAND = re.compile(
     r"(?:^|\s|bin/)(xain-(?:coordinator|participant|parameter-server))((?: .*)?)$", re.MULTILINE
 )
 SETTINGS = [Schema(CoordinatorConfig), Schema(ParticipantConfig)]
-# Packages that not every checkout has, and a script of examples/ that needs one.
-OPTIONAL = {"pandas", "peft", "torch", "torch_local"}
+# A package that no checkout has, and a script of examples/.
+OPTIONAL = {"pandas", "torch_local"}
 
 
 def name_of(page: Path) -> str:

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from integration.coordinator.test_gradients import parts, run_agents
 from integration.coordinator.test_trees import array
@@ -14,10 +15,6 @@ from xain_workloads.model import Model, unflatten
 from xain_workloads.preprocessing import prepare
 from xain_workloads.table import Table
 from xain_workloads.workload import create, initial_model
-
-torch = pytest.importorskip(
-    "torch", reason="torch is not installed; `make setup-torch` installs it"
-)
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 STEPS = 12

@@ -13,8 +13,6 @@ from xain_workloads.errors import DataError
 from xain_workloads.neural import NeuralWorkload
 from xain_workloads.pipeline import StageResult
 
-pytest.importorskip("torch", reason="torch is not installed; `make setup-torch`")
-
 DATA = load("iris")
 WORKLOAD = NeuralWorkload.from_options({"mode": "pipeline", "dtype": "float64"})
 MODEL = WORKLOAD.initial_model([DATA.profile()])

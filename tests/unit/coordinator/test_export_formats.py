@@ -61,8 +61,6 @@ def table(task: str, num_rows: int = 60) -> Table:
 
 
 def trained(name: str, task: str) -> tuple[Model, Table]:
-    if name == "neural":
-        pytest.importorskip("torch", reason="torch is not installed; `make setup-torch` does it")
     data = table(task)
     workload = create(name, {"task": task})
     model = initial_model(workload, [data.profile(MIN_CATEGORY_COUNT)])
@@ -217,7 +215,6 @@ result = module(torch.ones(1, 3)).detach().numpy()
 
 def test_a_torch_module_loads_safetensors(tmp_path: Path, alone: Alone) -> None:
     """A model of a script of one's own, whose tensors have the names of its modules."""
-    pytest.importorskip("torch", reason="PyTorch is not installed")
     tensors = {
         "weight": np.arange(6, dtype=np.float32).reshape(2, 3),
         "bias": np.array([1, 2], np.float32),
@@ -231,7 +228,6 @@ def test_a_torch_module_loads_safetensors(tmp_path: Path, alone: Alone) -> None:
 def test_builder_predicts_from_the_command_line_once_it_is_allowed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed")
     (tmp_path / "ward_nets.py").write_text("from torch.nn import Linear as make\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(neural_builders, "_allowed", {"ward_nets:make"})

@@ -4,14 +4,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import xain
 from xain.weights import declare, from_vector, kept_tensors, require_same, to_vector
 from xain_workloads.model import TensorSpec
-
-torch = pytest.importorskip(
-    "torch", reason="torch is not installed; `make setup-torch` installs it"
-)
 
 
 def make_model() -> Any:

@@ -17,10 +17,6 @@ from xain_workloads.mlp_options import ACTIVATIONS, SOLVERS
 from xain_workloads.model import Vector
 from xain_workloads.workload import create
 
-torch = pytest.importorskip(
-    "torch", reason="PyTorch is not installed; `make setup-torch` installs it"
-)
-
 ENGINES = ("sklearn", "torch")
 
 

