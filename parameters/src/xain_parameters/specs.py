@@ -15,6 +15,12 @@ from xain_parameters.keys import Range
 
 T = TypeVar("T")
 
+# A view has all tables, goes to every server and worker after each change, and is a message of gRPC
+# (4 MiB); a declaration is a head between servers (messages.MAX_HEAD_BYTES).
+MAX_TABLES = 512
+MAX_NAME_BYTES = 200  # of a table's name, in UTF-8
+MAX_SPEC_BYTES = 4 << 10  # of an encoded TableSpec
+
 # The age in clocks that the rows of a pull may have: 0 is BSP, None ASP. "loop": the staleness of
 # the worker's loop over clocks.
 Staleness: TypeAlias = int | Literal["loop"] | None

@@ -46,6 +46,7 @@ _AGAIN = frozenset(
         grpc.StatusCode.UNAVAILABLE,
         grpc.StatusCode.DEADLINE_EXCEEDED,
         grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,  # too many new tables in a moment
     }
 )
 _ERRORS = {

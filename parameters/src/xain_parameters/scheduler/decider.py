@@ -17,7 +17,7 @@ from xain_parameters.scheduler import commands as c
 from xain_parameters.scheduler import state as e
 from xain_parameters.scheduler.placement import next_placement, with_whole
 from xain_parameters.scheduler.state import AnyEvent, State, evolve
-from xain_parameters.specs import TableSpec
+from xain_parameters.specs import MAX_TABLES, TableSpec
 from xain_parameters.tables.part import plugins_of
 
 
@@ -138,6 +138,11 @@ def _declared(state: State, table: TableSpec) -> Iterable[AnyEvent]:
     known = next((each for each in state.tables if each.name == table.name), None)
     if known is None:
         plugins_of(table)  # refused here, before the journal has it for good
+        if len(state.tables) >= MAX_TABLES:
+            raise Invalid(
+                f"table {table.name!r}: the group has {MAX_TABLES} tables, the most that there may "
+                "be; declare fewer, larger ones"
+            )
         return (e.TableDeclared(table),)
     if replace(known, number=table.number) != table:
         raise TableConflict(f"there is a table {table.name!r} already, which is {_text(known)}")

@@ -33,7 +33,8 @@ from xain_parameters.scheduler.decider import decide, is_saved
 from xain_parameters.scheduler.journal import Journal
 from xain_parameters.scheduler.manifests import delete_cut, delete_unfinished, write_manifest
 from xain_parameters.scheduler.state import Cut, Settings, State, Worker, manifest_of, view_of
-from xain_parameters.specs import View, cut_folder, decode_table, encoded
+from xain_parameters.specs import MAX_SPEC_BYTES, View, cut_folder, decode_table, encoded
+from xain_parameters.tables.part import plugins_of
 from xain_wire.parameters import scheduler_pb2 as pb
 from xain_wire.parameters.scheduler_pb2_grpc import (
     SchedulerServicer,
@@ -54,6 +55,10 @@ WORKER_LEASE_S = 10.0
 
 RETRY_S = 2.0
 DELETE_ATTEMPTS = 3
+
+# New tables are written to disk one by one, and each makes a view for every member.
+NEW_TABLES_AT_ONCE = 64
+NEW_TABLES_PER_S = 20.0
 
 _STATUSES: Final = {
     TableConflict: grpc.StatusCode.ALREADY_EXISTS,
@@ -95,6 +100,7 @@ class SchedulerService(SchedulerServicer):
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing = 0  # the checkpoint whose manifest is being written
         self._why_given_up = (0, "")  # the last checkpoint that failed
+        self._new = _Tokens(NEW_TABLES_AT_ONCE, NEW_TABLES_PER_S)
         self._has_ended = False
         self._run(c.Start(settings))
         loop = asyncio.get_running_loop()
@@ -291,8 +297,16 @@ class SchedulerService(SchedulerServicer):
             await changed.wait()
 
     async def Declare(self, request: pb.DeclareRequest, context: Context) -> pb.DeclareResponse:
+        if len(request.table) > MAX_SPEC_BYTES:
+            text = f"a declaration has {MAX_SPEC_BYTES} bytes at most, not {len(request.table)}"
+            await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, text)
         try:
             table = decode_table(request.table)
+            if all(each.name != table.name for each in self._state.tables):
+                plugins_of(table)  # one that is refused takes no token from others
+                if not self._new.take():
+                    text = f"new tables are declared faster than {NEW_TABLES_PER_S:g} in a second"
+                    await _refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, text)
             state = self._run(c.DeclareTable(table))
         except msgspec.MsgspecError as error:
             await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, f"no table: {error}")
@@ -429,6 +443,25 @@ class SchedulerService(SchedulerServicer):
             cuts=tuple(cut.number for cut in state.cuts),
             num_rollbacks=state.num_rollbacks,
         )
+
+
+class _Tokens:
+    """A bucket that holds `most` tokens at the beginning, and gets `per_s` in a second."""
+
+    def __init__(self, most: float, per_s: float) -> None:
+        self._most = self._left = most
+        self._per_s = per_s
+        self._at = time.monotonic()
+
+    def take(self) -> bool:
+        """Take a token; False if there is none."""
+        now = time.monotonic()
+        self._left = min(self._most, self._left + (now - self._at) * self._per_s)
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
 
 
 class SchedulerServer(ServiceServer[SchedulerService]):

@@ -14,8 +14,10 @@ from xain_foundation.clock_table import ClockTable
 from xain_parameters.keys import even, is_cover
 from xain_parameters.specs import CutView, Gap, RangeView, TableSpec, View, cut_folder
 
-# The latest workers that have ended, servers that are gone, and gaps of workers that are kept.
-MAX_FORMER = 1_000
+# The latest workers that have ended, servers that are gone, and gaps of workers that are kept. An
+# entry "open" may name each of these workers, and is a head between servers
+# (messages.MAX_HEAD_BYTES).
+MAX_FORMER = 200
 
 # The number of whole checkpoints that are kept.
 NUM_CUTS = 2

@@ -15,9 +15,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from xain_foundation.names import shortened
 from xain_parameters.errors import Invalid
 from xain_parameters.keys import Keys, Range
-from xain_parameters.specs import TableSpec
+from xain_parameters.specs import MAX_NAME_BYTES, MAX_SPEC_BYTES, TableSpec, encoded
 from xain_parameters.tables import initialisers, rules
 
 MAX_ROW_BYTES = 1 << 30  # a row goes in one message
@@ -64,21 +65,40 @@ _decode_meta = msgspec.msgpack.Decoder(RowsMeta).decode
 def plugins_of(spec: TableSpec) -> tuple[rules.Rule, initialisers.Initialiser]:
     """The update rule and the initialiser of a table. Raises Invalid for a table that no server can
     have."""
+    where = f"table {shortened(spec.name, MAX_NAME_BYTES)!r}"
+    if not 0 < len(spec.name.encode()) <= MAX_NAME_BYTES or not spec.name.isprintable():
+        raise Invalid(
+            f"{where}: a name has 1 to {MAX_NAME_BYTES} bytes in UTF-8, and only printable "
+            "characters; take another one"
+        )
+    if (size := len(encoded(spec))) > MAX_SPEC_BYTES:
+        raise Invalid(
+            f"{where}: its declaration has {size} bytes, and {MAX_SPEC_BYTES} at most are taken; "
+            "give fewer or shorter options"
+        )
     if spec.dtype not in ("float32", "float64"):
-        raise Invalid(f"table {spec.name!r}: no values of dtype {spec.dtype}")
+        raise Invalid(f"{where}: no values of dtype {spec.dtype}")
     if spec.dim < 1 or (spec.bound is not None and spec.bound < 1):
-        raise Invalid(f"table {spec.name!r}: a table has at least one row of one value")
+        raise Invalid(f"{where}: a table has at least one row of one value")
     if isinstance(spec.staleness, int) and spec.staleness < 0:
-        raise Invalid(f"table {spec.name!r}: staleness must not be negative: {spec.staleness}")
+        raise Invalid(f"{where}: staleness must not be negative: {spec.staleness}")
     row_bytes = spec.dim * np.dtype(spec.dtype).itemsize
     if row_bytes > MAX_ROW_BYTES:
-        raise Invalid(
-            f"table {spec.name!r}: a row of {spec.dim} values is larger than {MAX_ROW_BYTES} bytes"
-        )
+        raise Invalid(f"{where}: a row of {spec.dim} values is larger than {MAX_ROW_BYTES} bytes")
     if spec.bound is not None and spec.bound * row_bytes > MAX_TABLE_BYTES:
         raise Invalid(
-            f"table {spec.name!r}: {spec.bound} rows of {spec.dim} values are more than "
+            f"{where}: {spec.bound} rows of {spec.dim} values are more than "
             f"{MAX_TABLE_BYTES} bytes; a table without a bound has the rows only that are used"
+        )
+    if spec.is_dense and spec.bound is None:
+        raise Invalid(f"{where}: a dense array has a number of rows, and none is given")
+    if spec.shape and (
+        not spec.is_dense
+        or min(spec.shape) < 1
+        or (spec.shape[0], math.prod(spec.shape[1:])) != (spec.bound, spec.dim)
+    ):
+        raise Invalid(
+            f"{where}: the shape {spec.shape} is none of {spec.bound} rows of {spec.dim} values"
         )
     return rules.made(spec.update), initialisers.made(spec.init)
 
