@@ -79,7 +79,7 @@ class Coordinator:
     new_session: open a new one beside it.
     from_model: what a new session begins with; see first_model.
     latencies: the latency stream, if there is one.
-    parameters: the status of the parameter server in this process as JSON; empty without one.
+    parameters, health_socket: see InspectionService.
 
     Raises JournalError, StoreError, ControllerFailed, PluginFailed, PortTaken, OtherRules,
     CannotStartFrom, DataError, OSError.
@@ -94,9 +94,10 @@ class Coordinator:
         from_model: str = "",
         latencies: LatencyFile | None = None,
         parameters: Callable[[], str] = str,
+        health_socket: Callable[[], str] = str,
     ) -> None:
         self._config = config
-        self._parameters = parameters
+        self._parameters, self._health_socket = parameters, health_socket
         own_data = _own_data(config)
         self._first_model: FirstModel | None = None
         with contextlib.ExitStack() as opened:  # a lock on a file must not outlive a failed start
@@ -211,6 +212,7 @@ class Coordinator:
             access=self._access,
             bucket=self._bucket,
             parameters=self._parameters,
+            health_socket=self._health_socket,
             weights_port=self._weights_port,
         )
         # A start that fails must not end the coordinator that runs, and nothing may be acknowledged

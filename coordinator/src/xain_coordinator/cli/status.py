@@ -81,6 +81,8 @@ def _headline(status: inspection_pb2.GetStatusResponse) -> Table:
     if status.began_with:
         before = f", {status.rounds_before} rounds before" if status.rounds_before else ""
         grid.add_row("began with", _text(f"{status.began_with}{before}"))
+    if status.health_socket:
+        grid.add_row("health checks", _text(status.health_socket))
     about = f"{clean(status.session_id)}, {duration(status.session_seconds)}"
     if status.version:
         about += f", version {clean(status.version)}"

@@ -37,6 +37,7 @@ from xain_coordinator.ports import (
     StoreUnavailable,
 )
 from xain_coordinator.process.allocator import configure_allocator
+from xain_coordinator.server.health_socket import HealthSocket
 from xain_coordinator.server.inspection_client import Snapshot, ask_service
 from xain_coordinator.server.weights_port import PortTaken
 from xain_foundation import logs
@@ -121,8 +122,12 @@ def run(
             return EXIT_BAD_CONFIG if isinstance(error, WrongSetting) else EXIT_ERROR
         if group is not None:
             at_end.callback(group.close)
+        health = HealthSocket(config.journal.path)
         make = partial(
-            Coordinator, latencies=latencies, parameters=str if group is None else group.status
+            Coordinator,
+            latencies=latencies,
+            parameters=str if group is None else group.status,
+            health_socket=lambda: health.moved_to,
         )
         make_first = partial(
             make,
@@ -133,7 +138,9 @@ def run(
             from_model=from_model,
         )
         make_next = partial(make, new_session=True)
-        return asyncio.run(_run(config, make_first, make_next, listener, group, live_view, at_end))
+        return asyncio.run(
+            _run(config, make_first, make_next, health, listener, group, live_view, at_end)
+        )
 
 
 def _open_parameters(settings: ParametersSettings) -> "ParameterGroup":
@@ -170,6 +177,7 @@ async def _run(
     config: CoordinatorConfig,
     make: Callable[[], Coordinator],
     make_next: Callable[[CoordinatorConfig], Coordinator],
+    health: HealthSocket,
     listener: socket.socket | None,
     group: "ParameterGroup | None",
     live_view: LiveView | None,
@@ -202,7 +210,11 @@ async def _run(
         return started(config, partial(make_next, config), stop, at_end)
 
     sessions = Sessions(config, coordinator, open_next)
-    async with _http_face(sessions, listener), _view(live_view, sessions):
+    async with (
+        health.open(lambda: not stop.is_set()),
+        _http_face(sessions, listener),
+        _view(live_view, sessions),
+    ):
         waits = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(sessions.failed.wait())]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:

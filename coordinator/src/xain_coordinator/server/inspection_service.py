@@ -59,6 +59,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
     num_waiting: participants that wait for a slot of the session at this session time.
     predictions: asks the participants; None: none are asked.
     parameters: the status of the parameter server in this process as JSON; empty without one.
+    health_socket: where the socket of health checks is; empty: beside the journal.
     """
 
     def __init__(
@@ -71,8 +72,9 @@ class InspectionService(inspection_grpc.InspectionServicer):
         num_waiting: Callable[[float], int] = lambda now: 0,
         predictions: RemotePredictor | None = None,
         parameters: Callable[[], str] = str,
+        health_socket: Callable[[], str] = str,
     ) -> None:
-        self._parameters = parameters
+        self._parameters, self._health_socket = parameters, health_socket
         self._predictions = predictions
         self._driver = driver
         self._metrics = metrics
@@ -125,6 +127,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
             warnings=[*self._refused(), *warnings(session, self._driver.history)],
             sites=_accounts(self._driver.history),
             parameters=self._parameters(),
+            health_socket=self._health_socket(),
         )
 
     async def AskPredictions(

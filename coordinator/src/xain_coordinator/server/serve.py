@@ -62,7 +62,7 @@ class GrpcServer:
     config: [server] and [predict] of it; a port of 0 picks a free one, see `port`.
     worker: makes and verifies the models. latencies: told how long each call took.
     access, bucket, weights_port: other ways of weights, see Inbox and Downloads.
-    parameters: see InspectionService.
+    parameters, health_socket: see InspectionService.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class GrpcServer:
         access: DirectAccess | None,
         bucket: Bucket | None,
         parameters: Callable[[], str],
+        health_socket: Callable[[], str],
         weights_port: WeightsPort | None,
     ) -> None:
         logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_lost_answer)
@@ -170,6 +171,7 @@ class GrpcServer:
             service.waiting.num,
             self.predictions,
             parameters,
+            health_socket,
         )
         inspection_pb2_grpc.add_InspectionServicer_to_server(self.inspection, services)
         self._membership.add_to(services)

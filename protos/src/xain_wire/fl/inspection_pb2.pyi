@@ -87,6 +87,7 @@ class GetStatusResponse(_message.Message):
     MAX_PARTICIPANTS_FIELD_NUMBER: _builtins.int
     NUM_TRAINED_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
+    HEALTH_SOCKET_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     state: _coordinator_pb2.State.ValueType
     phase: _builtins.str
@@ -134,6 +135,8 @@ class GetStatusResponse(_message.Message):
     """Status of the parameter server in the coordinator's process: servers, ranges, clocks and load as
     JSON, see scheduler.reports.Status in xain_parameters. Empty: [parameters] is off.
     """
+    health_socket: _builtins.str
+    """Path of the Unix socket of health checks on the coordinator's machine; empty: beside the journal."""
     @_builtins.property
     def counters(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """refusals by code, lost metrics, ..."""
@@ -178,10 +181,11 @@ class GetStatusResponse(_message.Message):
         max_participants: _builtins.int = ...,
         num_trained: _builtins.int = ...,
         parameters: _builtins.str = ...,
+        health_socket: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "best_round", b"best_round", "best_value", b"best_value", "deadline_seconds", b"deadline_seconds", "ends_seconds", b"ends_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "began_with", b"began_with", "best_round", b"best_round", "best_value", b"best_value", "cause", b"cause", "counters", b"counters", "deadline_seconds", b"deadline_seconds", "ended_because", b"ended_because", "ends_seconds", b"ends_seconds", "max_participants", b"max_participants", "metric", b"metric", "metric_is_minimised", b"metric_is_minimised", "num_connected", b"num_connected", "num_required", b"num_required", "num_rounds", b"num_rounds", "num_selected", b"num_selected", "num_trained", b"num_trained", "num_updates", b"num_updates", "num_waiting", b"num_waiting", "parameters", b"parameters", "phase", b"phase", "round", b"round", "rounds_before", b"rounds_before", "session_id", b"session_id", "session_seconds", b"session_seconds", "sites", b"sites", "state", b"state", "version", b"version", "waiting_for", b"waiting_for", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "began_with", b"began_with", "best_round", b"best_round", "best_value", b"best_value", "cause", b"cause", "counters", b"counters", "deadline_seconds", b"deadline_seconds", "ended_because", b"ended_because", "ends_seconds", b"ends_seconds", "health_socket", b"health_socket", "max_participants", b"max_participants", "metric", b"metric", "metric_is_minimised", b"metric_is_minimised", "num_connected", b"num_connected", "num_required", b"num_required", "num_rounds", b"num_rounds", "num_selected", b"num_selected", "num_trained", b"num_trained", "num_updates", b"num_updates", "num_waiting", b"num_waiting", "parameters", b"parameters", "phase", b"phase", "round", b"round", "rounds_before", b"rounds_before", "session_id", b"session_id", "session_seconds", b"session_seconds", "sites", b"sites", "state", b"state", "version", b"version", "waiting_for", b"waiting_for", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_round: _TypeAlias = _typing.Literal["best_round"]  # noqa: Y015
     _WhichOneofArgType__best_round: _TypeAlias = _typing.Literal["_best_round", b"_best_round"]  # noqa: Y015

@@ -1,0 +1,85 @@
+"""The health check of the image, run on a real coordinator by the path of its socket."""
+
+import asyncio
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.process import PATIENCE_S, CoordinatorProcess
+from xain_coordinator.server import inspection_client
+
+pytestmark = pytest.mark.e2e
+SCRIPT = Path(__file__).parents[2] / "deploy/images/health.py"
+PYTHON = [sys.executable, "-IS"]
+
+
+async def check(folder: Path) -> tuple[int, str]:
+    """Exit status of the health check and what it prints."""
+    command = [*PYTHON, str(SCRIPT), str(folder)]
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    output, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, output.decode()
+
+
+async def until(wanted: tuple[int, str], folder: Path) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while (found := await check(folder)) != wanted:
+            print(found)  # noqa: T201 - shown if it never comes
+            await asyncio.sleep(0.05)  # a poll, not a race: it ends with the answer
+
+
+async def test_health_check_follows_the_coordinator(process: CoordinatorProcess) -> None:
+    """The owner alone may ask. A coordinator that hangs gives no answer, one that was killed leaves
+    a socket that its successor replaces, and one that has stopped takes its socket away."""
+    folder, path = process.folder, process.folder / "journal.sock"
+    await until((0, "SERVING\n"), folder)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    process.send(signal.SIGSTOP)
+    assert await check(folder) == (1, f"{path}: timed out\n")
+    process.send(signal.SIGCONT)
+    await until((0, "SERVING\n"), folder)
+    await process.kill()
+    assert await check(folder) == (1, f"{path}: Connection refused\n")
+    await process.start()
+    await until((0, "SERVING\n"), folder)
+    assert await process.stop() == 0
+    assert await check(folder) == (1, f"{path}: No such file or directory\n")
+
+
+async def test_socket_whose_path_is_too_long_is_elsewhere_and_status_says_where(
+    tmp_path: Path,
+) -> None:
+    process = CoordinatorProcess(tmp_path / ("folder" * 20), {"rounds.min_participants": 2})
+    try:
+        await process.start()
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                snapshot = await asyncio.to_thread(
+                    inspection_client.fetch, f"127.0.0.1:{process.port}"
+                )
+                if moved := snapshot.status.health_socket:
+                    break
+                await asyncio.sleep(0.05)  # a poll, not a race: the socket comes after the port
+        folder = Path(moved).parent
+        assert await check(folder) == (0, "SERVING\n")
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert await process.stop() == 0
+        assert not folder.exists()
+    finally:
+        await process.end()
+
+
+def test_health_check_imports_nothing_that_takes_time() -> None:
+    """A check comes every few seconds, also on a busy machine."""
+    script = (
+        "import sys; before = set(sys.modules); sys.path.insert(0, sys.argv[1]); import health; "
+    )
+    script += "print(*sorted(set(sys.modules) - before))"
+    command = [*PYTHON, "-c", script, str(SCRIPT.parent)]
+    found = subprocess.run(command, capture_output=True, check=True, timeout=PATIENCE_S)
+    assert found.stdout.split() == [b"_socket", b"health"]
