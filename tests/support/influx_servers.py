@@ -404,7 +404,7 @@ class VictoriaMetrics:
         text = self._get(f"/api/v1/export?match[]={_EVERYTHING}&start=0&end={end}")
         found: dict[tuple[str, str], list[tuple[int, float]]] = {}
         sessions = set()
-        for line in text.splitlines():
+        for line in text.rstrip("\n").split("\n"):  # a name may have line ends of Unicode
             one = json.loads(line)
             labels = one["metric"]
             key = (labels.pop("__name__"), labels.pop("id", ""))

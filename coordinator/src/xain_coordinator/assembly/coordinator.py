@@ -55,7 +55,7 @@ from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.stores.opening import open_store
 from xain_coordinator.stores.paths import folder_to_path
 from xain_coordinator.stores.prefixed import PrefixedAccess, PrefixedStore
-from xain_coordinator.stores.secret_files import read_secret
+from xain_coordinator.stores.secret_files import Secret
 from xain_foundation.names import shortened
 from xain_foundation.rate_limited_log import RateLimitedLog
 from xain_foundation.threads import run_to_end
@@ -416,7 +416,7 @@ def _metrics(config: CoordinatorConfig, clock: Clock) -> MetricsStore:
         from xain_coordinator.metrics.influx import LINGER_S, InfluxWriter
 
         chosen = config.metrics
-        token = read_secret("metrics", chosen, "token")
+        token = Secret("metrics", chosen, "token")
         writer = InfluxWriter(chosen.url, chosen.org, chosen.bucket, token, chosen.timeout_s)
         return QueuedMetrics(writer, clock.wall_ns, linger_s=LINGER_S)
     return LocalMetricsFile(config.metrics.path, clock.wall_ns)

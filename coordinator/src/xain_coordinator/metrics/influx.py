@@ -1,26 +1,25 @@
-"""Metrics in InfluxDB 2, or whatever else speaks its write API.
+"""Metrics in InfluxDB 2, or whatever else speaks its write API, through influxdb-client.
 
-The package influxdb-client is not used: its batching buffers without a bound, it logs answers that
-it does not understand, whole, to the root logger, where the answer of a proxy may show the token,
-and its import takes half a second and 30 MB. queue.py makes the batches.
+Of the package only Point and the synchronous WriteApi are used: queue.py makes the batches, and its
+one thread waits for the answers (docs/decisions/0009). The import takes half a second and 14 MB, so
+this module is imported only with kind = "influxdb".
 
 A batch is sent until the server takes or refuses it, with growing waits between the tries; points
 that come meanwhile wait in the queue, which is bounded. Of a batch with points that it refuses,
 InfluxDB writes the others and says how many it dropped.
 """
 
-import json
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from gzip import compress
-from math import isfinite
 from random import Random
-from urllib.parse import urlencode
 
+import influxdb_client
 import structlog
-import urllib3
+from influxdb_client.client.write_api import SYNCHRONOUS
+from influxdb_client.rest import ApiException
+from urllib3.exceptions import HTTPError
 
 from xain_coordinator.core.values import Point
 from xain_coordinator.metrics.queue import Stamped
@@ -32,7 +31,6 @@ log = structlog.get_logger(__name__)
 
 LINGER_S = 1.0  # of the queue before it
 
-_MAX_ANSWER_BYTES = 64 << 10
 _MAX_REASON = 200  # characters of what a server says, in a log line
 
 _WRITTEN = 204  # anything else may be a page to log in at
@@ -41,7 +39,7 @@ _POINTS_REFUSED = frozenset({400, 413, 422})
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """Failure of a write request. status: 0 if there was no answer."""
+    """Failure of a write request. status: 0 if there was no answer that could be read."""
 
     status: int
     reason: str
@@ -54,34 +52,34 @@ class _Failure:
 
 
 class InfluxWriter:
-    """Writes batches to a bucket. Raises StoreError if the token cannot be one."""
+    """Writes batches to a bucket.
 
-    def __init__(self, url: str, org: str, bucket: str, token: str, timeout_s: float) -> None:
-        # Anything else could not be sent, and the error that says so would show it.
-        if not (token.isascii() and token.isprintable()) or token != token.strip():
-            raise StoreError(
-                "the token of [metrics] must be printable ASCII without blanks at its ends"
-            )
-        query = urlencode({"org": org, "bucket": bucket, "precision": "ns"})
-        self._url = f"{url.rstrip('/')}/api/v2/write?{query}"
-        self._http = urllib3.PoolManager(
-            headers={
-                "Authorization": f"Token {token}",
-                "Content-Encoding": "gzip",
-                "Content-Type": "text/plain; charset=utf-8",
-            },
-            timeout=urllib3.Timeout(total=timeout_s),
-            retries=False,
+    token: called before each request, so that a token that has changed is used from the next one
+    on. Raises StoreError if the token cannot be one, at the start only.
+    """
+
+    def __init__(
+        self, url: str, org: str, bucket: str, token: Callable[[], str], timeout_s: float
+    ) -> None:
+        self._bucket = bucket
+        self._read_token = token
+        self._token = _checked(token())
+        self._client = influxdb_client.InfluxDBClient(
+            url.rstrip("/"),
+            self._token,
+            org=org,
+            timeout=timeout_s * 1000,
+            enable_gzip=True,
         )
-        self._token = token
+        self._api = self._client.write_api(SYNCHRONOUS)
         self.backoff = Backoff(0.5, 30.0, Random())
         self._refused = RateLimitedLog(log.warning, "metric_points_refused")
 
     def close(self) -> None:
-        self._http.clear()
+        self._client.close()
 
     def write(self, batch: Sequence[Stamped], closing: threading.Event) -> int:
-        lines = [line for at, point in batch if (line := to_line(at, point))]
+        lines = [line for at, point in batch if (line := _line(at, point))]
         failure = self._send_until_answered(lines, closing) if lines else None
         if failure is None:
             return len(batch) - len(lines)
@@ -118,23 +116,24 @@ class InfluxWriter:
             closing.wait(wait_s)
 
     def _send(self, lines: Sequence[bytes]) -> _Failure | None:
+        client = self._client.api_client
         try:
-            answer = self._http.request(
-                "POST", self._url, body=compress(b"\n".join(lines)), preload_content=False
-            )
-            status = answer.status
-            text = b"" if status == _WRITTEN else answer.read(_MAX_ANSWER_BYTES)
-            if len(text) < _MAX_ANSWER_BYTES:
-                answer.release_conn()
-            else:  # a connection on which the rest of an answer is left is not used again
-                answer.close()
-        except urllib3.exceptions.HTTPError as error:
+            if (token := _checked(self._read_token())) != self._token:
+                self._token = token
+                client.set_default_header("Authorization", f"Token {token}")
+            self._api.write(self._bucket, record=lines)
+        except ApiException as error:
+            reason = f"{error.reason}: {error.message}" if error.status else str(error.reason)
+            return _Failure(error.status, self._clean(reason))
+        except UnicodeDecodeError:  # the client reads every answer as text
+            return _Failure(0, "the answer is not text, so it is not InfluxDB's")
+        except (HTTPError, StoreError) as error:
             return _Failure(0, self._clean(f"{type(error).__name__}: {error}"))
-        if status == _WRITTEN:
-            return None
-        if status < 400:
+        # The client takes every 2xx for success.
+        status = client.last_response.status
+        if status != _WRITTEN:
             return _Failure(status, f"it answers {status} where InfluxDB says {_WRITTEN}")
-        return _Failure(status, self._clean(f"{answer.reason}: {_message_of(text)}"))
+        return None
 
     def _clean(self, text: str) -> str:
         # A proxy may show the request that it did not like.
@@ -143,56 +142,35 @@ class InfluxWriter:
         return text[:_MAX_REASON]
 
 
-def _message_of(answer: bytes) -> str:
-    """The error text of InfluxDB's answer, or the text of another server's."""
-    try:
-        return str(json.loads(answer)["message"])
-    except (KeyError, TypeError, ValueError, RecursionError):
-        return answer.decode("utf-8", "replace")
+def _checked(token: str) -> str:
+    # Anything else could not be sent, and the error that says so would show it.
+    if not (token.isascii() and token.isprintable()) or token != token.strip():
+        raise StoreError(
+            "the token of [metrics] must be printable ASCII without blanks at its ends"
+        )
+    return token
 
 
-def to_line(at_ns: int, point: Point) -> bytes:
-    """The point in line protocol, always one line; b"" if it has none, such as one with a field
-    that is not finite.
+def _line(at_ns: int, point: Point) -> bytes:
+    """The point in line protocol, always one line; b"" if nothing of it can be written.
 
     A backslash in a name or a tag would escape what follows, and servers disagree about line ends
     in text: with either a sender could write into the series of others. They become a slash and
     "\\n".
     """
     try:
-        if not point.fields or "" in point.fields:
-            return b""
-        tags = {_name(name): _name(tag) for name, tag in point.tags.items() if name and tag}
-        fields = {_name(name): _value(value) for name, value in point.fields.items()}
-        series = ",".join([_name(point.measurement), *_pairs(tags)])
-        return f"{series} {','.join(_pairs(fields))} {at_ns}".encode()
+        one = influxdb_client.Point(_name(point.measurement)).time(at_ns)
+        for name, tag in point.tags.items():
+            one.tag(_name(name), _name(tag))
+        for name, value in point.fields.items():
+            if name:
+                text = "\\n".join(value.splitlines()) if isinstance(value, str) else value
+                one.field(_name(name), text)
+        return str(one.to_line_protocol()).encode()
     except (AttributeError, TypeError, ValueError):
         return b""
 
 
-def _pairs(texts: Mapping[str, str]) -> list[str]:
-    return [f"{name}={text}" for name, text in sorted(texts.items())]
-
-
-_ESCAPED = str.maketrans(
-    {"\\": "/", ",": r"\,", "=": r"\=", " ": r"\ ", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
-)
-
-
 def _name(text: str) -> str:
     """A measurement, or the name or value of a tag, or the name of a field."""
-    return text.translate(_ESCAPED)
-
-
-def _value(value: int | float | str) -> str:
-    """The value of a field. Raises ValueError if it is not finite, and TypeError."""
-    match value:
-        case str():
-            text = "\\n".join(value.splitlines()).replace("\\", "\\\\").replace('"', r"\"")
-            return f'"{text}"'
-        case float() if isfinite(value):
-            return float.__repr__(value).removesuffix(".0")
-        case float():
-            raise ValueError(f"{value} is not finite")
-        case _:
-            return f"{value:d}i"
+    return text.replace("\\", "/")

@@ -2,7 +2,37 @@
 
 from pathlib import Path
 
+import structlog
+
 from xain_coordinator.ports import StoreError
+from xain_foundation.rate_limited_log import RateLimitedLog
+
+log = structlog.get_logger(__name__)
+
+
+class Secret:
+    """Value of `name`, or of the file `name`_file, which is read again for each use: who renews the
+    keys of a store need not start the coordinator again.
+
+    section: what messages call the settings. Raises StoreError if the file cannot be read at the
+    start. A file that cannot be read later, such as one that is being replaced, leaves the last
+    value in use.
+    """
+
+    def __init__(self, section: str, settings: object, name: str) -> None:
+        self._section = section
+        self._settings = settings
+        self._name = name
+        self._last = read_secret(section, settings, name)
+        self._unread = RateLimitedLog(log.warning, "secret_not_read_again")
+
+    def __call__(self) -> str:
+        """The value now, without blanks and line ends around it; "" if none is given."""
+        try:
+            self._last = read_secret(self._section, self._settings, self._name)
+        except StoreError as error:
+            self._unread(error=str(error))
+        return self._last
 
 
 def read_secret(section: str, settings: object, name: str) -> str:

@@ -39,7 +39,7 @@ def server() -> Iterator[StrictInflux]:
 def write(server: StrictInflux) -> Iterator[Callable[..., int]]:
     """Write one batch in this thread; returns how many points are lost. At the end of `closing`
     what the server has not taken is lost; by default there is one try."""
-    writer = InfluxWriter(server.url, server.org, server.bucket, server.token, 60.0)
+    writer = InfluxWriter(server.url, server.org, server.bucket, lambda: server.token, 60.0)
     writer.backoff = Backoff(0.01, 0.02)
 
     def write(points: Sequence[Point], closing: threading.Event | None = None) -> int:

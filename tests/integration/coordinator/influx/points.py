@@ -8,7 +8,7 @@ from xain_coordinator.config.coordinator import MetricsSettings
 from xain_coordinator.core.values import Point
 from xain_coordinator.metrics.influx import InfluxWriter
 from xain_coordinator.metrics.queue import QueuedMetrics
-from xain_coordinator.stores.secret_files import read_secret
+from xain_coordinator.stores.secret_files import Secret
 from xain_foundation.backoff import Backoff
 
 
@@ -25,7 +25,7 @@ def connect(
     bounds: of the queue. settings: of [metrics], other than those of the server.
     """
     chosen = MetricsSettings.model_validate({**server.settings(), **settings})
-    token = read_secret("metrics", chosen, "token")
+    token = Secret("metrics", chosen, "token")
     writer = InfluxWriter(chosen.url, chosen.org, chosen.bucket, token, chosen.timeout_s)
     writer.backoff = Backoff(0.01, last_retry_s)
     metrics = QueuedMetrics(writer, time.time_ns, linger_s=linger_s, **(bounds or {}))
