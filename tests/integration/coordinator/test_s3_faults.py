@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import urllib3
 
 from support.crooked import Answer, http_server, s3_error
 from support.descriptors import open_files
@@ -181,6 +182,35 @@ def test_credentials_from_files(connect: Open, server: S3Server, tmp_path: Path)
         connect(settings)
     assert not isinstance(caught.value, StoreUnavailable)
     assert_discreet(caught.value, *server.owner.settings().values())
+
+
+def test_credentials_that_change_in_their_files_are_used_from_then_on(
+    connect: Open, seaweedfs: SeaweedFS, tmp_path: Path
+) -> None:
+    """The open store sends requests and signs URLs with the new ones; a file that is gone for a
+    moment changes nothing."""
+    old, renewed = Identity(), Identity()
+
+    def write(identity: Identity) -> None:
+        for name, value in identity.settings().items():
+            (tmp_path / name).write_text(f"{value}\n")
+
+    seaweedfs.grant(old)
+    write(old)
+    settings = seaweedfs.settings(seaweedfs.new_bucket(), access_key_id="", secret_access_key="")
+    settings |= {f"{name}_file": str(tmp_path / name) for name in old.settings()}
+    store = connect(settings)
+    for name in old.settings():
+        (tmp_path / name).unlink()
+    put(store, "1/a", b"x")
+    seaweedfs.grant(renewed)
+    seaweedfs.revoke(old)
+    with pytest.raises(StoreUnavailable, match="refuses our credentials"):
+        put(store, "1/b", b"y")
+    write(renewed)
+    put(store, "1/b", b"y")
+    assert urllib3.request("GET", store.download_url("1/b")).data == b"y"
+    seaweedfs.revoke(renewed)
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "  "])

@@ -1,4 +1,4 @@
-"""What a coordinator imports before its configuration asks for it."""
+"""Packages that a coordinator imports before its configuration asks for them."""
 
 import subprocess
 import sys

@@ -13,14 +13,16 @@ from typing import Any, Final, NoReturn
 from urllib.parse import urlsplit
 
 import boto3
+import botocore.session
 from boto3.s3.transfer import TransferConfig
 from botocore import exceptions as boto
 from botocore.config import Config
+from botocore.credentials import CredentialProvider, Credentials, ReadOnlyCredentials
 from s3transfer.exceptions import S3CopyFailedError
 from urllib3.exceptions import HTTPError
 
 from xain_coordinator.ports import KeyNotFound, StoreError, StoreUnavailable
-from xain_coordinator.stores.secret_files import read_secret
+from xain_coordinator.stores.secret_files import Secret
 from xain_coordinator.stores.settings import StoreSettings
 
 # Logs of botocore at debug would hold headers and tokens, whatever level the program has.
@@ -404,17 +406,13 @@ def connect(settings: StoreSettings) -> Bucket:
 
     Raises StoreError if a file of credentials cannot be read or a value makes no sense to boto3.
     """
-    key_id = read_secret("storage", settings, "access_key_id")
-    secret = read_secret("storage", settings, "secret_access_key")
-    token = read_secret("storage", settings, "session_token")
+    given = _Given(settings)
+    core = botocore.session.get_session()
+    if given.access_key:
+        core.get_component("credential_provider").providers.insert(0, _Provider(given))
     trouble = ""
     try:
-        session = boto3.session.Session(
-            aws_access_key_id=key_id or None,
-            aws_secret_access_key=secret or None,
-            aws_session_token=token or None,
-            region_name=settings.region,
-        )
+        session = boto3.session.Session(botocore_session=core, region_name=settings.region)
         client = session.client(
             "s3", endpoint_url=settings.endpoint or None, config=_config(settings)
         )
@@ -429,6 +427,33 @@ def connect(settings: StoreSettings) -> Bucket:
     if trouble:
         raise StoreError(f"[storage] does not lead to an S3 server: {trouble}")
     return Bucket(client, signer, settings.bucket, settings.url_lifetime_s)
+
+
+class _Given(Credentials):  # type: ignore[misc]  # botocore has no types
+    """Credentials of [storage]; a request, or the signing of a URL, takes what their files hold
+    then. Raises StoreError if a file cannot be read."""
+
+    def __init__(self, settings: StoreSettings) -> None:
+        names = ("access_key_id", "secret_access_key", "session_token")
+        self._secrets = [Secret("storage", settings, name) for name in names]
+        super().__init__(*self.get_frozen_credentials()[:3])
+
+    def get_frozen_credentials(self) -> ReadOnlyCredentials:
+        key_id, secret, token = (secret() for secret in self._secrets)
+        return ReadOnlyCredentials(key_id, secret, token or None, None)
+
+
+class _Provider(CredentialProvider):  # type: ignore[misc]
+    """Source of credentials that comes before the environment, shared files and the machine's role."""
+
+    METHOD = "xain-storage"
+
+    def __init__(self, credentials: Credentials) -> None:
+        super().__init__()
+        self._credentials = credentials
+
+    def load(self) -> Credentials:
+        return self._credentials
 
 
 def _config(settings: StoreSettings) -> Config:
