@@ -26,7 +26,15 @@ from xain_coordinator.ports import Journal, KeyNotFound, Snapshot, StoreError, W
 from xain_coordinator.stores.journalled import store_of_session
 from xain_coordinator.stores.reading import chunks
 from xain_foundation.commands import CommandFailed
+from xain_foundation.names import shortened
 from xain_workloads.model import Model, TensorSpec, size_of
+from xain_workloads.model_files import (
+    UNREADABLE,
+    check_archive,
+    metadata_of,
+    parse_json,
+    read_json,
+)
 from xain_workloads.schema import Column
 from xain_workloads.unlike_rows import KEY as POINTS_KEY
 from xain_workloads.workload import create
@@ -193,8 +201,9 @@ def load_model_file(path: Path) -> tuple[Model, DataProfile | None]:
     """
     try:
         if path.suffix == ".npz":
+            check_archive(path)
             with np.load(path, allow_pickle=False) as arrays:
-                about = json.loads(str(arrays[NPZ_SIDECAR])) if NPZ_SIDECAR in arrays else {}
+                about = parse_json(str(arrays[NPZ_SIDECAR])) if NPZ_SIDECAR in arrays else {}
                 tensors = {name: arrays[name] for name in arrays if name != NPZ_SIDECAR}
             layout = tuple(
                 TensorSpec(name, array.shape, array.dtype.name) for name, array in tensors.items()
@@ -211,10 +220,13 @@ def load_model_file(path: Path) -> tuple[Model, DataProfile | None]:
             )
         else:
             raise CannotStartFrom(f"{path}: a model is a .npy or .npz file")
-        metadata = {str(key): str(value) for key, value in about.get("metadata", {}).items()}
+        metadata = metadata_of(about)
         profile = _profile(about.get("profile"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CannotStartFrom(f"{path}: no model can be read from it: {error}") from None
+    except UNREADABLE as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise CannotStartFrom(
+            f"{path}: no model can be read from it: {shortened(why, 300)}"
+        ) from None
     is_bytes = vector.dtype.name == BYTES
     is_vector = vector.ndim == 1 and len(vector) > 0
     if not is_vector or not (is_bytes or np.issubdtype(vector.dtype, np.floating)):
@@ -234,7 +246,7 @@ def load_model_file(path: Path) -> tuple[Model, DataProfile | None]:
 def _sidecar(path: Path) -> dict[str, Any]:
     for beside in (path.with_suffix(SIDECAR), path.with_name(MODELS_INDEX)):
         if beside.exists():
-            about = json.loads(beside.read_text(encoding="utf-8"))
+            about = read_json(beside)
             if not isinstance(about, dict):
                 raise ValueError(f"{beside} is not a JSON object")
             return about

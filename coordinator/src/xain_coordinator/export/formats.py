@@ -15,14 +15,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xain_coordinator.export.trained import NoModel
+from xain_foundation.names import shortened
 from xain_workloads import ensembles, held
 from xain_workloads.model import Model, TensorSpec, flatten, unflatten
+from xain_workloads.model_files import (
+    UNREADABLE,
+    check_archive,
+    metadata_of,
+    parse_json,
+    read_json,
+)
 from xain_workloads.preprocessing import preprocessing_of
 from xain_workloads.workload import from_metadata
 
@@ -83,13 +90,25 @@ def read(path: Path) -> Exported:
     if reader is None:
         raise NoModel(f"{path}: only files can be read that end in {', '.join(sorted(_READERS))}")
     try:
-        return reader(path)
+        exported = reader(path)
+        _require_described(exported.about)
+        return exported
     except ModuleNotFoundError as missing:
         raise _missing(missing, path) from None
     except FileNotFoundError:
         raise NoModel(f"{path}: no such file") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, BadZipFile) as error:
-        raise NoModel(f"{path}: no model can be read from it: {error}") from None
+    except UNREADABLE as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise NoModel(f"{path}: no model can be read from it: {shortened(why, 300)}") from None
+
+
+def _require_described(about: Mapping[str, Any]) -> None:
+    """Raises ValueError, TypeError or LookupError if the JSON object is none of described()."""
+    texts = [about.get("target", ""), *about.get("classes", ())]
+    for column in about.get("columns", ()):
+        texts += [column["name"], column["type"]]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("names of columns, classes and the target are texts")
 
 
 def pipeline_of(model: Model) -> Any:
@@ -131,7 +150,7 @@ def _tensors(model: Model) -> dict[str, NDArray[Any]]:
 
 
 def _model(tensors: Mapping[str, NDArray[Any]], about: Mapping[str, Any]) -> Model:
-    metadata = {str(key): str(value) for key, value in about["metadata"].items()}
+    metadata = metadata_of(about)
     layout = tuple(
         TensorSpec(str(t["name"]), tuple(map(int, t["shape"])), str(t["dtype"]), t["kind"])
         for t in about["layout"]
@@ -153,8 +172,9 @@ def _write_npz(path: Path, model: Model, about: Mapping[str, Any]) -> None:
 
 
 def _read_npz(path: Path) -> Exported:
+    check_archive(path)
     with np.load(path, allow_pickle=False) as arrays:
-        about = json.loads(str(arrays[KEY]))
+        about = parse_json(str(arrays[KEY]))
         tensors = {name: arrays[name] for name in arrays if name != KEY}
     return Exported(about, _model(tensors, about))
 
@@ -171,7 +191,7 @@ def _read_safetensors(path: Path) -> Exported:
 
     try:
         with safe_open(path, framework="numpy") as file:
-            about = json.loads(file.metadata()[KEY])
+            about = parse_json(file.metadata()[KEY])
             names = file.keys()
             tensors = {name: file.get_tensor(name) for name in names}
     except SafetensorError as error:
@@ -195,10 +215,9 @@ def _write_json(path: Path, model: Model, about: Mapping[str, Any]) -> None:
 
 
 def _read_json(path: Path) -> Exported:
-    text = path.read_bytes()
-    whole = json.loads(text)
+    whole = read_json(path)
     if "learner" in whole:
-        about = json.loads(whole["learner"]["attributes"].pop(KEY))
+        about = parse_json(whole["learner"]["attributes"].pop(KEY))
         data = json.dumps(whole, separators=(",", ":")).encode()
         return Exported(about, _model({WHOLE: np.frombuffer(data, np.uint8)}, about))
     about = whole[KEY]
@@ -219,6 +238,7 @@ def _write_skops(path: Path, model: Model, about: Mapping[str, Any]) -> None:
 
 
 def _read_skops(path: Path) -> Exported:
+    check_archive(path)
     skops_io = ensembles.import_skops_io()
     from skops.io.exceptions import UntrustedTypesFoundException
 
@@ -226,7 +246,7 @@ def _read_skops(path: Path) -> Exported:
         pipeline = skops_io.load(path, trusted=list(TRUSTED))
     except UntrustedTypesFoundException as error:
         raise NoModel(f"{path}: {' '.join(str(error).split())}") from None
-    return Exported(json.loads(pipeline.xain_), pipeline=pipeline)
+    return Exported(parse_json(pipeline.xain_), pipeline=pipeline)
 
 
 def _write_onnx(path: Path, model: Model, about: Mapping[str, Any]) -> None:
