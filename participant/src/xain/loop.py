@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from xain.round import Round, Submitted
 from xain.state import ScriptState
-from xain.weights import Declared, LayoutMismatch, declare, require_same
+from xain.weights import Declared, LayoutMismatch, declare, plain_layout, require_same
 from xain_foundation.commands import split_host_port
 from xain_foundation.logger import get_logger
 from xain_foundation.settings import COMMAND_LINE, ConfigError, load
@@ -304,7 +304,7 @@ class Loop:
             self._handed_in.clear()
             self._answers.put(Initial(vector, layout))
             return None
-        layout = asked.layout
+        layout = plain_layout(asked.layout)
         if declared is not None:
             if declared.layout and layout:
                 require_same(declared.layout, layout)

@@ -146,7 +146,8 @@ class Round:
         """Hand in the trained weights; saves round.state.
 
         weights: model.state_dict(), a torch module, a mapping by name or a flat vector. Tensors
-            that do not travel are left out. samples: rows that it was trained on, n_k.
+            of the declared model that do not travel are left out.
+        samples: rows that it was trained on, n_k.
         metrics: finite numbers by name.
         Raises RuntimeError if this round was submitted before, LayoutMismatch for tensors that are
         not the model's, and TypeError or ValueError for what is no weights, samples or metrics.
@@ -159,7 +160,7 @@ class Round:
         if self.is_done:
             raise RuntimeError(f"round {self.number} is submitted already")
         num_samples = checked_num_samples(samples, "round.submit() must be given")
-        vector = to_vector(weights, self._layout, "round.submit()")
+        vector = to_vector(weights, self._layout, "round.submit()", self._declared, self._personal)
         if vector.size != self._vector.size:
             raise LayoutMismatch(
                 f"round.submit() was given {vector.size} values; the model has {self._vector.size}"
@@ -167,7 +168,7 @@ class Round:
         if not self._layout:
             vector = vector.copy()  # the script's own array, which may change before it is sent
         numbers = _numbers(metrics or {})
-        kept = kept_tensors(weights, self._personal)
+        kept = kept_tensors(weights, self._personal, self._declared)
         self._store.save(self._assignment.session_id, self.number, self.state, kept)
         self._end(Submitted(vector, num_samples, numbers, self._evaluation))
 

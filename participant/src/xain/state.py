@@ -80,10 +80,15 @@ def _plain(value: Any, at: str, arrays: list[NDArray[Any]]) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str) or key.startswith("$"):
-                raise TypeError(f"round.state{at} has a key {key!r}; keys must be text without $")
-        return {key: _plain(item, f"{at}[{key!r}]", arrays) for key, item in value.items()}
+        items = [(key, _plain(item, f"{at}[{key!r}]", arrays)) for key, item in value.items()]
+        if all(isinstance(key, str) and not key.startswith("$") for key, _ in items):
+            return dict(items)
+        for key, _ in items:
+            if key is not None and not isinstance(key, bool | int | float | str):
+                raise TypeError(
+                    f"round.state{at} has a key {key!r}; a key must be text or a number"
+                )
+        return {"$items": items}  # JSON has text for keys only, and an optimizer has numbers
     if isinstance(value, list | tuple):
         return [_plain(item, f"{at}[{i}]", arrays) for i, item in enumerate(value)]
     if value is None or isinstance(value, bool | int | float | str):
@@ -99,6 +104,8 @@ def _rich(value: Any, arrays: list[NDArray[Any]]) -> Any:
         return [_rich(item, arrays) for item in value]
     if not isinstance(value, dict):
         return value
+    if "$items" in value:
+        return {key: _rich(item, arrays) for key, item in value["$items"]}
     if "$array" not in value:
         return {key: _rich(item, arrays) for key, item in value.items()}
     array = arrays[value["$array"]]

@@ -10,10 +10,15 @@ flat vector. Which of a model's tensors travel:
 
 A mapping has no buffers: its entries of floating point travel, and those called running_mean or
 running_var are statistics. torch is never imported here: a script that has torch tensors has it.
+
+A tensor travels under its plain name: without the prefixes of DataParallel and torch.compile, so
+that a site with a wrapped model trains with sites without, and for the adapters of PEFT under the
+name that PEFT saves it by. The script sees the names that it has declared.
 """
 
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
@@ -32,6 +37,9 @@ from xain_workloads.model import (
 )
 
 _STATISTICS = ("running_mean", "running_var")
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+# What DataParallel puts before the names of a model, and torch.compile before those of a part.
+_WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+|(?<=\.)_orig_mod\.")
 
 
 class LayoutMismatch(ValueError):
@@ -42,9 +50,11 @@ class LayoutMismatch(ValueError):
 class Declared:
     """The weights that a script has declared with xain.rounds(initial).
 
-    layout: what travels, in the order of the vector; empty for a flat vector.
-    values: the tensors of now, by name, also of those that do not travel.
-    aliases: a tied tensor's other names, each with the name under which it travels.
+    layout: what travels, in the order of the vector, by plain names; empty for a flat vector.
+    values: the tensors of now, by the script's names, also of those that do not travel.
+    aliases: a tied tensor's other names, each with the script's name of the tensor that travels.
+    names: plain names by the script's names, of all tensors.
+    dtypes: types of the tensors that travel, by the script's names.
     num_elements: d.
     is_torch: whether the script works with torch tensors.
     """
@@ -55,10 +65,11 @@ class Declared:
     is_torch: bool
     aliases: Mapping[str, str] = field(default_factory=dict)
     dtypes: Mapping[str, Any] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def vector(self) -> NDArray[Any]:
         """The initial weights, (d,)."""
-        return to_vector(self.values(), self.layout, "xain.rounds()")
+        return to_vector(self.values(), self.layout, "xain.rounds()", self)
 
     def without(self, patterns: Sequence[str]) -> "Declared":
         """The same weights, except that the tensors of these names do not travel.
@@ -86,6 +97,8 @@ def declare(initial: Any) -> Declared:
     if isinstance(initial, Mapping):
         return _declare_mapping(initial)
     if isinstance(initial, np.ndarray) or is_tensor(initial):
+        if is_tensor(initial) or initial.dtype.kind == "f":
+            _require_travels("xain.rounds() was given a vector that", initial)
         vector = _flat(initial, "xain.rounds()")
         return Declared((), lambda: initial, vector.size, is_tensor(initial))
     raise TypeError(
@@ -98,41 +111,87 @@ def _declare_module(module: Any) -> Declared:
     state = module.state_dict()
     trained: dict[int, str] = {}  # id of a parameter: a tied one travels once
     aliases: dict[str, str] = {}
-    names: dict[str, str] = {}
+    kinds: dict[str, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if not parameter.requires_grad or name not in state:
             continue
         first = trained.setdefault(id(parameter), name)
         if first == name:
-            names[name] = "weight"
+            kinds[name] = "weight"
         else:
             aliases[name] = first
     for name, buffer in module.named_buffers():
         if name in state and buffer.is_floating_point():
-            names[name] = "statistic"
-    layout = tuple(_spec(name, state[name], kind) for name, kind in names.items())
-    if "weight" not in names.values():
+            kinds[name] = "statistic"
+    if "weight" not in kinds.values():
         raise ValueError("the model has no parameter that requires a gradient: nothing to train")
-    dtypes = {name: state[name].dtype for name in names}
-    return Declared(layout, module.state_dict, size_of(layout), True, aliases, dtypes)
+    for name in kinds:
+        _require_travels(f"tensor {name!r}", state[name])
+    names = plain_names(kinds, state)
+    names |= _names_of_adapters(module, {name: state[name] for name in kinds})
+    layout = tuple(_spec(names[name], state[name], kind) for name, kind in kinds.items())
+    dtypes = {name: state[name].dtype for name in kinds}
+    return Declared(layout, module.state_dict, size_of(layout), True, aliases, dtypes, names)
+
+
+def _names_of_adapters(module: Any, travels: Mapping[str, Any]) -> dict[str, str]:
+    """The names by which PEFT saves the tensors of a model's active adapter, by the model's names;
+    empty if it is not of PEFT."""
+    peft = sys.modules.get("peft")
+    if peft is None:
+        return {}
+    found = [one for one in module.modules() if isinstance(one, peft.PeftModel)]
+    if not found or not isinstance(found[0].active_adapter, str):
+        return {}
+    saved = peft.get_peft_model_state_dict(
+        found[0], adapter_name=found[0].active_adapter, save_embedding_layers=False
+    )
+    by_memory = {tensor.data_ptr(): name for name, tensor in saved.items()}
+    return {
+        name: by_memory[tensor.data_ptr()]
+        for name, tensor in travels.items()
+        if tensor.data_ptr() in by_memory
+    }
 
 
 def _declare_mapping(mapping: Mapping[str, Any]) -> Declared:
-    layout, dtypes = [], {}
+    kinds, dtypes = {}, {}
     for name, value in mapping.items():
         if not isinstance(name, str):
             raise TypeError(f"the name of a tensor is {name!r}; it must be text")
         if not is_tensor(value):
             value = np.asarray(value)
         if _is_floating(value, name):
-            kind = "statistic" if name.rpartition(".")[2] in _STATISTICS else "weight"
-            layout.append(_spec(name, value, kind))
+            _require_travels(f"tensor {name!r}", value)
+            kinds[name] = "statistic" if name.rpartition(".")[2] in _STATISTICS else "weight"
             dtypes[name] = value.dtype
-    if not layout:
+    if not kinds:
         raise ValueError("the initial weights have no tensor of floating point: nothing to train")
+    names = plain_names(kinds, mapping)
+    layout = tuple(_spec(names[name], mapping[name], kind) for name, kind in kinds.items())
     is_torch = any(map(is_tensor, mapping.values()))
-    travels = tuple(layout)
-    return Declared(travels, lambda: mapping, size_of(travels), is_torch, dtypes=dtypes)
+    return Declared(layout, lambda: mapping, size_of(layout), is_torch, dtypes=dtypes, names=names)
+
+
+def plain_names(travels: Iterable[str], others: Iterable[str] = ()) -> dict[str, str]:
+    """The plain names of tensors, by their names: without the prefixes of wrappers.
+
+    All names stay as they are if two of the tensors that travel would have the same one.
+    """
+    plain = {name: _WRAPPERS.sub("", name) for name in travels}
+    taken = set(plain.values())
+    if len(taken) < len(plain):
+        return {name: name for name in (*plain, *others)}
+    for name in others:
+        if name not in plain and (stripped := _WRAPPERS.sub("", name)) not in taken:
+            plain[name] = stripped
+    return {**{name: name for name in others}, **plain}
+
+
+def plain_layout(layout: Layout) -> Layout:
+    """The same layout, by plain names."""
+    names = plain_names(spec.name for spec in layout)
+    return tuple(replace(spec, name=names[spec.name]) for spec in layout)
 
 
 def _is_floating(value: Any, name: str) -> bool:
@@ -149,10 +208,35 @@ def _spec(name: str, value: Any, kind: str) -> TensorSpec:
     if is_tensor(value):
         dtype = "float64" if str(value.dtype) == "torch.float64" else "float32"
     else:
+        value = np.asarray(value)
         dtype = value.dtype.name
     return TensorSpec(
         name, tuple(value.shape), dtype, "statistic" if kind == "statistic" else "weight"
     )
+
+
+def _require_travels(what: str, value: Any) -> None:
+    """Raise ValueError for a tensor or array that cannot travel. what: it, in the message."""
+    if why := _why_it_stays(value):
+        raise ValueError(
+            f"{what} {why}, which cannot travel; what is trained must be dense, of the type "
+            f"{', '.join(_FLOATS[:-1])} or {_FLOATS[-1]}, and have at least one value"
+        )
+
+
+def _why_it_stays(value: Any) -> str:
+    """Why a tensor or array cannot travel, as the end of a sentence; "" if it can."""
+    if is_tensor(value):
+        if type(value).__name__.startswith("Uninitialized"):
+            return "has no shape before the model has seen a batch"
+        if str(value.layout) != "torch.strided":
+            return f"is sparse ({str(value.layout).removeprefix('torch.')})"
+        if value.device.type == "meta":
+            return "is on the device meta, where it has no values"
+    dtype = str(value.dtype).removeprefix("torch.")
+    if getattr(value.dtype, "name", dtype) not in _FLOATS:
+        return f"is of {dtype}"
+    return "is empty" if 0 in value.shape else ""
 
 
 def require_same(ours: Layout, theirs: Layout) -> None:
@@ -180,13 +264,26 @@ def require_same(ours: Layout, theirs: Layout) -> None:
             )
 
 
-def to_vector(weights: Any, layout: Layout, source: str) -> NDArray[Any]:
+def to_vector(
+    weights: Any,
+    layout: Layout,
+    source: str,
+    declared: Declared | None = None,
+    personal: Sequence[str] = (),
+) -> NDArray[Any]:
     """The vector of a script's weights, (d,).
 
-    layout: empty if the session has none. source: name of the caller for messages.
-    Raises LayoutMismatch, and TypeError for an argument that is no weights.
+    layout: by plain names; empty if the session has none. source: name of the caller for messages.
+    personal: patterns of the plain names of tensors that stay here.
+    Raises LayoutMismatch also for a tensor that the model has not, and TypeError for an argument
+    that is no weights.
     """
+    trained: Layout = ()  # of a module that was not declared: what of it would travel
+    names = {} if declared is None else dict(declared.names)
     if is_module(weights):
+        if weights.state_dict().keys() != names.keys():
+            found = _declare_module(weights)
+            trained, names = found.layout, dict(found.names)
         weights = weights.state_dict()
     if isinstance(weights, np.ndarray) or is_tensor(weights):
         return _flat(weights, source)
@@ -196,11 +293,24 @@ def to_vector(weights: Any, layout: Layout, source: str) -> NDArray[Any]:
             f"not {type(weights).__name__}"
         )
     layout = layout or declare(weights).layout
+    expected = {spec.name for spec in layout}
+    given = _by_plain_name(weights, names, expected)
+    if trained:
+        travels = [spec.name for spec in trained]
+    else:
+        ours = set(names.values())
+        travels = [name for name, value in given.items() if name not in ours and _is_float(value)]
+    for name in travels:
+        if name not in expected and not is_personal(name, personal):
+            raise LayoutMismatch(
+                f"{source} was given a tensor {name!r}, which the session's model has not; leave "
+                "it out, and what is frozen: xain.trainable(model) does"
+            )
     arrays = {}
     for spec in layout:
-        if spec.name not in weights:
+        if spec.name not in given:
             raise LayoutMismatch(f"{source} was given no tensor {spec.name!r}")
-        array = _to_numpy(weights[spec.name], f"tensor {spec.name!r}")
+        array = _to_numpy(given[spec.name], f"tensor {spec.name!r}")
         if array.shape != spec.shape:
             raise LayoutMismatch(
                 f"{source} was given tensor {spec.name!r} with shape {array.shape}, "
@@ -210,41 +320,72 @@ def to_vector(weights: Any, layout: Layout, source: str) -> NDArray[Any]:
     return flatten(arrays, layout)
 
 
+def _by_plain_name(
+    weights: Mapping[str, Any], names: Mapping[str, str], expected: Iterable[str]
+) -> dict[str, Any]:
+    """The tensors of a mapping by plain names.
+
+    names: plain names by those of the script's model. expected: plain names, which a script may use
+    too.
+    """
+    known = {**{name: name for name in expected}, **names}
+    known |= plain_names(name for name in weights if name not in known)
+    return {known[name]: value for name, value in weights.items()}
+
+
+def _is_float(value: Any) -> bool:
+    """Whether a value is an array of numbers with fractions, which would travel."""
+    if is_tensor(value):
+        return bool(value.is_floating_point() or value.is_complex())
+    return np.asarray(value).dtype.kind in "fc"
+
+
 def from_vector(
     vector: NDArray[Any],
     layout: Layout,
     declared: Declared | None,
     kept: Mapping[str, NDArray[Any]],
 ) -> Any:
-    """The weights for the script: a mapping by name, or a flat vector if there is no layout.
+    """The weights for the script: a mapping by the script's names, or a flat vector if there is no
+    layout.
 
-    kept: tensors that this participant keeps for itself, with their last values.
+    layout: by plain names. kept: tensors that this participant keeps for itself, by plain names,
+    with their last values.
     Tensors that do not travel have the module's own values, so that load_state_dict() finds all.
     """
     is_torch = declared.is_torch if declared is not None else "torch" in sys.modules
     if not layout:
         return to_tensor(vector) if is_torch else vector
-    arrays: dict[str, Any] = dict(unflatten(vector, layout))
+    own: Mapping[str, Any] = declared.values() if declared is not None else {}
+    names = {} if declared is None else {plain: name for name, plain in declared.names.items()}
+    arrays: dict[str, Any] = {
+        names.get(plain, plain): array for plain, array in unflatten(vector, layout).items()
+    }
     if is_torch:
         dtypes = declared.dtypes if declared is not None else {}
         arrays = {name: to_tensor(array, dtypes.get(name)) for name, array in arrays.items()}
-    own: Mapping[str, Any] = declared.values() if declared is not None else {}
-    ours = {name: to_tensor(array) if is_torch else array for name, array in kept.items()}
+    ours = {
+        names.get(plain, plain): to_tensor(array) if is_torch else array
+        for plain, array in kept.items()
+    }
     others = {**own, **ours}
     aliases = declared.aliases if declared is not None else {}
     others |= {alias: arrays[name] for alias, name in aliases.items() if name in arrays}
     return {**{name: arrays.get(name, value) for name, value in others.items()}, **arrays}
 
 
-def kept_tensors(weights: Any, personal: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """The integer tensors and the personal tensors of a script's weights, copied: they do not
-    travel."""
+def kept_tensors(
+    weights: Any, personal: Sequence[str], declared: Declared | None = None
+) -> dict[str, NDArray[Any]]:
+    """The integer tensors and the personal tensors of a script's weights, by plain names, copied:
+    they do not travel."""
     if is_module(weights):
         weights = weights.state_dict()
     if not isinstance(weights, Mapping):
         return {}
+    names = {} if declared is None else declared.names
     found = {}
-    for name, value in weights.items():
+    for name, value in _by_plain_name(weights, names, ()).items():
         dtype = str(value.dtype) if is_tensor(value) or isinstance(value, np.ndarray) else ""
         if "int" in dtype or is_personal(name, personal):
             found[name] = np.array(_to_numpy(value, name))
@@ -256,7 +397,7 @@ def trainable(model: Any) -> dict[str, Any]:
     point. For a large frozen model with small trained parts, such as LoRA adapters."""
     declared = _declare_module(model)
     state = declared.values()
-    return {spec.name: state[spec.name] for spec in declared.layout}
+    return {name: state[name] for name in declared.dtypes}
 
 
 def is_tensor(value: object) -> bool:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from support.logs import capture_logs
 from xain.state import ScriptState
@@ -78,12 +79,35 @@ def test_tensors_come_back_as_tensors(folder: Path | None) -> None:
     assert read["c"].tolist() == [1, 1]
 
 
+def test_state_of_an_optimizer_comes_back(folder: Path | None) -> None:
+    """An optimizer that is given the state, whose keys are numbers, takes the same next step."""
+
+    def step(parameter: Any, optimizer: Any) -> None:
+        parameter.grad = torch.ones(3) * parameter.detach()
+        optimizer.step()
+
+    ours = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
+    first = torch.optim.Adam([ours], lr=0.1)
+    step(ours, first)
+    state = ScriptState(folder, "a")
+    state.save("s", 1, {"opt": first.state_dict(), "$": 1, "flags": {None: 1, True: 2, 0.5: 3}}, {})
+    read, _ = again(state, folder).load("s", 2)
+    assert read["$"] == 1
+    assert read["flags"] == {None: 1, True: 2, 0.5: 3}
+    theirs = torch.nn.Parameter(ours.detach().clone())
+    second = torch.optim.Adam([theirs], lr=9.0)
+    second.load_state_dict(read["opt"])
+    step(ours, first)
+    step(theirs, second)
+    assert torch.equal(ours, theirs)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"f": len}, r"round.state\['f'\] is builtin_function_or_method"),
         ({"a": [1, {"b": {1}}]}, r"round.state\['a'\]\[1\]\['b'\] is set"),
-        ({"a": {1: 2}}, r"round.state\['a'\] has a key 1"),
+        ({"a": {(1, 2): 2}}, r"round.state\['a'\] has a key \(1, 2\)"),
         ({"a": np.array(["x"])}, r"round.state\['a'\] is an array of <U1"),
     ],
 )

@@ -1,13 +1,15 @@
 """The part of a script's model that travels, and its way back."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import peft
 import pytest
 import torch
 
 import xain
-from xain.weights import declare, from_vector, kept_tensors, require_same, to_vector
+from xain.weights import declare, from_vector, kept_tensors, plain_layout, require_same, to_vector
 from xain_workloads.model import TensorSpec
 
 
@@ -16,6 +18,10 @@ def make_model() -> Any:
     return torch.nn.Sequential(
         torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2, bias=False)
     )
+
+
+def running_statistics(model: Any) -> dict[str, Any]:
+    return {name: value for name, value in model.state_dict().items() if "running_" in name}
 
 
 def kinds(declared: Any) -> dict[str, str]:
@@ -128,6 +134,16 @@ def test_trainable_gives_the_travelling_tensors() -> None:
         ({"a": torch.zeros(2, dtype=torch.complex64)}, "tensor 'a' is complex"),
         ({"a": np.zeros(2, int)}, "no tensor of floating point"),
         ({1: np.zeros(2)}, "the name of a tensor is 1"),
+        ({"a": np.zeros(2, np.longdouble)}, "tensor 'a' is of (float128|longdouble)"),
+        (np.zeros(2, np.longdouble), "a vector that is of"),
+        ({"a": np.zeros((2, 0))}, "tensor 'a' is empty"),
+        (np.zeros(0), "a vector that is empty"),
+        ({"a": torch.zeros(2).to(torch.float8_e4m3fn)}, "tensor 'a' is of float8_e4m3fn"),
+        ({"a": torch.eye(2).to_sparse()}, r"tensor 'a' is sparse \(sparse_coo\)"),
+        ({"a": torch.zeros(2, device="meta")}, "tensor 'a' is on the device meta"),
+        (torch.nn.Linear(2, 2, device="meta"), "tensor 'weight' is on the device meta"),
+        (torch.nn.LazyLinear(2), "tensor 'weight' has no shape before the model has seen a batch"),
+        (torch.nn.Linear(2, 2, dtype=torch.complex64), "tensor 'weight' is of complex64"),
     ],
 )
 def test_initial_that_is_no_weights_is_refused(initial: Any, message: str) -> None:
@@ -138,3 +154,104 @@ def test_initial_that_is_no_weights_is_refused(initial: Any, message: str) -> No
 def test_model_without_trainable_parameters_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing to train"):
         declare(make_model().requires_grad_(False))
+
+
+def test_frozen_tensors_may_be_of_any_type() -> None:
+    """Types that cannot travel are no reason to refuse what stays at home."""
+    model = make_model()
+    model[2].weight = torch.nn.Parameter(
+        torch.zeros(2, 3).to(torch.float8_e4m3fn), requires_grad=False
+    )
+    assert "2.weight" not in kinds(declare(model))
+
+
+def wrap_parallel(model: Any) -> Any:
+    return torch.nn.DataParallel(model)
+
+
+def wrap_compiled(model: Any) -> Any:
+    model[0] = torch.compile(model[0], backend="eager")
+    return torch.compile(model, backend="eager")
+
+
+def wrap_both(model: Any) -> Any:
+    return torch.compile(torch.nn.DataParallel(model), backend="eager")
+
+
+@pytest.mark.parametrize("wrap", [wrap_parallel, wrap_compiled, wrap_both])
+def test_wrapped_model_trains_with_plain_ones(wrap: Any) -> None:
+    """The prefixes of wrappers do not travel; the script sees the names that it has declared, and
+    hands in its tensors by these or by the plain names."""
+    plain, wrapped = declare(make_model()), wrap(make_model())
+    declared = declare(wrapped)
+    assert kinds(declared) == kinds(plain)
+    require_same(declared.layout, plain.layout)
+    vector = np.arange(plain.num_elements, dtype=np.float32)
+    weights = from_vector(vector, plain.layout, declared, {})
+    wrapped.load_state_dict(weights)
+    for given in (wrapped, wrapped.state_dict(), from_vector(vector, plain.layout, plain, {})):
+        assert to_vector(given, plain.layout, "submit", declared).tolist() == vector.tolist()
+    counters = kept_tensors(wrapped.state_dict(), (), declared)
+    assert counters.keys() == {"1.num_batches_tracked"}
+    counters["1.num_batches_tracked"] += 7
+    back = from_vector(vector, plain.layout, declared, counters)
+    assert back.keys() == wrapped.state_dict().keys()
+    assert 7 in [value.item() for name, value in back.items() if name.endswith("_tracked")]
+
+
+def test_layout_of_a_wrapped_model_is_that_of_a_plain_one() -> None:
+    layout = declare(make_model()).layout
+    theirs = tuple(replace(spec, name=f"module.{spec.name}") for spec in layout)
+    assert plain_layout(theirs) == layout
+
+
+def test_prefixes_stay_where_two_tensors_would_have_one_name() -> None:
+    declared = declare({"module.w": np.zeros(2), "w": np.zeros(3)})
+    assert kinds(declared) == {"module.w": "weight", "w": "weight"}
+    vector = to_vector(declared.values(), declared.layout, "submit", declared)
+    back = from_vector(vector, declared.layout, declared, {})
+    assert {name: value.shape for name, value in back.items()} == {"module.w": (2,), "w": (3,)}
+
+
+@pytest.mark.parametrize("is_declared", [True, False])
+def test_tensor_that_the_model_has_not_is_refused(is_declared: bool) -> None:
+    model = make_model()
+    declared = declare(model)
+    given = {**model.state_dict(), "3.weight": torch.ones(2)}
+    with pytest.raises(xain.LayoutMismatch, match=r"submit was given a tensor '3\.weight', which"):
+        to_vector(given, declared.layout, "submit", declared if is_declared else None)
+    larger = make_model().append(torch.nn.Linear(2, 1))
+    with pytest.raises(xain.LayoutMismatch, match=r"submit was given a tensor '3\.weight', which"):
+        to_vector(larger, declared.layout, "submit", declared if is_declared else None)
+
+
+def test_tensors_that_do_not_travel_may_be_handed_in() -> None:
+    """Frozen and personal ones, and counters."""
+    model = make_model()
+    model[0].requires_grad_(False)
+    declared = declare(model)
+    vector = to_vector(model.state_dict(), declared.layout, "submit", declared)
+    assert to_vector(model, declared.layout, "submit").tolist() == vector.tolist()
+    personal = declared.without(["2.*"])
+    layout = personal.layout
+    assert to_vector(model.state_dict(), layout, "submit", personal, ["2.*"]).size == 12
+    tensors = {**xain.trainable(model), "count": np.array(3)}
+    assert to_vector(tensors, layout, "submit", None, ["2.*"]).size == 12
+
+
+def test_adapters_travel_by_the_names_that_peft_saves() -> None:
+    """So PEFT loads an exported model. The script keeps the names of its module."""
+    config = peft.LoraConfig(r=2, target_modules=["0"], modules_to_save=["2"])
+    model = peft.get_peft_model(make_model(), config)
+    declared = declare(model)
+    saved = peft.get_peft_model_state_dict(model)
+    assert set(kinds(declared)) - {n for n in kinds(declared) if "running_" in n} == set(saved)
+    vector = to_vector(model, declared.layout, "submit", declared)
+    assert (
+        to_vector(saved | running_statistics(model), declared.layout, "submit", declared).tolist()
+        == vector.tolist()
+    )
+    weights = from_vector(vector + 1, declared.layout, declared, {})
+    model.load_state_dict(weights)
+    assert to_vector(model, declared.layout, "submit", declared).tolist() == (vector + 1).tolist()
+    assert to_vector(model, declared.layout, "submit").tolist() == (vector + 1).tolist()
