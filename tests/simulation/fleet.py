@@ -23,6 +23,7 @@ from simulation.oracle import (
 )
 from simulation.scenario import Scenario
 from simulation.threads import Runtime, sleep
+from xain_foundation.exit_statuses import EXIT_FAILED, EXIT_NOTHING_COUNTED, EXIT_OK
 from xain_participant.agent import Agent
 from xain_participant.participant import Assignment, Participant
 from xain_workloads.profile import DataProfile
@@ -127,8 +128,12 @@ class ParticipantMachine:
         process.is_alive = False
         self._hub.note(self.name, f"exits with {code}")
         session = self._oracle.session
-        expected = 0 if session is not None and session.cause == "completed" else 1
-        if self._oracle.is_finished and code == expected:
+        is_completed = session is not None and session.cause == "completed"
+        # 5 also where only an earlier process of the participant made initial weights or measured.
+        expected = (EXIT_OK, EXIT_NOTHING_COUNTED) if is_completed else (EXIT_FAILED,)
+        if is_completed and code == EXIT_OK and not self._oracle.has_counted(self.name):
+            self._oracle.fail(f"{self.name} ends as done, and nothing of it counted")
+        if self._oracle.is_finished and code in expected:
             self.is_done = True
         elif code == 1 and self._bad:
             self._restart_s = None  # whoever is refused again and again leaves

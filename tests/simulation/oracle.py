@@ -74,6 +74,10 @@ class Oracle:
     def is_finished(self) -> bool:
         return self.session is not None and self.session.phase is Phase.FINISHED
 
+    def has_counted(self, participant_id: str) -> bool:
+        """Whether an update or an evaluation of the participant was accepted."""
+        return any(name == participant_id for name, _ in self._accepted)
+
     def fail(self, text: str) -> None:
         self._hub.fail(text)
 

@@ -10,13 +10,17 @@ from pathlib import Path
 import pytest
 
 from xain_coordinator.cli import repair
-from xain_coordinator.cli.demo import cli as demo
-from xain_coordinator.cli.launch import cli as launch
 from xain_coordinator.cli.launch import interrupts
-from xain_coordinator.process import run
-from xain_foundation.commands import EXIT_BAD_CONFIG
-from xain_participant import sparse_cli
-from xain_participant.cli import EXIT_BAD_DATA
+from xain_foundation.exit_statuses import (
+    EXIT_BAD_CONFIG,
+    EXIT_FAILED,
+    EXIT_FENCED,
+    EXIT_NOTHING_COUNTED,
+    EXIT_OK,
+    EXIT_SIGNAL,
+    FINAL,
+    MEANINGS,
+)
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
@@ -29,19 +33,20 @@ TABLES = {
     "Parameter server": ("parameters",),
     "Messaging": ("messaging",),
 }
-SIGNALS = {128 + signal.SIGINT, 128 + signal.SIGTERM}
-LAUNCH_SIGNALS = {launch.EXIT_SIGNAL + number for number in interrupts._SIGNALS}
+SIGNALS = {EXIT_SIGNAL + signal.SIGINT, EXIT_SIGNAL + signal.SIGTERM}
+LAUNCH_SIGNALS = {EXIT_SIGNAL + number for number in interrupts._SIGNALS}
+USUAL = {EXIT_OK, EXIT_FAILED, EXIT_BAD_CONFIG}
 STATUSES = {
-    "xain-coordinator": {run.EXIT_OK, run.EXIT_ERROR, EXIT_BAD_CONFIG, run.EXIT_FENCED},
-    "xain-participant": {0, EXIT_BAD_DATA, EXIT_BAD_CONFIG} | SIGNALS,
+    "xain-coordinator": USUAL | {EXIT_FENCED},
+    "xain-participant": USUAL | SIGNALS | {EXIT_NOTHING_COUNTED},
     "xain-coordinator repair": {
         repair.EXIT_SOUND,
         repair.EXIT_DAMAGED,
         repair.EXIT_NOT_CHECKED,
     },
-    "xain-coordinator launch": {0, launch.EXIT_FAILED, EXIT_BAD_CONFIG, *LAUNCH_SIGNALS},
-    "xain-coordinator demo": {0, demo.EXIT_FAILED, EXIT_BAD_CONFIG, *LAUNCH_SIGNALS},
-    "xain-participant sparse": {0, sparse_cli.EXIT_FAILED, EXIT_BAD_CONFIG} | SIGNALS,
+    "xain-coordinator launch": USUAL | LAUNCH_SIGNALS | {EXIT_NOTHING_COUNTED},
+    "xain-coordinator demo": USUAL | LAUNCH_SIGNALS,
+    "xain-participant sparse": USUAL | SIGNALS | {EXIT_NOTHING_COUNTED},
 }
 
 
@@ -105,9 +110,15 @@ def test_every_log_event_is_in_the_table_with_its_level(heading: str) -> None:
     assert not {event for event, level in told.items() if level not in found[event]}
 
 
+def test_the_exit_statuses_of_all_programs_are_one_table() -> None:
+    """The page and the code have the same statuses, with the same meanings."""
+    assert {int(status): means for status, means in table("Exit statuses")} == MEANINGS
+
+
 @pytest.mark.parametrize("program", STATUSES)
 def test_every_exit_status_is_in_the_table(program: str) -> None:
-    told = {int(status) for status, of, *_ in table("Exit statuses") if f"`{program}`" in of}
+    rows = table("Exit statuses of each program")
+    told = {int(status) for status, of, *_ in rows if f"`{program}`" in of}
     assert told == STATUSES[program]
 
 
@@ -119,12 +130,12 @@ def service(block: str) -> SectionProxy:
 
 
 def test_units_of_systemd_start_no_program_again_that_must_be_corrected() -> None:
-    """The exit statuses are those of the table."""
+    """The exit statuses are those of the table, and all that are final."""
     coordinator, participant = map(service, re.findall(r"```ini\n(.*?)```", PAGE, re.DOTALL))
     for unit, program in ((coordinator, "xain-coordinator"), (participant, "xain-participant")):
-        final = [
-            status
-            for status, of, _, again in table("Exit statuses")
+        final = {
+            int(status)
+            for status, of, _, again in table("Exit statuses of each program")
             if of == f"`{program}`" and status != "0" and again != "yes"
-        ]
-        assert unit["RestartPreventExitStatus"].split() == final
+        }
+        assert {*map(int, unit["RestartPreventExitStatus"].split())} == final.union(FINAL)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
-EXIT_BAD_CONFIG = 2
+from xain_foundation.exit_statuses import EXIT_BAD_CONFIG
 
 DEFAULT_PORT = 50051  # of a coordinator
 

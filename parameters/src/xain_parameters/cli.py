@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from xain_foundation.commands import (
-    EXIT_BAD_CONFIG,
     Config,
     fail,
     make_app,
@@ -23,6 +22,7 @@ from xain_foundation.commands import (
     split_host_port,
     version_option,
 )
+from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from xain_parameters.scheduler.client import SchedulerCalls
 
 PROGRAM = "xain-parameter-server"
-EXIT_FAILED = 1
 POLL_S = 0.2
 SILENT_S = 2.0
 DEFAULT_PORT = 50052

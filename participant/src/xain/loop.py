@@ -32,6 +32,7 @@ from xain.round import Round, Submitted
 from xain.state import ScriptState
 from xain.weights import Declared, LayoutMismatch, declare, plain_layout, require_same
 from xain_foundation.commands import split_host_port
+from xain_foundation.exit_statuses import EXIT_FAILED, EXIT_NOTHING_COUNTED, EXIT_OK
 from xain_foundation.logger import get_logger
 from xain_foundation.settings import COMMAND_LINE, ConfigError, load
 from xain_participant.agent import Agent
@@ -195,6 +196,7 @@ class Loop:
         self._thread_id = threading.get_ident()
         self.open_round: Round | None = None
         self.is_over = False
+        self.exit_status = EXIT_OK  # of the agent, once next_round() has returned None
         try:
             self._agent = Agent(
                 ScriptParticipant(self._ask, evaluates=evaluates, initialises=initialises),
@@ -224,7 +226,7 @@ class Loop:
 
     def _run(self) -> None:
         error: BaseException | None = None
-        code = 1
+        code = EXIT_FAILED
         try:
             code = self._agent.run()
         except BaseException as raised:  # the script's thread must hear of it
@@ -340,7 +342,8 @@ class Loop:
     def _end(self, ended: Ended) -> None:
         if ended.error is not None:
             raise ended.error
-        if ended.code != 0 and not self._settled.is_set():
+        self.exit_status = ended.code
+        if ended.code not in (EXIT_OK, EXIT_NOTHING_COUNTED) and not self._settled.is_set():
             raise SessionError(ended.message)
 
     # --- the end ---
@@ -443,6 +446,12 @@ class Rounds:
     def participant_id(self) -> str:
         """Name of the participant."""
         return self._loop.participant_id
+
+    @property
+    def exit_status(self) -> int:
+        """What the script may end with after the loop: 5 if the session is finished and none of its
+        updates counted, else 0. A loop without a turn is one of these."""
+        return self._loop.exit_status
 
     def __iter__(self) -> Self:
         return self

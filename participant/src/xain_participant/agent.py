@@ -25,6 +25,7 @@ import grpc
 
 from xain_foundation import tags as tag_rules
 from xain_foundation.backoff import Backoff
+from xain_foundation.exit_statuses import EXIT_FAILED, EXIT_NOTHING_COUNTED
 from xain_foundation.logger import get_logger
 from xain_foundation.names import why_not
 from xain_participant import actions as a
@@ -81,8 +82,9 @@ def run(
 ) -> int:
     """Take part until the session is finished. Returns the exit status for the process.
 
-    0: finished, or there is nothing to train on. 1: the participant's code failed, the coordinator
-    refuses us or our updates for good, or the session has ended without a result.
+    0: finished. 1: the participant's code failed, the coordinator refuses us or our updates for
+    good, or the session has ended without a result. 5: there is nothing to train on, or the session
+    is finished and no update of ours counted in it.
     target: HOST:PORT. participant_id: by default the state's, or the host's name and a random
     suffix.
     tags: what a selection may ask for, such as {"site": "north"}.
@@ -253,9 +255,10 @@ class Agent:
         try:
             self._profile = self._participant.profile()
             if self._profile is not None and self._profile.num_samples == 0:
-                self._info("nothing_to_train_on", reason="the local data has no rows; not joining")
+                reason = "the local data has no rows; not joining"
+                self._log.warning("nothing_to_train_on", round=-1, reason=reason)
                 self._tell("finished", "the local data has no rows")
-                return 0
+                return EXIT_NOTHING_COUNTED
             self._info("starting", coordinator=self._target)
             if (left := self._work.result) is not None:
                 self._info("result_found", round_=left.round, session=left.session_id)
@@ -416,7 +419,8 @@ class Agent:
                 self._info("left_without_goodbye", reason=str(refused))
 
     def _on_exit(self, action: a.Exit) -> None:
-        log = self._log.error if action.code == 1 else self._log.info
+        calm = self._log.warning if action.code == EXIT_NOTHING_COUNTED else self._log.info
+        log = self._log.error if action.code == EXIT_FAILED else calm
         log("exiting", round=self._protocol.round, code=action.code, reason=action.message)
         self._tell("finished", action.message)
 
@@ -648,4 +652,5 @@ def _advertised(message: pb.HeartbeatResponse | pb.WatchResponse) -> e.Advertise
         update_damaged=message.update_damaged,
         warning=message.warning,
         attempt=message.attempt,
+        rounds_contributed=message.rounds_contributed,
     )

@@ -14,7 +14,6 @@ import typer
 
 from xain_foundation.commands import (
     DEFAULT_PORT,
-    EXIT_BAD_CONFIG,
     Config,
     fail,
     make_app,
@@ -24,6 +23,7 @@ from xain_foundation.commands import (
     split_host_port,
     version_option,
 )
+from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED
 from xain_participant import sparse_cli
 from xain_participant.signals import stop_on_signals
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from xain_workloads.table import Table
 
 PROGRAM = "xain-participant"
-EXIT_BAD_DATA = 1
 
 # Modules of the extra `tables`. Training needs scikit-learn even where reading the file does not.
 _TABLE_MODULES = {"pyarrow": "pyarrow", "sklearn": "scikit-learn"}
@@ -53,9 +52,10 @@ that holds even if the participant itself is killed and started again.
 Settings come from --config, over it from the environment (XAIN_PARTICIPANT_DATA__SOURCE=x.csv is
 data.source), over that from flags.
 
-Exit status: 0 at the end of the training, or if there are no rows to train on; 1 if data or
-training failed, the coordinator refuses this participant or its updates, or the training has ended
-without a result; 2 if a setting is wrong; 143 if SIGTERM, 130 if SIGINT stopped it before the end.
+Exit status: 0 at the end of the training; 1 if data or training failed, the coordinator refuses
+this participant or its updates, or the training has ended without a result; 2 if a setting is
+wrong; 5 if the training has ended and nothing of this participant counted in it, or there are no
+rows to train on; 143 if SIGTERM, 130 if SIGINT stopped it before the end.
 """
 
 _EXAMPLES = """**Examples**
@@ -344,7 +344,7 @@ def _inspect(
     try:
         typer.echo(inspect(train, test, settings.data.min_category_count))
     except DataError as error:
-        fail(PROGRAM, f"a coordinator would refuse the data: {error}", EXIT_BAD_DATA)
+        fail(PROGRAM, f"a coordinator would refuse the data: {error}", EXIT_FAILED)
 
 
 @app.command("new", help=_NEW_HELP, epilog=_NEW_EXAMPLES)
@@ -362,9 +362,9 @@ def _new(
     try:
         files = new_project(template, folder)
     except FileExistsError:
-        fail(PROGRAM, f"{folder} is there already, and is no empty folder", EXIT_BAD_DATA)
+        fail(PROGRAM, f"{folder} is there already, and is no empty folder", EXIT_FAILED)
     except OSError as error:
-        fail(PROGRAM, f"{folder} cannot be written: {error.strerror}", EXIT_BAD_DATA)
+        fail(PROGRAM, f"{folder} cannot be written: {error.strerror}", EXIT_FAILED)
     for file in files:
         typer.echo(file)
     typer.echo(f"Now: cd {folder}, and follow README.md")
@@ -405,13 +405,13 @@ def _load_data(settings: "ParticipantConfig") -> "tuple[Table, Table]":
 
     if missing := [name for module, name in _TABLE_MODULES.items() if find_spec(module) is None]:
         message = f"tables need {' and '.join(missing)}: pip install '{PROGRAM}[tables]'"
-        fail(PROGRAM, message, EXIT_BAD_DATA)
+        fail(PROGRAM, message, EXIT_FAILED)
     from xain_workloads.partition import split_train_test
 
     try:
         everything = settings.data.load()
     except DataError as error:
-        fail(PROGRAM, str(error), EXIT_BAD_DATA)
+        fail(PROGRAM, str(error), EXIT_FAILED)
     ours = settings.partition.partition().apply(everything)
     return split_train_test(ours, settings.data.test_fraction, settings.training.seed)
 
@@ -453,7 +453,7 @@ def _load_participant(
     try:
         check_profile(participant.profile())
     except DataError as error:
-        fail(PROGRAM, f"a coordinator would refuse the data: {error}", EXIT_BAD_DATA)
+        fail(PROGRAM, f"a coordinator would refuse the data: {error}", EXIT_FAILED)
     return participant
 
 

@@ -34,6 +34,7 @@ from random import Random
 from typing import assert_never
 
 from xain_foundation.backoff import Backoff
+from xain_foundation.exit_statuses import EXIT_FAILED, EXIT_NOTHING_COUNTED, EXIT_OK
 from xain_participant import actions as a
 from xain_participant import events as e
 from xain_participant.refusal_kinds import RefusalKind, kind_of
@@ -130,6 +131,8 @@ class Protocol:
         self._previous_session_id = ""
         self._finishing = False
         self._cause = ""  # why the session is finished
+        self._has_counted = False  # an update of this process, or of this participant
+        self._was_asked_to_wait = False
 
         self._advertised: e.Advertised | None = None
         self._held = held.round if held is not None else None
@@ -176,6 +179,7 @@ class Protocol:
             case e.Joined():
                 self._joined(event)
             case e.AskedToWait(retry_after_s):
+                self._was_asked_to_wait = True
                 self._set_contact(
                     jittered(self._chance, retry_after_s)
                     if retry_after_s
@@ -257,6 +261,7 @@ class Protocol:
         if event.session_id and event.session_id == self._previous_session_id:
             return  # late: said by a coordinator that has been replaced meanwhile
         if event.state is State.FINISHED and not self._serve:
+            self._has_counted |= event.rounds_contributed > 0
             self._on_finished(event.cause)
             return
         if self._contact is not _Contact.JOINED:
@@ -434,7 +439,7 @@ class Protocol:
             case e.TrainingFailed(round_, message, failure):
                 self._out.append(a.ReportFailure(round_, failure))
                 self._out.append(a.Leave())
-                self._exit(1, f"training of round {round_} failed: {message}")
+                self._exit(EXIT_FAILED, f"training of round {round_} failed: {message}")
 
     def _on_assigned(self, round_: int, update_accepted: bool) -> None:
         if update_accepted:
@@ -452,6 +457,7 @@ class Protocol:
     def _accept(self, round_: int, why: str) -> None:
         """The coordinator has the update of this round. It may ask again if its stored copy gets
         damaged, so a copy on the disk, which costs no memory, stays until the round is over."""
+        self._has_counted = True
         if self._held == round_ and self._is_durable:
             self._out.append(a.Drop(round_, why, accepted=True))
             self._held, self._accepted = None, round_
@@ -524,7 +530,7 @@ class Protocol:
         if not for_good and times < MAX_INVALID:
             return False
         self._out.append(a.Leave())
-        self._exit(1, f"the update of round {round_} was refused: {why}")
+        self._exit(EXIT_FAILED, f"the update of round {round_} was refused: {why}")
         return True
 
     def _back_off(self, retry_after_s: float = 0.0) -> None:
@@ -541,14 +547,24 @@ class Protocol:
 
     def _exit_finished(self) -> None:
         self._drop("the session is finished")
-        if self._cause in ("", COMPLETED):
-            self._exit(0, "the session is finished")
+        if self._cause not in ("", COMPLETED):
+            self._exit(EXIT_FAILED, f"the session has ended without a result: {self._cause}")
+        elif self._has_counted:
+            self._exit(EXIT_OK, "the session is finished")
         else:
-            self._exit(1, f"the session has ended without a result: {self._cause}")
+            why = self._why_nothing_counted()
+            self._exit(EXIT_NOTHING_COUNTED, f"the session is finished without this one: {why}")
+
+    def _why_nothing_counted(self) -> str:
+        if self._last_round >= 0:
+            return "none of its updates counted; the coordinator's report says why"
+        if self._was_asked_to_wait:
+            return "it was never let in, since rounds.max_participants were connected"
+        return "it was never selected to train"
 
     def _give_up(self, event: e.RefusedBy) -> None:
         self._out.append(a.Leave())
-        self._exit(1, event.message or event.reason or event.status)
+        self._exit(EXIT_FAILED, event.message or event.reason or event.status)
 
     def _exit(self, code: int, message: str) -> None:
         self._contact = _Contact.EXITED

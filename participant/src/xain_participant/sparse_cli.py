@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import typer
 
-from xain_foundation.commands import EXIT_BAD_CONFIG, fail, split_host_port
+from xain_foundation.commands import fail, split_host_port
+from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_NOTHING_COUNTED
 
 if TYPE_CHECKING:
     from xain_parameters import Certificates
     from xain_participant.sparse_worker import Job, Progress, Score
 
 PROGRAM: Final = "xain-participant"
-EXIT_FAILED: Final = 1
 DEFAULT_PORT: Final = 50052  # of the scheduler of a parameter server
 CONNECT_S: Final = 60.0
 
@@ -44,8 +44,8 @@ whose part has no rows ends at once, and nobody waits for it. With --epochs 0 no
 and --test scores the model as it is.
 
 Exit status: 0 when its epochs are over; 1 if the data cannot be read, or servers or scheduler do
-not answer, or another worker has the name; 2 if a flag is wrong; 130 if Ctrl-C, 143 if SIGTERM
-stopped it before the end.
+not answer, or another worker has the name; 2 if a flag is wrong; 5 if its part has no rows, so that
+it trained nothing; 130 if Ctrl-C, 143 if SIGTERM stopped it before the end.
 """
 
 SPARSE_EXAMPLES = """**Examples**
@@ -219,7 +219,7 @@ def sparse(
     try:
         # A scorer may come while worker-0 trains.
         name = worker or (f"worker-{index}" if epochs else f"scorer-{os.getpid()}")
-        score = _work(target, certificates, name, job, data, test)
+        has_trained, score = _work(target, certificates, name, job, data, test)
     except KeyboardInterrupt:
         raise typer.Exit(128 + signal.SIGINT) from None
     if score is not None:
@@ -227,6 +227,8 @@ def sparse(
             f"{score.num_rows:,} rows: log loss {score.loss:.4f}, accuracy {score.accuracy:.4f}, "
             f"AUC {score.auc:.4f}"
         )
+    if not has_trained:
+        raise typer.Exit(EXIT_NOTHING_COUNTED)
 
 
 def _work(
@@ -236,8 +238,11 @@ def _work(
     job: "Job",
     data: str | None,
     test: str | None,
-) -> "Score | None":
-    """Train and score. Ends the process with one line if that is impossible."""
+) -> "tuple[bool, Score | None]":
+    """Train and score. Ends the process with one line if that is impossible.
+
+    Returns whether the part had rows, and the score.
+    """
     from xain_foundation.logger import get_logger
     from xain_parameters import ParameterError, connect_sync
     from xain_participant.sparse_worker import score, train
@@ -245,6 +250,7 @@ def _work(
     from xain_workloads.sparse.libsvm import LibsvmFiles
 
     log = get_logger(__name__)
+    has_trained = True  # unless there was something to train
 
     def show(progress: "Progress") -> None:
         log.info(
@@ -264,9 +270,13 @@ def _work(
         with connect_sync(target, worker=name, timeout_s=CONNECT_S, tls=certificates) as server:
             log.info("connected", worker=name, server=target)
             if rows is not None:
-                train(server, job, rows, show)
-                log.info("epochs_are_over", worker=name)
-            return None if held_out is None else score(server, job, held_out)
+                has_trained = train(server, job, rows, show)
+                if has_trained:
+                    log.info("epochs_are_over", worker=name)
+                else:
+                    why = f"part {job.index} of {job.num_workers} has no rows"
+                    log.warning("nothing_to_train_on", worker=name, reason=why)
+            return has_trained, None if held_out is None else score(server, job, held_out)
     except DataError as error:
         fail(PROGRAM, str(error), EXIT_FAILED)
     except ParameterError as error:

@@ -118,12 +118,15 @@ def train(
     files: LibsvmFiles,
     report: Callable[[Progress], None] = lambda progress: None,
     report_s: float = REPORT_S,
-) -> None:
-    """Train until the epochs of this worker are over. Raises DataError and ParameterError."""
+) -> bool:
+    """Train until the epochs of this worker are over. Returns whether its part had rows.
+
+    Raises DataError and ParameterError.
+    """
     table = declare(server, job)
     done = _Done(server, job)
     if done.is_done():
-        return
+        return True  # in an earlier process
     with closing(Batches(job, files)) as batches:
         meter = _Meter(report, report_s)
         cursor = _Cursor(server, job)
@@ -143,6 +146,7 @@ def train(
             meter.count(clock, batch, step.loss, step.num_right)
         meter.flush()
     done.tell()
+    return not is_empty
 
 
 class _Cursor:

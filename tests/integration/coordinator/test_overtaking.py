@@ -26,10 +26,10 @@ from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.values import GlobalModel
 from xain_coordinator.driver.fence import Fence, TakenOver
 from xain_coordinator.driver.model_copies import ModelCopies
-from xain_coordinator.process.run import EXIT_ERROR, EXIT_FENCED
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_coordinator.xain06.bucket import XainBucket
+from xain_foundation.exit_statuses import EXIT_FAILED, EXIT_FENCED
 from xain_wire.fl import coordinator_pb2 as pb
 
 # A coordinator that never looks but before it publishes, and stops (SIGSTOP) where it is told to.
@@ -239,10 +239,10 @@ async def test_a_start_that_fails_does_not_end_the_running_coordinator(ward: War
     assert len(before) == 1
     with socket.create_server(("127.0.0.1", 0)) as busy:
         copy.port = busy.getsockname()[1]
-        assert await copy.fails() == EXIT_ERROR
+        assert await copy.fails() == EXIT_FAILED
     assert "cannot listen on" in last_words(copy, "cannot_start")
     elsewhere = ward.folder / "elsewhere"
-    assert await copy.fails(f"--set=storage.path={elsewhere}") == EXIT_ERROR
+    assert await copy.fails(f"--set=storage.path={elsewhere}") == EXIT_FAILED
     assert not list(elsewhere.glob("*/owners/*"))
     assert ward.owners() == before
     await b.hand_in([3.0])

@@ -1,5 +1,7 @@
 """Workers that train sparse models together, on servers with real sockets."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -95,6 +97,31 @@ def test_worker_without_rows_holds_no_other_back(group, tmp_path):
     job = Job("t", MODELS["logistic"], num_workers=3, batch_rows=1, num_epochs=2)
     reports = together(group, tmp_path, job)
     assert sorted(len(each) for each in reports) == [0, 2, 2]
+
+
+def test_worker_process_without_rows_warns_and_has_a_status_of_its_own(group, tmp_path):
+    """Of two workers that divide one row."""
+    (tmp_path / "train.svm").write_text("1 1:1\n")
+    words = [
+        "sparse",
+        f"--server={group.target}",
+        f"--data={tmp_path / 'train.svm'}",
+        "--workers=2",
+    ]
+
+    def run(index: int) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-m", "xain_participant", *words, f"--index={index}"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    with ThreadPoolExecutor(2) as threads:
+        idle, busy = sorted(threads.map(run, range(2)), key=lambda each: -each.returncode)
+    assert (busy.returncode, idle.returncode) == (0, 5), idle.stderr
+    assert '"nothing_to_train_on"' in idle.stderr
+    assert "of 2 has no rows" in idle.stderr
 
 
 def test_killed_worker_goes_on_with_its_batch(group, folder):

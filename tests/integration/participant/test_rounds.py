@@ -234,6 +234,17 @@ def test_loop_that_is_left_within_a_round_tells_where(serve: Serve) -> None:
     assert "test_rounds.py:" in left["reason"]
 
 
+def test_loop_without_a_turn_has_a_status_of_its_own(serve: Serve) -> None:
+    """A script whose site was never selected must not look as if it had trained."""
+    coordinator = serve(Ledger(rounds=0))
+    with capture_logs() as logs, xain.rounds(coordinator=coordinator.target) as rounds:
+        assert [round_.number for round_ in rounds] == []
+        assert rounds.exit_status == 5
+    (end,) = (entry for entry in logs if entry["event"] == "exiting")
+    assert end["log_level"] == "warning"
+    assert "it was never selected to train" in end["reason"]
+
+
 def test_session_that_ends_without_a_result_is_an_error(serve: Serve) -> None:
     coordinator = serve(Ledger(rounds=0, cause="nobody came"))
     with pytest.raises(xain.SessionError, match="nobody came"):

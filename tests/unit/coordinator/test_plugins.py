@@ -24,9 +24,9 @@ from xain_coordinator.extensions import plugins
 from xain_coordinator.extensions.options import WrongOption, options_of
 from xain_coordinator.extensions.plugins import AGGREGATORS, PluginFailed
 from xain_coordinator.process import run
-from xain_coordinator.process.run import EXIT_ERROR
 from xain_coordinator.stores.memory import MemoryStore
 from xain_foundation import settings
+from xain_foundation.exit_statuses import EXIT_FAILED
 from xain_foundation.settings import ConfigError
 
 DOCS = Path(__file__).parents[3] / "docs" / "aggregation.md"
@@ -333,4 +333,4 @@ def test_a_session_whose_plug_in_is_gone(site: Path, tmp_path: Path) -> None:
     other = settings.load(CoordinatorConfig, overrides=overrides)
     with pytest.raises(PluginFailed, match=r"'odd', .*not installed"):
         Coordinator(other, resume=True)
-    assert asyncio.run(_status_of(other)) == EXIT_ERROR
+    assert asyncio.run(_status_of(other)) == EXIT_FAILED

@@ -157,10 +157,10 @@ def test_inspect_help_teaches_with_examples() -> None:
 
 
 def test_no_rows_need_no_coordinator(tmp_path: Path) -> None:
-    """An empty partition is no error: the others train without us."""
+    """An empty partition is no error, and no success: the others train without us."""
     (tmp_path / "empty.csv").write_text("a,b,label\n")
     done = start("--data", str(tmp_path / "empty.csv"), "--coordinator", "localhost:1")
-    assert done.returncode == 0
+    assert done.returncode == 5
     events = [json.loads(line)["event"] for line in done.stderr.splitlines()]
     assert events == ["loading_data", "data_loaded", "nothing_to_train_on"]
 

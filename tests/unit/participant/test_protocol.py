@@ -1,5 +1,6 @@
 """The decisions of a participant, one situation after another."""
 
+from copy import deepcopy
 from random import Random
 
 import grpc
@@ -42,7 +43,9 @@ class Talk:
         return [action for action in actions if not isinstance(action, a.SetTimer)]
 
     def advertise(self, round_: int, state: State = State.ROUND, *, accepted: bool = False) -> list:
-        return self.hear(e.Advertised(state, round_, accepted, self.session))
+        num_counted = int(state is State.FINISHED)
+        event = e.Advertised(state, round_, accepted, self.session, rounds_contributed=num_counted)
+        return self.hear(event)
 
     def refuse(self, call: Call, reason: str = "", status: str = "UNAVAILABLE") -> list:
         return self.hear(e.RefusedBy(call, reason, status, "because"))
@@ -728,7 +731,29 @@ def test_an_end_without_a_result_is_a_failure(
     joined: Talk, cause: str, end: list[a.Action]
 ) -> None:
     """A script that waits for the exit status must not take a failed training for a done one."""
-    assert joined.hear(e.Advertised(State.FINISHED, 2, False, "s1", cause)) == end
+    ended = e.Advertised(State.FINISHED, 2, False, "s1", cause, rounds_contributed=1)
+    assert joined.hear(ended) == end
+
+
+def test_one_of_whom_nothing_counted_ends_with_a_status_of_its_own(joined: Talk) -> None:
+    """A site that was never let in, never selected, or always too late must not look done.
+
+    A site whose update counted is done, also if the coordinator, like XAIN's, does not say so.
+    """
+    end = e.Advertised(State.FINISHED, 2, session_id="s1", cause="completed")
+    waiting = Talk()
+    waiting.hear(e.Started(), e.AskedToWait(1.0), e.Joined("s1", 5.0))
+    late, counted = deepcopy(joined), deepcopy(joined)
+    for talk, why in (
+        (waiting, "it was never let in, since rounds.max_participants were connected"),
+        (joined, "it was never selected to train"),
+        (late, "none of its updates counted; the coordinator's report says why"),
+    ):
+        if talk is late:
+            late.advertise(1)
+        assert talk.hear(end) == [a.Exit(5, f"the session is finished without this one: {why}")]
+    counted.advertise(1, accepted=True)
+    assert counted.hear(end) == FINISHED
 
 
 def test_the_cause_is_remembered_while_the_last_acknowledgement_is_awaited(holding: Talk) -> None:

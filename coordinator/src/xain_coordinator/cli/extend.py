@@ -18,7 +18,8 @@ from xain_coordinator.journal.restore import open_stopped
 from xain_coordinator.ports import Record
 from xain_coordinator.stores.opening import open_store
 from xain_coordinator.stores.prefixed import PrefixedStore
-from xain_foundation.commands import EXIT_BAD_CONFIG, CommandFailed, fail
+from xain_foundation.commands import CommandFailed, fail
+from xain_foundation.exit_statuses import EXIT_BAD_CONFIG
 from xain_wire.limits import MAX_INT32
 
 _ROUNDS = re.compile(r"\+?[0-9]{1,10}")

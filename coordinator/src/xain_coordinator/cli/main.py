@@ -13,7 +13,6 @@ import typer
 
 from xain_foundation.commands import (
     DEFAULT_PORT,
-    EXIT_BAD_CONFIG,
     CommandFailed,
     Config,
     fail,
@@ -24,13 +23,13 @@ from xain_foundation.commands import (
     split_host_port,
     version_option,
 )
+from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED
 
 if TYPE_CHECKING:
     from xain_coordinator.config.coordinator import CoordinatorConfig
     from xain_foundation.settings import Resolved
 
 PROGRAM = "xain-coordinator"
-EXIT_FAILED = 1
 EXAMPLE = "rounds.epochs=3"
 
 app = make_app()

@@ -42,7 +42,7 @@ from xain_coordinator.server.inspection_client import Snapshot, ask_service
 from xain_coordinator.server.weights_port import PortTaken
 from xain_foundation import logs
 from xain_foundation.backoff import Backoff
-from xain_foundation.commands import EXIT_BAD_CONFIG
+from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_FENCED, EXIT_OK
 from xain_foundation.fields import WrongSetting
 from xain_foundation.line_file import why_unwritable
 from xain_workloads.errors import DataError
@@ -57,9 +57,6 @@ T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
-EXIT_OK = 0
-EXIT_ERROR = 1
-EXIT_FENCED = 3  # another coordinator goes on; starting this one again would not help
 
 LiveView = Callable[
     [Callable[[int], Awaitable[Snapshot]]], contextlib.AbstractAsyncContextManager[None]
@@ -119,7 +116,7 @@ def run(
             group = _open_parameters(parameters) if parameters.is_on else None
         except (WrongSetting, OSError) as error:
             log.error("cannot_start", error=str(error))
-            return EXIT_BAD_CONFIG if isinstance(error, WrongSetting) else EXIT_ERROR
+            return EXIT_BAD_CONFIG if isinstance(error, WrongSetting) else EXIT_FAILED
         if group is not None:
             at_end.callback(group.close)
         health = HealthSocket(config.journal.path)
@@ -234,7 +231,7 @@ async def _run(
     if group is not None:
         await closing
     if not has_stopped:
-        return EXIT_ERROR
+        return EXIT_FAILED
     if status == EXIT_OK:
         log.info("stopped", round=driver.session.round, phase=driver.session.phase.value)
     return status
@@ -299,7 +296,7 @@ def _status_of(sessions: "Sessions") -> int:
 def _status_after(error: BaseException) -> int:
     if isinstance(error, OtherRules | CannotStartFrom):
         return EXIT_BAD_CONFIG
-    return EXIT_FENCED if isinstance(error, Fenced) else EXIT_ERROR
+    return EXIT_FENCED if isinstance(error, Fenced) else EXIT_FAILED
 
 
 async def _stopped(coordinator: Coordinator) -> bool:

@@ -270,7 +270,15 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             update_damaged=reply.update_damaged,
             warning=reply.warning,
             attempt=reply.attempt,
+            rounds_contributed=self._rounds_contributed(participant_id, reply),
         )
+
+    def _rounds_contributed(self, participant_id: str, seen: r.Advertisement) -> int:
+        """Rounds that a participant counted in, once the session is over; before that 0."""
+        if seen.phase is not Phase.FINISHED:
+            return 0
+        account = self._driver.history.accounts.by_name.get(participant_id)
+        return 0 if account is None else account.num_counted
 
     def _reconnect_spread_ms(self) -> int:
         session = self._driver.session
@@ -478,6 +486,12 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         known_metadata = b""  # sent by this stream
         async for seen in self._driver.watch(participant_id, instance_id):
             message = self._news_of(seen)
+            if seen.phase is Phase.FINISHED:
+                own = pb.WatchResponse(
+                    rounds_contributed=self._rounds_contributed(participant_id, seen)
+                )
+                own.MergeFrom(message)
+                message = own
             if message == last:
                 continue  # the core tells phases apart that are one state on the wire
             is_told = last is not None and _accepts_update(last, message)

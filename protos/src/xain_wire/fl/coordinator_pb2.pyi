@@ -373,6 +373,7 @@ class HeartbeatResponse(_message.Message):
     UPDATE_DAMAGED_FIELD_NUMBER: _builtins.int
     WARNING_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    ROUNDS_CONTRIBUTED_FIELD_NUMBER: _builtins.int
     state: Global___State.ValueType
     """ROUND only for those selected to train it"""
     round: _builtins.int
@@ -391,6 +392,8 @@ class HeartbeatResponse(_message.Message):
     """what is wrong with the caller, such as a second process with its id"""
     attempt: _builtins.int
     """at this round, with process groups: a higher one starts the round again"""
+    rounds_contributed: _builtins.int
+    """With FINISHED: rounds of the session in which an update of the caller counted."""
     def __init__(
         self,
         *,
@@ -403,10 +406,11 @@ class HeartbeatResponse(_message.Message):
         update_damaged: _builtins.bool = ...,
         warning: _builtins.str = ...,
         attempt: _builtins.int = ...,
+        rounds_contributed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cause", b"cause", "reconnect_spread_ms", b"reconnect_spread_ms", "round", b"round", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted", "update_damaged", b"update_damaged", "warning", b"warning"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cause", b"cause", "reconnect_spread_ms", b"reconnect_spread_ms", "round", b"round", "rounds_contributed", b"rounds_contributed", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted", "update_damaged", b"update_damaged", "warning", b"warning"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -447,6 +451,7 @@ class WatchResponse(_message.Message):
     UPDATE_DAMAGED_FIELD_NUMBER: _builtins.int
     WARNING_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    ROUNDS_CONTRIBUTED_FIELD_NUMBER: _builtins.int
     state: Global___State.ValueType
     round: _builtins.int
     update_accepted: _builtins.bool
@@ -462,6 +467,8 @@ class WatchResponse(_message.Message):
     warning: _builtins.str
     """as in HeartbeatResponse"""
     attempt: _builtins.int
+    """as in HeartbeatResponse"""
+    rounds_contributed: _builtins.int
     """as in HeartbeatResponse"""
     @_builtins.property
     def work(self) -> Global___StartTrainingRoundResponse:
@@ -481,10 +488,11 @@ class WatchResponse(_message.Message):
         update_damaged: _builtins.bool = ...,
         warning: _builtins.str = ...,
         attempt: _builtins.int = ...,
+        rounds_contributed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cause", b"cause", "round", b"round", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted", "update_damaged", b"update_damaged", "warning", b"warning", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cause", b"cause", "round", b"round", "rounds_contributed", b"rounds_contributed", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted", "update_damaged", b"update_damaged", "warning", b"warning", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

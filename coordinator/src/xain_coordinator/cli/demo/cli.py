@@ -16,10 +16,10 @@ from xain_coordinator.cli.demo.sites import DemoLaunch, Settings
 from xain_coordinator.cli.launch.cli import run
 from xain_coordinator.config.launch import COORDINATOR, LaunchSettings
 from xain_foundation.commands import CommandFailed, fail, make_app, run_app
+from xain_foundation.exit_statuses import EXIT_FAILED
 from xain_wire.limits import MAX_INT32
 from xain_workloads.partition import MAX_ALPHA
 
-EXIT_FAILED = 1
 PROGRAM = "xain-coordinator demo"
 
 app = make_app()

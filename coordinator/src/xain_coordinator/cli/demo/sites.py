@@ -20,10 +20,11 @@ from xain_coordinator.cli.demo.training import (
 from xain_coordinator.cli.launch.lifecycle import Launcher, Running, have_ended
 from xain_coordinator.cli.launch.plan import PARTICIPATE, Program, Worker
 from xain_coordinator.cli.launch.processes import LocalProcess
-from xain_coordinator.cli.launch.rounds import EXIT_FAILED, Request, RoundsLaunch
+from xain_coordinator.cli.launch.rounds import Request, RoundsLaunch
 from xain_coordinator.cli.live_view import shown
 from xain_coordinator.config.launch import COORDINATOR
 from xain_foundation.commands import CommandFailed
+from xain_foundation.exit_statuses import EXIT_FAILED
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.metadata import COMPLETED
 

@@ -21,7 +21,6 @@ from xain_coordinator.cli.launch.rounds import Request, RoundsLaunch
 from xain_coordinator.config.coordinator import ENV_PREFIX, CoordinatorConfig
 from xain_coordinator.config.launch import LaunchSettings
 from xain_foundation.commands import (
-    EXIT_BAD_CONFIG,
     CommandFailed,
     Config,
     fail,
@@ -30,14 +29,13 @@ from xain_foundation.commands import (
     run_app,
     set_option,
 )
+from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_SIGNAL
 from xain_foundation.settings import ConfigError, resolve
 
 PROGRAM = "xain-coordinator launch"
-EXIT_FAILED = 1
 EXAMPLE = "rounds.epochs=3"
 WORKER_EXAMPLE = "data.test_fraction=0.2"
 BACKENDS = ("process", "docker")
-EXIT_SIGNAL = 128  # a shell's exit status for a signal is this plus its number
 
 app = make_app()
 
@@ -62,7 +60,8 @@ coordinator, and for `sparse` [scheduler] and [server] of `xain-parameter-server
 that the workload needs are set unless you set them.
 
 Exit status: 0 at the end of the training, and with --serve after Ctrl-C; 1 if it could not come to
-its end; 2 if a setting is wrong; 130 after Ctrl-C, 143 after SIGTERM.
+its end; 2 if a setting is wrong; 5 if no worker of sparse had a row; 130 after Ctrl-C, 143 after
+SIGTERM.
 """
 
 _EXAMPLES = """**Examples**

@@ -22,6 +22,7 @@ from xain_coordinator.cli.launch.processes import LocalProcess, ProcessBackend
 from xain_coordinator.cli.launch.work_folder import hold
 from xain_coordinator.config.launch import COORDINATOR
 from xain_foundation.commands import CommandFailed
+from xain_foundation.exit_statuses import EXIT_NOTHING_COUNTED
 
 POLL_S = 0.1
 MAX_RESTARTS = 5  # of each program
@@ -44,13 +45,15 @@ class Launcher:
     pause: Callable[[float], None] = time.sleep
 
 
-def not_joined(worker: str, status: int, work: Path) -> str:
-    """The message for a worker that ended too early. It names the log, which --quiet does not show.
+def ended_early(worker: str, status: int, work: Path) -> str:
+    """The message for a worker that ended too early, whether or not it had joined.
+
+    The message names the log, which --quiet does not show.
 
     work: the folder of the launch.
     """
     log = work / "logs" / f"{worker}.log"
-    return f"{worker} ended with status {status} before it had joined; its log is {log}"
+    return f"{worker} ended with status {status} before all workers had joined; its log is {log}"
 
 
 class Launch(ABC):
@@ -161,6 +164,13 @@ class Launch(ABC):
 def _called(name: str) -> str:
     """A program in words."""
     return f"the {name}" if name in (COORDINATOR, SCHEDULER) else name
+
+
+def how_it_ended(status: int, killed: str) -> str:
+    """The end of a program with this status, in words. killed: how a kill is told."""
+    if status == EXIT_NOTHING_COUNTED:
+        return f"has trained nothing that counted (status {status})"
+    return killed if status == KILLED else f"ended with status {status}"
 
 
 def have_ended(group: dict[str, Running]) -> bool:

@@ -7,9 +7,15 @@ from functools import partial
 from pathlib import Path
 
 from xain_coordinator.cli import status as status_view
-from xain_coordinator.cli.launch.lifecycle import POLL_S, Launch, Launcher, have_ended, not_joined
+from xain_coordinator.cli.launch.lifecycle import (
+    POLL_S,
+    Launch,
+    Launcher,
+    ended_early,
+    have_ended,
+    how_it_ended,
+)
 from xain_coordinator.cli.launch.plan import (
-    KILLED,
     START_TIMEOUT_S,
     Program,
     Worker,
@@ -20,6 +26,7 @@ from xain_coordinator.config.launch import COORDINATOR
 from xain_coordinator.server import inspection_client
 from xain_coordinator.server.inspection_client import NoStatus, Snapshot
 from xain_foundation.commands import CommandFailed
+from xain_foundation.exit_statuses import EXIT_FAILED
 from xain_foundation.fields import join_host_port
 from xain_wire.fl.inspection_pb2 import RoundStatus
 from xain_wire.metadata import COMPLETED
@@ -27,7 +34,6 @@ from xain_wire.metadata import COMPLETED
 ASK_EVERY_S = 0.5
 NUM_ROUNDS = 60  # of an answer: more than pass between two
 LEAVE_TIMEOUT_S = 10.0  # for workers to end by themselves after the session
-EXIT_FAILED = 1
 JSON_BODY = "-H 'content-type: application/json' -d '{}'"
 
 
@@ -148,7 +154,7 @@ class RoundsLaunch(Launch):
         for name in sorted(missing):
             status = ended[name]
             if status is not None:
-                raise CommandFailed(not_joined(name, status, self._request.work))
+                raise CommandFailed(ended_early(name, status, self._request.work))
         return missing
 
     def watch(self) -> Snapshot:
@@ -200,7 +206,7 @@ class RoundsLaunch(Launch):
             status = worker.status()
             if status and name not in self._told:
                 self._told.add(name)
-                how = "was killed" if status == KILLED else f"ended with status {status}"
+                how = how_it_ended(status, "was killed")
                 self._say(f"{name} {how}" + ("; the others go on" if self._is_ready else ""))
 
     def _let_workers_end(self) -> None:

@@ -15,10 +15,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from xain_coordinator.cli.launch.lifecycle import POLL_S, Launch, Launcher, Running, not_joined
+from xain_coordinator.cli.launch.lifecycle import (
+    POLL_S,
+    Launch,
+    Launcher,
+    Running,
+    ended_early,
+    how_it_ended,
+)
 from xain_coordinator.cli.launch.plan import (
     DEFAULT_WORKERS,
-    KILLED,
     PARAMETERS,
     PARTICIPATE,
     SCHEDULER,
@@ -30,6 +36,7 @@ from xain_coordinator.cli.launch.plan import (
 )
 from xain_coordinator.config.launch import COORDINATOR, LaunchSettings
 from xain_foundation.commands import CommandFailed
+from xain_foundation.exit_statuses import EXIT_FAILED, EXIT_NOTHING_COUNTED
 from xain_foundation.fields import Section, join_host_port
 from xain_foundation.logs import LoggingSettings
 from xain_foundation.settings import Resolved
@@ -45,7 +52,6 @@ CHECKPOINT_S = 3600.0
 # How long workers wait for a killed one: longer than a start takes on a slow machine, so that the
 # model is the same with and without the kill.
 WORKER_LEASE_S = 60
-EXIT_FAILED = 1
 SCORE, EXPORT = "score", "export"  # names of programs
 CHECKPOINTS, MODEL = "checkpoints", "model.npz"  # in the work folder
 GROUP = "xain-parameters"  # journal and logs, in the work folder; a launch begins without them
@@ -178,11 +184,12 @@ class SparseLaunch(Launch):
         self._calls: SchedulerCalls | None = None
         self._listens = 0
         self._begun: set[str] = set()  # workers that were in their loop over clocks
+        self._idle: set[str] = set()  # workers that have trained nothing
         self._progress: dict[str, Mapping[str, float]] = {}  # the last of each worker
         self._num_rollbacks = 0  # before all workers were started the last time
 
     def follow(self) -> int:
-        """See Launch. A worker that failed makes the exit status 1."""
+        """See Launch. A worker that failed makes the exit status 1, and 5 if none had a row."""
         request = self._request
         self._say(
             f"starting a scheduler, {_counted(len(request.servers), 'server')} and "
@@ -199,9 +206,11 @@ class SparseLaunch(Launch):
         while True:
             while not self._are_over():
                 self._look()
-            failed = sorted(self._told)
+            failed = sorted(self._told - self._idle)
             if len(failed) == len(request.workers):
                 raise CommandFailed("no worker has trained to its end")
+            if len(self._idle) == len(request.workers):
+                return EXIT_NOTHING_COUNTED
             number, status = self._save()
             # Workers that are started again would wait for failed ones.
             if failed or status.num_rollbacks == self._num_rollbacks:
@@ -354,10 +363,11 @@ class SparseLaunch(Launch):
         # Asked after that: a short training may be over already.
         status = self._status()
         self._begun.update(() if status is None else status.clocks)
-        self._begun.update(name for name, code in ended.items() if code == 0)
+        over = (0, EXIT_NOTHING_COUNTED)
+        self._begun.update(name for name, code in ended.items() if code in over)
         for name, code in ended.items():
             if code is not None and name not in self._begun:
-                raise CommandFailed(not_joined(name, code, self._request.work))
+                raise CommandFailed(ended_early(name, code, self._request.work))
         return self._workers.keys() - self._begun
 
     def _look(self) -> None:
@@ -377,7 +387,9 @@ class SparseLaunch(Launch):
             is_over &= status is not None
             if status and name not in self._told:
                 self._told.add(name)
-                how = "was killed too often" if status == KILLED else f"ended with status {status}"
+                how = how_it_ended(status, "was killed too often")
+                if status == EXIT_NOTHING_COUNTED:
+                    self._idle.add(name)
                 self._say(f"{name} {how}; the others go on")
         return is_over
 
