@@ -1,4 +1,4 @@
-"""Take a slice of the data that no other replica has, then become the participant:
+"""Take a slice of the data that no other replica has, and run the participant with it:
 
     claim_slice.py PROGRAM [ARGUMENT ...]
 
@@ -8,17 +8,23 @@ when it comes back, and is the same participant again, since its name is that of
 instance id is the container's host name, which stays over restarts of the container: the
 coordinator takes it for the same process, and need not wait for the lease of the killed one.
 
-Exit status 1 if all slices are taken.
+The exit status is the participant's, or 1 if all slices are taken. Compose starts a container again
+after every status but 0, so a status that is final (xain_foundation.exit_statuses) is printed and
+becomes 0.
 """
 
 import fcntl
 import os
+import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
 SLICES = Path("/run/slices")
 NUM_PARTS = "XAIN_PARTICIPANT_PARTITION__NUM_PARTS"
+FINAL = (4, 5, 6)  # a test compares them; the image need not have the package
+SIGNALLED = 128  # plus the number of the signal, as a shell counts
 
 
 def main() -> None:
@@ -29,7 +35,29 @@ def main() -> None:
     os.environ["XAIN_PARTICIPANT_PARTITION__INDEX"] = str(index)
     os.environ["XAIN_PARTICIPANT_PARTICIPANT__ID"] = f"slice-{index}"
     os.environ["XAIN_PARTICIPANT_PARTICIPANT__INSTANCE_ID"] = socket.gethostname()
-    os.execvp(sys.argv[1], sys.argv[1:])
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(command: list[str]) -> int:
+    """Run a program, which gets the signals of this process. Returns the status to exit with."""
+    asked: list[int] = []
+    program: subprocess.Popen[bytes] | None = None
+
+    def hand_on(number: int, frame: object) -> None:
+        asked.append(number)
+        if program is not None:
+            program.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, hand_on)
+    program = subprocess.Popen(command, close_fds=False)
+    for number in asked:  # that came before the program was there
+        program.send_signal(number)
+    status = program.wait()
+    if status in FINAL:
+        sys.stderr.write(f"claim_slice.py: status {status} is final: no other start follows\n")
+        return 0
+    return status if status >= 0 else SIGNALLED - status
 
 
 def claim(num_parts: int) -> int | None:
@@ -41,7 +69,8 @@ def claim(num_parts: int) -> int | None:
         except BlockingIOError:
             os.close(slice_)
             continue
-        # The lock lives as long as the descriptor, which the program is to inherit.
+        # The lock lives as long as the descriptor. The program inherits it, and may outlive this
+        # process, were that killed alone.
         os.set_inheritable(slice_, True)
         return index
     return None

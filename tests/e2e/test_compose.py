@@ -26,6 +26,7 @@ from support.containers import engine, time_series
 from support.containers.engine import docker, wait_until
 from support.containers.stack import Stack
 from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_foundation.exit_statuses import FINAL
 from xain_foundation.settings import load as load_settings
 from xain_participant.config import ParticipantConfig
 from xain_workloads import workload
@@ -265,17 +266,21 @@ def test_points_are_read_from_influxdb():
     assert series[""] == {second + 1000: 4}
 
 
+def claiming(slices):
+    """Code that runs deploy/compose/claim_slice.py with this folder of slices."""
+    folder = engine.ROOT / "deploy/compose"
+    return (
+        f"import sys; sys.path.insert(0, {str(folder)!r}); import claim_slice, pathlib; "
+        f"claim_slice.SLICES = pathlib.Path({str(slices)!r}); claim_slice.main()"
+    )
+
+
 def test_replica_has_name_of_its_slice_and_instance_of_its_container(tmp_path):
     """A container that is restarted after a kill is the same instance."""
     for index in range(2):
         (tmp_path / str(index)).touch()
-    folder = engine.ROOT / "deploy/compose"
-    code = (
-        f"import sys; sys.path.insert(0, {str(folder)!r}); import claim_slice, pathlib; "
-        f"claim_slice.SLICES = pathlib.Path({str(tmp_path)!r}); claim_slice.main()"
-    )
     done = subprocess.run(
-        [sys.executable, "-c", code, "env"],
+        [sys.executable, "-c", claiming(tmp_path), "env"],
         env={**os.environ, "XAIN_PARTICIPANT_PARTITION__NUM_PARTS": "2"},
         capture_output=True,
         text=True,
@@ -284,6 +289,41 @@ def test_replica_has_name_of_its_slice_and_instance_of_its_container(tmp_path):
     given = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
     assert given["XAIN_PARTICIPANT_PARTICIPANT__ID"] == "slice-0"
     assert given["XAIN_PARTICIPANT_PARTICIPANT__INSTANCE_ID"] == socket.gethostname()
+
+
+@pytest.mark.parametrize(("command", "status"), [("exit 5", 0), ("exit 1", 1), ("kill -9 $$", 137)])
+def test_replica_that_ends_with_a_final_status_is_not_started_again(tmp_path, command, status):
+    """Compose starts a container again after any status but 0."""
+    (tmp_path / "0").touch()
+    done = subprocess.run(
+        [sys.executable, "-c", claiming(tmp_path), "sh", "-c", command],
+        env={**os.environ, "XAIN_PARTICIPANT_PARTITION__NUM_PARTS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == status
+    assert ("status 5 is final" in done.stderr) == (command == "exit 5")
+
+
+def test_signal_reaches_the_program_of_a_replica(tmp_path):
+    """Docker sends SIGTERM to the first process of a container, and the participant takes leave."""
+    (tmp_path / "0").touch()
+    command = 'trap "exit 143" TERM; echo ready; while :; do sleep 0.1; done'
+    with subprocess.Popen(
+        [sys.executable, "-c", claiming(tmp_path), "sh", "-c", command],
+        env={**os.environ, "XAIN_PARTICIPANT_PARTITION__NUM_PARTS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as replica:
+        assert replica.stdout.readline() == "ready\n"
+        replica.terminate()
+        assert replica.wait(60) == 143
+
+
+def test_slices_know_the_final_statuses():
+    """The script has a copy of them, since it runs where our packages need not be."""
+    code = (engine.ROOT / "deploy/compose/claim_slice.py").read_text(encoding="utf-8")
+    assert f"\nFINAL = {FINAL} " in code
 
 
 # --- on a real engine -----------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import yaml
 from support.command_lines import parsed
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.server.serve import LIVENESS
+from xain_foundation.exit_statuses import EXIT_FAILED, FINAL
 from xain_foundation.settings import load
 from xain_parameters.config import ENV_PREFIX, ServerSettings
 from xain_participant.config import ParticipantConfig
@@ -26,6 +27,7 @@ KINDS = ("gradient", "bagging", "neural")
 KUSTOMIZATIONS = ("base", "own-data", *KINDS)  # with a coordinator
 SPARSE = "sparse"  # with a parameter server
 ALL = (*KUSTOMIZATIONS, SPARSE)
+JOBS = (("base", "xain-participant"), (SPARSE, "xain-participant sparse"))
 BASE_IMAGES = {"xain-coordinator", "xain-participant-sgd"}
 MANIFESTS = sorted(file for file in KUBERNETES.rglob("*.yaml") if file.name != "kustomization.yaml")
 NAME = "app.kubernetes.io/name"
@@ -525,6 +527,32 @@ def test_servers_have_stable_names_and_volumes() -> None:
     assert scheduler["checkpoints"] == mounts["checkpoints"]
     grace_s = owner["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     assert grace_s > ServerSettings().leave_s
+
+
+@pytest.mark.parametrize(("name", "program"), JOBS)
+def test_job_starts_no_pod_again_whose_status_is_final(name: str, program: str) -> None:
+    """An index whose pod ends with a status that the table calls final, or that needs a correction,
+    has failed at once. A pod that a drain has ended comes first, and is replaced."""
+    (job,) = [d for d in resources(name) if d["kind"] == "Job"]
+    disrupted, final = job["spec"]["podFailurePolicy"]["rules"]
+    assert disrupted["action"] == "Ignore"
+    assert "onPodConditions" in disrupted
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    codes = final["onExitCodes"]
+    assert (final["action"], codes["operator"]) == ("FailIndex", "In")
+    assert codes["containerName"] == container["name"]
+    page = (KUBERNETES.parents[1] / "docs/operations.md").read_text(encoding="utf-8")
+    told = {
+        int(status)
+        for status, of, again in re.findall(
+            r"^\| (\d) \| (.*?) \| .* \| (.*) \|$", page, re.MULTILINE
+        )
+        if f"`{program}`" in of and status != "0" and again != "yes"
+    }
+    if program == "xain-participant sparse":
+        told.remove(EXIT_FAILED)  # its scheduler may not answer yet
+    assert {*codes["values"]} == told.union(FINAL)
+    assert job["spec"]["backoffLimitPerIndex"], "what FailIndex needs"
 
 
 def test_sparse_job_has_as_many_workers_as_parts(monkeypatch: pytest.MonkeyPatch) -> None:
