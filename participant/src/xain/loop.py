@@ -449,8 +449,8 @@ class Rounds:
 
     @property
     def exit_status(self) -> int:
-        """What the script may end with after the loop: 5 if the session is finished and none of its
-        updates counted, else 0. A loop without a turn is one of these."""
+        """Status for the script to end with after the loop: 5 if the session is finished and none of
+        the script's updates counted, also if there was no round; else 0."""
         return self._loop.exit_status
 
     def __iter__(self) -> Self:

@@ -100,7 +100,7 @@ def test_worker_without_rows_holds_no_other_back(group, tmp_path):
 
 
 def test_worker_process_without_rows_warns_and_has_a_status_of_its_own(group, tmp_path):
-    """Of two workers that divide one row."""
+    """Two workers divide one row."""
     (tmp_path / "train.svm").write_text("1 1:1\n")
     words = [
         "sparse",

@@ -234,7 +234,7 @@ def test_loop_that_is_left_within_a_round_tells_where(serve: Serve) -> None:
     assert "test_rounds.py:" in left["reason"]
 
 
-def test_loop_without_a_turn_has_a_status_of_its_own(serve: Serve) -> None:
+def test_loop_without_a_round_has_a_status_of_its_own(serve: Serve) -> None:
     """A script whose site was never selected must not look as if it had trained."""
     coordinator = serve(Ledger(rounds=0))
     with capture_logs() as logs, xain.rounds(coordinator=coordinator.target) as rounds:
