@@ -60,3 +60,17 @@ def seaweedfs() -> Iterator[S3Server]:
 @pytest.fixture(scope="session")
 def minio_gateway() -> Iterator[S3Server]:
     yield from running(MinioGateway)
+
+
+@pytest.fixture
+def s3fs_bucket(seaweedfs: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A new bucket that s3:// URLs reach, by the variables that s3fs takes from a user."""
+    import s3fs
+
+    monkeypatch.setenv("AWS_ENDPOINT_URL", seaweedfs.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", seaweedfs.owner.access_key_id)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", seaweedfs.owner.secret_access_key)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    s3fs.S3FileSystem.clear_instance_cache()
+    yield seaweedfs.new_bucket()
+    s3fs.S3FileSystem.clear_instance_cache()

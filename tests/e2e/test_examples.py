@@ -5,6 +5,7 @@ import difflib
 import importlib
 import io
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -188,3 +189,17 @@ def test_scaffold_finds_the_optimum_that_averaging_misses(
     distances = {line.split(":")[0]: float(line.split()[1]) for line in lines}
     assert distances["averaging"] > 0.01
     assert distances["scaffold"] < 1e-4
+
+
+def test_simulated_sites_learn_the_digits() -> None:
+    """A hundred sites of a script, in a process of its own as one starts it."""
+    needs("torch")
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "simulate.py"), "5"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=4 * PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[1]) > 0.5, done.stdout  # by chance 0.1

@@ -62,7 +62,7 @@ INSTALLED_AS = {
     "zmq": "pyzmq",
 }
 # Found by fsspec through their entry points, and imported by no other module.
-PLUGINS = {"hdfs-native"}
+PLUGINS = {"hdfs-native", "s3fs"}
 
 
 def imports(folder: Path) -> Iterator[tuple[Path, str]]:

@@ -191,7 +191,7 @@ def _scheduler(
         str | None,
         typer.Option(
             metavar="URL",
-            help="Folder that all servers see, or fsspec URL. [scheduler.checkpoints]",
+            help="Folder that all servers see, or s3:// URL. [scheduler.checkpoints]",
         ),
     ] = None,
     tls: TlsFolder = None,
@@ -354,7 +354,7 @@ def _roll_back(
 @app.command("export", help=_EXPORT_HELP, epilog=_EXPORT_EXAMPLES)
 def _export(
     checkpoint: Annotated[
-        str, typer.Argument(metavar="CHECKPOINT", help="Its folder, or fsspec URL.")
+        str, typer.Argument(metavar="CHECKPOINT", help="Its folder, or s3:// URL.")
     ],
     table: Annotated[str, typer.Option("--table", metavar="NAME")],
     to: Annotated[

@@ -37,7 +37,7 @@ class SchedulerSettings(Section):
         if self.checkpoint_interval and not self.checkpoints:
             raise WrongSetting(
                 "checkpoint_interval",
-                "scheduler.checkpoints must be given too: the folder or fsspec URL for them",
+                "scheduler.checkpoints must be given too: the folder or s3:// URL for them",
             )
         return self
 

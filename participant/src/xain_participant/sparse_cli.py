@@ -102,7 +102,7 @@ def sparse(
         typer.Option(
             "--data",
             metavar="PATH-OR-URL",
-            help="Libsvm file, folder, or pattern with *; local, or a URL that fsspec knows.",
+            help="Libsvm file, folder, or pattern with *; local, or at s3:// or hdfs://.",
         ),
     ] = None,
     test: Annotated[

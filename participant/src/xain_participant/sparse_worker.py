@@ -127,6 +127,7 @@ def train(
     done = _Done(server, job)
     if done.is_done():
         return True  # in an earlier process
+    declare_source(server, job, files)
     with closing(Batches(job, files)) as batches:
         meter = _Meter(report, report_s)
         cursor = _Cursor(server, job)
@@ -147,6 +148,25 @@ def train(
         meter.flush()
     done.tell()
     return not is_empty
+
+
+def declare_source(server: Server, job: Job, files: LibsvmFiles) -> None:
+    """Raise DataError unless all workers of a model divide the same files into as many parts.
+
+    Parts are byte ranges of the files: only then they have each row once. Each worker notes its own
+    source before it reads the notes of the others, so of two that differ one at least is refused.
+    """
+    notes = server.table(f"{job.table}.source", dim=3, update=Assign(), dtype=np.float64)
+    own = np.array([job.num_workers, files.num_bytes, files.fingerprint], np.float64)
+    notes.push([job.index], own[np.newaxis])
+    for index, note in enumerate(notes.pull(np.arange(job.num_workers))):
+        if note.any() and (note != own).any():
+            raise DataError(
+                f"worker {index} divides {note[1]:,.0f} bytes among {note[0]:.0f} workers, and "
+                f"worker {job.index} {own[1]:,.0f} bytes among {own[0]:.0f}, or files with other "
+                "names or sizes: their parts do not have each row once; give all workers the same "
+                "--data and --workers, and other data another --table"
+            )
 
 
 class _Cursor:

@@ -1,14 +1,10 @@
-"""Checkpoints of a parameter server in a real S3 server, through an fsspec file system."""
+"""Checkpoints of a parameter server in a real S3 server, by s3fs."""
 
 import contextlib
-import importlib
 import time
 from pathlib import Path
 
 import numpy as np
-import pyarrow.fs
-import pytest
-from fsspec.implementations.arrow import ArrowFSWrapper
 
 from support.s3_servers import S3Server
 from xain_parameters.client.connecting import connect_sync
@@ -23,33 +19,10 @@ SHAPE = (1_000, 3)
 LONG_S = 20.0
 
 
-@pytest.fixture
-def bucket(seaweedfs: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An empty bucket, which "s3://" reaches through pyarrow, as s3fs is not installed."""
-
-    class S3(ArrowFSWrapper):
-        cachable = False
-
-        def __init__(self, **options: object) -> None:
-            owner = seaweedfs.owner
-            files = pyarrow.fs.S3FileSystem(
-                access_key=owner.access_key_id,
-                secret_key=owner.secret_access_key,
-                endpoint_override=f"127.0.0.1:{seaweedfs.port}",
-                scheme="http",
-                region="us-east-1",
-            )
-            super().__init__(files, **options)
-
-    registry = importlib.import_module("fsspec.registry")  # fsspec.registry is its mapping
-    monkeypatch.setitem(registry._registry, "s3", S3)
-    return seaweedfs.new_bucket()
-
-
 def test_checkpoint_in_s3_is_exported_and_rolled_back_to(
-    bucket: str, seaweedfs: S3Server, tmp_path: Path
+    s3fs_bucket: str, seaweedfs: S3Server, tmp_path: Path
 ) -> None:
-    settings = Settings(num_ranges=3, checkpoints=f"s3://{bucket}/parameters")
+    settings = Settings(num_ranges=3, checkpoints=f"s3://{s3fs_bucket}/parameters")
     journal = Journal(tmp_path / "scheduler.db")
     with contextlib.ExitStack() as stack:
         group = stack.enter_context(SchedulerServer(journal, settings))
@@ -62,12 +35,12 @@ def test_checkpoint_in_s3_is_exported_and_rolled_back_to(
         rows.push(ids, np.ones((len(ids), 2), np.float32))
         assert worker.checkpoint() == 1
         with contextlib.closing(seaweedfs.client()) as client:
-            listed = client.list_objects_v2(Bucket=bucket)["Contents"]
+            listed = client.list_objects_v2(Bucket=s3fs_bucket)["Contents"]
         written = {each["Key"].rpartition("/")[2]: each["LastModified"] for each in listed}
         assert set(written) == {MANIFEST, "range-1.cut", "range-2.cut", "range-3.cut"}
         assert written[MANIFEST] == max(written.values())
         folder = listed[0]["Key"].rpartition("/")[0]
-        checkpoint = f"s3://{bucket}/{folder}"
+        checkpoint = f"s3://{s3fs_bucket}/{folder}"
         assert (read_table(checkpoint, "w")["values"] == 1).all()
         assert export(checkpoint, "rows", tmp_path / "rows.npz") == 2 * len(ids)
         w.push(np.ones(SHAPE, np.float32))
@@ -80,6 +53,6 @@ def test_checkpoint_in_s3_is_exported_and_rolled_back_to(
         # The last two are kept; the first is removed a moment after the third is whole.
         deadline = time.monotonic() + LONG_S
         with contextlib.closing(seaweedfs.client()) as client:
-            while "Contents" in client.list_objects_v2(Bucket=bucket, Prefix=folder):
+            while "Contents" in client.list_objects_v2(Bucket=s3fs_bucket, Prefix=folder):
                 assert time.monotonic() < deadline
                 time.sleep(0.05)

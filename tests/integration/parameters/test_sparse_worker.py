@@ -12,7 +12,7 @@ import pytest
 
 from support.parameter_group import Group
 from xain_parameters import Invalid, LocalGroup
-from xain_participant.sparse_worker import Job, Progress, Score, score, train
+from xain_participant.sparse_worker import Job, Progress, Score, declare_source, score, train
 from xain_workloads.errors import DataError
 from xain_workloads.sparse.generator import SHAPES, write
 from xain_workloads.sparse.libsvm import LibsvmFiles
@@ -229,3 +229,20 @@ def test_batches_come_again_after_a_rollback(folder):
     assert [each.clock for each in reports] == [*range(7), *range(30)]
     assert [each.loss for each in reports[:6]] == [each.loss for each in reports[7:13]]
     group.close()
+
+
+def test_workers_with_different_sources_are_refused(group, tmp_path):
+    """Their parts would not have each row once: a file with a row more, or other --workers."""
+    path = tmp_path / "train.svm"
+    path.write_text("1 3:1\n0 4:1\n")
+    job = Job("t", MODELS["logistic"], num_workers=2)
+    first, second = replace(job, index=0), replace(job, index=1)
+    with group.connect("w0") as one, group.connect("w1") as other:
+        declare_source(one, first, LibsvmFiles(str(path)))
+        with pytest.raises(DataError, match="worker 0 divides 12 bytes among 2 workers, and worke"):
+            declare_source(other, replace(second, num_workers=3), LibsvmFiles(str(path)))
+        path.write_text("1 3:1\n0 4:1\n0 5:1\n")
+        with pytest.raises(DataError, match="worker 1 18 bytes among 2, .* --data and --workers"):
+            train(other, second, LibsvmFiles(str(path)))
+    path.write_text("1 3:1\n0 4:1\n")
+    assert [len(each) for each in together(group, tmp_path, replace(job, table="u"))] == [1, 1]

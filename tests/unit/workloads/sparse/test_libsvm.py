@@ -1,6 +1,7 @@
 import fsspec
 import numpy as np
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -84,7 +85,7 @@ def test_missing_and_empty_files_are_refused(tmp_path):
     (tmp_path / "empty.svm").touch()
     with pytest.raises(NoData, match="is empty"):
         LibsvmFiles(str(tmp_path))
-    with pytest.raises(DataError, match="cannot read nowhere://x"):
+    with pytest.raises(DataError, match="no driver for nowhere:// is installed"):
         LibsvmFiles("nowhere://x")
 
 
@@ -115,3 +116,18 @@ def test_batches_are_the_same_wherever_blocks_end(tmp_path, block_bytes):
         columns = np.searchsorted(batch.keys, rows % 5)
         assert (dense[np.arange(len(rows)), columns] == rows + 1).all()
         assert dense.sum() == (rows + 1.5).sum()
+
+
+def test_file_system_that_returns_other_bytes_than_asked_for_is_refused(tmp_path, monkeypatch):
+    """As one without ranges does, which returns the whole file, or a file that is cut off."""
+    path = tmp_path / "x.svm"
+    path.write_text("".join(f"{i} 1:1\n" for i in range(100)))
+    source = LibsvmFiles(str(path))
+    whole = path.read_bytes()
+    monkeypatch.setattr(LocalFileSystem, "cat_file", lambda self, path, start, end: whole)
+    with pytest.raises(DataError, match=r"x\.svm: bytes \d+ to \d+ were asked for, and 690 came"):
+        list(source.read(source.part(1, 3)))
+    monkeypatch.undo()
+    path.write_bytes(whole[:400])
+    with pytest.raises(DataError, match=r"the file has changed"):
+        list(source.read(source.part(0, 1)))

@@ -7,7 +7,9 @@ part reads more than its bytes and the rest of its last line.
 
 import posixpath
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import fsspec
@@ -109,13 +111,22 @@ def _joined(blocks: Sequence[Rows]) -> Rows:
 class LibsvmFiles:
     """Files of rows "target key:value key:value ...", keys ascending within a row.
 
-    source: a path, a folder, or a pattern with *, local or as a URL that fsspec knows (s3://,
-        hdfs://). Hidden files are left out of a folder.
+    source: a path, a folder, or a pattern with *, local or as a URL (s3://, hdfs://) that a driver
+        of fsspec reads. Hidden files are left out of a folder.
+    fingerprint: equal for two sources whose files have the same names and sizes; below 2**32.
     Raises DataError if there is no such file, and NoData if all are empty.
     """
 
     def __init__(self, source: str) -> None:
+        scheme, _ = fsspec.core.split_protocol(source)
         try:
+            fsspec.get_filesystem_class(scheme or "file")
+        except (ImportError, ValueError):
+            raise DataError(
+                f"{source}: no driver for {scheme}:// is installed; those for s3:// and hdfs:// "
+                "come with the extras s3 and hdfs of xain-participant"
+            ) from None
+        with _driver_errors(source):
             self._files, found = fsspec.core.url_to_fs(source)
             if self._files.isdir(found):
                 found = posixpath.join(found, "*")
@@ -125,11 +136,11 @@ class LibsvmFiles:
                 for name in names
                 if self._files.isfile(name) and not posixpath.basename(name).startswith((".", "_"))
             ]
-        except (OSError, ValueError, ImportError, RuntimeError) as error:
-            raise DataError(f"cannot read {source}: {error}") from error
         if not sizes:
             raise DataError(f"there is no file {source}")
         self._sizes = dict(sizes)
+        named = [(posixpath.basename(name), size) for name, size in sizes]
+        self.fingerprint = zlib.crc32(repr(named).encode())  # of names and sizes
         self.num_bytes = sum(self._sizes.values())
         if not self.num_bytes:
             raise NoData(f"{source} is empty")
@@ -187,10 +198,29 @@ class LibsvmFiles:
         stop = min(stop, self._sizes[path])
         if start >= stop:
             return b""
-        try:
-            return bytes(self._files.cat_file(path, start, stop))
-        except (OSError, RuntimeError) as error:  # a RuntimeError of hdfs-native
-            raise DataError(f"cannot read {path}: {error}") from error
+        with _driver_errors(path):
+            # By name: the second parameter of s3fs is the version of an object.
+            found = bytes(self._files.cat_file(path, start=start, end=stop))
+        if len(found) != stop - start:
+            raise DataError(
+                f"{path}: bytes {start} to {stop} were asked for, and {len(found)} came; the file "
+                "has changed while it was read, or its file system reads no ranges"
+            )
+        return found
+
+
+@contextmanager
+def _driver_errors(source: str) -> Iterator[None]:
+    """Turn what a driver of fsspec raises, which may be of any class, into a DataError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise DataError(f"there is no file {source}") from None
+    except PermissionError as error:
+        raise DataError(f"{source} may not be read with the credentials of this process") from error
+    except Exception as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise DataError(f"{source} cannot be read; its file system says: {why}") from error
 
 
 def _parsed(block: bytes, where: str) -> Rows:

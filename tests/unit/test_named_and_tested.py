@@ -1,0 +1,105 @@
+"""Each scheme, extra, example and profile that a user is told of has a test that uses it."""
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+
+# name: a test that uses what it names. Adding a name without a test is the mistake to be found here.
+TESTS = {
+    "s3://": "integration/parameters/test_s3_data.py",
+    "hdfs://": "integration/parameters/test_hdfs.py",
+    "redis://": "contract/discovery/test_members.py",
+    "xain-coordinator[docker]": "e2e/test_launch_containers.py",
+    "xain-coordinator[export]": "unit/coordinator/test_export_formats.py",
+    "xain-coordinator[http]": "e2e/test_http.py",
+    "xain-coordinator[mlflow]": "unit/coordinator/test_export_formats.py",
+    "xain-coordinator[parameters]": "integration/coordinator/test_parameter_group.py",
+    "xain-messaging[redis]": "contract/discovery/test_members.py",
+    "xain-messaging[zmq]": "contract/drivers/test_zeromq.py",
+    "xain-parameters[parquet]": "integration/parameters/test_server.py",
+    "xain-parameters[s3]": "integration/parameters/test_s3_checkpoints.py",
+    "xain-participant[bagging]": "e2e/test_bagging.py",
+    "xain-participant[hdfs]": "integration/parameters/test_hdfs.py",
+    "xain-participant[s3]": "integration/parameters/test_s3_data.py",
+    "xain-participant[sparse]": "integration/parameters/test_sparse_worker.py",
+    "xain-participant[tables]": "unit/workloads/test_data.py",
+    "xain-participant[torch]": "e2e/test_neural.py",
+    "xain-participant[xgboost]": "integration/coordinator/test_trees.py",
+    "xain-workloads[bagging]": "unit/workloads/test_bagging.py",
+    "xain-workloads[hdfs]": "integration/parameters/test_hdfs.py",
+    "xain-workloads[s3]": "integration/parameters/test_s3_data.py",
+    "xain-workloads[sparse]": "unit/workloads/sparse/test_libsvm.py",
+    "xain-workloads[torch]": "unit/workloads/test_neural.py",
+    "xain-workloads[train]": "unit/workloads/test_sgd.py",
+    "xain-workloads[xgboost]": "integration/coordinator/test_trees.py",
+    "examples/fedprox.py": "e2e/test_examples.py",
+    "examples/lora.py": "e2e/test_examples.py",
+    "examples/scaffold.py": "e2e/test_examples.py",
+    "examples/simulate.py": "e2e/test_examples.py",
+    "examples/torch_federated.py": "e2e/test_examples.py",
+    "examples/torch_gradients.py": "e2e/test_examples.py",
+    "examples/torch_local.py": "e2e/test_examples.py",
+    "messaging/examples/actor_learner.py": "integration/messaging/test_examples.py",
+    "messaging/examples/parameter_averaging.py": "integration/messaging/test_examples.py",
+    "messaging/examples/sum_by_scatter.py": "integration/messaging/test_examples.py",
+    "--profile bagging": "e2e/test_compose.py",
+    "--profile dashboard": "e2e/test_compose.py",
+    "--profile gradient": "e2e/test_compose.py",
+    "--profile neural": "e2e/test_compose.py",
+    "--profile sparse": "e2e/test_compose.py",
+}
+# What a test says of an extra that it uses, where that is not the extra's name.
+WORDS = {
+    "export": "skops",
+    "http": "http",
+    "tables": "load_table",
+    "train": "sklearn",
+    "zmq": "zeromq",
+}
+OTHER_SCHEMES = {"http://", "https://"}  # no plug-ins
+
+
+def schemes() -> Iterator[str]:
+    """Schemes of URLs in all that users read: pages, configurations, --help."""
+    texts = [
+        ROOT / "README.md",
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "configs").glob("*"),
+        *(ROOT / "deploy").rglob("*.toml"),
+        ROOT / "docker-compose.yml",
+        *ROOT.glob("*/src/**/*cli*.py"),
+        *ROOT.glob("*/src/**/config/*.py"),
+    ]
+    for text in texts:
+        yield from re.findall(r"\b[a-z][a-z0-9+.-]*://", text.read_text(encoding="utf-8"))
+
+
+def named() -> set[str]:
+    found = set(schemes()) - OTHER_SCHEMES
+    for file in ROOT.glob("*/pyproject.toml"):
+        project = tomllib.loads(file.read_text())["project"]
+        extras = project.get("optional-dependencies", {})
+        found |= {f"{project['name']}[{extra}]" for extra in extras}
+    for file in (*ROOT.glob("examples/*.py"), *ROOT.glob("messaging/examples/*.py")):
+        found.add(str(file.relative_to(ROOT)))
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    for service in compose["services"].values():
+        found |= {f"--profile {profile}" for profile in service.get("profiles", ())}
+    return found
+
+
+def test_what_users_are_told_of_is_what_has_a_test() -> None:
+    assert named() == set(TESTS)
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_named_test_is_about_what_it_is_named_for(name: str) -> None:
+    text = (ROOT / "tests" / TESTS[name]).read_text(encoding="utf-8").lower()
+    word = Path(name.partition("[")[2].rstrip("]") or name.split()[-1]).stem.partition(":")[0]
+    assert WORDS.get(word, word) in text
