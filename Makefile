@@ -98,6 +98,8 @@ lock:  ## refresh the hash-only locks (needs uv)
 	uv export --quiet --frozen --package xain-participant --extra sparse --no-default-groups \
 		--no-emit-workspace --no-header --no-annotate --format requirements-txt \
 		-o requirements-participant-sparse.lock
+	uv export --quiet --frozen --package xain-workloads --extra s3 --no-default-groups \
+		--no-emit-workspace --no-header --no-annotate --format requirements-txt -o requirements-s3.lock
 
 setup: $(VENV)/.ready  ## the environment that running needs
 setup-torch: $(VENV)/.ready-torch  ## PyTorch in it, for neural workloads
@@ -116,9 +118,10 @@ $(VENV)/.ready-torch: requirements-torch.txt $(VENV)/.ready
 	@$(INSTALL) -r requirements-torch.txt
 	@touch $@
 
-$(VENV)/.ready-dev: requirements-dev.lock $(VENV)/.ready-torch
+$(VENV)/.ready-dev: requirements-dev.lock requirements-s3.lock $(VENV)/.ready-torch
 	@echo 'Adding the test tools to $(VENV) (once) ...'
 	@$(INSTALL) --require-hashes -r requirements-dev.lock
+	@$(INSTALL) --require-hashes -r requirements-s3.lock
 	@touch $@
 
 clean:  ## remove what the tools left behind (not your data)
