@@ -193,7 +193,6 @@ def test_scaffold_finds_the_optimum_that_averaging_misses(
 
 def test_simulated_sites_learn_the_digits() -> None:
     """A hundred sites of a script, in a process of its own as one starts it."""
-    needs("torch")
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "simulate.py"), "5"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},

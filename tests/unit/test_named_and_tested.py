@@ -10,7 +10,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 
-# name: a test that uses what it names. Adding a name without a test is the mistake to be found here.
+# A name without a test is the mistake to be found here.
 TESTS = {
     "s3://": "integration/parameters/test_s3_data.py",
     "hdfs://": "integration/parameters/test_hdfs.py",

@@ -242,7 +242,7 @@ def test_workers_with_different_sources_are_refused(group, tmp_path):
         with pytest.raises(DataError, match="worker 0 divides 12 bytes among 2 workers, and worke"):
             declare_source(other, replace(second, num_workers=3), LibsvmFiles(str(path)))
         path.write_text("1 3:1\n0 4:1\n0 5:1\n")
-        with pytest.raises(DataError, match="worker 1 18 bytes among 2, .* --data and --workers"):
+        with pytest.raises(DataError, match=r"worker 1 18 bytes among 2, .* --data and --workers"):
             train(other, second, LibsvmFiles(str(path)))
     path.write_text("1 3:1\n0 4:1\n")
     assert [len(each) for each in together(group, tmp_path, replace(job, table="u"))] == [1, 1]

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from xain_workloads.errors import DataError
+from xain_workloads.reading import reading
 
 SUFFIXES = (".csv", ".tsv")
 # Commas are last: a row of `;` and decimal commas may divide at both, and the opposite is rare.
 SEPARATORS = (";", "\t", "|", ",")
 DECIMALS = (".", ",")
+MAX_ROW_BYTES = 4 << 20
 
 
 def read_header(path: Path, separator: str = "") -> tuple[list[str], bool, str]:
@@ -24,7 +26,6 @@ def read_header(path: Path, separator: str = "") -> tuple[list[str], bool, str]:
     Raises DataError if the file cannot be read.
     """
     found: list[tuple[tuple[bool, bool, int], list[str], bool, str]] = []
-    failed: Exception | None = None
     for mark in (separator,) if separator else SEPARATORS:
         try:
             with path.open(encoding="utf-8-sig", newline="") as file:
@@ -34,15 +35,14 @@ def read_header(path: Path, separator: str = "") -> tuple[list[str], bool, str]:
         except UnicodeDecodeError:
             raise _not_utf8(path) from None
         except OSError as error:
-            raise DataError(f"{path}: {error}") from error
-        except CsvError as error:  # such as a header that is one cell of more than 128 KiB
-            failed = failed or error
+            raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+        except CsvError:  # such as a header that is one cell of more than 128 KiB
             continue
         fits = first is None or len(first) == len(header)
         rank = (len(header) > 1, fits, len(header))
         found.append((rank, header, first is not None, mark))
     if not found:
-        raise DataError(f"{path}: {failed}")
+        raise DataError(f"{path}: the header or the first row has a cell of more than 128 KiB")
     _, header, has_rows, mark = max(found, key=lambda one: one[0])  # the first of equal ones
     return header, has_rows, mark if separator or len(header) > 1 else ","
 
@@ -62,17 +62,41 @@ def read_cells(path: Path, separator: str = "", decimal: str = "") -> tuple[Any,
     types = {name: pa.string() for name in header}
     if not has_rows:  # Arrow takes a header without a line break for an empty file
         return pa.schema(types).empty_table(), decimal or "."
-    try:
-        table = csv.read_csv(
-            path,
-            parse_options=csv.ParseOptions(delimiter=separator),
-            convert_options=csv.ConvertOptions(column_types=types),
-        )
-    except pa.ArrowInvalid as error:
-        if "invalid UTF8" in str(error):
-            raise _not_utf8(path) from None
-        raise DataError(f"{path}: {error}") from error
+    with reading(path, f"CSV file whose cells are separated by {separator!r}"):
+        try:
+            table = csv.read_csv(
+                path,
+                read_options=csv.ReadOptions(block_size=MAX_ROW_BYTES),
+                parse_options=csv.ParseOptions(delimiter=separator, newlines_in_values=True),
+                convert_options=csv.ConvertOptions(column_types=types),
+            )
+        except pa.ArrowInvalid as error:
+            if "invalid UTF8" in str(error):
+                raise _not_utf8(path) from None
+            _require_rows(path, len(header), separator)
+            raise
     return table, decimal or decimal_mark(path, table, separator)
+
+
+def _require_rows(path: Path, num_cells: int, separator: str) -> None:
+    """Raise DataError with the first row of another number of cells than the header, or with one
+    that is too large."""
+    row = 0
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        lines = (line for line in csv_reader(file, delimiter=separator) if line)
+        try:
+            for row, cells in enumerate(lines):
+                if len(cells) != num_cells:
+                    hint = "; is a quotation mark open there?" if "\n" in cells[-1] else ""
+                    raise DataError(
+                        f"{path}: row {row} has {len(cells)} cells, and the header {num_cells}"
+                        + hint
+                    )
+        except CsvError:
+            raise DataError(
+                f"{path}: row {row + 1} has a cell of more than 128 KiB; is a quotation mark open"
+                " there?"
+            ) from None
 
 
 def decimal_mark(path: Path, table: Any, separator: str) -> str:

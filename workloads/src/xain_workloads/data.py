@@ -22,6 +22,7 @@ from xain_workloads.dataset import (
     class_name,
 )
 from xain_workloads.errors import DataError
+from xain_workloads.reading import reading
 from xain_workloads.schema import Column, ColumnType, shown
 from xain_workloads.table import Table
 
@@ -344,35 +345,63 @@ def _open_bundled(name: str, task: Task) -> _Source:
 def _open_npz(path: Path, task: Task) -> _Source:
     if not zipfile.is_zipfile(path):  # numpy's own error would suggest pickle
         raise DataError(f"{path}: not an archive as numpy.savez writes it")
-    try:
-        with np.load(path, allow_pickle=False) as archive:  # a pickled array is code waiting to run
-            for features, target in (("features", "target"), ("X", "y")):
-                if features in archive and target in archive:
-                    return _open_arrays(archive[features], archive[target], task, (), str(path))
-            raise DataError(
-                f"{path}: neither arrays 'features' and 'target' nor 'X' and 'y';"
-                f" there are: {', '.join(map(repr, archive.files)) or 'none'}"
-            )
-    except DataError:
-        raise
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: {error}") from error
+    with (
+        reading(path, "archive of arrays of numbers or text"),
+        np.load(path, allow_pickle=False) as archive,  # a pickled array is code waiting to run
+    ):
+        for features, target in (("features", "target"), ("X", "y")):
+            if features in archive and target in archive:
+                return _open_arrays(archive[features], archive[target], task, (), str(path))
+        raise DataError(
+            f"{path}: neither arrays 'features' and 'target' nor 'X' and 'y';"
+            f" there are: {', '.join(map(repr, archive.files)) or 'none'}"
+        )
 
 
 def _open_libsvm(path: Path, task: Task, num_features: int | None, zero_based: bool) -> _Source:
     from sklearn.datasets import load_svmlight_file
 
-    try:
-        features, labels = load_svmlight_file(
-            str(path), n_features=num_features, zero_based=zero_based
-        )
-    except (ValueError, OSError) as error:
-        raise DataError(f"{path}: {error}") from error
+    with reading(path, "LIBSVM file"):
+        try:
+            features, labels = load_svmlight_file(
+                str(path), n_features=num_features, zero_based=zero_based
+            )
+        except ValueError:
+            _require_lines(path, num_features, zero_based)
+            raise
     matrix = features.toarray()
     if num_features is None and not len(labels):
         # The width is unknown, and not needed: profiles without rows are passed over.
         matrix = np.empty((0, 1))
     return _open_arrays(matrix, labels, task, (), str(path))
+
+
+def _require_lines(path: Path, num_features: int | None, zero_based: bool) -> None:
+    """Raise DataError with the first line of a LIBSVM file that cannot be read."""
+    first = 0 if zero_based else 1
+    last = None if num_features is None else first + num_features - 1
+    for number, line in enumerate(path.read_text(errors="replace").splitlines(), start=1):
+        words = line.partition("#")[0].split()
+        try:
+            _ = [float(word) for word in words[:1]]
+            pairs = [word.split(":") for word in words[1:] if not word.startswith("qid:")]
+            keys = [int(key) for key, value in pairs if isfinite(float(value))]
+        except ValueError:
+            raise DataError(
+                f"{path}: line {number} is not 'target key:value key:value ...', keys whole numbers"
+            ) from None
+        if keys != sorted(set(keys)):
+            raise DataError(f"{path}: line {number}: keys ascend, each once")
+        if keys and keys[0] < first:
+            raise DataError(
+                f"{path}: line {number}: there is a key {keys[0]}, and the first feature is"
+                f" {first}; set [data] zero_based = true if it is 0 in all parts of the data"
+            )
+        if keys and last is not None and keys[-1] > last:
+            raise DataError(
+                f"{path}: line {number}: there is a key {keys[-1]}, and with num_features"
+                f" {num_features} the last is {last}"
+            )
 
 
 # Tables
@@ -424,15 +453,11 @@ def _open_parquet(path: Path, target: str | None, task: Task, missing: Sequence[
 
 
 def _read_parquet(path: Path) -> Any:
-    import pyarrow as pa
     from pyarrow import parquet
 
-    try:
-        # Not read_table(), which takes folder names such as `year=2020` for columns.
-        with parquet.ParquetFile(path) as file:
-            table = file.read()
-    except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(f"{path}: {error}") from error
+    # Not read_table(), which takes folder names such as `year=2020` for columns.
+    with reading(path, "Parquet file"), parquet.ParquetFile(path) as file:
+        table = file.read()
     _require_columns(path, table.column_names)
     return table
 
@@ -506,8 +531,7 @@ def _read_column(
     """
     import pyarrow as pa
 
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
+    column = _plain(column)
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         texts = _without_missing(column, missing)
         if kind is None:
@@ -555,6 +579,20 @@ def _read_column(
     return "number", cast.fill_null(nan).to_numpy().astype(np.float64)
 
 
+def _plain(column: Any) -> Any:
+    """A column without the encodings that save memory: dictionaries, runs and views of text."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    if pa.types.is_run_end_encoded(column.type):
+        column = compute.run_end_decode(column)
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if pa.types.is_string_view(column.type):
+        column = column.cast(pa.large_string())
+    return column
+
+
 def _without_missing(column: Any, missing: Sequence[str]) -> Any:
     """A column of text without blanks around its cells, and null where a value is missing."""
     import pyarrow as pa
@@ -594,8 +632,7 @@ def _is_number(text: str) -> bool:
 def _read_labels(path: Path, name: str, column: Any, missing: Sequence[str]) -> NDArray[Any]:
     import pyarrow as pa
 
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
+    column = _plain(column)
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         column = _without_missing(column, missing)
     values = column.to_pylist()

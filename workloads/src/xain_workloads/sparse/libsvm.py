@@ -272,6 +272,6 @@ def _numbers(block: bytes, where: str) -> NDArray[np.float64]:
             ),
         )
     except pa.ArrowInvalid as error:
-        raise DataError(f"{where}: not a libsvm file: {error}") from error
+        raise DataError(f"{where}: not a libsvm file: there is text that is no number") from error
     numbers: NDArray[np.float64] = table.column(0).to_numpy()
     return numbers
