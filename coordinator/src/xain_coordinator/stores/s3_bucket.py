@@ -444,7 +444,7 @@ class _Given(Credentials):  # type: ignore[misc]  # botocore has no types
 
 
 class _Provider(CredentialProvider):  # type: ignore[misc]
-    """Source of credentials that comes before the environment, shared files and the machine's role."""
+    """Credentials that come before those of the environment, of files, or of the machine's role."""
 
     METHOD = "xain-storage"
 
