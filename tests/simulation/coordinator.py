@@ -264,7 +264,7 @@ class CoordinatorMachine:
         driver.start(worker)
         copies = ModelCopies(store)
         watches.append(asyncio.create_task(copies.watch(driver)))
-        retention = Retention(store, self._scenario.keep_updates)
+        retention = Retention(store, self._scenario.keep_updates, self._scenario.keep_models)
         watches.append(asyncio.create_task(retention.watch(driver)))
         current.server = server
         server.start()

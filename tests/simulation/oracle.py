@@ -25,6 +25,7 @@ from simulation.scenario import Kind, Scenario
 from xain_coordinator.core import events as e
 from xain_coordinator.core.evolve import begin, evolve
 from xain_coordinator.core.keys import model_key
+from xain_coordinator.core.needed import models_in_use
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Evaluation, GlobalModel, Phase, Rules, Update, WeightsRef
 from xain_coordinator.ports import Record
@@ -47,6 +48,7 @@ class Oracle:
     def __init__(self, hub: Hub, scenario: Scenario, store: StoreDisk) -> None:
         self.session: Session | None = None
         self.models: dict[str, bytes] = {}  # published ones, by key
+        self._removed: set[str] = set()  # keys of those that may be gone
         self._hub = hub
         self._scenario = scenario
         self._store = store
@@ -108,6 +110,11 @@ class Oracle:
             self._rounds = Rounds(event)
             return
         assert session is not None, "the session has not begun"
+        if isinstance(event, e.ModelsRemoved):
+            in_use = models_in_use(session).intersection(event.rounds)
+            assert not in_use, f"models {in_use} are in use, and are removed"
+            self._removed |= {model_key(round_) for round_ in event.rounds}
+            return
         assert session.phase is not Phase.FINISHED, "the session was finished"
         assert self._rounds is not None
         self._rounds.take(event, record.at)
@@ -334,7 +341,8 @@ class Oracle:
         if session is None or not self.is_finished:
             return  # the run has failed for that
         for key, data in self.models.items():
-            if self._stored(self._store.visible, key) != data:
+            found = self._stored(self._store.visible, key)
+            if found != data and not (found is None and key in self._removed):
                 self.fail(f"{key} was published, and is another one now")
         if session.cause != "completed":
             if not self._scenario.can_fail:

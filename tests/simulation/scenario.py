@@ -65,7 +65,7 @@ class Scenario:
     keeps_results: participants have a state directory. snapshot_records: see driver.py.
     clock_rates: of the participants' clocks, and at the end of the coordinator's; empty: all run
         as they should.
-    keep_updates: see Retention.
+    keep_updates, keep_models: see Retention.
     evaluators: those who can evaluate models.
     without_weights: those who cannot make initial weights.
     quiet_at: from then on nothing happens any more that should not.
@@ -108,6 +108,7 @@ class Scenario:
     clock_rates: tuple[float, ...] = ()
     snapshot_records: int = 10_000
     keep_updates: int | None = None
+    keep_models: int | None = None
     evaluators: tuple[int, ...] = ()
     without_weights: tuple[int, ...] = ()
     evaluate_every: int = 1
@@ -226,7 +227,8 @@ def from_seed(seed: int) -> Scenario:
     encoding = of_encoding.choice(("plain", "plain", "float16", "int8"))
     if encoding != "plain" and not scenario.is_inline and of_encoding.random() < 0.7:
         scenario = replace(scenario, dtype="float32")  # of another one nothing is encoded
-    scenario = replace(scenario, keep_updates=kept, encoding=encoding)
+    kept_models = Random(f"keep_models {seed}").choice((None, None, 1, 2))
+    scenario = replace(scenario, keep_updates=kept, keep_models=kept_models, encoding=encoding)
     scenario = _aggregation(Random(f"aggregation {seed}"), scenario)
     of_store = Random(f"store {seed}")
     if not scenario.is_inline:

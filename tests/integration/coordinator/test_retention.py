@@ -6,6 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from integration.conftest import config_for
+from support.wire import Member
+from xain_coordinator.assembly.warm_start import CannotStartFrom
+from xain_coordinator.core.keys import is_model
+from xain_coordinator.export.trained import NoModel, ask, open_files
+from xain_coordinator.stores.opening import open_store
 from xain_wire.fl import coordinator_pb2 as pb
 
 PATIENCE_S = 20.0
@@ -86,3 +92,88 @@ async def test_updates_that_may_still_count_stay(start, join, tmp_path):
     await slow.until(pb.ROUND, 5)
     # None of these rounds is trained any more.
     await until(coordinator, {})
+
+
+async def rounds_of(member: Member, rounds: range, best: int) -> None:
+    """Hand in for each round; the model of the round `best` is the best one."""
+    for round_ in rounds:
+        await member.until(pb.ROUND, round_)
+        measured = pb.Evaluation(
+            num_samples=4, metrics={"accuracy": 0.9 if round_ == best else 0.5}
+        )
+        request = pb.EndTrainingRoundRequest(
+            participant_id="a",
+            number_samples=1,
+            round=round_,
+            update=await member.upload([float(round_)], round_),
+            evaluation=measured,
+        )
+        await member.stub.EndTrainingRound(request, metadata=member.metadata)
+
+
+@pytest.fixture(params=["files", "s3"])
+def storage_settings(request, tmp_path) -> dict[str, object]:
+    """A store's settings."""
+    if request.param == "files":
+        return {"path": str(tmp_path / "weights")}
+    server = request.getfixturevalue("seaweedfs")
+    return server.settings(server.new_bucket(), path=str(tmp_path / "spool"))
+
+
+async def test_latest_models_and_the_best_one_are_kept(start, join, tmp_path, storage_settings):
+    """Also over a restart, which removes what the journal says is gone and is still there. What is
+    gone is said to be removed by keep_models, by every reader."""
+    settings = {
+        "rounds": {"rounds": 8, "initial_weights": "average"},
+        "evaluate": {"metric": "accuracy", "direction": "max"},
+        "storage": {**storage_settings, "keep_models": 3},
+    }
+    coordinator = await start(**settings)
+    member = join(coordinator, "a")
+    await member.rendezvous()
+    await rounds_of(member, range(5), best=1)
+    async with asyncio.timeout(PATIENCE_S):
+        while "0/global" in models_of(coordinator):  # noqa: ASYNC110  # nothing tells
+            await asyncio.sleep(0.02)  # a poll, not a race: it ends when it is so
+    await coordinator.stop()
+    coordinator.weights = open_store(config_for(tmp_path, **settings).storage)
+    left_behind = f"{coordinator.driver.session.session_id}/0/global"
+    coordinator.weights.put({left_behind: b"as if it had died before it removed the object"})
+    coordinator.weights.close()
+
+    coordinator = await start(**settings)
+    member = join(coordinator, "a")
+    await member.rendezvous()
+    await rounds_of(member, range(5, 8), best=1)
+    await member.until(pb.FINISHED, 7)
+    kept = [f"{round_}/global" for round_ in (1, 6, 7, 8)]
+    async with asyncio.timeout(PATIENCE_S):
+        while models_of(coordinator) != kept:  # noqa: ASYNC110  # files have no event to wait for
+            await asyncio.sleep(0.02)  # a poll, not a race: it ends when it is so
+
+    address = f"127.0.0.1:{coordinator.port}"
+
+    def look() -> None:
+        with ask(address) as trained:
+            assert list(trained.entries) == [1, 6, 7, 8]
+            assert sorted(trained.removed) == [0, 2, 3, 4, 5]
+            assert trained.load(trained.choose("best").model).vector.tolist() == [0.0]
+            with pytest.raises(NoModel, match=r"model 3 was removed by \[storage\] keep_models"):
+                trained.choose("3")
+
+    await asyncio.to_thread(look)
+    session_id = coordinator.driver.session.session_id
+    await coordinator.stop()
+    with open_files(config_for(tmp_path, **settings)) as trained:
+        assert sorted(trained.removed) == [0, 2, 3, 4, 5]
+    if storage_settings.get("kind") != "s3":
+        shown = {path.name for path in (tmp_path / "weights" / session_id / "models").iterdir()}
+        names = {f"round-000{round_}.npy" for round_ in (1, 6, 7, 8)}
+        assert shown == names | {"best.npy", "last.npy", "index.json"}
+    removed = f"{session_id}/4"
+    with pytest.raises(CannotStartFrom, match=r"/4 was removed by \[storage\] keep_models"):
+        await start(new_session=True, from_model=removed, **settings)
+
+
+def models_of(coordinator) -> list[str]:
+    return sorted({key for key in coordinator.store.keys("") if is_model(key)})

@@ -55,3 +55,15 @@ def test_many_models_are_copied_however_fast_the_rounds_are() -> None:
     session.make(MAX_WAITING, MAX_WAITING + 1)
     session.copies.copy_due()
     assert len(session.copied) == MAX_WAITING + 1
+
+
+def test_model_that_is_removed_before_it_was_copied_is_copied_no_more() -> None:
+    """Rounds are faster than copies here, and only the latest models are kept."""
+    session = Copying()
+    session.make(1, 2, 3)
+    session.copies.copy_due()
+    session.part.delete("1/global", "3/global")
+    assert session.part.models == ["2/global"]
+    session.copies.copy()
+    assert session.copied == ["2/global"]
+    assert list(session.part.keys("")) == ["2/global"]

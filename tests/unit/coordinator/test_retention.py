@@ -10,10 +10,16 @@ from structlog.testing import capture_logs
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.buffered import BufferedWork
+from xain_coordinator.core.commands import RemoveModels
+from xain_coordinator.core.decider import decide
 from xain_coordinator.core.errors import Unavailable
+from xain_coordinator.core.evaluation import Best, EvaluationProgress
+from xain_coordinator.core.events import ModelsRemoved
+from xain_coordinator.core.history import History
+from xain_coordinator.core.keys import is_model
 from xain_coordinator.core.needed import Needed, needed_by
 from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import GlobalModel, Phase, WeightsRef
+from xain_coordinator.core.values import Base, GlobalModel, Lineage, Phase, WeightsRef
 from xain_coordinator.driver import retention
 from xain_coordinator.driver.broadcast import Broadcast
 from xain_coordinator.driver.retention import GROUP_SIZE, LARGE_BYTES, Retention
@@ -153,6 +159,55 @@ def test_many_go_in_groups_between_which_it_can_be_stopped():
     assert store.asked == [], "it asks nothing of a store any more"
 
 
+def models(store: MemoryStore) -> list[int]:
+    return sorted(int(key.split("/")[0]) for key in store.keys("") if is_model(key))
+
+
+def test_models_that_an_earlier_process_was_to_remove_are_removed():
+    """The journal names them before the first is removed. Later calls look at no object that is
+    gone, and objects beside the models stay."""
+    store = store_of(6)
+    told: list[int] = []
+    removing = Retention(store, None, 2, told.extend)
+    store.num_deletions = 1  # of what participants have put there
+    with pytest.raises(StoreUnavailable):
+        removing.drop(Needed(5, 5), frozenset({0, 1, 2}))
+    assert models(store) == [0, 1, 2, 3, 4, 5]
+    store.num_deletions = 10
+    removing.drop(Needed(5, 5), frozenset({0, 1, 2}))
+    assert models(store) == [3, 4, 5]
+    assert updates(store) == list(range(6))
+    store.asked.clear()
+    removing.drop(Needed(5, 5), frozenset({0, 1, 2, 3}))
+    assert store.asked == []
+    assert models(store) == [4, 5]
+    assert told == [0, 1, 2, 3]
+
+
+def test_models_in_use_are_not_removed():
+    """Whatever the caller asks for: the last and the one before, the best, those that are trained
+    from or to be evaluated, and the first of a session that began with another one's model."""
+
+    def model(round_: int) -> GlobalModel:
+        return GlobalModel(round_, WeightsRef(f"{round_}/global", 1, ""), "float32", (1,))
+
+    def removed(session: Session) -> list[int]:
+        decision = decide(session, RemoveModels(tuple(range(10))), 0.0)
+        (event,) = decision.events
+        assert isinstance(event, ModelsRemoved)
+        assert decision.session == session
+        return list(event.rounds)
+
+    session = replace(Session("s", RULES), phase=Phase.FINISHED, round=8, model=model(9))
+    assert removed(session) == [0, 1, 2, 3, 4, 5, 6, 7]
+    base = Base(model(3), 1, 0, 0.0)
+    session = replace(session, buffered=BufferedWork({"a": 3}, {3: base}))
+    best = Best("accuracy", False, 5, 0.5, 5, 0.5, 8)
+    session = replace(session, evaluation=EvaluationProgress(best=best, owed=(model(6),)))
+    assert removed(session) == [0, 1, 2, 4, 7]
+    assert removed(replace(session, lineage=Lineage("file"))) == [1, 2, 4, 7]
+
+
 def test_needed_objects_stay():
     session = Session("s", RULES)
     assert needed_by(session) == Needed(0, 0)
@@ -176,6 +231,7 @@ class Driver:
     """The part of a driver that is watched."""
 
     session: Session
+    history: History = field(default_factory=History)
     changes: Broadcast = field(default_factory=Broadcast)
     is_over: bool = False
 

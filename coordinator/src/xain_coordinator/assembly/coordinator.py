@@ -165,12 +165,17 @@ class Coordinator:
             own_data=own_data,
             personal=config.model.personal,
         )
-        kept = config.storage.keep_updates
-        self._retention = Retention(self.store, None if kept == "all" else kept)
         self._copies = ModelCopies(self.store, self._worker.outage)
         self._models: ModelFolder | None = None
         if config.storage.kind == "files":
             self._models = ModelFolder(config.storage.path, session.session_id, self._copies)
+        kept, kept_models = config.storage.keep_updates, config.storage.keep_models
+        self._retention = Retention(
+            self.store,
+            None if kept == "all" else kept,
+            None if kept_models == "all" else kept_models,
+            (lambda rounds: None) if self._models is None else self._models.forget,
+        )
         self._weights_port: WeightsPort | None = None
         self._server: GrpcServer | None = None
         self._watches: list[asyncio.Task[None]] = []

@@ -130,6 +130,11 @@ def model_of_session(
             raise CannotStartFrom(f"{session_id}/{round_}: no model of it was evaluated")
         round_ = str(best.round)
     if round_ != LAST:
+        if int(round_) in last.history.removed:
+            raise CannotStartFrom(
+                f"{session_id}/{round_} was removed by [storage] keep_models; take one that "
+                "`xain-coordinator models` lists"
+            )
         model = last.history.models.get(model_key(int(round_)))
     if model is None or model.is_empty:
         models = [m.round for m in last.history.models.values() if not m.is_empty]

@@ -218,6 +218,7 @@ class StorageSettings(Section):
     url_lifetime_s: int = Field(default=3600, ge=60, le=7 * 24 * 3600)
     format: Literal["npy", "xain-pickle"] = "npy"
     keep_updates: Annotated[int, Field(ge=0)] | Literal["all"] = 1
+    keep_models: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -226,7 +227,7 @@ class StorageSettings(Section):
         for name, field in type(self).model_fields.items():
             if (
                 self.kind != "s3"
-                and name not in ("kind", "path", "format", "keep_updates")
+                and name not in ("kind", "path", "format", "keep_updates", "keep_models")
                 and getattr(self, name) != field.default
             ):
                 raise WrongSetting(name, 'nothing would read it without storage.kind = "s3"')

@@ -14,6 +14,7 @@ from xain_coordinator.core.membership import (
     check_name,
     check_tags,
 )
+from xain_coordinator.core.needed import models_in_use
 from xain_coordinator.core.pacing import Pacing
 from xain_coordinator.core.points import departure_point, participant_point
 from xain_coordinator.core.profiles import check_profile
@@ -87,6 +88,9 @@ def answer(session: Session, command: c.Command, now: float, pacing: Pacing) -> 
             if not owed or owed[0].round != round_:
                 raise errors.StaleModel(f"the evaluation of model {round_} is not waited for")
             return (e.ModelEvaluated(round_, evaluation, now, reason[:MAX_REASON]),), r.Done(), ()
+        case c.RemoveModels(rounds):
+            unused = tuple(sorted({*rounds} - models_in_use(session)))
+            return ((e.ModelsRemoved(unused),) if unused else ()), r.Done(), ()
         case c.EffectFailed(cause):
             if session.phase is Phase.FINISHED:
                 return (), r.Done(), ()

@@ -176,6 +176,13 @@ class EvaluationDone:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoveModels:
+    """Note that the models of these rounds are about to be removed, but for those in use."""
+
+    rounds: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EffectFailed:
     """An effect that no retry can save: the session ends with this cause."""
 
@@ -197,5 +204,6 @@ Command = (
     | InitialisationFailed
     | AggregationDone
     | EvaluationDone
+    | RemoveModels
     | EffectFailed
 )

@@ -338,6 +338,14 @@ class ModelEvaluated:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelsRemoved:
+    """The objects of these models are about to be removed, as [storage] keep_models says. The event
+    comes first, so that no reader takes a removed model for a lost one."""
+
+    rounds: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SessionFinished:
     """The one terminal state. cause: "completed", or what went wrong.
 
@@ -385,6 +393,7 @@ DurableEvent = (
     | RoundClosed
     | ModelPublished
     | ModelEvaluated
+    | ModelsRemoved
     | SessionFinished
 )
 

@@ -112,6 +112,8 @@ def evolve(session: Session, event: e.Event) -> Session:
         case e.ModelEvaluated(number, evaluation):
             progress = session.evaluation.evaluated(number, evaluation, session.rules)
             return replace(session, evaluation=progress)
+        case e.ModelsRemoved():
+            return session  # it uses none of them
         case e.ParticipantsSelected(number, more):
             selection = selection.with_selected(number, more)
             selection = replace(selection, num_draws=selection.num_draws + 1)

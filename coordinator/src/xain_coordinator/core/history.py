@@ -15,6 +15,7 @@ from typing import Any
 from xain_coordinator.core import events as e
 from xain_coordinator.core.accounts import NOT_WAITED_FOR, Account, Accounts, failed
 from xain_coordinator.core.evaluation import Spread, mean_evaluation, mean_metrics, spreads
+from xain_coordinator.core.keys import model_key
 from xain_coordinator.core.values import Evaluation, GlobalModel, Rules, Task
 
 # Selected and contributors together, of a round that is over. Its names are for a person to read;
@@ -221,8 +222,10 @@ class RoundRecord:
 class History:
     """Fold with `apply`, in the order of the journal.
 
-    models: by key, oldest first. evaluated: the coordinator's own evaluation of a model whose round
-    has not opened yet, with the model's number. accounts: how often each participant counted.
+    models: by key, oldest first, without those that [storage] keep_models has removed; these are
+    the models of the rounds in `removed`. evaluated: the coordinator's own evaluation of a model
+    whose round has not opened yet, with the model's number. accounts: how often each participant
+    counted.
     rules: of the session; None where nothing is known of them. max_lost_share: the present setting.
     """
 
@@ -235,10 +238,12 @@ class History:
         evaluated: tuple[int, Evaluation] | None = None,
         accounts: Mapping[str, Account] | None = None,
         rules: Rules | None = None,
+        removed: Iterable[int] = (),
     ) -> None:
         self._rounds = deque(rounds, maxlen=self.max_rounds)
         self._unwritten: list[e.Event] = []  # of the round that runs
         self.models = dict(models or {})
+        self.removed = set(removed)
         self.evaluated = evaluated
         self.accounts = Accounts(rules, accounts)
         self._rules = rules
@@ -260,8 +265,8 @@ class History:
         return f"History{self._content()!r}"
 
     def _content(self) -> tuple[Any, ...]:
-        """The arguments of another history like this one."""
-        return self.rounds, self.models, self.evaluated, self.accounts.by_name
+        """Content by which two histories are compared."""
+        return self.rounds, self.models, self.evaluated, self.accounts.by_name, self.removed
 
     def apply(self, event: e.Event) -> None:
         self.accounts.apply(event)
@@ -313,6 +318,10 @@ class History:
             case e.ModelPublished(at=at):
                 self._end_round(at)
                 self._keep(event.published(self._latest_model))
+            case e.ModelsRemoved(rounds):
+                for round_ in rounds:
+                    self.models.pop(model_key(round_), None)
+                self.removed.update(rounds)
             case e.SessionFinished(_, at):
                 self._note(event)
                 if self.rounds and self._rounds[-1].task is Task.EVALUATE:
@@ -327,7 +336,8 @@ class History:
 
     def copy(self) -> "History":
         """A copy of the history for a reader in another thread."""
-        return History(*self._content(), self._rules)  # type: ignore[call-arg]  # 4 parts
+        rounds, models, evaluated, accounts, removed = self._content()
+        return History(rounds, models, evaluated, accounts, self._rules, removed)
 
     def lost_share(self, *, before_last: bool = False) -> float:
         """Share of the samples that the latest SHARE_ROUNDS rounds that are over have lost.

@@ -21,6 +21,23 @@ class Needed:
         return round_ >= self.updates_from or round_ in self.earlier
 
 
+def models_in_use(session: Session) -> frozenset[int]:
+    """Rounds of the models that a session may still read, whatever it is going to do: the last one,
+    and the one before, with which a damaged last one is rebuilt; the best one; those that a
+    participant trains from, or that are to be evaluated; and the first one of a session that began
+    with a model of another session or of a file."""
+    if session.model is None:
+        return frozenset()
+    evaluation, newest = session.evaluation, session.model.round
+    used = {newest, newest - 1, *(model.round for model in evaluation.owed)}
+    used |= {base.model.round for base in session.buffered.bases.values()}
+    if evaluation.best is not None:
+        used.add(evaluation.best.round)
+    if session.lineage is not None:
+        used.add(0)
+    return frozenset(used)
+
+
 def needed_by(session: Session) -> Needed:
     """The rounds that a session still needs, whatever it is going to do."""
     newest = 0 if session.model is None else session.model.round

@@ -8,7 +8,6 @@ than that, the models between wait for a second without a round, so that copies 
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Callable
 
 import structlog
@@ -42,7 +41,6 @@ class ModelCopies:
     def __init__(self, store: JournalledStore, outage: Outage | None = None) -> None:
         self._store = store
         self._outage = outage if outage is not None else Outage()
-        self._lock = threading.Lock()  # one copies at a time
         self._newest = -1  # round of the newest model at the last look
 
     async def watch(self, driver: Driver) -> None:
@@ -77,7 +75,7 @@ class ModelCopies:
 
         Raises JournalError, Fenced and the store's errors; some are copied then.
         """
-        with self._lock:
+        with self._store.copying:
             waiting = self._store.models
             for start in range(0, len(waiting), GROUP_MODELS):
                 self._copy(waiting[start : start + GROUP_MODELS])
@@ -90,7 +88,7 @@ class ModelCopies:
             return
         before, self._newest = self._newest, round_of(models[-1])
         if self._newest > before and len(models) < MAX_WAITING:
-            with self._lock:
+            with self._store.copying:
                 self._copy(models[-1:])
         else:
             self.copy()

@@ -15,6 +15,8 @@ import asyncio
 import contextlib
 import json
 import os
+import threading
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,13 @@ class ModelFolder:
         self._last = -1  # number of the newest model that the folder shows
         self._shown: tuple[int, int | None] | None = None
         self._has_failed = False
+        self._lock = threading.Lock()  # links are made, or removed
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Remove the links to models whose objects are gone. Blocks; for any thread."""
+        with self._lock, contextlib.suppress(OSError):
+            for number in numbers:
+                (self._folder / _name(number)).unlink(missing_ok=True)
 
     async def watch(self, driver: Driver) -> None:
         """Update the folder at the start and after each new model, until the driver stops."""
@@ -89,7 +98,8 @@ class ModelFolder:
             best = None
         with contextlib.suppress(OSError, NotImplementedError):  # a file system without links
             for number in there:
-                self._link(_name(number), f"../{_file_of(number)}")
+                with self._lock:
+                    self._link(_name(number), f"../{_file_of(number)}")
             self._link("last.npy", _name(self._last))
             if best is not None:
                 self._link("best.npy", _name(best.round))
@@ -108,6 +118,9 @@ class ModelFolder:
 
     def _link(self, name: str, target: str) -> None:
         path = self._folder / name
+        if not (self._folder / target).exists():
+            path.unlink(missing_ok=True)  # [storage] keep_models has removed the model
+            return
         with contextlib.suppress(OSError):
             if os.readlink(path) == target:  # noqa: PTH115  # a text, which Path would normalise
                 return

@@ -2,18 +2,21 @@
 
 Updates are what participants have learnt from their data, and many times as large as the models: of
 a session of weeks they would fill any disk. An optimiser's state is as large as an update or two.
+Models stay unless the operator bounds their number; that one is removed is journalled before it is,
+so that a start after a crash removes the rest, and no reader takes a removed model for a lost one.
 """
 
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Set
 
 import structlog
 
+from xain_coordinator.core.commands import RemoveModels
 from xain_coordinator.core.errors import Unavailable
-from xain_coordinator.core.keys import INCOMING, OPTIMIZER, is_model
-from xain_coordinator.core.needed import Needed, needed_by
+from xain_coordinator.core.keys import INCOMING, OPTIMIZER, is_model, model_key, round_of
+from xain_coordinator.core.needed import Needed, models_in_use, needed_by
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Phase
 from xain_coordinator.driver.driver import Driver
@@ -30,9 +33,11 @@ GROUP_SIZE = 64  # keys deleted at a time; in between it can be stopped
 
 
 class Retention:
-    """Drops objects that a session needs no more from its store; models stay.
+    """Drops objects that a session needs no more from its store.
 
     keep: of so many rounds that are over, the latest, updates and states stay; None: of all.
+    keep_models: so many models, the latest, stay, and those in use; None: all.
+    on_removed: called with the rounds of models that were removed, in the thread that did it.
     """
 
     # Between two drops. There may be hundreds of small rounds a second: dropping each by itself
@@ -40,9 +45,18 @@ class Retention:
     every_s = 1.0
     first_wait_s = 1.0  # after it a drop that failed is tried again, then after twice as long
 
-    def __init__(self, store: WeightsStore, keep: int | None) -> None:
+    def __init__(
+        self,
+        store: WeightsStore,
+        keep: int | None,
+        keep_models: int | None = None,
+        on_removed: Callable[[Collection[int]], None] = lambda rounds: None,
+    ) -> None:
         self._store = store
         self._keep = keep
+        self._keep_models = keep_models
+        self._on_removed = on_removed
+        self._removed: set[int] | None = None  # rounds whose models are gone; None: not known yet
         self._stop = threading.Event()
         # First round of each folder that has not been looked through; rounds that were needed then
         # are looked through again.
@@ -55,18 +69,29 @@ class Retention:
         with contextlib.suppress(Unavailable):
             while True:
                 session = driver.session
+                await self._note_removals(driver)
                 await self._drop_at_last(driver, session)
                 if session.model is None or session.model.ref.size_bytes < LARGE_BYTES:
                     await asyncio.sleep(self.every_s)
                 while _when(driver.session) == _when(session):
                     await driver.changed()
 
+    async def _note_removals(self, driver: Driver) -> None:
+        """Write to the journal which models are to be removed. Raises Unavailable."""
+        if self._keep_models is None:
+            return
+        rounds = sorted(model.round for model in driver.history.models.values())
+        unused = {*rounds[: -self._keep_models]} - models_in_use(driver.session)
+        if unused:
+            await driver.submit(RemoveModels(tuple(sorted(unused))))
+
     async def _drop_at_last(self, driver: Driver, session: Session) -> None:
         """Try to drop updates until they are gone or there are more to drop. Raises Unavailable."""
         backoff = Backoff(self.first_wait_s, 60.0)
         while True:
             try:
-                return await run_to_end(self.drop, needed_by(session))
+                removed = frozenset(driver.history.removed)
+                return await run_to_end(self.drop, needed_by(session), removed)
             except Exception as error:
                 # No failure here, not even a defect of ours, may cost more than room in the store.
                 if not backoff.has_failed:
@@ -85,14 +110,30 @@ class Retention:
         """Stop dropping. The next start drops the rest."""
         self._stop.set()
 
-    def drop(self, needed: Needed) -> None:
-        """Drop the objects that are not needed. Blocks. Raises the store's errors; the next call
-        continues."""
+    def drop(self, needed: Needed, removed: Set[int] = frozenset()) -> None:
+        """Drop the objects that are not needed, and the models of the rounds in `removed`. Blocks.
+        Raises the store's errors; the next call continues."""
         # Accepted updates are copies: no object of this folder counts any more.
         self._drop_before(needed.updates_from, INCOMING, needed.earlier)
         if self._keep is not None:
             self._drop_before(needed.updates_from - self._keep, "", needed.earlier)
             self._drop_before(needed.states_from - self._keep, OPTIMIZER)
+        if removed:
+            self._remove_models(removed)
+
+    def _remove_models(self, removed: Set[int]) -> None:
+        """The first call looks for models that an earlier process did not come to remove."""
+        if self._removed is None:
+            there = {round_of(key) for key in self._store.keys("") if is_model(key)}
+            self._removed = {*removed} - there
+        left = sorted(removed - self._removed)
+        for start in range(0, len(left), GROUP_SIZE):
+            if self._stop.is_set():
+                return
+            group = left[start : start + GROUP_SIZE]
+            self._store.delete(*map(model_key, group))
+            self._on_removed(group)
+            self._removed.update(group)
 
     def _drop_before(self, end: int, folder: str, spared: frozenset[int] = frozenset()) -> None:
         group: list[str] = []

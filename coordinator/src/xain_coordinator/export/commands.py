@@ -180,6 +180,11 @@ def _show(trained: Trained) -> None:
     # Wide enough for any table, so that no line is broken in a pipe.
     console = Console(width=None if sys.stdout.isatty() else 10_000)
     console.print(table)
+    if trained.removed:
+        typer.echo(
+            f"{len(trained.removed)} of the models 0 to {max(trained.removed)} were removed by "
+            "[storage] keep_models"
+        )
 
 
 def _measured(entry: Entry, name: str) -> str:

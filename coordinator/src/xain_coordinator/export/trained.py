@@ -54,7 +54,7 @@ class Trained:
     """Global models of one session, with their metrics.
 
     entries: by number, oldest first. last, best: numbers of models; best is None if no model was
-    evaluated.
+    evaluated. removed: numbers of the models that [storage] keep_models has removed.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class Trained:
         rounds: Iterable[RoundRecord],
         best: int | None,
         read: Callable[[WeightsRef], bytes],
+        removed: Iterable[int] = (),
     ) -> None:
         """read: the bytes of a stored object. Raises NoModel if there is no model yet."""
         records = {record.round: record for record in rounds}
@@ -78,6 +79,7 @@ class Trained:
             raise NoModel(f"session {session_id} has no model yet")
         self.last = max(self.entries)
         self.best = best
+        self.removed = frozenset(removed)
         self._read = read
 
     @classmethod
@@ -90,6 +92,7 @@ class Trained:
             history.rounds,
             None if best is None else best.round,
             read,
+            history.removed,
         )
 
     def choose(self, which: str) -> Entry:
@@ -101,6 +104,8 @@ class Trained:
         number = {"last": self.last, "best": self.best}.get(which)
         if number is None and which.isdecimal():
             number = int(which)
+        if number in self.removed:
+            raise NoModel(removed_model(f"model {number}"))
         if number is None or number not in self.entries:
             numbers = f"{min(self.entries)} to {self.last}"
             raise NoModel(f"there is no model {which!r}: take last, best, or a number, {numbers}")
@@ -115,6 +120,14 @@ class Trained:
         except grpc.RpcError as error:
             raise NoModel(f"model {model.round} cannot be fetched: {error.details()}") from None
         return Model(vector, model.layout, dict(model.metadata))
+
+
+def removed_model(what: str) -> str:
+    """Why a model cannot be had any more. what: which one."""
+    return (
+        f"{what} was removed by [storage] keep_models, which keeps the latest models and the best "
+        "one; take last or best, or a number that `xain-coordinator models` lists"
+    )
 
 
 def _entry(
@@ -162,6 +175,7 @@ def ask(address: str) -> Iterator[Trained]:
             map(_record, snapshot.rounds.rounds),
             status.best_round if status.HasField("best_round") else None,
             read,
+            snapshot.models.removed,
         )
 
 

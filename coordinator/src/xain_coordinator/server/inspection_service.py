@@ -291,7 +291,8 @@ class InspectionService(inspection_grpc.InspectionServicer):
             if room < 0 and answer:
                 break
             answer.append(status)
-        return inspection.ListModelsResponse(models=reversed(answer))
+        removed = sorted(self._driver.history.removed)
+        return inspection.ListModelsResponse(models=reversed(answer), removed=removed)
 
 
 def _means(record: RoundRecord) -> inspection.RoundStatus:

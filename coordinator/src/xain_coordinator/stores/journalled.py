@@ -32,6 +32,7 @@ class JournalledStore:
         self.journal = journal
         self.num_parallel = store.num_parallel
         self._lock = threading.Lock()
+        self.copying = threading.Lock()  # held while models are copied from the journal
         keys = [] if is_new else journal.object_keys()
         self._models = {key for key in keys if is_model(key)}
 
@@ -103,6 +104,12 @@ class JournalledStore:
             raise StoreError(str(error)) from error
 
     def delete(self, *keys: str) -> None:
+        if models := [key for key in keys if key in self._models]:
+            try:
+                with self.copying:  # else a copy could be written after the deletion
+                    self.forget_models(models)
+            except JournalError as error:
+                raise StoreError(str(error)) from error
         journalled = [key for key in keys if is_journalled(key)]
         if len(journalled) < len(keys):
             self.store.delete(*(key for key in keys if not is_journalled(key)))
