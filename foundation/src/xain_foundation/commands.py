@@ -3,9 +3,11 @@
 A wrong flag gets one line on standard error that names it and the program, and exit status 2.
 """
 
+import contextlib
 import gc
 import os
 import re
+import resource
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
@@ -145,3 +147,13 @@ def fail(program: str, message: str, status: int) -> NoReturn:
     """End the process with one line."""
     typer.echo(f"{program}: {message}", err=True)
     raise typer.Exit(status)
+
+
+def raise_file_limit() -> None:
+    """Raise the limit of open files. A connection takes a file descriptor, and the default of 1024
+    (on macOS 256) would refuse a fleet of that size."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        # macOS says that there is no limit, and then refuses what is above its own.
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -17,6 +17,7 @@ from xain_foundation.commands import (
     fail,
     make_app,
     parse_assignments,
+    raise_file_limit,
     run_app,
     set_option,
     split_host_port,
@@ -216,6 +217,7 @@ def _scheduler(
     address = _address(ours.listen)
     certificates = _certificates(settings.tls.folder)
     settings.logging.configure()
+    raise_file_limit()
     stopped = _stopped_by_signal()
     try:
         journal = Journal(ours.data / "scheduler.db")
@@ -285,6 +287,7 @@ def _serve(
         fail(PROGRAM, text, EXIT_BAD_CONFIG)
     certificates = _certificates(settings.tls.folder)
     settings.logging.configure()
+    raise_file_limit()
     sys.setswitchinterval(SWITCH_S)
     called = ours.name or socket.gethostname().split(".")[0]
     if Path(called).name != called:

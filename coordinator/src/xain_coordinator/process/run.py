@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import gc
 import os
-import resource
 import signal
 import socket
 import sys
@@ -42,6 +41,7 @@ from xain_coordinator.server.inspection_client import Snapshot, ask_service
 from xain_coordinator.server.weights_port import PortTaken
 from xain_foundation import logs
 from xain_foundation.backoff import Backoff
+from xain_foundation.commands import raise_file_limit
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_FENCED, EXIT_OK
 from xain_foundation.fields import WrongSetting
 from xain_foundation.line_file import why_unwritable
@@ -106,7 +106,7 @@ def run(
     # Named by this coordinator's owner; one that comes with a model's metadata is not allowed.
     allow_builders(filter(None, [config.workload.options.get("builder")]))
     use_threads(1)  # for its own evaluations, beside everything else
-    _raise_file_limit()
+    raise_file_limit()
     configure_allocator()
     with contextlib.ExitStack() as at_end:
         try:
@@ -325,16 +325,6 @@ def _exit_after(delay_s: float, status: int) -> threading.Timer:
     timer.daemon = True
     timer.start()
     return timer
-
-
-def _raise_file_limit() -> None:
-    """Raise the limit of open files. A connection takes a file descriptor, and the default of 1024
-    (on macOS 256) would refuse a fleet of that size."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        # macOS says that there is no limit, and then refuses what is above its own.
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 @contextlib.asynccontextmanager

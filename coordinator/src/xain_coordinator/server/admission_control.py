@@ -81,6 +81,7 @@ class AdmissionControl:
     unregistered client.
     num_unregistered: calls of unregistered clients that may be open.
     capacities: calls that may be open, by pool.
+    on_accepted: told the peer, and the participant, of each call of a member of the session.
     """
 
     first_message_s = 30.0  # a slower connection is too slow for an upload; see StallTimer
@@ -104,6 +105,7 @@ class AdmissionControl:
             _STREAMS: 100,
         }
         self._pools: dict[Hashable, Pool] = {}
+        self.on_accepted: Callable[[str, Hashable], None] = lambda peer, member: None
         self.reading = asyncio.Semaphore(UNREGISTERED_READS)
         self._num_waiting = 0  # to be read
         self._ends: set[asyncio.Task[None]] = set()
@@ -122,6 +124,8 @@ class AdmissionControl:
             # Inspection is for operators, and its answers are large.
             is_member = not method.startswith(_INSPECTION) and self._is_member(participant_id)
             pool = (participant_id,) if is_member else _UNREGISTERED
+            if is_member:
+                self.on_accepted(context.peer(), pool)
         task = asyncio.current_task()
         assert task is not None, "a call has a task"
         call = Call(context, pool, self._now(), task)
@@ -151,6 +155,13 @@ class AdmissionControl:
         if member is not None:
             self._remove(call)
             self._enter(call, member)
+
+    def answered(self, method: str, call: Call) -> None:
+        """Note that a call was carried out, which may have made its sender a member."""
+        if call.pool == _UNREGISTERED and not method.startswith(_INSPECTION):
+            participant_id = participant_of(call.context)
+            if self._is_member(participant_id):
+                self.on_accepted(call.context.peer(), (participant_id,))
 
     async def requests(self, method: str, call: Call) -> AsyncIterator[Any]:
         """The messages of a stream of requests."""

@@ -110,7 +110,9 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
                 request = await only_request(partial(self._admission.read, call))
                 self._admission.heard(method, call, request)
             if not yields:
-                return await behaviour(request, context)
+                reply = await behaviour(request, context)
+                self._admission.answered(method, call)
+                return reply
             async with aclosing(behaviour(request, context)) as messages:
                 async for message in messages:
                     await context.write(message)

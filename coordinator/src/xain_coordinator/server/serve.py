@@ -25,6 +25,7 @@ from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.server.weights_port import PortTaken, WeightsPort
 from xain_coordinator.updates.inbox import Inbox
 from xain_coordinator.updates.sources import Bucket
+from xain_foundation.connection_limit import ConnectionLimit, max_connections
 from xain_messaging.discovery.service import (
     KEEPALIVE,
     MAX_MEMBERS,
@@ -51,7 +52,6 @@ STREAMS_PER_CONNECTION = 250
 # A participant has two, and its latest two may have died without being noticed yet.
 CONNECTIONS_PER_PARTICIPANT = 4
 CONNECTIONS_PER_MEMBER = 2
-SPARE_CONNECTIONS = 1000  # 14 KB each
 IDLE_MS = 300_000  # a participant has a Watch stream or a heartbeat every few seconds
 HANDSHAKE_MS = 20_000
 
@@ -107,10 +107,8 @@ class GrpcServer:
             # A connection and a call take little memory, but an unregistered client opens any
             # number.
             "grpc.max_concurrent_streams": STREAMS_PER_CONNECTION,
-            "grpc.max_allowed_incoming_connections": (
-                CONNECTIONS_PER_PARTICIPANT * max_connected
-                + CONNECTIONS_PER_MEMBER * MAX_MEMBERS
-                + SPARE_CONNECTIONS
+            "grpc.max_allowed_incoming_connections": max_connections(
+                CONNECTIONS_PER_PARTICIPANT * max_connected + CONNECTIONS_PER_MEMBER * MAX_MEMBERS
             ),
             "grpc.max_connection_idle_ms": IDLE_MS,
             "grpc.server_handshake_timeout_ms": HANDSHAKE_MS,
@@ -128,6 +126,7 @@ class GrpcServer:
             # A fleet that comes for the first time consists of unregistered clients.
             UNREGISTERED_CALLS + max_connected,
         )
+        self._max_connected = max_connected
         self._server = grpc.aio.server(
             interceptors=[RefusalInterceptor(counters, self.admission, worker.outage, latencies)],
             options=list(settings.items()),
@@ -183,6 +182,7 @@ class GrpcServer:
         )
         self._weights_port = weights_port
         self._is_started = False
+        self._limit: ConnectionLimit | None = None
         try:
             self.port = self._server.add_insecure_port(server.address)
         except RuntimeError:
@@ -200,6 +200,13 @@ class GrpcServer:
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         await self._say_serving(True)
         await self._server.start()
+        limit = self._limit = ConnectionLimit(
+            self.port,
+            max_owners=self._max_connected + MAX_MEMBERS,
+            per_owner=CONNECTIONS_PER_PARTICIPANT,
+            num_newcomers=self._max_connected,
+        )
+        self.admission.on_accepted = self._membership.on_accepted = limit.keep
 
     async def stop(self, drain_s: float) -> None:
         """Stop serving: calls under way may finish within drain_s, then the port is free."""
@@ -217,6 +224,8 @@ class GrpcServer:
         if self._weights_port is not None:
             ports.append(self._weights_port.stop(drain_s))
         await asyncio.gather(*ports, telling)
+        if self._limit is not None:
+            self._limit.stop()
         await self.inbox.close()
 
     async def _say_serving(self, serving: bool) -> None:

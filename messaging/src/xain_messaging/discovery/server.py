@@ -6,16 +6,26 @@ from typing import Generic, Protocol, Self, TypeVar
 
 import grpc
 
+from xain_foundation.connection_limit import ConnectionLimit, max_connections
 from xain_messaging import background
 from xain_messaging.discovery.registry import LEASE_S, SETTLE_S
-from xain_messaging.discovery.service import KEEPALIVE, MembershipService
+from xain_messaging.discovery.service import KEEPALIVE, MAX_MEMBERS, MembershipService
 
 STOP_S = 1.0
+HANDSHAKE_MS = 20_000
+# One for its membership, one for other calls, and as many that have died unnoticed.
+CONNECTIONS_PER_MEMBER = 4
 STOPPED_S = 5.0  # that stop() waits, whatever the event loop does meanwhile
 
 
 class Service(Protocol):
-    """A gRPC service in an event loop."""
+    """A gRPC service in an event loop.
+
+    membership: knows the members, and tells whose calls are accepted.
+    """
+
+    @property
+    def membership(self) -> MembershipService: ...
 
     def add_to(self, server: grpc.aio.Server) -> None: ...
 
@@ -48,6 +58,7 @@ class ServiceServer(Generic[S]):
         self._credentials = credentials
         self._server: grpc.aio.Server | None = None
         self._service: S | None = None
+        self._limit: ConnectionLimit | None = None
 
     @property
     def target(self) -> str:
@@ -75,7 +86,15 @@ class ServiceServer(Generic[S]):
         # Before the port, which gRPC frees for a server only that was started.
         self._service = self._make()
         server = self._server = grpc.aio.server(
-            options=[("grpc.so_reuseport", 0), *KEEPALIVE.items()]
+            options=[
+                ("grpc.so_reuseport", 0),
+                (
+                    "grpc.max_allowed_incoming_connections",
+                    max_connections(CONNECTIONS_PER_MEMBER * MAX_MEMBERS),
+                ),
+                ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+                *KEEPALIVE.items(),
+            ]
         )
         self._service.add_to(server)
         if self._credentials is None:
@@ -83,6 +102,13 @@ class ServiceServer(Generic[S]):
         else:
             self._port = server.add_secure_port(self.target, self._credentials)
         await server.start()
+        limit = self._limit = ConnectionLimit(
+            self._port,
+            max_owners=MAX_MEMBERS,
+            per_owner=CONNECTIONS_PER_MEMBER,
+            num_newcomers=MAX_MEMBERS,
+        )
+        self._service.membership.on_accepted = limit.keep
 
     def stop(self) -> None:
         """Returns when no client is served any more, after STOP_S at most. May be called again."""
@@ -91,6 +117,8 @@ class ServiceServer(Generic[S]):
 
     async def _stop(self) -> None:
         server, self._server = self._server, None
+        if self._limit is not None:
+            self._limit.stop()
         if self._service is not None:
             self._service.end()
         if server is not None:

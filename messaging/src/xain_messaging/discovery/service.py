@@ -3,9 +3,9 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import suppress
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Self
 
 import grpc
 
@@ -89,6 +89,7 @@ class MembershipService(MembershipServicer):
     settle_s: how long newcomers wait for the members of a service that was here before.
     grace_s: how long a member without a Watch stream is still taken for alive.
     on_change: called with the name of a group whose members have changed.
+    on_accepted: told the peer, and the member's group and name, of calls of members.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class MembershipService(MembershipServicer):
         on_change: Callable[[str], None] | None = None,
     ) -> None:
         self._on_change = on_change
+        self.on_accepted: Callable[[str, Hashable], None] = lambda peer, member: None
         self._last_incarnation = 0
         self._streams: dict[tuple[str, str, int], _WatchStream] = {}  # the newest of each member
         self._told: dict[str, pb.WatchResponse] = {}  # what all streams of a group are told
@@ -116,6 +118,11 @@ class MembershipService(MembershipServicer):
             grace_s,
             on_barrier=self._wake_barriers,
         )
+
+    @property
+    def membership(self) -> Self:
+        """Itself, as of any service that has one."""
+        return self
 
     def add_to(self, server: grpc.aio.Server) -> None:
         add_MembershipServicer_to_server(self, server)
@@ -262,6 +269,7 @@ class MembershipService(MembershipServicer):
             request.group, request.name, request.incarnation, time.monotonic()
         ):
             await _refuse_unknown(context, request.group, request.name)
+        self.on_accepted(context.peer(), (request.group, request.name))
         return pb.RenewResponse()
 
     async def Watch(
@@ -272,6 +280,7 @@ class MembershipService(MembershipServicer):
         older, stream = self._streams.get(member), _WatchStream()
         if not registry.stream_begun(*member, time.monotonic(), stream):
             await _refuse_unknown(context, request.group, request.name)
+        self.on_accepted(context.peer(), member[:2])
         self._streams[member] = stream
         if older is not None:
             older.end()

@@ -21,6 +21,7 @@ from typing import Any, Final
 import grpc
 
 from xain_foundation.backoff import Backoff
+from xain_foundation.connection_limit import ConnectionLimit, max_connections
 from xain_foundation.grpc_calls import Cancellable
 from xain_foundation.logger import get_logger
 from xain_messaging.codec import MAX_MESSAGE_BYTES, Frames
@@ -297,13 +298,16 @@ class GrpcDriver:
         self._connections: dict[str, _Connection] = {}
         self._streams: dict[Any, threading.Thread] = {}  # that peers have opened
         self._is_closed = False
+        self._limit: ConnectionLimit | None = None
         handler: Any = grpc.stream_unary_rpc_method_handler(self._deliver)
         service, _, method = METHOD[1:].partition("/")
         handlers = [grpc.method_handlers_generic_handler(service, {method: handler})]
         self._threads = _Threads()
         pool: Any = self._threads
+        most = max_connections(self.max_streams)
+        options = (*OPTIONS, ("grpc.max_allowed_incoming_connections", most))
         self._server = grpc.server(
-            pool, handlers, options=OPTIONS, maximum_concurrent_rpcs=self.max_streams
+            pool, handlers, options=options, maximum_concurrent_rpcs=self.max_streams
         )
         try:
             if tls is None:
@@ -312,6 +316,7 @@ class GrpcDriver:
                 port = self._server.add_secure_port(listen, tls.of_server())
             self.address = f"{host}:{port}"
             self._server.start()
+            self._limit = ConnectionLimit(port, max_owners=self.max_streams, per_owner=1)
         except BaseException:  # an interrupt too: no server stays behind
             self.close(0.0)
             raise
@@ -376,9 +381,13 @@ class GrpcDriver:
         is_active = context.is_active
         while not self._is_served.wait(LOOK_S) and is_active():
             pass
+        limit = self._limit
         max_bytes, reserved = self.max_message_bytes + MAX_HEAD_BYTES, self._reserved
         try:
             for frames in packets(chunks, max_bytes, partial(reserved, is_active)):
+                if limit is not None:  # once, with the first packet
+                    limit.keep(context.peer(), context.peer())
+                    limit = None
                 self._on_packet(frames)
                 del frames  # the next may be long in coming
         except StreamEnded:
@@ -415,6 +424,8 @@ class GrpcDriver:
 
     def _stop(self) -> None:
         self.wake()
+        if self._limit is not None:
+            self._limit.stop()
         self._on_packet = lambda frames: None
         self._is_served.set()
         # A server that never started sets the event of stop(), and does not end another wait.

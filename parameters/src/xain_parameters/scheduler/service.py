@@ -281,6 +281,7 @@ class SchedulerService(SchedulerServicer):
                 grpc.StatusCode.ABORTED,
                 f"{request.name!r} is no {role} of this group, or not any more",
             )
+        self.membership.on_accepted(context.peer(), (GROUP, request.name))
 
     # --- the calls ---
 
