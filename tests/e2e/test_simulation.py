@@ -2,20 +2,33 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sqlite3
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 import support.simulated as scripts
 import xain
 from support.process import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
+
+
+class CannotTravel:
+    """A function that holds what no pickle can."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __call__(self, site: xain.Site) -> None: ...
 
 
 def test_participants_share_workers_and_keep_their_state(capfd: pytest.CaptureFixture[str]) -> None:
@@ -48,6 +61,46 @@ def test_simulated_participants_evaluate_the_last_model_too(tmp_path: Path) -> N
     assert all("0.2" in text for (text,) in rows)
 
 
+def test_settings_arrive_as_they_were_given(tmp_path: Path) -> None:
+    """The section [train] is in the journal, and in each round, with the types of its values."""
+    done = xain.simulate(
+        scripts.configured,
+        1,
+        workers=1,
+        rounds=1,
+        train=scripts.TRAIN,
+        settings={"aggregation.rule": "sum", "rounds.max_lost_share": 1},
+        folder=tmp_path,
+        progress=False,
+    )
+    assert done.history[-1]["as_given"] == 1
+    with contextlib.closing(sqlite3.connect(tmp_path / "journal.sqlite")) as db:
+        rows = db.execute("SELECT body FROM record WHERE type = 'SessionOpened'").fetchall()
+    rules = json.loads(rows[0][0])["rules"]
+    assert json.loads(rules["train_config"]) == scripts.TRAIN
+    assert repr(json.loads(rules["train_config"])["opt"]) == repr(
+        dict(sorted(scripts.TRAIN["opt"].items()))  # type: ignore[attr-defined]
+    )
+
+
+async def test_function_of_a_notebook_is_simulated(tmp_path: Path) -> None:
+    """Workers cannot import it, nor what it uses, and are given its code."""
+    notebook = nbformat.v4.new_notebook(
+        cells=[
+            nbformat.v4.new_code_cell(
+                "import numpy as np, xain\n"
+                "def make_model():\n    return {'w': np.zeros(2, np.float32)}\n"
+                "def main(site):\n    for r in xain.rounds(make_model()):\n"
+                "        r.submit({'w': r.weights['w'] + 1}, samples=1)\n"
+                "xain.simulate(main, 2, workers=2, rounds=2, progress=False).weights['w'].tolist()"
+            )
+        ]
+    )
+    client = NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}})
+    await client.async_execute(env={**os.environ, "TMPDIR": str(tmp_path)})
+    assert [o["data"]["text/plain"] for o in notebook.cells[0].outputs] == ["[2.0, 2.0]"]
+
+
 def test_mistake_of_the_script_ends_the_simulation_with_its_traceback() -> None:
     with pytest.raises(xain.SimulationError) as caught:
         xain.simulate(scripts.fail, 3, workers=1, progress=False)
@@ -60,7 +113,7 @@ def test_mistake_of_the_script_ends_the_simulation_with_its_traceback() -> None:
     ("main", "settings", "message"),
     [
         (scripts.forget, {}, "main\\(\\) ended without a loop over xain.rounds\\(\\)"),
-        (lambda site: None, {}, "main cannot be given to another process"),
+        (CannotTravel(), {}, "main cannot be given to another process .*at the top of a module"),
         (scripts.count, {"rounds": {"no": 1}}, "the coordinator has ended:"),
     ],
 )

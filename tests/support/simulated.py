@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,34 @@ def evaluate(site: xain.Site) -> None:
         round_.evaluate({"accuracy": round_.weights["w"][0] / 10}, samples=2)
         if round_.task == "train":
             round_.submit({"w": round_.weights["w"] + 1}, samples=1)
+
+
+def configured(site: xain.Site) -> None:
+    """Report whether [train] is TRAIN, of the same types."""
+    for round_ in xain.rounds({"w": np.zeros(3, np.float32)}):
+        own = {"epochs", "epoch_base"}
+        train = {name: value for name, value in round_.config.items() if name not in own}
+        as_given = repr(plain(train)) == repr(dict(sorted(TRAIN.items())))
+        round_.submit(round_.weights, samples=1, metrics={"as_given": int(as_given)})
+
+
+def plain(value: object) -> object:
+    """A Config and the tables within it as mappings, which have the order of the alphabet."""
+    return {k: plain(v) for k, v in value.items()} if isinstance(value, Mapping) else value
+
+
+TRAIN = {
+    "version": "1.0",
+    "flag": "true",
+    "number": "7",
+    "list": "[1]",
+    "on": True,
+    "whole": 7,
+    "fraction": 7.0,
+    "many": [1, 2.0, "3", False, [], {"a": 1}],
+    "opt": {"b": {"c": "0"}, "d": 1e-9, 'é "\n': ""},
+    "empty": {},
+}
 
 
 def fail(site: xain.Site) -> None:

@@ -17,6 +17,7 @@ from xain_foundation.on_use import loaded_on_use
 
 if TYPE_CHECKING:
     from xain.loop import Rounds, SessionError, rounds
+    from xain.result import Result
     from xain.round import Config, Round
     from xain.simulation import Simulation, SimulationError, Site, simulate
     from xain.weights import LayoutMismatch, trainable
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Config",
     "LayoutMismatch",
+    "Result",
     "Round",
     "Rounds",
     "SessionError",
@@ -43,6 +45,7 @@ __getattr__, __dir__ = loaded_on_use(
     __name__,
     {
         "loop": "Rounds SessionError rounds",
+        "result": "Result",
         "round": "Config Round",
         "simulation": "Simulation SimulationError Site simulate",
         "weights": "LayoutMismatch trainable",

@@ -28,9 +28,17 @@ from typing import Any, NoReturn, Self
 
 from numpy.typing import NDArray
 
+from xain.result import Result, ResultMissing, fetch_last_model
 from xain.round import Round, Submitted
 from xain.state import ScriptState
-from xain.weights import Declared, LayoutMismatch, declare, plain_layout, require_same
+from xain.weights import (
+    Declared,
+    LayoutMismatch,
+    declare,
+    from_vector,
+    plain_layout,
+    require_same,
+)
 from xain_foundation.commands import split_host_port
 from xain_foundation.exit_statuses import EXIT_FAILED, EXIT_NOTHING_COUNTED, EXIT_OK
 from xain_foundation.logger import get_logger
@@ -39,6 +47,7 @@ from xain_participant.agent import Agent
 from xain_participant.config import ENV_PREFIX, ParticipantConfig
 from xain_participant.participant import Assignment, BodyFailed, Participant
 from xain_participant.state import StateDirectory
+from xain_wire.limits import MAX_INT32
 from xain_workloads.model import Layout, personal_patterns
 
 # Time that an exception may take from the loop to the end of the script.
@@ -214,6 +223,9 @@ class Loop:
                 self._state.close()
             raise
         self.participant_id = self._agent.participant_id
+        self._target = settings.coordinator.address
+        self._session_id = ""
+        self._result: Result | None = None
         self._store = ScriptState(ours.state_dir, self.participant_id)
         self._log = get_logger(__name__).bind(participant=self.participant_id)
         self._thread = threading.Thread(
@@ -289,6 +301,7 @@ class Loop:
             except Exception as error:  # raised again
                 self._refuse(error)
             if round_ is not None:
+                self._session_id = asked.assignment.session_id
                 self.open_round = round_
                 return round_
 
@@ -345,6 +358,35 @@ class Loop:
         self.exit_status = ended.code
         if ended.code not in (EXIT_OK, EXIT_NOTHING_COUNTED) and not self._settled.is_set():
             raise SessionError(ended.message)
+
+    def result(self, declared: Declared | None) -> Result:
+        """The last model of the session that is over; asked of the coordinator once.
+
+        Raises RuntimeError if the loop has not come to the end of the session, and SessionError if
+        the coordinator does not give the model.
+        """
+        if not self.is_over or self._settled.is_set():
+            raise RuntimeError(
+                "rounds.result is there when the loop has come to the end of the session; "
+                "until then round.weights is the global model"
+            )
+        if self._result is None:
+            try:
+                last = fetch_last_model(self._target, self.participant_id)
+            except ResultMissing as missing:
+                raise SessionError(str(missing)) from None
+            if self._session_id not in ("", last.session_id):
+                raise SessionError(
+                    f"the coordinator at {self._target} has begun another session, "
+                    f"{last.session_id}: this one's model is in its store"
+                )
+            if declared is not None:
+                declared = declared.without(personal_patterns(last.metadata))
+            layout = () if declared is not None and not declared.layout else last.layout
+            _, kept = self._store.load(last.session_id, MAX_INT32)
+            weights = from_vector(last.vector, plain_layout(layout), declared, kept)
+            self._result = Result(weights, last.metrics, last.round)
+        return self._result
 
     # --- the end ---
 
@@ -452,6 +494,15 @@ class Rounds:
         """Status for the script to end with after the loop: 5 if the session is finished and none of
         the script's updates counted, also if there was no round; else 0."""
         return self._loop.exit_status
+
+    @property
+    def result(self) -> Result:
+        """The model that the session has made, its metrics and its number; see Result.
+
+        The coordinator is asked for it at the first use, which must be while it runs.
+        Raises RuntimeError before the session has ended, and SessionError if it cannot be fetched.
+        """
+        return self._loop.result(self._declared)
 
     def __iter__(self) -> Self:
         return self

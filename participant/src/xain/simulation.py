@@ -29,16 +29,19 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import cloudpickle  # type: ignore[import-untyped]
 import grpc
 
 from xain.loop import Loop, Rounds, rounds_of_site
+from xain.result import LastModel, ResultMissing, fetch_last_model
 from xain.round import Round
-from xain_participant.client import CoordinatorClient, open_channel
+from xain.settings_file import as_toml
+from xain_participant.client import open_channel
 from xain_participant.config import ENV_PREFIX
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 from xain_wire.fl.inspection_pb2_grpc import InspectionStub
-from xain_workloads.model import TensorSpec, unflatten
+from xain_workloads.model import unflatten
 
 START_S = 60.0
 STOP_S = 10.0
@@ -99,13 +102,14 @@ def simulate(
         what must last from round to round goes into round.state.
     workers: processes that train. fraction: of the participants that train a round.
     rounds, epochs, seed: of the coordinator's configuration, and train is its section [train].
-    settings: other settings of the coordinator by dotted key, such as "aggregation.rule".
+    settings: other settings of the coordinator by dotted key, such as "aggregation.rule", and of
+        the type that they have in a file.
     evaluates: as in xain.rounds().
     folder: of the coordinator's data, which stays; by default a temporary one.
     progress: whether to print a line for each round to standard error.
-    Call it from `if __name__ == "__main__":`, as workers import the script anew.
-    Raises SimulationError if main() fails, or nothing can be started; KeyboardInterrupt after
-    everything has been stopped.
+    In a script, call it from `if __name__ == "__main__":`, as workers import the script anew.
+    Raises ValueError for a setting that TOML cannot hold, SimulationError if main() fails, or
+    nothing can be started; KeyboardInterrupt after everything has been stopped.
     """
     if multiprocessing.parent_process() is not None:
         raise SimulationError(
@@ -119,14 +123,8 @@ def simulate(
             f"participants is {participants} and fraction {fraction}; at least one participant "
             "trains, and at most all do"
         )
-    try:
-        ForkingPickler.dumps(main)
-    except Exception as error:  # whatever a reducer of the caller's raises
-        raise SimulationError(
-            f"main cannot be given to another process ({error}); define it at the top of a module, "
-            "not within a function or a notebook"
-        ) from None
-    given = {
+    main = _for_another_process(main)
+    given: dict[str, Any] = {
         "rounds.rounds": rounds,
         "rounds.epochs": epochs,
         "rounds.seed": seed,
@@ -137,7 +135,7 @@ def simulate(
         "rounds.start_timeout_s": START_S,
         # Training takes all processors, so heartbeats may come late.
         "server.heartbeat_timeout_s": 60.0,
-        **{f"train.{name}": value for name, value in (train or {}).items()},
+        "train": train or {},
         **(settings or {}),
     }
     with ExitStack() as stack:
@@ -154,7 +152,8 @@ def simulate(
         )
         stub = InspectionStub(stack.enter_context(open_channel(coordinator.target)))
         history = _watch(stub, pool, coordinator, rounds if progress else 0)
-        weights = _last_model(stub, coordinator.target)
+        last = _last_model(coordinator.target)
+    weights = unflatten(last.vector, last.layout) if last.layout else last.vector
     return Simulation(weights, history, time.monotonic() - started_at)
 
 
@@ -183,12 +182,22 @@ def _coordinator(folder: Path, settings: Mapping[str, Any]) -> Iterator[_Coordin
         )
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "coordinator.log"
-    flags = [f"--set={key}={_toml(value)}" for key, value in settings.items()]
-    command = [sys.executable, "-m", "xain_coordinator", f"--data-dir={folder}", "--port=0"]
+    in_folder = {
+        "storage.path": folder / "weights",
+        "journal.path": folder / "journal.sqlite",
+        "metrics.path": folder / "metrics.jsonl",
+        "parameters.path": folder / "parameters",
+        "server.port": 0,
+        "logging.console": False,
+    }
+    config = folder / "simulation.toml"
+    config.write_text(as_toml({**in_folder, **settings}), encoding="utf-8")
+    config.chmod(0o600)  # it may hold secrets
+    command = [sys.executable, "-m", "xain_coordinator", f"--config={config}", "--new-session"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("XAIN_COORDINATOR_")}
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [*command, "--new-session", *flags, "--set=logging.console=false"],
+            command,
             stderr=file,
             stdout=file,
             stdin=subprocess.DEVNULL,
@@ -223,12 +232,37 @@ def _port_in(coordinator: _Coordinator) -> int:
     raise SimulationError(coordinator.why_it_ended())
 
 
-def _toml(value: Any) -> str:
-    """A value as --set takes it."""
-    return value if isinstance(value, str) else json.dumps(value)
-
-
 # --- the workers ---
+
+
+class _ByValue:
+    """A function that other processes cannot import: pickled, it becomes its own code."""
+
+    def __init__(self, main: Main) -> None:
+        self._data = cloudpickle.dumps(main)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Only workers are given it, through the pipe in which multiprocessing gives them the rest.
+        return cloudpickle.loads, (self._data,)
+
+    def __call__(self, site: Site) -> object:
+        raise AssertionError("workers have the function itself")
+
+
+def _for_another_process(main: Main) -> Main:
+    """The function as a worker can be given it: by its name, or else, as in a notebook, by its
+    code. Raises SimulationError if neither works."""
+    try:
+        if hasattr(sys.modules["__main__"], "__file__"):
+            with contextlib.suppress(Exception):  # whatever a reducer of the caller's raises
+                ForkingPickler.dumps(main)
+                return main
+        return _ByValue(main)
+    except Exception as error:
+        raise SimulationError(
+            f"main cannot be given to another process ({error}); define it at the top of a module, "
+            "not within a function or a notebook"
+        ) from None
 
 
 class _Parked(BaseException):
@@ -418,13 +452,9 @@ def _show(r: inspection.RoundStatus, label: str) -> None:
     )
 
 
-def _last_model(stub: InspectionStub, target: str) -> Any:
+def _last_model(target: str) -> LastModel:
     """Read the model that the last round has made. Raises SimulationError."""
     try:
-        (model,) = stub.ListModels(inspection.ListModelsRequest(limit=1)).models
-    except grpc.RpcError as error:
-        raise SimulationError(f"the last model cannot be read: {error}") from None
-    with CoordinatorClient(target, "simulation") as client:
-        vector = client.get_weights(model.ref)
-    layout = tuple(TensorSpec(t.name, tuple(t.shape), t.dtype) for t in model.layout)
-    return unflatten(vector, layout) if layout else vector
+        return fetch_last_model(target, "simulation")
+    except ResultMissing as missing:
+        raise SimulationError(str(missing)) from None

@@ -386,7 +386,11 @@ def kept_tensors(
     names = {} if declared is None else declared.names
     found = {}
     for name, value in _by_plain_name(weights, names, ()).items():
-        dtype = str(value.dtype) if is_tensor(value) or isinstance(value, np.ndarray) else ""
+        dtype = (
+            str(value.dtype)
+            if is_tensor(value) or isinstance(value, np.ndarray | np.generic)
+            else ""
+        )
         if "int" in dtype or is_personal(name, personal):
             found[name] = np.array(_to_numpy(value, name))
     return found

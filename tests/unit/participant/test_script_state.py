@@ -70,8 +70,6 @@ def test_arrays_and_json_values_come_back(folder: Path | None) -> None:
 
 
 def test_tensors_come_back_as_tensors(folder: Path | None) -> None:
-    import torch
-
     state = ScriptState(folder, "a")
     state.save("s", 1, {"c": torch.ones(2, dtype=torch.bfloat16, requires_grad=True)}, {})
     read, _ = again(state, folder).load("s", 2)

@@ -1,0 +1,81 @@
+"""The model that a session has made, asked of its coordinator."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from numpy.typing import NDArray
+
+from xain_participant.client import CoordinatorClient, Refused, open_channel
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl import inspection_pb2 as inspection
+from xain_wire.fl.inspection_pb2_grpc import InspectionStub
+from xain_workloads.model import Layout, TensorSpec
+
+ASK_S = 30.0
+
+
+class ResultMissing(Exception):
+    """The coordinator does not answer, or has no model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The last global model of a session.
+
+    weights: as round.weights: for load_state_dict(), or a flat vector.
+    metrics: means over the participants, weighted by samples: of the training that made the model,
+        and, in their place where they have the same names, of its evaluation.
+    round: number of the model: of rounds that have made it.
+    """
+
+    weights: Any
+    metrics: Mapping[str, float]
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class LastModel:
+    """The last global model as the coordinator has it. vector: (d,)."""
+
+    session_id: str
+    round: int
+    vector: NDArray[Any]
+    layout: Layout
+    metadata: Mapping[str, str]
+    metrics: Mapping[str, float]
+
+
+def fetch_last_model(target: str, participant_id: str) -> LastModel:
+    """Ask the coordinator at a target for its last model. Raises ResultMissing."""
+    try:
+        with open_channel(target) as channel:
+            stub = InspectionStub(channel)
+            status = stub.GetStatus(inspection.GetStatusRequest(), timeout=ASK_S)
+            models = stub.ListModels(inspection.ListModelsRequest(limit=1), timeout=ASK_S).models
+            # The round that trained the model, and that which only measured it.
+            rounds = stub.ListRounds(inspection.ListRoundsRequest(limit=2), timeout=ASK_S).rounds
+        if not models:
+            raise ResultMissing(f"the coordinator at {target} has no model")
+        (model,) = models
+        with CoordinatorClient(target, participant_id) as client:
+            vector = client.get_weights(model.ref)
+    except grpc.RpcError as error:
+        raise ResultMissing(f"the coordinator at {target} cannot be asked: {error}") from None
+    except Refused as refused:
+        raise ResultMissing(f"the last model cannot be fetched from {target}: {refused}") from None
+    metrics: dict[str, float] = {}
+    for one in rounds:
+        if one.round == model.round - 1 and one.task == pb.TRAIN:
+            metrics |= one.metrics
+        elif one.round == model.round:
+            metrics |= one.evaluation.metrics
+    return LastModel(
+        status.session_id,
+        model.round,
+        vector,
+        tuple(TensorSpec(t.name, tuple(t.shape), t.dtype) for t in model.layout),
+        dict(model.metadata),
+        metrics,
+    )
