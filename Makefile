@@ -87,7 +87,7 @@ lock:  ## refresh the hash-only locks (needs uv)
 		--no-header --no-annotate --format requirements-txt -o requirements-dev.lock
 	uv export --quiet --frozen --only-group build --no-emit-workspace \
 		--no-header --no-annotate --format requirements-txt -o requirements-build.lock
-	uv export --quiet --frozen --package xain-coordinator --extra http --extra parameters --no-default-groups \
+	uv export --quiet --frozen --package xain-coordinator --extra export --extra http --extra parameters --no-default-groups \
 		--no-emit-workspace --no-header --no-annotate --format requirements-txt \
 		-o requirements-coordinator.lock
 	uv export --quiet --frozen --package xain-participant --extra tables --no-default-groups --no-emit-workspace \

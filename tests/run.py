@@ -149,6 +149,7 @@ def bring_hadoop() -> None:
     """Put Hadoop's own jars, which this source distribution has, where support.hdfs looks."""
     if on_path("java") and DAEMON_JAR.exists():
         print("Jars of Hadoop for the tests of HDFS: once, some 200 MB ...", flush=True)
+        # With the setuptools of the environment: its build has no other requirement.
         options = ("--no-binary=pyspark", "--no-build-isolation")
         unpack("hdfs.lock", ".jar", TOOLS / "hadoop", *options)
 

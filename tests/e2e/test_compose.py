@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -358,7 +359,7 @@ def ended(mine):
 
 
 @pytest.mark.timeout(1800)
-def test_a_training_survives_its_parts(stack):
+def test_a_training_survives_its_parts(stack, tmp_path):
     """From nothing to FINISHED, while in the middle of a round the coordinator, a participant and
     the store are killed: it is one session, nobody trains twice what was acknowledged, the model is
     in the bucket, and the metrics of every round are in the time series."""
@@ -397,6 +398,7 @@ def test_a_training_survives_its_parts(stack):
     assert [line["round"] for line in trained if line["event"] == "trained"] == list(range(ROUNDS))
 
     check_model(stack, session)
+    check_take_home(stack, tmp_path)
     check_metrics(stack, ids)
     check_secrecy(stack)
 
@@ -533,6 +535,29 @@ def check_model(stack, session):
     digits = load("digits", scale=0.0625)
     measured = workload.from_metadata(model.metadata).evaluate(model, digits)
     assert measured["accuracy"] > 0.8
+
+
+def check_take_home(stack, folder):
+    """The page's commands bring the best model, the last one and the report out of the stack."""
+    page = (engine.ROOT / "docs/containers.md").read_text(encoding="utf-8")
+    page = page.partition("Take the best model home")[2].partition("In Kubernetes")[0]
+    lines = re.findall(r"^    docker compose (.+)$", page, re.MULTILINE)
+    assert len(lines) == 9
+    for line in lines:
+        words = [str(folder) if word == "." else word for word in shlex.split(line)]
+        if words[0] == "exec":
+            words.insert(1, "--no-TTY")
+        stack.compose(*words)
+    assert {file.name for file in folder.iterdir()} == {"best.skops", "last.onnx", "report.html"}
+    data = folder / "digits.csv"
+    digits = load("digits", scale=0.0625)
+    header = ",".join(digits.feature_names)
+    np.savetxt(data, digits.features, "%.6g", ",", header=header, comments="")
+    predict = ["-m", "xain_coordinator", "predict", f"--data={data}", f"--to={folder / 'p.csv'}"]
+    command = [sys.executable, *predict, f"--model={folder / 'best.skops'}"]
+    status, output, errors = engine.run(*command)
+    assert status == 0, errors
+    assert (folder / "p.csv").read_text().count("\n") == 1 + digits.num_samples, output
 
 
 def check_metrics(stack, ids):

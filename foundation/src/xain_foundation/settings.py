@@ -38,6 +38,8 @@ Model = TypeVar("Model", bound=BaseModel)
 Origin = Literal["default", "file", "environment", "flag"]
 
 COMMAND_LINE = "command line"
+# Behind the prefix of a program, the environment variable that names the file.
+FILE_VARIABLE = "CONFIG"
 
 # Kubernetes sets these in every pod beside a Service called xain-coordinator. All of ours have two
 # underscores after the section, so neither can be taken for the other.
@@ -126,7 +128,8 @@ def resolve(
     """Read and check the settings: the file, over it the environment, over that the overrides.
 
     env_prefix: such as "XAIN_COORDINATOR_"; two underscores separate section and key, as in
-        XAIN_COORDINATOR_ROUNDS__EPOCHS=3. "" leaves the environment out.
+        XAIN_COORDINATOR_ROUNDS__EPOCHS=3. "" leaves the environment out. Without a file, that of
+        XAIN_COORDINATOR_CONFIG is read: in a container all commands then find the same settings.
     overrides: by dotted key. Text is read as the type of the key; None counts as not given.
     defaults: called with the given values by dotted key; returns further values, in the form of
         overrides, for keys that none of the sources gives.
@@ -136,6 +139,8 @@ def resolve(
     sources = [_from_flags(schema, overrides or {})]
     if env_prefix:
         sources.insert(0, _from_environment(schema, env_prefix))
+        named = os.environ.get(env_prefix + FILE_VARIABLE)
+        file = file or (Path(named) if named else None)
     if file is not None:
         sources.insert(0, _from_file(schema, file))
     if defaults is not None:
@@ -244,6 +249,8 @@ def _from_environment(schema: Schema, prefix: str) -> _Source:
     for variable in sorted(os.environ):
         rest = variable[len(prefix) :]
         if not variable.upper().startswith(prefix.upper()) or _SERVICE_LINK.fullmatch(rest):
+            continue
+        if variable == prefix + FILE_VARIABLE:
             continue
         where = f"environment variable {variable}"
         # In any case of letters: some systems change it, and none should be passed over.

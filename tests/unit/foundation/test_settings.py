@@ -80,6 +80,20 @@ def test_environment_prevails_over_file_and_flags_over_both(
     assert config.server == Server(port=3, timeout_s=2.0, verbose=True)
 
 
+def test_environment_names_the_file_where_no_flag_does(
+    toml: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toml.write_text("[server]\nport = 7\n")
+    monkeypatch.setenv("FLEET_CONFIG", str(toml))
+    assert load(Fleet, None, PREFIX).server.port == 7
+    other = toml.with_name("other.toml")
+    other.write_text("[server]\nport = 8\n")
+    assert load(Fleet, other, PREFIX).server.port == 8
+    monkeypatch.setenv("FLEET_CONFIG", "gone.toml")
+    with pytest.raises(ConfigError, match=r"gone\.toml"):
+        load(Fleet, None, PREFIX)
+
+
 def test_tables_of_all_sources_are_joined(toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One more option in the environment does not drop those of the file."""
     toml.write_text('[server.options]\n"grpc.a" = 1\nb = "file"\n')

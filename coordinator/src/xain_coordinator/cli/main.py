@@ -85,8 +85,8 @@ Without a command, run a coordinator until the training has ended and it is stop
 state on disk: started again with the same settings it goes on where it was, in the middle of a
 round. With other settings it says which, and ends, unless --resume or --new-session is given.
 
-Settings come from --config, over it from the environment (XAIN_COORDINATOR_ROUNDS__EPOCHS=3 is
-rounds.epochs), over that from flags.
+Settings come from --config, or the file that XAIN_COORDINATOR_CONFIG names, over it from the
+environment (XAIN_COORDINATOR_ROUNDS__EPOCHS=3 is rounds.epochs), over that from flags.
 
 Exit status: 0 when it was stopped; 1 if the journal, the weights store or the port cannot be used;
 2 if a setting is wrong, or is not that of the session; 3 if another coordinator has taken over the
