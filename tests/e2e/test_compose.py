@@ -178,7 +178,9 @@ def test_dashboard_asks_for_written_fields_only():
     participant = {"accuracy", "loss", "test_accuracy", "test_loss", "samples", "seconds"}
     written = {("coordinator", field) for field in coordinator}
     written |= {("participant", field) for field in participant}
+    written |= {("evaluation", field) for field in ("accuracy", "loss")}
     assert asked <= written
+    assert {measurement for measurement, _ in asked} == {"coordinator", "evaluation", "participant"}
     assert len(asked) > 8
     (variable,) = dashboard["templating"]["list"]
     assert variable["name"] == "session"

@@ -129,6 +129,16 @@ async def test_a_second_coordinator_is_refused(process, tmp_path):
 
 
 @pytest.mark.e2e
+@pytest.mark.e2e
+@pytest.mark.parametrize(("host", "is_warned"), [("0.0.0.0", True), ("127.0.0.1", False)])
+async def test_coordinator_that_others_reach_warns_of_it(tmp_path, host, is_warned):
+    process = CoordinatorProcess(tmp_path, {"server.host": host})
+    await process.start()
+    await process.until_logged("standby")
+    assert await process.stop() == 0
+    assert ('"open_to_others"' in process.log()) is is_warned
+
+
 async def test_a_journal_that_makes_no_sense_is_one_line(tmp_path):
     """No traceback, no start, exit status 1."""
     rules = CoordinatorConfig().rules()

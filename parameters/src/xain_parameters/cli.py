@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 PROGRAM = "xain-parameter-server"
 POLL_S = 0.2
 SILENT_S = 2.0
+ANSWERS_WITHIN_S = 5.0
 DEFAULT_PORT = 50052
 # A pull of a few rows waits no longer than this for the thread that applies a large push; with
 # Python's own 5 ms the slowest pulls take a fifth longer.
@@ -344,7 +345,12 @@ def _status(
 def _checkpoint(
     scheduler: Scheduler = "127.0.0.1", timeout: Timeout = 600.0, tls: AskedTlsFolder = None
 ) -> None:
-    typer.echo(_asked(scheduler, tls, lambda calls: f"checkpoint {calls.checkpoint(timeout)}"))
+    def ask(calls: "SchedulerCalls") -> str:
+        # A checkpoint may take long; that nobody is there is told at once.
+        calls.status(min(timeout, ANSWERS_WITHIN_S))
+        return f"checkpoint {calls.checkpoint(timeout)}"
+
+    typer.echo(_asked(scheduler, tls, ask))
 
 
 @app.command("roll-back", help=_ROLL_BACK_HELP)

@@ -112,6 +112,13 @@ def test_server_that_others_cannot_connect_to_is_refused() -> None:
     assert "server.advertised" in refused.stderr
 
 
+def test_checkpoint_without_a_scheduler_is_not_waited_for() -> None:
+    """A checkpoint itself may take ten minutes, beyond the time limit of this test."""
+    result = run("checkpoint", "--scheduler", f"127.0.0.1:{free_ports(1)[0]}")
+    assert result.exit_code == 1
+    assert "does not answer" in result.stderr
+
+
 def test_status_of_an_absent_scheduler_is_one_line() -> None:
     asked = run("status", "--scheduler", "127.0.0.1:1", "--timeout", "0.5")
     assert asked.exit_code == 1

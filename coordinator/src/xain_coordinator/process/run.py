@@ -43,7 +43,7 @@ from xain_foundation import logs
 from xain_foundation.backoff import Backoff
 from xain_foundation.commands import raise_file_limit
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_FENCED, EXIT_OK
-from xain_foundation.fields import WrongSetting
+from xain_foundation.fields import WrongSetting, is_loopback
 from xain_foundation.line_file import why_unwritable
 from xain_workloads.errors import DataError
 from xain_workloads.neural_builders import allow_builders
@@ -360,6 +360,13 @@ def _greet(config: CoordinatorConfig, coordinator: Coordinator) -> None:
         required=session.rules.num_required,
         pid=os.getpid(),
     )
+    if not is_loopback(config.server.host):
+        log.warning(
+            "open_to_others",
+            address=config.server.address_at(coordinator.port),
+            hint="nothing is encrypted, and whoever reaches this port can read the model and hand "
+            "in updates: let only the sites' network, a VPN or SSH reach it",
+        )
     if session.lineage is not None:
         log.info("began_with", model=session.lineage.source, rounds=session.lineage.num_rounds)
     if different := list(differences(session, config)):
