@@ -4,7 +4,7 @@ face without its port."""
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -230,22 +230,6 @@ async def test_wait_for_a_fit_is_answered_though_later_sessions_have_followed(
     assert await fit(sessions) != first
     async with asyncio.timeout(PATIENCE_S):
         assert (await sessions.ended(driver)).session_id == first
-
-
-async def test_connection_too_many_is_refused(serve: Serve) -> None:
-    sessions = await serve()
-    async with AsyncExitStack() as at_end:
-        listener = at_end.enter_context(open_listener(sessions.config.http))
-        await at_end.enter_async_context(serving(sessions, listener, max_connections=3))
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        clients = [
-            await at_end.enter_async_context(httpx.AsyncClient(base_url=url, timeout=PATIENCE_S))
-            for _ in range(4)
-        ]
-        answers = [await client.get("/v1/status") for client in clients]
-        assert [answer.status_code for answer in answers] == [200, 200, 200, 503]
-        assert answers[3].headers["connection"] == "close"
-        assert (await clients[0].get("/v1/status")).status_code == 200, "the others stay"
 
 
 async def test_server_that_ends_early_ends_the_process(

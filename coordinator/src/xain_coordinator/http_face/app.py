@@ -1,9 +1,11 @@
 """The paths of the HTTP face. See fits.py for what a path does."""
 
 import tempfile
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, BinaryIO, Literal
 from urllib.parse import urlsplit
 
 import structlog
@@ -17,6 +19,7 @@ from xain_coordinator.export import formats
 from xain_coordinator.export.commands import described
 from xain_coordinator.export.trained import NoModel
 from xain_coordinator.http_face import bodies, chimera
+from xain_coordinator.http_face.admission import Bodies, Gone
 from xain_coordinator.http_face.errors import HttpError
 from xain_coordinator.http_face.events import EventReaders
 from xain_coordinator.http_face.fits import Fits
@@ -40,6 +43,12 @@ SessionId = Annotated[
     Query(max_length=100, description="The present session, or the one to predict with"),
 ]
 
+
+# Answers that may be open at a time, by the end of the path: a client that reads slowly has them
+# for as long as it likes.
+MAX_OPEN = {"/events": 64, "/download": 16}
+FILE_CHUNK_BYTES = 256 << 10
+MAX_SETTINGS_BYTES = 256 << 10  # of a body without rows
 
 _AS_CONFIGURED = bodies.FitRequest()
 
@@ -166,7 +175,7 @@ def _add_paths(app: FastAPI, fits: Fits) -> None:
             with tempfile.TemporaryDirectory(prefix="xain-") as folder:
                 path = Path(folder) / f"model.{format_}"
                 formats.write(path, trained.load(entry.model), described(trained, entry))
-                return name, iter((path.read_bytes(),))
+                return name, _read_file(path.open("rb"))  # its folder may go meanwhile
 
         name, data = await fits.in_thread(work)
         disposition = f'attachment; filename="{name}"'
@@ -201,6 +210,12 @@ def _read(reader: Reader) -> Iterator[bytes]:
         yield from chunks(reader)
 
 
+def _read_file(file: BinaryIO) -> Iterator[bytes]:
+    with file:
+        while chunk := file.read(FILE_CHUNK_BYTES):
+            yield chunk
+
+
 # --- errors ---
 
 
@@ -221,7 +236,7 @@ def _add_errors(app: FastAPI) -> None:
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         where = ".".join(str(step) for step in first["loc"][:6])[:200]
-        text = f"{where}: {first['msg']}"
+        text = f"{where}: {first.get('ctx', {}).get('error', first['msg'])}"
         if where == "body" and "json" not in request.headers.get("content-type", ""):
             text = "the body must be JSON, with the header content-type: application/json"
         return _answer(request, HttpError("INVALID_REQUEST", text))
@@ -242,12 +257,14 @@ def _add_errors(app: FastAPI) -> None:
 
 
 class _Guarded:
-    """Refuses requests that web pages of other sites make in a browser on this machine, and bodies
-    that are too large."""
+    """Refuses requests that web pages of other sites make in a browser on this machine, bodies that
+    are too large, and what is too much at a time. The application gets whole bodies."""
 
     def __init__(self, app: Any, settings: HttpSettings) -> None:
         self._app = app
         self._max = settings.max_body_bytes
+        self._bodies = Bodies(self._max)
+        self._open: Counter[str] = Counter()
         self._any_host = settings.insecure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -257,29 +274,52 @@ class _Guarded:
         if (error := self._foreign(dict(scope["headers"]))) is not None:
             await _answer(Request(scope), error)(scope, receive, send)
             return
-        num_bytes = 0
-        has_begun = is_refused = False  # the answer
+        request = Request(scope)
+        most = self._max if request.url.path.endswith("/predict") else MAX_SETTINGS_BYTES
+        try:
+            with self._one_of_its_kind(request.url.path):
+                length = request.headers.get("content-length", "")
+                if length.isdecimal() and int(length[:20]) > most:
+                    raise HttpError("TOO_LARGE", f"the body has more than {most} bytes")
+                await self._answered(scope, receive, send, most)
+        except HttpError as refused:
+            await _answer(request, refused)(scope, receive, send)
+        except Gone:
+            pass
 
-        async def receive_bounded() -> Message:
-            nonlocal num_bytes, is_refused
-            message = await receive()
-            num_bytes += len(message.get("body", b""))
-            if num_bytes <= self._max:
+    async def _answered(self, scope: Scope, receive: Receive, send: Send, most: int) -> None:
+        """Answer a request. Raises HttpError and Gone before the answer begins."""
+        async with AsyncExitStack() as stack:
+            body: bytes | None = await stack.enter_async_context(self._bodies.held(receive, most))
+
+            async def receive_whole() -> Message:
+                nonlocal body
+                if body is None:
+                    return await receive()  # waits for the end of the connection
+                message = {"type": "http.request", "body": body, "more_body": False}
+                body = None
                 return message
-            if not (has_begun or is_refused):
-                is_refused = True
-                error = HttpError("TOO_LARGE", f"the body has more than {self._max} bytes")
-                await _answer(Request(scope), error)(scope, receive, send)
-            # A stream, which may have begun, reads only to hear of this.
-            return {"type": "http.disconnect"}
 
-        async def send_unless_refused(message: Message) -> None:
-            nonlocal has_begun
-            if not is_refused:
-                has_begun = True
+            async def send_and_release(message: Message) -> None:
+                await stack.aclose()  # what is made of the body has been used
                 await send(message)
 
-        await self._app(scope, receive_bounded, send_unless_refused)
+            await self._app(scope, receive_whole, send_and_release)
+
+    @contextmanager
+    def _one_of_its_kind(self, path: str) -> Iterator[None]:
+        """Count a request whose answer a client can make last. Raises HttpError."""
+        kind = next((end for end in MAX_OPEN if path.endswith(end)), None)
+        if kind is None:
+            yield
+            return
+        if self._open[kind] >= MAX_OPEN[kind]:
+            raise HttpError("TOO_BUSY", f"{MAX_OPEN[kind]} clients read {kind[1:]} already")
+        self._open[kind] += 1
+        try:
+            yield
+        finally:
+            self._open[kind] -= 1
 
     def _foreign(self, headers: dict[bytes, bytes]) -> HttpError | None:
         """The refusal of a request that another site's page makes; None for other requests.

@@ -1,15 +1,39 @@
 """Bodies of requests and answers. They are the OpenAPI description, too."""
 
+import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field, PlainValidator
 
 from xain_wire.limits import MAX_INT32
 
-Cell = Annotated[str, Field(max_length=10_000)] | bool | int | float | None
-Row = Annotated[list[Cell], Field(max_length=100_000)]
-Rows = Annotated[list[Row], Field(min_length=1, max_length=1_000_000)]
+MAX_TEXT = 10_000  # characters of a cell
+Cell = Annotated[str, Field(max_length=MAX_TEXT)] | bool | int | float | None
+_CELL_TYPES = frozenset((str, bool, int, float, type(None)))
+
+
+def _as_they_came(rows: Any) -> Any:
+    """Rows of cells. They are not copied, since they are most of what a body takes, and the first
+    mistake is the only one that is told."""
+    if not isinstance(rows, list) or not rows:
+        raise ValueError("rows must be a list of one row at least")
+    for at, row in enumerate(rows):
+        if not isinstance(row, list):
+            raise ValueError(f"row {at + 1} must be a list of cells")
+        if not _CELL_TYPES.issuperset(map(type, row)):
+            raise ValueError(f"row {at + 1}: a cell is a text, a number, true, false or null")
+        if not all(math.isfinite(cell) for cell in row if type(cell) is float):
+            raise ValueError(f"row {at + 1}: a number is not finite")
+        if any(len(cell) > MAX_TEXT for cell in row if type(cell) is str):
+            raise ValueError(f"row {at + 1}: a text has {MAX_TEXT} characters at most")
+    return rows
+
+
+Rows = Annotated[
+    list[list[Cell]], PlainValidator(_as_they_came, json_schema_input_type=list[list[Cell]])
+]
 Name = Annotated[str, Field(max_length=1000)]
+Columns = Annotated[list[Name], Field(min_length=1, max_length=100_000), FailFast()]
 Given = Annotated[Name, Field(min_length=1)]
 Option = bool | int | float | str
 Count = Annotated[int, Field(ge=1, le=MAX_INT32)]
@@ -54,7 +78,7 @@ class PredictRequest(_Request):
     """Request of predictions for rows, given by columns. Names are matched without case and
     surrounding blanks; null is a missing value."""
 
-    columns: Annotated[list[Name], Field(min_length=1, max_length=100_000)]
+    columns: Columns
     rows: Rows
     model: Literal["last", "best"] | Number = "last"
     probabilities: bool = False
@@ -146,7 +170,7 @@ class ChimeraFit(BaseModel):
 
 
 class ChimeraPredictRequest(BaseModel):
-    X_pred_columns: Annotated[list[Name], Field(min_length=1, max_length=100_000)]
+    X_pred_columns: Columns
     X_pred_rows: Rows
 
 

@@ -9,6 +9,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 STOP_S = 3  # for answers that are under way
-MAX_CONNECTIONS = 256
 
 
 def open_listener(settings: HttpSettings) -> socket.socket:
@@ -47,28 +47,40 @@ def open_listener(settings: HttpSettings) -> socket.socket:
 
 @contextlib.asynccontextmanager
 async def serving(
-    sessions: "Sessions", listener: socket.socket, *, max_connections: int = MAX_CONNECTIONS
+    sessions: "Sessions",
+    listener: socket.socket,
+    *,
+    max_connections: int | None = None,
+    head_s: float | None = None,
 ) -> AsyncIterator[None]:
     """Answer requests while open. sessions: of the event loop that runs, which fail when the server
-    ends early."""
+    ends early. max_connections, head_s: see connections.py."""
     import uvicorn
 
     from xain_coordinator.http_face.app import make_app
+    from xain_coordinator.http_face.connections import (
+        HEAD_S,
+        MAX_CONNECTIONS,
+        MAX_HEAD_BYTES,
+        Connection,
+        Connections,
+    )
     from xain_coordinator.http_face.fits import Fits
 
     loop = asyncio.get_running_loop()
     fits = Fits(sessions, loop)
     settings = sessions.config.http
 
+    connections = Connections(max_connections or MAX_CONNECTIONS, head_s or HEAD_S)
     config = uvicorn.Config(
         make_app(fits, settings),
         log_config=None,
         access_log=False,
         lifespan="off",
         ws="none",
-        http="h11",
+        http=partial(Connection, connections),  # type: ignore[arg-type]  # it makes protocols
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         server_header=False,
-        limit_concurrency=max_connections + 1,  # it counts the one that it refuses
         timeout_graceful_shutdown=STOP_S,
     )
     server = uvicorn.Server(config)

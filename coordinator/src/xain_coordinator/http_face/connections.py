@@ -1,0 +1,134 @@
+"""Connections of the HTTP face: their number has a bound, and those that say nothing end.
+
+A connection is idle until a whole request has come, and again once its answer is written. A new
+connection that finds no room ends the idle one that has been so longest.
+"""
+
+import asyncio
+import logging
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+MAX_CONNECTIONS = 256
+MAX_HEAD_BYTES = 16 << 10
+HEAD_S = 10.0  # for a whole head
+STALLED_S = 30.0  # without a byte of a body or of an answer
+MAX_UNSENT_BYTES = 8 << 20  # of whole answers that clients do not read, in all
+
+
+class Connections:
+    """The idle connections of one face, the oldest first."""
+
+    def __init__(self, most: int = MAX_CONNECTIONS, head_s: float = HEAD_S) -> None:
+        self.most = most
+        self.head_s = head_s
+        self.idle: dict[Connection, None] = {}
+
+
+class Connection(H11Protocol):
+    """uvicorn's HTTP/1.1, with the bounds of this module."""
+
+    def __init__(self, shared: Connections, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Anybody can cause a line of uvicorn's for each request.
+        self.logger = logging.Logger("http", logging.CRITICAL)
+        self._shared = shared
+        self._num_received = 0
+        self._progress = (0, 0)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        idle = self._shared.idle
+        if len(self.connections) > self._shared.most:
+            if idle:
+                next(iter(idle)).end()
+            else:
+                self.limit_concurrency = 1  # its request is refused with 503
+        idle[self] = None
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._leave()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._num_received += len(data)
+        super().data_received(data)
+        self._look()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._look()
+        unsent = {one: one.transport.get_write_buffer_size() for one in self._shared.idle}
+        num_bytes = sum(unsent.values())
+        for one, size in unsent.items():
+            if num_bytes <= MAX_UNSENT_BYTES:
+                break
+            if size:
+                num_bytes -= size
+                one.end()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch()
+
+    def end(self) -> None:
+        """End the connection, whatever has come."""
+        self._leave()
+        self.transport.abort()
+
+    @property
+    def _has_head(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def _is_answered(self) -> bool:
+        """Whether a whole request has come that has no whole answer yet."""
+        return self._has_head and not self.cycle.more_body
+
+    def _look(self) -> None:
+        idle = self._shared.idle
+        if self.transport.is_closing():
+            return
+        if self._is_answered:
+            self._leave()
+        elif self not in idle:
+            idle[self] = None
+            self._watch()
+
+    def _watch(self) -> None:
+        """Look after a while whether anything has moved."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._progress = self._moved
+        is_moving = self._has_head or self.transport.get_write_buffer_size() > 0
+        after_s = STALLED_S if is_moving else self._shared.head_s
+        self._timer = self.loop.call_later(after_s, self._end_if_stalled)
+
+    @property
+    def _moved(self) -> tuple[int, int]:
+        """Bytes of a body that have come, and, with a minus, of an answer that have not gone.
+
+        A head is no progress before it is whole.
+        """
+        return (
+            self._num_received if self._has_head else 0,
+            -self.transport.get_write_buffer_size(),
+        )
+
+    def _end_if_stalled(self) -> None:
+        self._timer = None
+        if self._is_answered and not self.transport.get_write_buffer_size():
+            return  # it waits for the coordinator
+        if self._moved > self._progress:
+            self._watch()
+        else:
+            self.end()
+
+    def _leave(self) -> None:
+        self._shared.idle.pop(self, None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
