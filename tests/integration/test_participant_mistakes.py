@@ -13,6 +13,7 @@ import pytest
 
 from support.process import PATIENCE_S, CoordinatorProcess, Process
 from xain_coordinator.server.inspection_client import fetch
+from xain_foundation.exit_statuses import EXIT_NOTHING_COUNTED
 
 SETTINGS: dict[str, object] = {
     "server.heartbeat_time_s": 0.4,
@@ -299,8 +300,8 @@ async def test_refused_updates_reach_the_participant_the_record_log_and_status(
     target = target_of(coordinator)
     good = await launch(Site(tmp_path, target, "good"))
     bad = await launch(Site(tmp_path, target, "bad", "diverges"))
-    for site in (good, bad):
-        assert await site.died() == 0, site.log()
+    assert await good.died() == 0, good.log()
+    assert await bad.died() == EXIT_NOTHING_COUNTED, bad.log()
     why = "the weights are not finite, first at index 0; train with a smaller learning rate"
     assert bad.log().count(f"update_invalid participant='bad' round=1 reason='{why}'") == 2
     refused = lines(coordinator, "update_refused")
@@ -319,6 +320,7 @@ async def test_refused_updates_reach_the_participant_the_record_log_and_status(
     assert list(snapshot.status.warnings) == [
         "bad has never counted; it was selected for 1 round: left out until round 102.",
         "50% of the samples were lost in the latest rounds; rounds.max_lost_share is 20%.",
+        f"An update of bad was refused: {why} (2 times, the last in round 1).",
     ]
     told = await printed("status", "--address", target)
     assert "bad has never counted" in told

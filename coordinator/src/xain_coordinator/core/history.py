@@ -16,6 +16,7 @@ from xain_coordinator.core import events as e
 from xain_coordinator.core.accounts import NOT_WAITED_FOR, Account, Accounts, failed
 from xain_coordinator.core.evaluation import Spread, mean_evaluation, mean_metrics, spreads
 from xain_coordinator.core.keys import model_key
+from xain_coordinator.core.session_warnings import SessionWarnings, Warned
 from xain_coordinator.core.values import Evaluation, GlobalModel, Rules, Task
 
 # Selected and contributors together, of a round that is over. Its names are for a person to read;
@@ -225,7 +226,7 @@ class History:
     models: by key, oldest first, without those that [storage] keep_models has removed; these are
     the models of the rounds in `removed`. evaluated: the coordinator's own evaluation of a model
     whose round has not opened yet, with the model's number. accounts: how often each participant
-    counted.
+    counted. warned: what went wrong, by kind.
     rules: of the session; None where nothing is known of them. max_lost_share: the present setting.
     """
 
@@ -239,6 +240,7 @@ class History:
         accounts: Mapping[str, Account] | None = None,
         rules: Rules | None = None,
         removed: Iterable[int] = (),
+        warned: Mapping[str, Warned] | None = None,
     ) -> None:
         self._rounds = deque(rounds, maxlen=self.max_rounds)
         self._unwritten: list[e.Event] = []  # of the round that runs
@@ -246,6 +248,7 @@ class History:
         self.removed = set(removed)
         self.evaluated = evaluated
         self.accounts = Accounts(rules, accounts)
+        self.warned = SessionWarnings(warned)
         self._rules = rules
         self.max_lost_share = 1.0 if rules is None else rules.max_lost_share
         self._num_site_metrics = sum(record.num_site_metrics for record in self._rounds)
@@ -266,10 +269,18 @@ class History:
 
     def _content(self) -> tuple[Any, ...]:
         """Content by which two histories are compared."""
-        return self.rounds, self.models, self.evaluated, self.accounts.by_name, self.removed
+        return (
+            self.rounds,
+            self.models,
+            self.evaluated,
+            self.accounts.by_name,
+            self.removed,
+            self.warned.by_kind,
+        )
 
     def apply(self, event: e.Event) -> None:
         self.accounts.apply(event)
+        self.warned.apply(event)
         match event:
             case e.UpdateAccepted(number, update, staleness, _, evaluation):
                 self._note(event)
@@ -336,8 +347,8 @@ class History:
 
     def copy(self) -> "History":
         """A copy of the history for a reader in another thread."""
-        rounds, models, evaluated, accounts, removed = self._content()
-        return History(rounds, models, evaluated, accounts, self._rules, removed)
+        rounds, models, evaluated, accounts, removed, warned = self._content()
+        return History(rounds, models, evaluated, accounts, self._rules, removed, warned)
 
     def lost_share(self, *, before_last: bool = False) -> float:
         """Share of the samples that the latest SHARE_ROUNDS rounds that are over have lost.
@@ -359,7 +370,7 @@ class History:
                 f"{share:.0%} of the samples were lost in the latest rounds; "
                 f"rounds.max_lost_share is {self.max_lost_share:.0%}."
             )
-        return found
+        return [*found, *self.warned.sentences()]
 
     def _note(self, event: e.Event) -> None:
         self._unwritten.append(event)

@@ -138,6 +138,8 @@ def _log_account(history: History, round_: int) -> None:
     log.info("participation", round=round_, rounds_contributed=shown)
     if never:
         log.warning("participants_never_counted", round=round_, **_named(never))
+    for text in history.warned.sentences():
+        log.warning("session_warning", round=round_, reason=text)
 
 
 def _log_evaluation(history: History) -> None:

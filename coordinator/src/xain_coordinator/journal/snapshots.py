@@ -23,6 +23,7 @@ from xain_coordinator.core.membership import Members
 from xain_coordinator.core.round import Round
 from xain_coordinator.core.selection_state import SelectionState
 from xain_coordinator.core.session import Session
+from xain_coordinator.core.session_warnings import Warned
 from xain_coordinator.core.values import Base, Evaluation, GlobalModel, WeightsRef
 from xain_coordinator.journal.codec import make_adapter, reason
 from xain_coordinator.ports import JournalError, Snapshot
@@ -36,7 +37,7 @@ log = structlog.get_logger(__name__)
 
 # To be raised with every change after which the same events give another session or history, or are
 # written in another way; between releases too. A test knows what they give now.
-FOLD = 29
+FOLD = 30
 
 # Names repeat so much that more effort saves little. The checksum comes with it: SQLite has none.
 _COMPRESSION = 1
@@ -77,6 +78,7 @@ class _Body:
     accounts: dict[str, Account]
     evaluated: tuple[int, Evaluation] | None
     removed: tuple[int, ...]
+    warned: dict[str, Warned]
 
 
 @cache
@@ -119,6 +121,7 @@ def encode_snapshot(snapshot: Snapshot) -> tuple[str, bytes]:
         accounts=history.accounts.by_name,
         evaluated=history.evaluated,
         removed=tuple(sorted(history.removed)),
+        warned=history.warned.by_kind,
     )
     try:
         text: bytes = _adapter().dump_json((body,), warnings="error")
@@ -198,6 +201,7 @@ def _decode(text: bytes) -> Snapshot:
         rules=body.session.rules,
         evaluated=body.evaluated,
         removed=body.removed,
+        warned=body.warned,
     )
     try:
         bases = {
