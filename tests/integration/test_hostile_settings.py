@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -10,11 +11,13 @@ from contextlib import contextmanager
 
 import pytest
 
+from xain_coordinator.cli.launch.sparse import SparseConfig
 from xain_coordinator.config.coordinator import ENV_PREFIX as COORDINATOR_PREFIX
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_foundation.fields import Section
 from xain_foundation.schema import Key, Schema, dotted
 from xain_foundation.settings import ConfigError, resolve
+from xain_parameters.config import SchedulerConfig, ServerConfig
 from xain_participant.config import ENV_PREFIX as PARTICIPANT_PREFIX
 from xain_participant.config import ParticipantConfig
 from xain_wire.fl import coordinator_pb2 as pb
@@ -103,12 +106,50 @@ def test_every_key_refuses_hostile_values_in_one_line(model, prefix, tmp_path):
             assert told is None or SECRET not in told, where
 
 
+# One of each type that TOML has.
+TYPES = (
+    *("true", "3", "-3", "1.5", '"text"', '""', "[]", "[1]", '["a"]', "[[1]]", "[{}]", "{}"),
+    *("{a = 1}", "{a = {b = 1}}", "1979-05-27T00:00:00Z", "1979-05-27", "07:32:00"),
+)
+# What pydantic says of a value that does not fit.
+WORDS = re.compile(
+    r"constrained|input|validat|instance|strict|unexpected|finite_number|pydantic|literal_error"
+    r"|_type|_parsing|-(int|str|float|bool|dict|tuple|list)\b|function|\bNone\b|\bdict\b|\btuple\b"
+)
+
+
+@pytest.mark.parametrize(
+    "model", [CoordinatorConfig, ParticipantConfig, SchedulerConfig, ServerConfig, SparseConfig]
+)
+def test_value_of_another_type_is_refused_by_the_name_of_its_key(model, tmp_path):
+    """Each key of each program gets a value of each type in a file: it is taken, or every line of
+    the refusal names a key in our words."""
+    file = tmp_path / "settings.toml"
+    names = [dotted(key) for key in keys(model)]
+    wrong = []
+    for key in keys(model):
+        for value in TYPES:
+            section = f"[{dotted(key[:-1])}]\n" if len(key) > 1 else ""
+            file.write_text(f"{section}{dotted(key[-1:])} = {value}\n")
+            for line in (refusal(model, file=file) or "").splitlines():
+                said = line.removeprefix(f"{file}: ")
+                subject = said.removeprefix("unknown key ")
+                if (
+                    said == line
+                    or not any(re.match(rf"{re.escape(name)}[.:; ]", subject) for name in names)
+                    or key[-1] not in said
+                    or WORDS.search(said.replace(dotted(key), "KEY"))
+                ):
+                    wrong.append(f"{dotted(key)} = {value}: {said}")
+    assert wrong == []
+
+
 HOSTILE_FILE = "[server]\ngrpc_options.x = " + "[" * 5000 + "]" * 5000 + "\n"
 
 
 @pytest.mark.e2e
 async def test_hostile_settings_end_a_process_with_status_2(tmp_path):
-    """Real processes: one line on standard error, exit status 2, no traceback, no secret."""
+    """Real processes: a line for each mistake on standard error, exit status 2, no traceback, no secret."""
     (tmp_path / "deep.toml").write_text(HOSTILE_FILE)
     coordinator = ("-m", "xain_coordinator", f"--data-dir={tmp_path}", "--port=0")
     participant = ("-m", "xain_participant", "--data=iris")
@@ -141,8 +182,9 @@ async def test_hostile_settings_end_a_process_with_status_2(tmp_path):
                 await process.wait()
         told = err.decode()
         assert (process.returncode, out) == (2, b""), (command, told)
-        assert told.count("\n") == 1, (command, told)
-        assert len(told) <= MAX_LINE
+        lines = told.splitlines()
+        assert 1 <= len(lines) <= 2, (command, told)  # one for each mistake
+        assert all(line.startswith("xain-") and len(line) <= MAX_LINE for line in lines)
         assert SECRET not in told
 
     async with asyncio.timeout(120):

@@ -144,8 +144,9 @@ def parse_assignments(
 
 
 def fail(program: str, message: str, status: int) -> NoReturn:
-    """End the process with one line."""
-    typer.echo(f"{program}: {message}", err=True)
+    """End the process. Each line of the message names the program."""
+    for line in message.splitlines():
+        typer.echo(f"{program}: {line}", err=True)
     raise typer.Exit(status)
 
 

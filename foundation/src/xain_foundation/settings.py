@@ -1,7 +1,7 @@
 """Settings of a process: a TOML file, over it the environment, over that the command line.
 
-A wrong setting stops the start with one line that says where it was given, which key it is, what it
-is and what it may be. A misspelt key is a wrong setting too, in all three places: a default that
+Wrong settings stop the start, each with one line that says where it was given, which key it is,
+what it is and what it may be. A misspelt key is a wrong setting too, in all three places: a default that
 quietly stays in force is found out a week later.
 
 TOML has types, so they are taken at their word: "false" is text and no boolean, true is no number.
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
@@ -48,8 +48,11 @@ _SERVICE_LINK = re.compile(
 )
 
 
+MAX_PROBLEMS = 50  # of one message
+
+
 class ConfigError(Exception):
-    """The settings cannot be used. The message is one line and has no secrets in it."""
+    """The settings cannot be used. The message has a line for each mistake, and no secrets in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,7 @@ def resolve(
     overrides: by dotted key. Text is read as the type of the key; None counts as not given.
     defaults: called with the given values by dotted key; returns further values, in the form of
         overrides, for keys that none of the sources gives.
-    Raises ConfigError with the first of the errors and the number of the others.
+    Raises ConfigError with all mistakes, of MAX_PROBLEMS at most.
     """
     schema = Schema(model)
     sources = [_from_flags(schema, overrides or {})]
@@ -152,17 +155,32 @@ def resolve(
         config = model.model_validate(_tree(given))
     except ValidationError as error:
         wrong = list(_wrong_values(schema, given, error))
-        # Two keys at odds are worth a word only if all others are right: one of the two may be a
-        # default that stands in for a misspelt key.
-        problems += [text for text, is_conflict in wrong if not is_conflict]
-        problems = problems or [text for text, _ in wrong]
+        problems += [_Problem(key, text) for key, text, is_conflict in wrong if not is_conflict]
+        # Two keys at odds are worth a word only if all others of the section are right: one of the
+        # two may be a default that stands in for a misspelt key.
+        unsure = {problem.key[0] for problem in problems}
+        if unsure <= {section[0] for section in schema.sections}:
+            problems += [
+                _Problem(key, text)
+                for key, text, is_conflict in wrong
+                if is_conflict and key[0] not in unsure
+            ]
     if problems:
-        others = f" (further mistakes: {len(problems) - 1})" if len(problems) > 1 else ""
-        raise ConfigError(problems[0] + others)
+        texts = list(dict.fromkeys(problem.text for problem in problems))
+        if len(texts) > MAX_PROBLEMS:
+            texts[MAX_PROBLEMS:] = [f"further mistakes: {len(texts) - MAX_PROBLEMS}"]
+        raise ConfigError("\n".join(texts))
     return Resolved(config, given)
 
 
 # --- the sources ----------------------------------------------------------------------------------
+
+
+class _Problem(NamedTuple):
+    """A mistake: the key that it is about, and the line about it."""
+
+    key: Key
+    text: str
 
 
 @dataclass(slots=True)
@@ -170,7 +188,10 @@ class _Source:
     """One source of settings. given: what is known. problems: what is not."""
 
     given: dict[Key, _Given] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
+    problems: list[_Problem] = field(default_factory=list)
+
+    def refuse(self, key: Key, text: str) -> None:
+        self.problems.append(_Problem(key, text))
 
     def take(
         self, schema: Schema, key: Key, value: object, origin: Origin, where: str, source: str
@@ -181,7 +202,7 @@ class _Source:
             if why is None:
                 self.given[item] = _Given(item_value, origin, where, source)
             else:
-                self.problems.append(f"{source}: {_is(schema, item, item_value)}; {why}")
+                self.refuse(item, f"{source}: {_is(schema, item, item_value)}; {why}")
 
 
 def _tree(given: Mapping[Key, _Given]) -> dict[str, Any]:
@@ -228,15 +249,14 @@ def _walk(
         if key in schema.sections and isinstance(value, dict):
             _walk(schema, file, key, value, source)
         elif key in schema.sections:
-            source.problems.append(
-                f"{file}: {_is(schema, key, value)}; it must be a section, [{dotted(key)}]"
-            )
+            text = f"{file}: {_is(schema, key, value)}; it must be a section, [{dotted(key)}]"
+            source.refuse(key, text)
         elif key in schema.leaves:
             source.take(schema, key, value, "file", str(file), str(file))
         elif isinstance(value, dict) and value and dotted(key) in schema.moved:
             _walk(schema, file, key, value, source)  # an old section: its keys have more to tell
         else:
-            source.problems.append(f"{file}: {_unknown(schema, key, dotted)}")
+            source.refuse(key, f"{file}: {_unknown(schema, key, dotted)}")
 
 
 def _from_environment(schema: Schema, prefix: str) -> _Source:
@@ -256,9 +276,9 @@ def _from_environment(schema: Schema, prefix: str) -> _Source:
         # In any case of letters: some systems change it, and none should be passed over.
         key = tuple(rest.lower().split("__"))
         if key in variables:
-            source.problems.append(f"{where}: {variables[key]} is the same key; keep one of them")
+            source.refuse(key, f"{where}: {variables[key]} is the same key; keep one of them")
         elif not schema.knows(key):
-            source.problems.append(f"{where}: {_unknown(schema, key, name)}")
+            source.refuse(key, f"{where}: {_unknown(schema, key, name)}")
         else:
             variables[key] = variable
             value = schema.parse(key, os.environ[variable])
@@ -277,7 +297,7 @@ def _from_flags(schema: Schema, overrides: Mapping[str, object]) -> _Source:
             # gRPC's options have dots in their names.
             key = (*leaf, ".".join(key[len(leaf) :]).strip('"'))
         if leaf is None:
-            source.problems.append(f"{COMMAND_LINE}: {_unknown(schema, key, dotted)}")
+            source.refuse(key, f"{COMMAND_LINE}: {_unknown(schema, key, dotted)}")
             continue
         parsed = schema.parse(key, value) if isinstance(value, str) else value
         source.take(schema, key, parsed, "flag", "", COMMAND_LINE)
@@ -313,8 +333,8 @@ def _unknown(schema: Schema, key: Key, name: Callable[[Key], str]) -> str:
 
 def _wrong_values(
     schema: Schema, given: Mapping[Key, _Given], error: ValidationError
-) -> Iterator[tuple[str, bool]]:
-    """Messages about wrong values, and whether each is about two keys at odds."""
+) -> Iterator[tuple[Key, str, bool]]:
+    """(key, message, whether two keys are at odds) of each wrong value."""
     seen = set()
     for details in error.errors(include_url=False):
         at = tuple(map(str, details["loc"]))
@@ -322,8 +342,8 @@ def _wrong_values(
         if isinstance(cause, WrongSetting):
             key, must = (*at, *_split(schema, at, cause.key)), cause.text
         else:
-            leaf = schema.leaf_of(at)
             # pydantic goes on after the key, with the member of a union that did not fit.
+            leaf = next((at[:n] for n in range(1, len(at) + 1) if at[:n] in schema.leaves), None)
             key = at if leaf is None else at[: len(leaf) + schema.is_table(leaf)]
             must = _must(schema, key, details["type"])
         if key not in seen:  # every member of a union complains
@@ -335,7 +355,7 @@ def _wrong_values(
                 text = f"{source}: {dotted(key)}: {must}"
             else:
                 text = f"{source}: {_is(schema, key, value)}; {must}"
-            yield text, isinstance(cause, WrongSetting)
+            yield key, text, isinstance(cause, WrongSetting)
 
 
 _NO_VALUE = object()

@@ -589,7 +589,7 @@ def _settings(
     tags: Mapping[str, str] | None,
     state_dir: str | os.PathLike[str] | None,
 ) -> ParticipantConfig:
-    """Raises ValueError with one line that names the setting."""
+    """Raises ValueError with a line for each wrong setting."""
     host, port = (None, None) if coordinator is None else split_host_port(coordinator)
     values: dict[str, object] = {
         "coordinator.host": host,
@@ -601,4 +601,4 @@ def _settings(
     try:
         return load(ParticipantConfig, None, ENV_PREFIX, values)
     except ConfigError as error:
-        raise ValueError(str(error).replace(COMMAND_LINE, "xain.rounds()", 1)) from None
+        raise ValueError(str(error).replace(COMMAND_LINE, "xain.rounds()")) from None

@@ -697,7 +697,7 @@ def test_ipv6_hosts_are_bound_with_brackets(host: str, address: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[ai]\nrounds = 3\nepochs = 1", "ai.rounds is called rounds.rounds now (further"),
+        ("[ai]\nrounds = 3\nepochs = 1", "ai.rounds is called rounds.rounds now\n"),
         ("[ai]\nfraction_participants = 1", "ai.fraction_participants is called rounds.fraction"),
         ("[ai]", "ai is called [rounds] now"),
         ("[server]\nheartbeat_time = 3", "server.heartbeat_time is called server.heartbeat_time_s"),

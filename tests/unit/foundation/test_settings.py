@@ -252,11 +252,27 @@ def test_flags_that_were_not_given_change_nothing() -> None:
     assert load(Fleet, overrides={"server.port": None}) == Fleet()
 
 
-def test_the_first_error_is_told_and_the_others_are_counted(toml: Path) -> None:
-    """The one line says that there are more mistakes."""
-    told = error_of(toml, "[server]\nport = -1\nverbose = 3\n[stor]\n")
-    assert told.startswith("fleet.toml: unknown key stor")
-    assert told.endswith(" (further mistakes: 2)")
+def test_all_mistakes_are_told_at_once(toml: Path) -> None:
+    """One line for each, unknown keys and wrong values alike."""
+    told = error_of(toml, "[server]\nport = -1\nverbose = 3\n[stor]\n").splitlines()
+    assert len(told) == 3
+    assert all(line.startswith("fleet.toml: ") for line in told)
+    assert "unknown key stor;" in told[0]
+    assert "server.port is -1; it must be" in told[1]
+    assert "server.verbose is 3; it must be" in told[2]
+
+
+def test_conflict_is_told_beside_mistakes_of_other_sections(toml: Path) -> None:
+    told = error_of(toml, "[server]\nport = 7\nlimit = 1\n[store]\nkey = 3\n").splitlines()
+    assert len(told) == 2
+    assert "unknown key store.key" in told[0]
+    assert "server.limit is 1; it must not be set with port 7" in told[1]
+
+
+def test_mistakes_without_number_are_counted(toml: Path) -> None:
+    told = error_of(toml, "[server]\n" + "".join(f"x{i} = 1\n" for i in range(70))).splitlines()
+    assert len(told) == 51
+    assert told[-1] == "further mistakes: 20"
 
 
 def test_conflict_with_the_default_of_a_misspelt_key_is_not_told(toml: Path) -> None:
