@@ -149,7 +149,7 @@ HOSTILE_FILE = "[server]\ngrpc_options.x = " + "[" * 5000 + "]" * 5000 + "\n"
 
 @pytest.mark.e2e
 async def test_hostile_settings_end_a_process_with_status_2(tmp_path):
-    """Real processes: a line for each mistake on standard error, exit status 2, no traceback, no secret."""
+    """Real processes: a line for each mistake, exit status 2, no traceback, no secret."""
     (tmp_path / "deep.toml").write_text(HOSTILE_FILE)
     coordinator = ("-m", "xain_coordinator", f"--data-dir={tmp_path}", "--port=0")
     participant = ("-m", "xain_participant", "--data=iris")

@@ -1,8 +1,8 @@
 """Settings of a process: a TOML file, over it the environment, over that the command line.
 
 Wrong settings stop the start, each with one line that says where it was given, which key it is,
-what it is and what it may be. A misspelt key is a wrong setting too, in all three places: a default that
-quietly stays in force is found out a week later.
+what it is and what it may be. A misspelt key is a wrong setting too, in all three places: a default
+that quietly stays in force is found out a week later.
 
 TOML has types, so they are taken at their word: "false" is text and no boolean, true is no number.
 The environment and the command line have text only, which is read as the type of the key.
@@ -52,7 +52,7 @@ MAX_PROBLEMS = 50  # of one message
 
 
 class ConfigError(Exception):
-    """The settings cannot be used. The message has a line for each mistake, and no secrets in it."""
+    """The settings cannot be used. The message has a line for each mistake, and no secrets."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from xain_coordinator.http_face.admission import Bodies, Gone
 from xain_coordinator.http_face.errors import HttpError
 from xain_coordinator.http_face.events import EventReaders
 from xain_coordinator.http_face.fits import Fits
+from xain_coordinator.http_face.wrong_requests import sentence
 from xain_coordinator.ports import Reader
 from xain_coordinator.server.inspection_client import as_json
 from xain_coordinator.stores.reading import chunks
@@ -234,10 +235,10 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        where = ".".join(str(step) for step in first["loc"][:6])[:200]
-        text = f"{where}: {first.get('ctx', {}).get('error', first['msg'])}"
-        if where == "body" and "json" not in request.headers.get("content-type", ""):
+        text = sentence(error.errors(), error.body)
+        if error.errors()[0]["loc"] == ("body",) and "json" not in request.headers.get(
+            "content-type", ""
+        ):
             text = "the body must be JSON, with the header content-type: application/json"
         return _answer(request, HttpError("INVALID_REQUEST", text))
 
