@@ -313,7 +313,8 @@ def _surroundings(world: _World, scenario: Scenario) -> Iterator[None]:
         "time.time_ns": lambda: int((1.7e9 + world.hub.now) * 1e9),
         "os.getpid": lambda: 1,
         "socket.gethostname": lambda: "simulated",
-        "xain_participant.direct.getproxies": dict,
+        "xain_participant.direct.proxy_for": lambda host, port: None,
+        "xain_participant.client.CoordinatorClient.why_away": lambda client: "",
         "xain_coordinator.driver.fence.datetime": _Dates,
     }
     if not scenario.is_inline:

@@ -258,6 +258,20 @@ def test_no_file_is_excused_that_changes_nothing_of_the_process():
     assert all(list(changes_of_the_process(ROOT / name)) for name in MAY_CHANGE_THE_PROCESS)
 
 
+def test_every_channel_and_proxy_is_of_foundation():
+    """There is one rule about targets and proxies."""
+    makes_channels = re.compile(
+        r"\b(in)?secure_channel\(|\bgetproxies\(|\bproxy_bypass\(|environ.*_proxy\b", re.IGNORECASE
+    )
+    found = {
+        file.name
+        for name in DISTRIBUTIONS
+        for file in (ROOT / name / "src").rglob("*.py")
+        if "_pb2" not in file.name and makes_channels.search(file.read_text(encoding="utf-8"))
+    }
+    assert found == {"channels.py"}
+
+
 def test_nothing_unpickles():
     """No code in data: nothing here can run what it reads."""
     for name in DISTRIBUTIONS:

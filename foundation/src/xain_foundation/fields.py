@@ -112,15 +112,8 @@ def parse_host(value: object) -> str:
 
 
 def join_host_port(host: str, port: int) -> str:
-    """The address for gRPC: "host:port", or "[host]:port" for an IPv6 address."""
+    """The address "host:port", or "[host]:port" for an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def proxy_options(address: str) -> tuple[tuple[str, int], ...]:
-    """Options for a gRPC channel to "host:port": what is on this machine is spoken to without the
-    proxy that the environment may name, which gRPC would ask there too."""
-    is_here = is_loopback(address.rpartition(":")[0])
-    return (("grpc.enable_http_proxy", 0),) if is_here else ()
 
 
 def is_loopback(host: str) -> bool:
@@ -128,7 +121,7 @@ def is_loopback(host: str) -> bool:
     try:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
-        return host.lower() == "localhost"
+        return host.lower().rstrip(".") == "localhost"
 
 
 def parse_json(text: str) -> object:

@@ -25,6 +25,7 @@ import grpc
 
 from xain_foundation import tags as tag_rules
 from xain_foundation.backoff import Backoff
+from xain_foundation.channels import proxy_to
 from xain_foundation.exit_statuses import EXIT_FAILED, EXIT_NOTHING_COUNTED
 from xain_foundation.logger import get_logger
 from xain_foundation.names import why_not
@@ -259,7 +260,7 @@ class Agent:
                 self._log.warning("nothing_to_train_on", round=-1, reason=reason)
                 self._tell("finished", "the local data has no rows")
                 return EXIT_NOTHING_COUNTED
-            self._info("starting", coordinator=self._target)
+            self._info("starting", coordinator=self._target, proxy=proxy_to(self._target))
             if (left := self._work.result) is not None:
                 self._info("result_found", round_=left.round, session=left.session_id)
             self._spawn("work", self._run_jobs)
@@ -601,6 +602,7 @@ class Agent:
                 **fields,
                 coordinator=self._target,
                 message=refused.message,
+                cause="" if again else self._client.why_away(),
                 hint="tried again until a coordinator answers there",
             )
         else:

@@ -19,7 +19,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from numpy.typing import NDArray
 
-from xain_foundation.fields import proxy_options
+from xain_foundation import channels
 from xain_foundation.grpc_calls import Cancellable
 from xain_messaging.spare import Spare
 from xain_participant.direct import DirectTransfer, OfferFailed, with_host
@@ -87,9 +87,8 @@ def open_channel(
         # Limit of pings that measure the connection: while one is unanswered gRPC sends no other.
         ("grpc.http2.ping_timeout_ms", timeout_ms),
         ("grpc.client_idle_timeout_ms", round(1000 * idle_s)),
-        *proxy_options(target),
     )
-    return grpc.insecure_channel(target, options=options)
+    return channels.open_channel(target, options)
 
 
 OpenChannel = Callable[[str, tuple[float, float]], grpc.Channel]
@@ -199,6 +198,10 @@ class CoordinatorClient:
         self._spare = Spare(max_arrays=1)  # of downloads
         # The model or update that is on its way, for another thread to show.
         self.transfer: Download | Upload | None = None
+
+    def why_away(self) -> str:
+        """Look why no call reaches the coordinator; empty if a gRPC server answers there."""
+        return channels.why_unreachable(self._target)
 
     def close(self) -> None:
         """Cancel what is under way and disconnect. Later calls are Refused."""

@@ -11,9 +11,8 @@ URL end here, too: an OfferFailed has neither cause nor context.
 - Redirects are not followed. A signed URL has no reason for one, and it would carry an update
   elsewhere.
 - Certificates are checked against the system's; SSL_CERT_FILE names others.
-- HTTP_PROXY, HTTPS_PROXY and NO_PROXY are honoured, as gRPC does, because a network that has a
-  proxy often has no other way out. The proxy itself must be an http:// one. It is asked to CONNECT,
-  as gRPC asks it, and sees no URL: it might note it in its log.
+- A proxy of the environment is used as for gRPC (xain_foundation.proxies): a network that has one
+  often has no other way out. It is asked to CONNECT and sees no URL, which it might log.
 """
 
 import os
@@ -22,16 +21,15 @@ import socket
 import ssl
 import threading
 import time
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Literal, Self, TypeVar
-from urllib.parse import unquote, urlsplit
-from urllib.request import getproxies, proxy_bypass
+from urllib.parse import urlsplit
 
-from xain_foundation.fields import join_host_port, proxy_options
+from xain_foundation.fields import join_host_port
+from xain_foundation.proxies import Proxy, proxy_for
 from xain_foundation.sockets import leave_unpaced
 from xain_participant.download import Damaged, Download
 from xain_wire.weights_port import DIGEST_HEADER, KEY_HEADER, OFFSET_HEADER, PATH
@@ -353,7 +351,8 @@ class DirectTransfer:
             connection.close()
 
     def _connection(self, target: "_Target") -> HTTPConnection:
-        host, port = target.proxy or (target.name, target.port)
+        proxy = target.proxy
+        host, port = (proxy.host, proxy.port) if proxy is not None else (target.name, target.port)
         if target.scheme == "http":
             connection = HTTPConnection(host, port, timeout=self._connect_timeout_s)
         else:
@@ -362,8 +361,8 @@ class DirectTransfer:
             connection = HTTPSConnection(
                 host, port, timeout=self._connect_timeout_s, context=self._tls
             )
-        if target.proxy is not None:
-            connection.set_tunnel(target.name, target.port, target.proxy_headers)
+        if proxy is not None:
+            connection.set_tunnel(target.name, target.port, proxy.headers)
         return connection
 
 
@@ -416,15 +415,14 @@ class _Put:
 class _Target:
     """The host, port and path of a URL. Parts that may contain a secret are left out of the repr.
 
-    path: with the query, as the request line takes it. proxy: host and port.
+    path: with the query, as the request line takes it.
     """
 
     scheme: str
     name: str
     port: int
     path: str = field(repr=False)
-    proxy: tuple[str, int] | None = None
-    proxy_headers: dict[str, str] = field(default_factory=dict, repr=False)
+    proxy: Proxy | None = None
 
     @property
     def host(self) -> str:
@@ -446,22 +444,10 @@ class _Target:
         if scheme not in ("http", "https") or not name or userinfo:
             raise _Failed("not the http(s) URL of an object")
         port = port or (443 if scheme == "https" else 80)
-        proxy_url = getproxies().get(scheme)
-        direct = cls(scheme, name, port, path)
-        # A coordinator on this machine is spoken to without a proxy over gRPC, too.
-        is_here = direct.is_port and bool(proxy_options(join_host_port(name, port)))
-        if not proxy_url or is_here or proxy_bypass(join_host_port(name, port)):
-            return direct
-        if "://" not in proxy_url:
-            proxy_url = f"http://{proxy_url}"
-        proxy_scheme, proxy_name, proxy_port, _, userinfo = _split(proxy_url)
-        if proxy_scheme != "http" or not proxy_name:
-            raise _Failed("the proxy of the environment is not an http:// one")
-        headers = {}
-        if userinfo:
-            credentials = b64encode(unquote(userinfo).encode()).decode()
-            headers = {"Proxy-Authorization": f"Basic {credentials}"}
-        return replace(direct, proxy=(proxy_name, proxy_port or 80), proxy_headers=headers)
+        proxy = proxy_for(name, port)
+        if proxy is not None and not proxy.host:
+            raise _Failed(f"the proxy of {proxy}")
+        return cls(scheme, name, port, path, proxy)
 
 
 def _split(url: str) -> tuple[str, str, int | None, str, str]:

@@ -277,7 +277,7 @@ def test_status_of_a_coordinator_that_is_away() -> None:
     assert result.exit_code == 1
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1
-    assert "nobody answers at 127.0.0.1:1;" in result.stderr
+    assert "nobody answers at 127.0.0.1:1: connection refused;" in result.stderr
 
 
 def test_no_answer_in_time() -> None:

@@ -9,6 +9,7 @@ from integration.participant.agents import Adder, Running
 from integration.participant.scripted import Ledger, ScriptedCoordinator
 from integration.participant.store import ScriptedStore
 from xain_coordinator.assembly.coordinator import Coordinator
+from xain_foundation.proxies import PROXIES, WITHOUT
 from xain_participant import Agent, Participant
 from xain_participant.alive import Alive
 
@@ -34,7 +35,7 @@ def serve() -> Iterator[Serve]:
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedStore]:
     """Stopped at the end. Without a proxy between, whatever this machine has."""
-    for name in ("http_proxy", "https_proxy", "no_proxy"):
+    for name in (*PROXIES, *WITHOUT):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
     store = ScriptedStore()

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,8 @@ from integration.participant.scripted import (
     failure,
 )
 from support.logs import capture_logs
+from support.messaging import until
+from xain_foundation.proxies import PROXIES, WITHOUT
 from xain_participant import Agent, run
 from xain_participant.alive import SLACK_S, Alive
 from xain_participant.protocol import MAX_BACKOFF_S
@@ -177,6 +180,30 @@ def test_a_coordinator_that_is_away_is_worth_one_warning(serve: Serve, adder: Ad
         assert run(adder, server.target, "ward-7") == 0
     levels = [entry["log_level"] for entry in logs if entry["event"] == "coordinator_away"]
     assert levels == ["warning", "debug", "debug"]
+
+
+def test_proxy_is_told_at_the_start_and_with_the_cause(
+    adder: Adder, launch: Launch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Behind a dead proxy nothing else says why no coordinator answers."""
+    caplog.set_level(logging.INFO, "xain_participant")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        dead = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    for name in (*PROXIES, *WITHOUT):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", dead)
+    with capture_logs() as logs:
+        agent = launch(adder, "fleet.invalid:50051")
+        until(lambda: any(entry["event"] == "coordinator_away" for entry in logs), "the warning")
+        agent.agent.stop()
+        assert agent.code() == 0
+    (starting,) = [entry for entry in logs if entry["event"] == "starting"]
+    assert starting["proxy"] == f"{dead} (HTTPS_PROXY)"
+    away = next(entry for entry in logs if entry["event"] == "coordinator_away")
+    assert away["cause"] == (
+        f"the proxy {dead} (HTTPS_PROXY) cannot be reached: connection refused"
+    )
 
 
 def test_every_event_names_participant_and_round(

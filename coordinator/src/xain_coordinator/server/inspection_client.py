@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
+from xain_foundation import channels
 from xain_foundation.commands import CommandFailed
-from xain_foundation.fields import proxy_options
 from xain_foundation.schema import MASK
 from xain_wire.fl import inspection_pb2, inspection_pb2_grpc
 
@@ -81,8 +81,7 @@ def fetch(
 def open_channel(address: str) -> grpc.Channel:
     """A connection to the coordinator at "host:port"."""
     # A list of models with their layouts may exceed gRPC's usual 4 MiB.
-    options = [("grpc.max_receive_message_length", -1), *proxy_options(address)]
-    return grpc.insecure_channel(address, options=options)
+    return channels.open_channel(address, [("grpc.max_receive_message_length", -1)])
 
 
 async def ask_service(
@@ -115,7 +114,8 @@ def _why(address: str, error: grpc.RpcError, timeout_s: float) -> str:
         address = MASK  # no address has one, but a URL with a password in it
     match error.code():
         case grpc.StatusCode.UNAVAILABLE:
-            return f"nobody answers at {address}; is a coordinator running there? Try --address"
+            why = channels.why_unreachable(address) or clean(error.details() or "")
+            return f"nobody answers at {address}: {why}; is a coordinator there? Try --address"
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return f"no answer from {address} within {timeout_s:g} s"
         case grpc.StatusCode.UNIMPLEMENTED:

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 
+from xain_foundation.channels import open_channel, why_unreachable
 from xain_foundation.grpc_calls import Cancellable
 from xain_foundation.logger import get_logger
 from xain_messaging import waits
@@ -66,14 +67,17 @@ class CoordinatorDiscovery:
         on_lost: Callable[[Exception], None],
     ) -> "CoordinatorMembership":
         deadline = time.monotonic() + timeout_s
-        if self._credentials is None:
-            channel = grpc.insecure_channel(self._target, _OPTIONS)
-        else:
-            channel = grpc.secure_channel(self._target, self._credentials, _OPTIONS)
+        channel = open_channel(self._target, _OPTIONS, self._credentials)
         request = pb.JoinRequest(group=group, role=role, name=name, address=address)
         membership = CoordinatorMembership(channel, self._target, request, on_change, on_lost)
         try:
             membership.join(deadline)
+        except DiscoveryUnavailable as error:
+            membership.leave_by(deadline)
+            why = why_unreachable(self._target, is_encrypted=self._credentials is not None)
+            if why:
+                raise DiscoveryUnavailable(f"{self._target} does not answer: {why}") from None
+            raise error
         except BaseException:  # whatever it is, an interrupt too: no thread and channel stay behind
             membership.leave_by(deadline)
             raise

@@ -21,6 +21,7 @@ from typing import Any, Final
 import grpc
 
 from xain_foundation.backoff import Backoff
+from xain_foundation.channels import open_channel
 from xain_foundation.connection_limit import ConnectionLimit, max_connections
 from xain_foundation.grpc_calls import Cancellable
 from xain_foundation.logger import get_logger
@@ -107,10 +108,7 @@ class _Connection:
         tls: TlsFiles | None,
         on_broken: Callable[[float, "_Connection"], None],
     ) -> None:
-        if tls is None:
-            self._channel = grpc.insecure_channel(address, OPTIONS)
-        else:
-            self._channel = grpc.secure_channel(address, tls.of_channel(), OPTIONS)
+        self._channel = open_channel(address, OPTIONS, None if tls is None else tls.of_channel())
         self.peer = peer
         self._on_broken = on_broken
         self._lock = threading.RLock()

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import grpc
 
+from xain_foundation.channels import open_channel, why_unreachable
 from xain_foundation.grpc_calls import Cancellable
 from xain_foundation.logger import get_logger
 from xain_messaging.discovery.coordinator import CoordinatorDiscovery
@@ -70,10 +71,8 @@ class SchedulerCalls:
         self.target = target
         self._ended = threading.Event()
         self._lost: Exception | None = None
-        if tls is None:
-            self._channel = grpc.insecure_channel(target, _OPTIONS)
-        else:
-            self._channel = grpc.secure_channel(target, tls.of_channel(), _OPTIONS)
+        self._is_encrypted = tls is not None
+        self._channel = open_channel(target, _OPTIONS, None if tls is None else tls.of_channel())
         self._stub: Any = SchedulerStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -135,14 +134,19 @@ class SchedulerCalls:
             if code not in _AGAIN:
                 raise _ERRORS.get(code, Unavailable)(why)
             if deadline is not None and time.monotonic() + RETRY_S > deadline:
-                raise Unavailable(f"the scheduler at {self.target} does not answer: {why}")
+                raise Unavailable(
+                    f"the scheduler at {self.target} does not answer: {self._why_away() or why}"
+                )
             if code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 say_waiting()
                 continue
             if time.monotonic() - told >= self.say_s:
                 told = time.monotonic()
-                log.warning("scheduler_away", scheduler=self.target, error=why)
+                log.warning("scheduler_away", scheduler=self.target, error=self._why_away() or why)
             self._ended.wait(RETRY_S)
+
+    def _why_away(self) -> str:
+        return why_unreachable(self.target, is_encrypted=self._is_encrypted)
 
     def _check(self, is_over: Callable[[], bool]) -> None:
         if self._lost is not None:

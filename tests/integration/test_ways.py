@@ -1,0 +1,220 @@
+"""The way to a gRPC server: hosts of any name, proxies of the environment, and why none answers."""
+
+import http.server
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from support.certificates import certified, needs_openssl
+from support.connect_proxy import ConnectProxy
+from xain_foundation.channels import open_channel, proxy_to, why_unreachable
+from xain_foundation.proxies import PROXIES, WITHOUT
+from xain_participant.direct import DirectTransfer, OfferFailed
+from xain_participant.download import Download
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.weights_port import PATH
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture(autouse=True)
+def _no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*PROXIES, *WITHOUT):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@contextmanager
+def serving(
+    host: str = "127.0.0.1", credentials: grpc.ServerCredentials | None = None
+) -> Iterator[int]:
+    """A gRPC server with health checks; its port."""
+    server = grpc.server(ThreadPoolExecutor(4))
+    health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
+    if credentials is None:
+        port = server.add_insecure_port(f"{host}:0")
+    else:
+        port = server.add_secure_port(f"{host}:0", credentials)
+    server.start()
+    try:
+        yield port
+    finally:
+        server.stop(0).wait()
+
+
+def is_served(address: str) -> bool:
+    """Whether a call arrives."""
+    with open_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        request = health_pb2.HealthCheckRequest(service="x")
+        call = stub.Check.future(request, timeout=PATIENCE_S)
+        return call.code() is grpc.StatusCode.NOT_FOUND  # the server's own answer
+
+
+@pytest.mark.parametrize("host", ["dns", "unix", "ipv4", "ipv6", "xds", "fleet.invalid"])
+def test_host_of_any_name_is_reached(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    """gRPC takes some names before a colon for the scheme of a target."""
+    with serving() as port, ConnectProxy() as proxy:
+        monkeypatch.setenv("https_proxy", f"http://{proxy.address}")
+        assert is_served(f"{host}:{port}")
+        assert proxy.asked == [f"{host}:{port}"]
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
+def test_address_of_ipv6_is_reached() -> None:
+    with serving("[::1]") as port:
+        assert is_served(f"[::1]:{port}")
+
+
+def test_target_with_a_scheme_is_left_as_it_is() -> None:
+    with serving() as port:
+        for scheme in ("dns:///", "dns:", "ipv4:"):
+            assert is_served(f"{scheme}127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize(
+    ("environ", "is_asked"),
+    [
+        ({"http_proxy": "PROXY"}, True),
+        ({"HTTP_PROXY": "PROXY"}, True),
+        ({"https_proxy": "PROXY", "http_proxy": "http://127.0.0.1:1"}, True),
+        ({"HTTPS_PROXY": "PROXY"}, True),
+        ({"http_proxy": "PROXY", "no_proxy": "*"}, False),
+        ({"http_proxy": "PROXY", "NO_PROXY": "invalid"}, False),
+        ({"http_proxy": "PROXY", "no_proxy": ".invalid"}, False),
+        ({"http_proxy": "PROXY", "no_proxy": "other.example"}, True),
+    ],
+)
+def test_calls_and_weights_take_the_same_way(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], *, is_asked: bool
+) -> None:
+    with serving() as port, ConnectProxy() as proxy:
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value.replace("PROXY", f"http://{proxy.address}"))
+        assert is_served(f"fleet.invalid:{port}") == is_asked
+        assert (proxy_to(f"fleet.invalid:{port}") != "none") == is_asked
+        of_calls = set(proxy.asked)
+        proxy.asked.clear()
+        download = Download(pb.WeightsRef(key="0/global", size_bytes=1))
+        with pytest.raises(OfferFailed):
+            DirectTransfer().fetch(f"http://fleet.invalid:{port}{PATH}", download)
+        assert of_calls == set(proxy.asked) == ({f"fleet.invalid:{port}"} if is_asked else set())
+
+
+# --- why nobody answers ---
+
+
+@contextmanager
+def accepting(answer: Callable[[socket.socket], object]) -> Iterator[int]:
+    """A server that handles each connection with a function; its port."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def accept() -> None:
+            try:
+                while True:
+                    connection = listening.accept()[0]
+                    open_.append(connection)
+                    answer(connection)
+            except OSError:
+                pass
+
+        open_: list[socket.socket] = []
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield listening.getsockname()[1]
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        for connection in open_:
+            connection.close()
+
+
+@contextmanager
+def http_server() -> Iterator[int]:
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler
+    ) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def test_server_that_answers_has_no_reason() -> None:
+    with serving() as port:
+        assert why_unreachable(f"127.0.0.1:{port}") == ""
+
+
+def test_closed_port_refuses() -> None:
+    assert why_unreachable(f"127.0.0.1:{closed_port()}") == "connection refused"
+
+
+def test_unknown_name_is_named() -> None:
+    assert why_unreachable("fleet.invalid:1") == "the name fleet.invalid is not known"
+    assert "is not known" in why_unreachable(f"{'a' * 100}:1")
+
+
+def test_http_server_is_no_grpc() -> None:
+    with http_server() as port:
+        assert "speaks HTTP" in why_unreachable(f"127.0.0.1:{port}")
+
+
+def test_silent_server_is_said_to_be_silent() -> None:
+    with accepting(lambda connection: None) as port:
+        assert "says nothing" in why_unreachable(f"127.0.0.1:{port}", timeout_s=0.2)
+
+
+def test_server_that_hangs_up_is_said_to() -> None:
+    with accepting(lambda connection: connection.shutdown(socket.SHUT_RDWR)) as port:
+        assert "closes the connection" in why_unreachable(f"127.0.0.1:{port}")
+
+
+@needs_openssl
+def test_tls_and_none_do_not_meet(tmp_path: Path) -> None:
+    folder = certified(tmp_path / "tls")
+    pair = ((folder / "tls.key").read_bytes(), (folder / "tls.crt").read_bytes())
+    with serving(credentials=grpc.ssl_server_credentials([pair])) as port:
+        assert "TLS" in why_unreachable(f"127.0.0.1:{port}")
+        assert "certificates" in why_unreachable(f"127.0.0.1:{port}", is_encrypted=True)
+    with serving() as port:
+        assert "TLS" in why_unreachable(f"127.0.0.1:{port}", is_encrypted=True)
+
+
+def test_dead_proxy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = f"http://127.0.0.1:{closed_port()}"
+    monkeypatch.setenv("HTTP_PROXY", dead.replace("//", "//user:secret@"))
+    assert why_unreachable("fleet.invalid:1") == (
+        f"the proxy {dead} (HTTP_PROXY) cannot be reached: connection refused"
+    )
+
+
+def test_proxy_that_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ConnectProxy(status="403 Forbidden") as proxy:
+        monkeypatch.setenv("http_proxy", f"http://{proxy.address}")
+        assert why_unreachable("fleet.invalid:1") == (
+            f"the proxy http://{proxy.address} (http_proxy) refuses: 403 Forbidden"
+        )
+
+
+def test_server_behind_a_proxy_has_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as port, ConnectProxy() as proxy:
+        monkeypatch.setenv("http_proxy", f"http://{proxy.address}")
+        assert why_unreachable(f"fleet.invalid:{port}") == ""
+
+
+def test_proxy_that_is_no_http_proxy_is_not_gone_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", "socks5://127.0.0.1:1")
+    assert "https_proxy is not an http:// one" in why_unreachable("fleet.invalid:1")
+    assert not is_served("fleet.invalid:1")
