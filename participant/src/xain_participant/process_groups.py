@@ -8,6 +8,7 @@ group is opened in a process that trains stages and does nothing else, which is 
 group breaks: see stage_trainer.py.
 """
 
+import errno
 import os
 import socket
 import time
@@ -112,10 +113,35 @@ def _store(dist: Any, member: Member, timeout: timedelta) -> Any:
         store = _listening.get(member.address)
         if store is None:
             store = dist.TCPStore(
-                host, int(port), is_master=True, timeout=timeout, wait_for_workers=False
+                host,
+                int(port),
+                is_master=True,
+                timeout=timeout,
+                wait_for_workers=False,
+                master_listen_fd=_listener(host, int(port)),
             )
             _listening[member.address] = store
     return dist.PrefixStore(member.name, store)
+
+
+def _listener(host: str, port: int) -> int:
+    """Descriptor of a socket that listens at the host that the other members are told; torch alone
+    listens at every address of the machine. Raises GroupBroken."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind(address)
+            except OSError as error:
+                if error.errno != errno.EADDRNOTAVAIL:
+                    raise
+                # The others reach the host through a router: it is no address of this machine.
+                listener.bind(("", port))
+            listener.listen()
+            return listener.detach()
+    except OSError as error:
+        raise GroupBroken(f"rank 0 cannot listen at {host}:{port}: {error}") from None
 
 
 def _wait_for_listener(host: str, port: int, timeout_s: float) -> None:
