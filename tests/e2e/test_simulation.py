@@ -42,6 +42,23 @@ def test_participants_share_workers_and_keep_their_state(capfd: pytest.CaptureFi
     assert lines[-1].startswith("round 6/6: 3 updates in ")
 
 
+def test_simulation_needs_no_line_of_the_coordinators_log(tmp_path: Path) -> None:
+    """The coordinator tells its port by a file, also where an earlier one was killed."""
+    (tmp_path / "coordinator.address").write_text("127.0.0.1:1\n")
+    done = xain.simulate(
+        scripts.count,
+        1,
+        workers=1,
+        rounds=1,
+        settings={"logging.level": "critical"},
+        folder=tmp_path,
+        progress=False,
+    )
+    assert done.weights["w"].tolist() == [1.0] * 3
+    assert (tmp_path / "coordinator.log").read_text() == ""
+    assert not (tmp_path / "coordinator.address").exists()
+
+
 def test_simulated_participants_evaluate_the_last_model_too(tmp_path: Path) -> None:
     """The journal has the evaluation of every model, and each participant's of the last one."""
     settings = {"evaluate.metric": "accuracy"}

@@ -206,11 +206,13 @@ def test_the_core_touches_nothing():
 
 
 # State that belongs to a process as a whole: signal handlers, exception hooks, the environment,
-# warnings, floating-point errors, garbage collection, thread switching and the root logger.
+# warnings, floating-point errors, garbage collection, thread switching, the root logger and the
+# standard streams.
 OF_THE_PROCESS = re.compile(
     r"signal\.signal|(sys|threading)\.excepthook|sys\.set\w+|gc\.\w+|os\.(chdir|umask|nice|putenv)"
     r"|resource\.setrlimit|warnings\.(filterwarnings|simplefilter)|np\.seterr|structlog\.configure"
     r"|logging\.(basicConfig|root|captureWarnings|disable)|logging\.getLogger\(\)"
+    r"|setattr\(sys, .+\)"
     r"|.*\.add(Filter|Handler)|os\.environ\[.*|os\.environ\.(setdefault|update|pop|clear)"
 )
 MAY_CHANGE_THE_PROCESS = {
@@ -219,6 +221,7 @@ MAY_CHANGE_THE_PROCESS = {
     "coordinator/src/xain_coordinator/process/run.py",
     "foundation/src/xain_foundation/commands.py",
     "foundation/src/xain_foundation/logs.py",
+    "foundation/src/xain_foundation/streams.py",
     "parameters/src/xain_parameters/cli.py",
     "participant/src/xain_participant/signals.py",
     "participant/src/xain_participant/sparse_cli.py",

@@ -14,6 +14,7 @@ from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
+from xain_foundation import streams
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG
 
 DEFAULT_PORT = 50051  # of a coordinator
@@ -53,6 +54,7 @@ def run_app(app: typer.Typer, program: str, arguments: Sequence[str] | None = No
 
     Returns the exit status. A wrong command line is one line on standard error and status 2.
     """
+    streams.fill()
     gc.set_threshold(COLLECTED_OBJECTS)
     # gRPC's C library would print a line for each failed TLS handshake, several a second. Read when
     # grpc is imported, which commands do later. Our own errors have gRPC's reasons.

@@ -22,6 +22,8 @@ class GroupCommit(Generic[T]):
     linger_s: the first item of a group waits this long for others, unless the group is full.
     max_group: size of a group, which has at least one item.
     max_waiting: size of what waits; where there is more, the oldest items are lost.
+    patience_s: put() waits so long for room before an item is lost. Once it has waited in vain, it
+        waits no more until all that waited is written.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class GroupCommit(Generic[T]):
         linger_s: float = 0.0,
         max_group: float = float("inf"),
         max_waiting: float = float("inf"),
+        patience_s: float = 0.0,
     ) -> None:
         self.closing = threading.Event()
         self.num_lost = 0
@@ -42,6 +45,8 @@ class GroupCommit(Generic[T]):
         self._linger_s = linger_s
         self._max_group = max_group
         self._max_waiting = max_waiting
+        self._patience_s = patience_s
+        self._waits_for_room = patience_s > 0
         self._waiting: deque[tuple[int, T]] = deque()
         self._waiting_size = 0
         self._num_in_hand = 0  # of the group that is being written
@@ -51,9 +56,13 @@ class GroupCommit(Generic[T]):
         self._thread.start()
 
     def put(self, item: T) -> None:
-        """Have an item written, soon. From any thread; never waits for a write."""
+        """Have an item written, soon. From any thread; waits for a write for patience_s at most."""
         size = self._size(item)
         with self._changed:
+            if self._waits_for_room and threading.current_thread() is not self._thread:
+                self._waits_for_room = self._changed.wait_for(
+                    lambda: self._has_room(size) or self.closing.is_set(), self._patience_s
+                )
             if self.closing.is_set():
                 self.num_lost += 1
                 return
@@ -65,7 +74,7 @@ class GroupCommit(Generic[T]):
                 self._pop()
                 self.num_lost += 1
             if was_empty or self._is_full():
-                self._changed.notify()
+                self._changed.notify_all()
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Write what waits, for timeout_s at most; the rest is lost. May be called again.
@@ -74,13 +83,16 @@ class GroupCommit(Generic[T]):
         """
         with self._changed:
             self.closing.set()
-            self._changed.notify()
+            self._changed.notify_all()
         self._thread.join(timeout_s)
         with self._changed:
             self.num_lost += len(self._waiting) + self._num_in_hand
             self._waiting.clear()
             self._num_in_hand = 0
         return not self._thread.is_alive()
+
+    def _has_room(self, size: int) -> bool:
+        return not self._waiting or self._waiting_size + size <= self._max_waiting
 
     def _is_full(self) -> bool:
         return self._waiting_size >= self._max_group
@@ -106,6 +118,8 @@ class GroupCommit(Generic[T]):
     def _next_group(self) -> list[T]:
         """Wait for items. Empty only at the end."""
         with self._changed:
+            if not self._waiting:
+                self._waits_for_room = self._patience_s > 0
             self._changed.wait_for(lambda: self._waiting or self.closing.is_set())
             self._changed.wait_for(lambda: self.closing.is_set() or self._is_full(), self._linger_s)
             group: list[T] = []
@@ -114,4 +128,5 @@ class GroupCommit(Generic[T]):
                 room -= self._waiting[0][0]
                 group.append(self._pop())
             self._num_in_hand = len(group)
+            self._changed.notify_all()  # there is room
             return group

@@ -1,5 +1,7 @@
 """Logs of a process: an event name plus fields, one JSON object a line, on standard error.
 
+A program calls streams.unblock() first, so that no line waits for a reader.
+
 What the standard library logs, ours and other people's, takes the same way out, so that a reader
 of the stream needs one parser.
 """
@@ -19,6 +21,7 @@ from typing import Annotated, Any, Literal
 import structlog
 from pydantic import BeforeValidator
 
+from xain_foundation import streams
 from xain_foundation.fields import Section
 from xain_foundation.logger import Fields, to_record
 from xain_foundation.schema import MASK
@@ -106,6 +109,7 @@ def configure(level: str, console: bool, third_party: bool) -> None:
     handler.setLevel(threshold)  # a logger with a copy elsewhere may have a lower one
     colors = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     handler.setFormatter(_Formatter(partial(line_for_people, colors=colors) if console else _dumps))
+    streams.set_notice(sys.stderr, partial(_lines_lost, handler))
     root = logging.getLogger()
     for old in [old for old in root.handlers if isinstance(old, _Handler)]:
         root.removeHandler(old)
@@ -138,6 +142,16 @@ def copied(name: str, write: Callable[[str], None], level: str) -> Iterator[None
     finally:
         logger.removeHandler(handler)
         logger.setLevel(before)
+
+
+def _lines_lost(handler: logging.Handler, num_lost: int) -> str:
+    """The line for lines that nobody has read, in the form of the others."""
+    fields = Fields(event="log_lines_lost", lines=num_lost, error="nobody read them in time")
+    return handler.format(
+        logging.makeLogRecord(
+            {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING", "msg": fields}
+        )
+    )
 
 
 def write_to(stream: Any) -> None:

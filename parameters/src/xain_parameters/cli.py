@@ -6,12 +6,14 @@ Commands import what they need, so that --help does not wait for it.
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from xain_foundation import streams
 from xain_foundation.commands import (
     Config,
     fail,
@@ -217,6 +219,7 @@ def _scheduler(
     ours = settings.scheduler
     address = _address(ours.listen)
     certificates = _certificates(settings.tls.folder)
+    streams.unblock()
     settings.logging.configure()
     raise_file_limit()
     stopped = _stopped_by_signal()
@@ -228,7 +231,9 @@ def _scheduler(
         with server:
             typer.echo(f"{PROGRAM}: serving on {server.target}", err=True)
             _warn_if_open(address, certificates)
-            stopped.wait()
+            # Python would not run the handler of a signal that comes just before an untimed wait.
+            while not stopped.is_set():
+                time.sleep(POLL_S)
     except (JournalError, OSError) as error:
         fail(PROGRAM, str(error), EXIT_FAILED)
 
@@ -287,6 +292,7 @@ def _serve(
         text = f"others cannot connect to {address}: set server.advertised to this machine's name"
         fail(PROGRAM, text, EXIT_BAD_CONFIG)
     certificates = _certificates(settings.tls.folder)
+    streams.unblock()
     settings.logging.configure()
     raise_file_limit()
     sys.setswitchinterval(SWITCH_S)

@@ -8,7 +8,6 @@ it. So a worker has one model at a time, however many participants it has.
 """
 
 import contextlib
-import json
 import multiprocessing
 import os
 import signal
@@ -27,7 +26,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TextIO
 
 import cloudpickle  # type: ignore[import-untyped]
 import grpc
@@ -36,6 +35,7 @@ from xain.loop import Loop, Rounds, rounds_of_site
 from xain.result import LastModel, ResultMissing, fetch_last_model
 from xain.round import Round
 from xain.settings_file import as_toml
+from xain_foundation import streams
 from xain_participant.client import open_channel
 from xain_participant.config import ENV_PREFIX
 from xain_wire.fl import coordinator_pb2 as pb
@@ -138,6 +138,7 @@ def simulate(
         "train": train or {},
         **(settings or {}),
     }
+    streams.fill()  # before pipes to workers take their numbers
     with ExitStack() as stack:
         if folder is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="xain-simulation-"))
@@ -151,7 +152,8 @@ def simulate(
             _Workers(main, sites, min(workers, participants), coordinator.target, evaluates)
         )
         stub = InspectionStub(stack.enter_context(open_channel(coordinator.target)))
-        history = _watch(stub, pool, coordinator, rounds if progress else 0)
+        tell = _printer(stack) if progress else None
+        history = _watch(stub, pool, coordinator, rounds, tell)
         last = _last_model(coordinator.target)
     weights = unflatten(last.vector, last.layout) if last.layout else last.vector
     return Simulation(weights, history, time.monotonic() - started_at)
@@ -181,7 +183,8 @@ def _coordinator(folder: Path, settings: Mapping[str, Any]) -> Iterator[_Coordin
             "a simulation needs the coordinator on this machine: pip install xain-coordinator"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    log = folder / "coordinator.log"
+    log, port_file = folder / "coordinator.log", folder / "coordinator.address"
+    port_file.unlink(missing_ok=True)  # of a coordinator that was killed in this folder
     in_folder = {
         "storage.path": folder / "weights",
         "journal.path": folder / "journal.sqlite",
@@ -191,7 +194,8 @@ def _coordinator(folder: Path, settings: Mapping[str, Any]) -> Iterator[_Coordin
         "logging.console": False,
     }
     config = folder / "simulation.toml"
-    config.write_text(as_toml({**in_folder, **settings}), encoding="utf-8")
+    text = as_toml({**in_folder, **settings, "server.port_file": port_file.absolute()})
+    config.write_text(text, encoding="utf-8")
     config.chmod(0o600)  # it may hold secrets
     command = [sys.executable, "-m", "xain_coordinator", f"--config={config}", "--new-session"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("XAIN_COORDINATOR_")}
@@ -206,7 +210,7 @@ def _coordinator(folder: Path, settings: Mapping[str, Any]) -> Iterator[_Coordin
         )
     one = _Coordinator(process, log)
     try:
-        one.target = f"127.0.0.1:{_port_in(one)}"
+        one.target = _address_in(port_file, one)
         yield one
     finally:
         process.terminate()
@@ -217,19 +221,19 @@ def _coordinator(folder: Path, settings: Mapping[str, Any]) -> Iterator[_Coordin
             process.wait()
 
 
-def _port_in(coordinator: _Coordinator) -> int:
-    """The port that the coordinator's log names."""
+def _address_in(port_file: Path, coordinator: _Coordinator) -> str:
+    """Where the coordinator listens, which it writes into a file when it serves. Raises
+    SimulationError."""
     deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        for line in coordinator.log.read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(ValueError, TypeError, KeyError):
-                fields = json.loads(line)
-                if fields["event"] == "serving":
-                    return int(fields["address"].rpartition(":")[2])
+    while not port_file.exists():
         if coordinator.process.poll() is not None:
-            break
-        time.sleep(0.02)  # a poll of the file that the coordinator writes
-    raise SimulationError(coordinator.why_it_ended())
+            raise SimulationError(coordinator.why_it_ended())
+        if time.monotonic() > deadline:
+            raise SimulationError(
+                f"the coordinator does not serve after {START_S:g} s; its log is {coordinator.log}"
+            )
+        time.sleep(0.02)  # a poll of the file
+    return f"127.0.0.1:{port_file.read_text(encoding='utf-8').strip().rpartition(':')[2]}"
 
 
 # --- the workers ---
@@ -360,7 +364,13 @@ def _work(
 ) -> None:
     """Run the agents of these sites, and main() whenever one of them is given work."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops us
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
+    streams.unblock()  # what main() prints holds up no round
+
+    def end(*_: object) -> None:
+        streams.close()
+        os._exit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, end)
     for name in [name for name in os.environ if name.startswith(ENV_PREFIX)]:
         del os.environ[name]  # a setting of one participant, such as its name
 
@@ -407,9 +417,13 @@ def _run_main(main: Main, site: Site, loop: Loop, fail: Callable[[Site, str, str
 
 
 def _watch(
-    stub: InspectionStub, workers: _Workers, coordinator: _Coordinator, num_shown: int
+    stub: InspectionStub,
+    workers: _Workers,
+    coordinator: _Coordinator,
+    num_rounds: int,
+    tell: Callable[[str], None] | None,
 ) -> list[dict[str, Any]]:
-    """Wait for the end of the session, and print a line for each of the first num_shown rounds.
+    """Wait for the end of the session, and tell a line for each of the first num_rounds rounds.
 
     Returns the entries of Simulation.history. Raises SimulationError.
     """
@@ -427,9 +441,10 @@ def _watch(
             answer = stub.ListRounds(inspection.ListRoundsRequest(limit=1000), timeout=5.0)
             rounds |= {r.round: r for r in answer.rounds if r.task == pb.TRAIN}
         for number in sorted(rounds.keys() - shown):
-            if rounds[number].phase == "published" and len(shown) < num_shown:
+            if rounds[number].phase == "published" and len(shown) < num_rounds:
                 shown.add(number)
-                _show(rounds[number], f"{len(shown)}/{num_shown}")
+                if tell is not None:
+                    tell(_line(rounds[number], f"{len(shown)}/{num_rounds}"))
     if not any(r.phase == "published" for r in rounds.values()):
         raise SimulationError("the session has ended without a model")
     return [
@@ -444,12 +459,19 @@ def _watch(
     ]
 
 
-def _show(r: inspection.RoundStatus, label: str) -> None:
+def _printer(stack: ExitStack) -> Callable[[str], None]:
+    """A print() to standard error that waits for no reader."""
+    stream: TextIO = sys.stderr
+    if stream is sys.__stderr__:  # a notebook's is its own affair
+        descriptor = streams.Descriptor(stream.fileno())
+        stack.callback(descriptor.close, streams.CLOSE_S)
+        stream = streams.open_stream(descriptor, stream.encoding)
+    return partial(print, file=stream, flush=True)
+
+
+def _line(r: inspection.RoundStatus, label: str) -> str:
     metrics = "".join(f", {name} {value:.4g}" for name, value in sorted(r.metrics.items()))
-    print(  # noqa: T201  # asked for with progress=True
-        f"round {label}: {r.num_contributors} updates in {r.seconds:.1f} s{metrics}",
-        file=sys.stderr,
-    )
+    return f"round {label}: {r.num_contributors} updates in {r.seconds:.1f} s{metrics}"
 
 
 def _last_model(target: str) -> LastModel:

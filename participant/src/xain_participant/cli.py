@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from xain_foundation import streams
 from xain_foundation.commands import (
     DEFAULT_PORT,
     Config,
@@ -279,6 +280,7 @@ def _run(
         return
     settings = _load_settings(config, values)
 
+    streams.unblock()
     settings.logging.configure()
     from xain_participant.alive import Alive
     from xain_participant.state import StateDirectory, StateError

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import typer
 
+from xain_foundation import streams
 from xain_foundation.commands import fail, split_host_port
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_NOTHING_COUNTED
 
@@ -201,6 +202,7 @@ def sparse(
         certificates = certificates_in(tls)
     except Invalid as error:
         _refuse(str(error))
+    streams.unblock()
     LoggingSettings().configure()
     job = Job(
         table or model,

@@ -11,6 +11,7 @@ import traceback
 from multiprocessing.connection import Connection
 from threading import Thread
 
+from xain_foundation import streams
 from xain_participant.participant import GroupBroken
 from xain_participant.process_groups import open_group
 from xain_participant.stage_trainer import Job, portable
@@ -25,6 +26,7 @@ from xain_workloads.workload import from_metadata
 
 def main(connection: Connection, parent_pipe: int) -> None:
     """Train one job after the other, until the participant closes the connection."""
+    streams.unblock()
     # Ctrl-C reaches all processes of a terminal, and the participant decides what follows.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with, args=(parent_pipe,), daemon=True).start()

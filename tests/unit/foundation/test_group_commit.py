@@ -1,7 +1,7 @@
 """Items written in groups by a thread."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -70,6 +70,36 @@ def test_full_queue_loses_the_oldest_but_never_the_newest(disk: Disk) -> None:
     disk.may_write.set()
     assert queue.close(PATIENCE_S)
     assert disk.groups == [[0], [50]]
+
+
+def test_patient_queue_waits_for_room_while_items_are_taken(disk: Disk) -> None:
+    """Nothing is lost, however much more is put than the queue has room for."""
+    disk.may_write.set()
+    queue = GroupCommit(disk.write, name="test", max_group=2, max_waiting=10, patience_s=PATIENCE_S)
+    for n in range(1000):
+        queue.put(n)
+    assert queue.close(PATIENCE_S)
+    assert [n for group in disk.groups for n in group] == list(range(1000))
+    assert queue.num_lost == 0
+
+
+def test_patient_queue_waits_once_for_a_writer_that_hangs(disk: Disk) -> None:
+    queue = busy(disk, max_waiting=10, patience_s=0.01)
+    waits = []
+    wait_for = queue._changed.wait_for
+
+    def noted(predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        if threading.current_thread() is not queue._thread and not predicate():
+            waits.append(timeout)
+        return wait_for(predicate, timeout)
+
+    queue._changed.wait_for = noted  # type: ignore[method-assign]  # a probe
+    for _ in range(20):
+        queue.put(1)
+    assert (waits, queue.num_lost) == ([0.01], 10)
+    disk.may_write.set()
+    assert queue.close(PATIENCE_S)
+    assert queue.num_lost == 10
 
 
 def test_lost_items_are_counted_once(disk: Disk) -> None:

@@ -194,10 +194,14 @@ def _check_config(
     from xain_coordinator.cli.check_config import show
     from xain_foundation.line_file import why_unwritable
 
-    for key in ("status_file", "latency_file"):
-        path = getattr(resolved.config.logging, key)
+    logging, server = resolved.config.logging, resolved.config.server
+    for key, path in (
+        ("logging.status_file", logging.status_file),
+        ("logging.latency_file", logging.latency_file),
+        ("server.port_file", server.port_file),
+    ):
         if path is not None and (reason := why_unwritable(path)):
-            fail(PROGRAM, f"logging.{key}: {path} cannot be written: {reason}", EXIT_BAD_CONFIG)
+            fail(PROGRAM, f"{key}: {path} cannot be written: {reason}", EXIT_BAD_CONFIG)
     show(resolved)
 
 

@@ -71,6 +71,7 @@ class ServerSettings(Section):
     max_update_norm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     update_encoding: Literal["plain", "float16", "int8"] = "plain"
     drain_s: float = Field(default=10.0, ge=0, le=_MAX_SILENCE_S)
+    port_file: FilePath | None = None
     weights_port: Annotated[int, Field(ge=0, le=65535)] | Literal["off"] = 0
     weights_address: WeightsAddress = ""
     grpc_options: dict[str, GrpcOption] = Field(default_factory=dict)

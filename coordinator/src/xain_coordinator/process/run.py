@@ -11,6 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import structlog
@@ -39,9 +40,10 @@ from xain_coordinator.process.allocator import configure_allocator
 from xain_coordinator.server.health_socket import HealthSocket
 from xain_coordinator.server.inspection_client import Snapshot, ask_service
 from xain_coordinator.server.weights_port import PortTaken
-from xain_foundation import logs
+from xain_foundation import logs, streams
 from xain_foundation.backoff import Backoff
 from xain_foundation.commands import raise_file_limit
+from xain_foundation.durable import replace_file
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_FENCED, EXIT_OK
 from xain_foundation.fields import WrongSetting, is_loopback
 from xain_foundation.line_file import why_unwritable
@@ -101,6 +103,7 @@ def run(
     live_view: shows the session while it runs; it is given a function that asks for a snapshot with
     a number of rounds.
     """
+    streams.unblock()
     logging = config.logging
     logs.configure(logging.level, console=logging.use_console, third_party=logging.third_party)
     # Named by this coordinator's owner; one that comes with a model's metadata is not allowed.
@@ -111,6 +114,7 @@ def run(
     with contextlib.ExitStack() as at_end:
         try:
             latencies = _open_log_files(logging, at_end)
+            _prepare_port_file(config.server.port_file, at_end)
             http, parameters = config.http, config.parameters
             listener = at_end.enter_context(open_listener(http)) if http.is_on else None
             group = _open_parameters(parameters) if parameters.is_on else None
@@ -170,6 +174,17 @@ def _open_log_files(
         raise WrongSetting(f"logging.{key}", f"{path} cannot be written: {reason}") from None
 
 
+def _prepare_port_file(path: Path | None, at_end: contextlib.ExitStack) -> None:
+    """Remove the file that a killed process has left, and this one's at the end. Raises
+    WrongSetting."""
+    if path is None:
+        return
+    if reason := why_unwritable(path):
+        raise WrongSetting("server.port_file", f"{path} cannot be written: {reason}")
+    path.unlink(missing_ok=True)
+    at_end.callback(path.unlink, missing_ok=True)
+
+
 async def _run(
     config: CoordinatorConfig,
     make: Callable[[], Coordinator],
@@ -202,6 +217,10 @@ async def _run(
     # Python's default: a whole small round takes but four times that.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _greet(config, coordinator)
+    if config.server.port_file is not None:
+        address = config.server.address_at(coordinator.port)
+        config.server.port_file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(config.server.port_file, [f"{address}\n".encode()])
 
     def open_next(config: CoordinatorConfig) -> Awaitable[Coordinator | None]:
         return started(config, partial(make_next, config), stop, at_end)
@@ -319,6 +338,7 @@ def _exit_after(delay_s: float, status: int) -> threading.Timer:
 
     def leave() -> None:
         log.warning("threads_left_behind", waited_s=delay_s)
+        streams.close()
         os._exit(status)
 
     timer = threading.Timer(delay_s, leave)

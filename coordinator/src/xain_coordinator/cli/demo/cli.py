@@ -15,6 +15,7 @@ from rich.console import Console
 from xain_coordinator.cli.demo.sites import DemoLaunch, Settings
 from xain_coordinator.cli.launch.cli import run
 from xain_coordinator.config.launch import COORDINATOR, LaunchSettings
+from xain_foundation import streams
 from xain_foundation.commands import CommandFailed, fail, make_app, run_app
 from xain_foundation.exit_statuses import EXIT_FAILED
 from xain_wire.limits import MAX_INT32
@@ -70,6 +71,7 @@ def _demo(
 ) -> None:
     if any(find_spec(package) is None for package in ("sklearn", "xain_participant")):
         fail(PROGRAM, "it runs participants here, too: pip install xain-participant", EXIT_FAILED)
+    streams.unblock()
     console = Console(highlight=False)
     console.print(f"Starting a coordinator and {participants} participants ...")
     settings = Settings(participants, rounds, alpha, seed)

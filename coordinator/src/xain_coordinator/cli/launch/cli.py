@@ -20,6 +20,7 @@ from xain_coordinator.cli.launch.processes import ProcessBackend
 from xain_coordinator.cli.launch.rounds import Request, RoundsLaunch
 from xain_coordinator.config.coordinator import ENV_PREFIX, CoordinatorConfig
 from xain_coordinator.config.launch import LaunchSettings
+from xain_foundation import streams
 from xain_foundation.commands import (
     CommandFailed,
     Config,
@@ -306,6 +307,7 @@ def run(
     names: of its programs. is_serving: Ctrl-C is the usual end. say: as in Launcher.
     Raises CommandFailed.
     """
+    streams.unblock()
     interrupts = Interrupts()
     colors = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     view = LogView(names, colors=colors, is_quiet=is_quiet)
@@ -319,12 +321,8 @@ def run(
     with interrupts.installed():
         try:
             return launch.follow()
-        except (Interrupted, OSError):
-            # After SIGHUP there is no terminal any more, and to write to it is an OSError.
-            if not interrupts.number:
-                raise
-            with suppress(OSError):
-                say("stopping ...")
+        except Interrupted:
+            say("stopping ...")
             is_usual_end = is_serving and interrupts.number == signal.SIGINT
             return 0 if is_usual_end else EXIT_SIGNAL + interrupts.number
         finally:

@@ -1,6 +1,5 @@
 """Programs of a launch are started, watched and stopped: the base of all launches."""
 
-import contextlib
 import os
 import time
 from abc import ABC, abstractmethod
@@ -153,8 +152,7 @@ class Launch(ABC):
             deadline = time.monotonic() + STOP_TIMEOUT_S
             for one in group.values():
                 one.remove(max(0.1, deadline - time.monotonic()))
-                with contextlib.suppress(OSError):  # a terminal that is gone
-                    self._show_lines(one)
+                self._show_lines(one)
         self._backend.close()
         if self._lock is not None:
             os.close(self._lock)

@@ -43,12 +43,9 @@ class LogView:
         """Print lines of a program's log. JSON lines are shown as lines for people."""
         if self._is_quiet:
             return
-        text = "".join(
-            f"{self._prefix(name)} {part}\n"
-            for line in lines
-            for part in self._rendered(line).splitlines()
-        )
-        sys.stdout.write(text)
+        for line in lines:
+            for part in self._rendered(line).splitlines():
+                sys.stdout.write(f"{self._prefix(name)} {part}\n")
         sys.stdout.flush()
 
     def _prefix(self, name: str) -> str:
