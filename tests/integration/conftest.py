@@ -8,6 +8,7 @@ import pytest
 
 from support.fault_proxy import FaultProxy
 from support.process import CoordinatorProcess
+from support.s3_servers import SeaweedFS
 from support.wire import Member
 from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.config.coordinator import CoordinatorConfig
@@ -89,6 +90,15 @@ async def join() -> AsyncIterator[Join]:
     yield make
     for member in members:
         await member.close()
+
+
+@pytest.fixture(params=["files", "s3"])
+def storage_settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object]:
+    """Settings of each store that a deployment may have, for a test that runs on all of them."""
+    if request.param == "files":
+        return {"path": str(tmp_path / "weights")}
+    server: SeaweedFS = request.getfixturevalue("seaweedfs")
+    return server.settings(server.new_bucket(), path=str(tmp_path / "spool"))
 
 
 @pytest.fixture

@@ -1,78 +1,190 @@
-"""The procedure of docs/operations.md: back up a stopped coordinator, and restore the copy."""
+"""Backups of coordinators that run, and of stopped ones, and what is restored from them."""
 
+import asyncio
 import os
 import re
-import subprocess
+import sys
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from support.process import CoordinatorProcess
+from integration.conftest import config_for
+from support.process import PATIENCE_S, CoordinatorProcess
 from support.wire import Member
+from xain_coordinator.cli.backup import back_up, restore
+from xain_coordinator.cli.repair import objects_of
+from xain_coordinator.journal.restore import open_stopped
+from xain_coordinator.server.health_socket import COPIED, COPY_JOURNAL
+from xain_coordinator.stores.integrity import why_damaged
+from xain_coordinator.stores.journalled import store_of_session
+from xain_coordinator.stores.opening import open_store
 from xain_wire.fl import coordinator_pb2 as pb
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+LARGE = 10_000  # numbers of a model that lies in the store and not in the journal
 
 
-def commands() -> tuple[str, str, str]:
-    """Commands of the page: stop, back up, restore."""
+def blocks() -> list[str]:
+    """Commands of the page: back up, restore."""
     section = PAGE.read_text(encoding="utf-8").partition("## Back up and restore")[2]
-    backup, restore = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
-    stop, copy = backup.splitlines()
-    return stop, copy, restore
+    return re.findall(r"```sh\n(.*?)```", section.partition("\n## ")[0], re.DOTALL)
+
+
+async def type_in(block: str, folder: Path) -> str:
+    """Run a block of the page in one shell. Returns what it prints."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    process = await asyncio.create_subprocess_shell(
+        f"set -e\n{block}",
+        cwd=folder,
+        env={**os.environ, "PATH": path},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0, output.decode()
+    return output.decode()
 
 
 @pytest.fixture
 async def coordinator(tmp_path: Path) -> AsyncIterator[CoordinatorProcess]:
-    settings = {"rounds.min_participants": 2, "rounds.rounds": 3, "rounds.controller": "all"}
+    settings = {
+        "rounds.min_participants": 2,
+        "rounds.rounds": 9,
+        "rounds.controller": "all",
+        "storage.keep_updates": 0,
+    }
     made = CoordinatorProcess(tmp_path / "xain-data", settings)
     yield made
     await made.end()
+
+
+async def joined(coordinator: CoordinatorProcess) -> tuple[Member, Member]:
+    both = Member(coordinator.port, "a"), Member(coordinator.port, "b")
+    for member in both:
+        await member.rendezvous()
+    return both
+
+
+async def left(*members: Member) -> None:
+    for member in members:
+        await member.close()
 
 
 @pytest.mark.e2e
 async def test_restored_backup_goes_on_with_its_round(
     coordinator: CoordinatorProcess, tmp_path: Path
 ) -> None:
-    """An update from before the backup counts; one from after it is asked for again."""
-    stop, copy, restore = commands()
-
-    def type_in(line: str) -> None:
-        environment = os.environ | {"COORDINATOR": str(coordinator.pid)}
-        subprocess.run(line, shell=True, check=True, cwd=tmp_path, env=environment)
-
-    async def members() -> tuple[Member, Member]:
-        both = Member(coordinator.port, "a"), Member(coordinator.port, "b")
-        for member in both:
-            await member.rendezvous()
-        return both
-
+    """The blocks of the page, each in one shell; the backup is made of a coordinator that runs. An
+    update from before the backup counts; one from after it is asked for again."""
+    make_backup, put_back = blocks()
     await coordinator.start()
-    a, b = await members()
+    a, b = await joined(coordinator)
     await a.until(pb.ROUND, 0)
-    await a.hand_in([1.0, 1.0])
-    type_in(stop)
-    assert await coordinator.died() == 0
-    await a.close()
-    await b.close()
-    type_in(copy)
-
-    await coordinator.start()
-    a, b = await members()
-    await b.until(pb.ROUND, 0)
-    await b.hand_in([3.0, 3.0])
+    await a.hand_in([1.0] * LARGE)
+    await type_in(make_backup, tmp_path)
+    await b.hand_in([3.0] * LARGE)
     await a.until(pb.ROUND, 1)
     await coordinator.kill()
-    await a.close()
-    await b.close()
-    type_in(restore)
+    await left(a, b)
+    assert "damaged" not in await type_in(put_back, tmp_path)
 
     await coordinator.start()
-    a, b = await members()
+    a, b = await joined(coordinator)
     assert (await a.heartbeat()).update_accepted
     await b.until(pb.ROUND, 0)
-    await b.hand_in([3.0, 3.0])
+    await b.hand_in([3.0] * LARGE)
     await a.until(pb.ROUND, 1)
-    await a.close()
-    await b.close()
+    await left(a, b)
+
+
+@pytest.mark.e2e
+async def test_objects_that_a_copy_of_the_journal_names_stay_while_it_is_asked_for(
+    coordinator: CoordinatorProcess, tmp_path: Path
+) -> None:
+    """Rounds go on beside a backup, however slow it is; what they need no more is removed when the
+    backup is over. A health check beside it is answered."""
+    await coordinator.start()
+    a, b = await joined(coordinator)
+
+    async def hand_in(round_: int) -> None:
+        for member in (a, b):
+            await member.until(pb.ROUND, round_)
+            await member.hand_in([1.0] * LARGE, round_=round_)
+
+    await a.until(pb.ROUND, 0)
+    await a.hand_in([1.0] * LARGE)
+    path = coordinator.folder / "journal.sock"
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    writer.write(COPY_JOURNAL)
+    assert await reader.readline() == b"SERVING\n"
+    answer = (await reader.readline()).decode().strip()
+    copy = tmp_path / "copy.sqlite"
+    copy.write_bytes((coordinator.folder / answer.removeprefix(COPIED)).read_bytes())
+    with open_stopped(copy) as (_, last):
+        refs = [ref for _, ref in objects_of(last).values()]
+        session_id = last.session.session_id
+    updates = [ref.key for ref in refs if "/a." in ref.key]
+    assert len(updates) == 1
+    await b.until(pb.ROUND, 0)
+    await b.hand_in([1.0] * LARGE)
+    for round_ in (1, 2):
+        await hand_in(round_)
+    await a.until(pb.ROUND, 3)
+    storage = config_for(coordinator.folder, storage={"path": str(coordinator.folder / "weights")})
+    with closing(open_store(storage.storage)) as opened:
+        for ref in refs:
+            with opened.open(f"{session_id}/{ref.key}") as reader_:
+                assert reader_.size == ref.size_bytes
+        assert "SERVING" in await ask(path)
+        writer.close()
+        async with asyncio.timeout(PATIENCE_S):
+            while f"{session_id}/{updates[0]}" in set(opened.keys()):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)  # a poll, not a race: it ends when the object is gone
+    await left(a, b)
+
+
+async def ask(path: Path) -> str:
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    line = await reader.readline()
+    writer.close()
+    return line.decode()
+
+
+async def test_objects_that_a_store_has_lost_are_restored(
+    start, join, tmp_path, storage_settings, capsys
+):
+    """Objects of all sessions come back, in files and in a bucket, and sound ones stay. A backup of
+    damaged data names what it lacks, and has the rest."""
+    settings = {"rounds": {"rounds": 1, "initial_weights": "average"}, "storage": storage_settings}
+    for is_new in (False, True):
+        coordinator = await start(new_session=is_new, **settings)
+        member = join(coordinator, "a")
+        await member.rendezvous()
+        await member.until(pb.ROUND, 0)
+        await member.hand_in([2.0] * LARGE)
+        await member.until(pb.FINISHED, 0)
+        await coordinator.stop()
+    config, backup = config_for(tmp_path, **settings), tmp_path / "backup"
+    assert back_up(config, backup) == 0
+    assert back_up(config, backup) == 2, "it never writes into an older one"
+    with closing(open_store(config.storage)) as opened:
+        keys = set(opened.keys(""))
+        opened.delete(*keys)
+    config.journal.path.rename(tmp_path / "lost")
+    assert restore(config, backup) == 0
+    assert restore(config, backup) == 2, "there is a journal already"
+    with open_stopped(config.journal.path) as (journal, last):
+        assert len(journal.session_ids()) == 2
+        with closing(open_store(config.storage)) as opened:
+            models = {key for key in keys if key.endswith("/global")}
+            assert models <= set(opened.keys("")), "those of the first session too"
+            store = store_of_session(opened, journal, last.session.session_id)
+            for _, ref in objects_of(last).values():
+                assert not why_damaged(store, ref)
+            gone = next(iter(sorted(models)))
+            opened.delete(gone)
+    capsys.readouterr()
+    assert back_up(config, tmp_path / "other") == 1
+    assert gone.partition("/")[2] in capsys.readouterr().out

@@ -111,15 +111,6 @@ async def rounds_of(member: Member, rounds: range, best: int) -> None:
         await member.stub.EndTrainingRound(request, metadata=member.metadata)
 
 
-@pytest.fixture(params=["files", "s3"])
-def storage_settings(request, tmp_path) -> dict[str, object]:
-    """A store's settings."""
-    if request.param == "files":
-        return {"path": str(tmp_path / "weights")}
-    server = request.getfixturevalue("seaweedfs")
-    return server.settings(server.new_bucket(), path=str(tmp_path / "spool"))
-
-
 async def test_latest_models_and_the_best_one_are_kept(start, join, tmp_path, storage_settings):
     """Also over a restart, which removes what the journal says is gone and is still there. What is
     gone is said to be removed by keep_models, by every reader."""

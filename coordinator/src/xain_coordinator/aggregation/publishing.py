@@ -6,8 +6,16 @@ from typing import Self
 import xxhash
 
 from xain_coordinator.core.values import WeightsRef
-from xain_coordinator.ports import Fenced, KeyClaimed, KeyExists, WeightsStore
+from xain_coordinator.ports import (
+    Fenced,
+    KeyClaimed,
+    KeyExists,
+    KeyNotFound,
+    StoreError,
+    WeightsStore,
+)
 from xain_coordinator.stores.integrity import why_damaged
+from xain_coordinator.stores.reading import chunks
 
 
 class AnotherModel(Fenced):
@@ -28,6 +36,11 @@ class Publication:
         self._size = 0
         self._upload = store.upload(key, size_bytes=size_bytes)
 
+    @property
+    def digest(self) -> str:
+        """Digest of what was written."""
+        return self._digest.hexdigest()
+
     def write(self, piece: bytes | memoryview) -> None:
         """Append bytes to the object. Raises the store's errors."""
         self._digest.update(piece)
@@ -37,7 +50,7 @@ class Publication:
     def commit(self) -> WeightsRef:
         """Publish the object. An equal object under the key counts as published: its writer died
         before it could say so. Raises AnotherModel, and the store's errors."""
-        ref = WeightsRef(self._key, self._size, self._digest.hexdigest())
+        ref = WeightsRef(self._key, self._size, self.digest)
         try:
             self._upload.commit(overwrite=False)
         except KeyClaimed as error:
@@ -65,3 +78,21 @@ def publish(store: WeightsStore, key: str, pieces: Iterable[bytes]) -> WeightsRe
         for piece in pieces:
             begun.write(piece)
         return begun.commit()
+
+
+def copy_object(
+    source: WeightsStore, ref: WeightsRef, target: WeightsStore, key: str
+) -> WeightsRef:
+    """Copy an object that never changes to another store. Raises StoreError if it is missing or
+    damaged; no copy stays then."""
+    try:
+        with source.open(ref.key) as reader, Publication(target, key, ref.size_bytes) as begun:
+            for chunk in chunks(reader):
+                begun.write(chunk)
+            if begun.digest != ref.digest:
+                raise StoreError(
+                    f"the weights under {ref.key!r} are damaged: they have another digest"
+                )
+            return begun.commit()
+    except KeyNotFound as error:
+        raise StoreError(f"{error}; the journal has it, the weights store does not") from error

@@ -5,9 +5,10 @@ import contextlib
 import json
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -277,6 +278,19 @@ class Coordinator:
 
     def _require_latest(self) -> None:
         _require_latest(self.driver.session, self.store, self._config)
+
+    @contextlib.asynccontextmanager
+    async def journal_copied(self) -> AsyncIterator[Path]:
+        """A copy of the journal as it is now. No object that it names is removed until the end of
+        the block, and the copy is removed then. Raises JournalError."""
+        path = self._config.journal.path.with_suffix(".copy").absolute()
+        async with self._retention.pause:
+            try:
+                path.unlink(missing_ok=True)  # of a coordinator that was killed meanwhile
+                await run_to_end(self.journal.copy_to, path)
+                yield path
+            finally:
+                path.unlink(missing_ok=True)
 
     async def stop(self) -> None:
         """Stop serving, drain, persist. A step that fails does not keep the others from happening;

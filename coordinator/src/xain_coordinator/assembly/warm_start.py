@@ -13,18 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from xain_coordinator.aggregation.publishing import Publication
+from xain_coordinator.aggregation.publishing import copy_object
 from xain_coordinator.aggregation.trees import mode_option
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.events import DurableEvent, ModelInitialised, ModelRequested
 from xain_coordinator.core.keys import model_key, state_key
-from xain_coordinator.core.values import BYTES, DataProfile, GlobalModel, Lineage, Rules, WeightsRef
+from xain_coordinator.core.values import BYTES, DataProfile, GlobalModel, Lineage, Rules
 from xain_coordinator.driver.effects import store_model
 from xain_coordinator.driver.model_folder import MODELS_INDEX
 from xain_coordinator.journal.restore import restore_session
-from xain_coordinator.ports import Journal, KeyNotFound, Snapshot, StoreError, WeightsStore
+from xain_coordinator.ports import Journal, Snapshot, WeightsStore
 from xain_coordinator.stores.journalled import store_of_session
-from xain_coordinator.stores.reading import chunks
 from xain_foundation.commands import CommandFailed
 from xain_foundation.names import shortened
 from xain_workloads.model import Model, TensorSpec, size_of
@@ -148,11 +147,11 @@ def model_of_session(
     source, chosen = store_of_session(store, journal, session_id), model
 
     def copy(target: WeightsStore) -> GlobalModel:
-        ref = _copied(source, chosen.ref, target, model_key(0))
+        ref = copy_object(source, chosen.ref, target, model_key(0))
         state = {}
         if extends:
             for name, old in chosen.state.items():
-                state[name] = _copied(source, old, target, state_key(0, name))
+                state[name] = copy_object(source, old, target, state_key(0, name))
         return replace(chosen, round=0, ref=ref, state=state)
 
     return FirstModel(lineage, model.metadata, session.requested or (), copy)
@@ -169,21 +168,6 @@ def _extended(last: Snapshot, lineage: Lineage) -> Lineage:
         configured_rounds=before.configured_rounds or session.rules.rounds,
         began_with=before.began_with if before.configured_rounds else before.source,
     )
-
-
-def _copied(source: WeightsStore, ref: WeightsRef, target: WeightsStore, key: str) -> WeightsRef:
-    """Copy a stored object to another store. Raises StoreError if the object is missing or
-    damaged."""
-    try:
-        with source.open(ref.key) as reader, Publication(target, key) as begun:
-            for chunk in chunks(reader):
-                begun.write(chunk)
-            copied = begun.commit()
-    except KeyNotFound as error:
-        raise StoreError(f"{error}; the journal has it, the weights store does not") from error
-    if copied.digest != ref.digest:
-        raise StoreError(f"the weights under {ref.key!r} are damaged: they have another digest")
-    return copied
 
 
 def _model_of_file(path: Path) -> FirstModel:

@@ -110,6 +110,8 @@ _EXAMPLES = """**Examples**
 
 - `xain-coordinator repair --config fleet.toml` : is anything damaged on the disk?
 
+- `xain-coordinator backup --config fleet.toml /backups/monday` : a copy, while it runs
+
 - `xain-coordinator launch --workload sgd --data digits` : a coordinator and three workers here
 
 - `xain-coordinator status --address fleet.example.org:50051` : how is the training going?
@@ -294,6 +296,69 @@ def _repair(
     from xain_coordinator.cli.repair import repair
 
     raise typer.Exit(repair(resolved.config, drop_update))
+
+
+_BACKUP_HELP = """Copy all that a coordinator goes on from to a new folder, also while it runs.
+
+DIR gets the journal and the objects that it names, of the embedded store or of the bucket. A
+coordinator that runs goes on with its rounds meanwhile; it is asked through the socket beside its
+journal, so run this on its machine, in its container, and with its settings.
+
+Exit status: 0 if the copy is whole; 1 if an object is missing or damaged, which is named; 2 if
+there is no copy.
+"""
+
+_BACKUP_EXAMPLES = """**Examples**
+
+- `xain-coordinator backup --config fleet.toml /backups/monday` : of a coordinator in production
+
+- `xain-coordinator backup --data-dir wards monday` : of one that runs on its embedded stores
+"""
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the backup.")]
+
+
+@app.command("backup", help=_BACKUP_HELP, epilog=_BACKUP_EXAMPLES)
+def _backup(
+    folder: Folder,
+    config: Config = None,
+    data_dir: DataDir = None,
+    assignments: Assignments = None,
+) -> None:
+    resolved = _resolve(config, _values(data_dir, assignments))
+
+    from xain_coordinator.cli.backup import back_up
+
+    raise typer.Exit(back_up(resolved.config, folder))
+
+
+_RESTORE_HELP = """Put a backup where a coordinator has its journal and its weights, and check it.
+
+There must be no journal yet. Objects that the weights store has are left as they are. The check is
+that of `repair`, whose lines it prints. Never start a restored coordinator beside the one that the
+backup was made of.
+
+Exit status: 0 if all is there and sound; 1 if something is damaged; 2 if nothing was restored.
+"""
+
+_RESTORE_EXAMPLES = """**Examples**
+
+- `xain-coordinator restore monday --data-dir wards` : into a new folder
+"""
+
+
+@app.command("restore", help=_RESTORE_HELP, epilog=_RESTORE_EXAMPLES)
+def _restore(
+    folder: Folder,
+    config: Config = None,
+    data_dir: DataDir = None,
+    assignments: Assignments = None,
+) -> None:
+    resolved = _resolve(config, _values(data_dir, assignments))
+
+    from xain_coordinator.cli.backup import restore
+
+    raise typer.Exit(restore(resolved.config, folder))
 
 
 _EXTEND_HELP = """With the coordinator stopped, prepare a finished session to be trained further.

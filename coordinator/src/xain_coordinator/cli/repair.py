@@ -84,8 +84,9 @@ def _is_of_session(store: WeightsStore, last: Snapshot) -> bool:
     return not last.history.models or any(True for _ in store.keys(""))
 
 
-def _look(store: WeightsStore, last: Snapshot) -> dict[str, str]:
-    """Read all models and the open round's accepted updates. Returns what is damaged, by key."""
+def objects_of(last: Snapshot) -> dict[str, tuple[str, WeightsRef]]:
+    """Objects that a session goes on from, or shows: all models, the state of the optimiser, and
+    the open round's accepted updates. Returns what each is, and its reference, by key."""
     refs: dict[str, tuple[str, WeightsRef]] = {}
     for model in last.history.models.values():
         refs[model.ref.key] = ("model", model.ref)
@@ -96,8 +97,13 @@ def _look(store: WeightsStore, last: Snapshot) -> dict[str, str]:
     for update in round_.updates.values() if round_ is not None else ():
         ref = update.weights.ref
         refs[ref.key] = (f"update of {update.participant_id}", ref)
+    return refs
+
+
+def _look(store: WeightsStore, last: Snapshot) -> dict[str, str]:
+    """Read the session's objects. Returns what is damaged, by key."""
     damaged = {}
-    for what, ref in refs.values():
+    for what, ref in objects_of(last).values():
         why = why_damaged(store, ref)
         _print("damaged" if why else "ok", f"{what}: {why or ref.key}")
         if why:

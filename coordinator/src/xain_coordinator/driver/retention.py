@@ -58,6 +58,8 @@ class Retention:
         self._on_removed = on_removed
         self._removed: set[int] | None = None  # rounds whose models are gone; None: not known yet
         self._stop = threading.Event()
+        # Whoever holds it finds every object that the journal names for as long.
+        self.pause = asyncio.Lock()
         # First round of each folder that has not been looked through; rounds that were needed then
         # are looked through again.
         self._next: dict[str, int] = {}
@@ -90,8 +92,9 @@ class Retention:
         backoff = Backoff(self.first_wait_s, 60.0)
         while True:
             try:
-                removed = frozenset(driver.history.removed)
-                return await run_to_end(self.drop, needed_by(session), removed)
+                async with self.pause:
+                    removed = frozenset(driver.history.removed)
+                    return await run_to_end(self.drop, needed_by(session), removed)
             except Exception as error:
                 # No failure here, not even a defect of ours, may cost more than room in the store.
                 if not backoff.has_failed:

@@ -16,6 +16,7 @@ ahead log has SQLite's own checksums (see wal.py), and a snapshot that of its co
 import contextlib
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -95,6 +96,7 @@ class SqliteJournal:
     # Bytes of small updates and models that stay in memory for their aggregation; older ones are
     # read from the file.
     max_recent_bytes = 8 << 20
+    copied_pages = 256  # of 4 KiB, which copy_to() copies while appends wait
 
     def __init__(self, path: Path) -> None:
         self._path = path.absolute()
@@ -367,6 +369,27 @@ class SqliteJournal:
             sessions = counts.fetchall()
         num_records = sum(1 for s, end in sessions for _ in self._read(s, 0, end))
         return len(sessions), num_records
+
+    def copy_to(self, path: Path) -> None:
+        """Write a copy of the journal, as it is when this returns, to a new file; blocks.
+
+        SQLite's backup copies a few pages at a time and takes in what is appended meanwhile, so
+        that appends wait for a few pages at most. Raises JournalError; no file stays then.
+        """
+
+        def let_appends_in(*_: object) -> None:
+            self._lock.release()
+            time.sleep(0.001)  # else this thread takes the lock again before the others wake
+            self._lock.acquire()
+
+        with contextlib.ExitStack() as after_error, self._explained():
+            after_error.callback(path.unlink, missing_ok=True)
+            with (
+                contextlib.closing(sqlite3.connect(path, isolation_level=None)) as copy,
+                self._lock,
+            ):
+                self._open_db().backup(copy, pages=self.copied_pages, progress=let_appends_in)
+            after_error.pop_all()
 
     def close(self) -> None:
         with self._lock:

@@ -227,7 +227,7 @@ async def _run(
 
     sessions = Sessions(config, coordinator, open_next)
     async with (
-        health.open(lambda: not stop.is_set()),
+        health.open(lambda: not stop.is_set(), lambda: sessions.current.journal_copied()),
         _http_face(sessions, listener),
         _view(live_view, sessions),
     ):

@@ -1,4 +1,5 @@
-"""A Unix socket beside the journal that tells health checks on this machine whether it serves."""
+"""A Unix socket beside the journal: it tells health checks on this machine whether the coordinator
+serves, and lets `xain-coordinator backup` have a copy of the journal, which is locked."""
 
 import asyncio
 import contextlib
@@ -7,13 +8,21 @@ import shutil
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
+from xain_coordinator.ports import JournalError
+
 SERVING, NOT_SERVING = b"SERVING\n", b"NOT_SERVING\n"
+# Asked for in a line. The answer is COPIED and the name of the copy, in the journal's folder, which
+# is there until the one who asks hangs up; or the reason why there is none.
+COPY_JOURNAL, COPIED = b"COPY_JOURNAL\n", "COPIED "
+
+_LISTENS_S = 10.0  # for a line; health checks hang up at once
 
 
 class HealthSocket:
-    """Answer whoever connects with one line, SERVING or NOT_SERVING, and hang up.
+    """Answer whoever connects with one line, SERVING or NOT_SERVING.
 
     The socket is JOURNAL.sock beside JOURNAL.sqlite. Where that path is too long for a socket, some
     100 bytes, or the file system takes none, it lies in a folder of its own for temporary files.
@@ -22,11 +31,15 @@ class HealthSocket:
     """
 
     def __init__(self, journal: Path) -> None:
-        self._beside = journal.with_suffix(".sock").absolute()
+        self._beside = socket_beside(journal)
         self.moved_to = ""
 
     @contextlib.asynccontextmanager
-    async def open(self, is_serving: Callable[[], bool]) -> AsyncIterator[None]:
+    async def open(
+        self,
+        is_serving: Callable[[], bool],
+        journal_copied: Callable[[], AbstractAsyncContextManager[Path]],
+    ) -> AsyncIterator[None]:
         """Answer until the end of the block. Only the owner of the journal's lock may open it: the
         socket of a coordinator that was killed is replaced."""
         with contextlib.ExitStack() as at_end:
@@ -39,12 +52,46 @@ class HealthSocket:
                 listener, self.moved_to = _listen(path), str(path)
             at_end.callback(path.unlink, missing_ok=True)
 
-            async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            under_way: set[asyncio.Task[None]] = set()
+
+            def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
                 writer.write(SERVING if is_serving() else NOT_SERVING)
-                writer.close()
+                task = asyncio.create_task(_serve(reader, writer, journal_copied))
+                under_way.add(task)
+                task.add_done_callback(under_way.discard)
 
             async with await asyncio.start_unix_server(answer, sock=listener):
-                yield
+                try:
+                    yield
+                finally:
+                    for task in under_way:
+                        task.cancel()
+
+
+async def _serve(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    journal_copied: Callable[[], AbstractAsyncContextManager[Path]],
+) -> None:
+    """Do what the line asks for that the other side sends, if it sends one."""
+    with contextlib.closing(writer), contextlib.suppress(TimeoutError, ValueError, OSError):
+        async with asyncio.timeout(_LISTENS_S):
+            line = await reader.readline()
+        if line != COPY_JOURNAL:
+            return
+        async with contextlib.AsyncExitStack() as until_end:
+            try:
+                copy = await until_end.enter_async_context(journal_copied())
+            except (JournalError, OSError) as error:
+                writer.write(f"{error}\n".encode())
+            else:
+                writer.write(f"{COPIED}{copy.name}\n".encode())
+                await reader.read()  # until the other side has copied the objects
+
+
+def socket_beside(journal: Path) -> Path:
+    """Path of the socket of a journal's coordinator, unless it is too long for a socket."""
+    return journal.with_suffix(".sock").absolute()
 
 
 def _listen(path: Path) -> socket.socket:

@@ -754,3 +754,29 @@ def test_readers_at_the_end_of_a_session_do_not_search_all_records(tmp_path: Pat
             assert records is not None
             assert list(records) == []
         assert steps["100"] < 5
+
+
+def test_copy_beside_appends_is_a_whole_journal(tmp_path: Path) -> None:
+    """Appends go on while pages are copied, and the copy has the records up to one of them, with
+    their checksums. A copy that cannot be written leaves nothing and harms nothing."""
+    copy = tmp_path / "copy.sqlite"
+    with closing(SqliteJournal(tmp_path / "journal.sqlite")) as journal:
+        journal.copied_pages = 1
+        journal.append([OPENED, *map(closed, range(5000))])
+        with ThreadPoolExecutor(1) as pool:
+            copying = pool.submit(journal.copy_to, copy)
+            num_beside = 0
+            while not copying.done():
+                journal.append([closed(5000 + num_beside)])
+                num_beside += 1
+            copying.result()
+        assert num_beside > 10
+        records = list(journal.load())
+        with pytest.raises(JournalError):
+            journal.copy_to(tmp_path / "no" / "folder")
+        journal.append([closed(0)])
+    with closing(SqliteJournal(copy)) as copied:
+        assert copied.check()[0] == 1
+        found = list(copied.load())
+    assert found == records[: len(found)]
+    assert len(found) > 5000

@@ -1,0 +1,178 @@
+"""`xain-coordinator backup` and `restore`: a copy of all that a coordinator goes on from.
+
+    DIR/journal.sqlite  the journal
+    DIR/weights         the objects that it names, as the embedded store keeps them, whatever store
+                        they come from
+
+The journal is copied first, and the objects that this copy names afterwards. An object is durable
+before the journal names it, and never changes, so that each of them is there by then, however long
+the copying takes; and the coordinator removes none meanwhile. The other way round, the journal
+could name objects that came after theirs were copied. The journal gets its name last: a folder
+without it is no whole backup.
+"""
+
+import contextlib
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import typer
+
+from xain_coordinator.aggregation.publishing import copy_object
+from xain_coordinator.cli.repair import (
+    EXIT_DAMAGED,
+    EXIT_NOT_CHECKED,
+    EXIT_SOUND,
+    objects_of,
+    repair,
+)
+from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.core.values import WeightsRef
+from xain_coordinator.journal.restore import restore_session
+from xain_coordinator.journal.sqlite import SqliteJournal
+from xain_coordinator.ports import JournalError, StoreError, StoreUnavailable, WeightsStore
+from xain_coordinator.server.health_socket import COPIED, COPY_JOURNAL, socket_beside
+from xain_coordinator.stores.files import FileStore
+from xain_coordinator.stores.integrity import why_damaged
+from xain_coordinator.stores.opening import open_store
+from xain_coordinator.stores.prefixed import PrefixedStore
+from xain_foundation import logs
+from xain_foundation.commands import CommandFailed
+from xain_foundation.durable import make_directory, sync_directory
+
+JOURNAL, WEIGHTS = "journal.sqlite", "weights"
+# The copy of a journal is made in little more time than it takes to read it.
+COPY_S = 600.0
+
+
+def back_up(config: CoordinatorConfig, folder: Path) -> int:
+    """Make a backup in a new folder. Returns the exit status: EXIT_DAMAGED if an object is missing
+    or damaged; all others are copied then."""
+    return _told("backup", lambda: _back_up(config, folder))
+
+
+def restore(config: CoordinatorConfig, folder: Path) -> int:
+    """Put a backup where a configuration has its journal and weights, and check it. Returns the
+    exit status of `repair`."""
+
+    def put_back() -> int:
+        _restore(config, folder)
+        return repair(config)
+
+    return _told("restore", put_back)
+
+
+def _told(command: str, work: Callable[[], int]) -> int:
+    logs.configure("warning", console=sys.stderr.isatty(), third_party=False)
+    try:
+        return work()
+    except (JournalError, StoreError, CommandFailed, OSError) as error:
+        typer.echo(f"xain-coordinator {command}: {error}", err=True)
+        return EXIT_NOT_CHECKED
+
+
+def _back_up(config: CoordinatorConfig, folder: Path) -> int:
+    if not config.journal.path.exists():
+        raise CommandFailed(f"there is no journal at {config.journal.path}")
+    if folder.exists() and any(folder.iterdir()):
+        raise CommandFailed(f"{folder} is not empty; name a new folder")
+    make_directory(folder)
+    partial = folder / f"{JOURNAL}.partial"
+    lost = num_copied = 0
+    with ExitStack() as stack:
+        stack.enter_context(_journal_copied(config.journal.path, partial))
+        source = stack.enter_context(closing(open_store(config.storage)))
+        target = stack.enter_context(closing(FileStore(folder / WEIGHTS)))
+        journal = stack.enter_context(closing(SqliteJournal(partial)))
+        for session_id, ref in _named_by(journal):
+            store = PrefixedStore(source, session_id)
+            try:
+                copy_object(store, ref, PrefixedStore(target, session_id), ref.key)
+            except StoreUnavailable:
+                raise
+            except StoreError as error:
+                typer.echo(f"lost     {session_id}: {error}")
+                lost += 1
+            else:
+                num_copied += 1
+    partial.rename(folder / JOURNAL)
+    sync_directory(folder)
+    typer.echo(f"{folder} has the journal and {num_copied} objects")
+    return EXIT_DAMAGED if lost else EXIT_SOUND
+
+
+def _named_by(journal: SqliteJournal) -> Iterator[tuple[str, WeightsRef]]:
+    """Objects of all sessions that lie in the weights store, with their sessions."""
+    held = set(journal.object_keys())  # of the latest session, in the journal itself
+    latest = journal.session_ids()[-1:]
+    for session_id in journal.session_ids():
+        records = journal.records_of(session_id)
+        assert records is not None, "the journal has just named it"
+        for key, (_, ref) in objects_of(restore_session(records)).items():
+            if not (session_id in latest and key in held):
+                yield session_id, ref
+
+
+@contextlib.contextmanager
+def _journal_copied(path: Path, target: Path) -> Iterator[None]:
+    """Copy a journal, of a coordinator that runs or of one that does not. Until the end of the
+    block none of its objects is removed. Raises JournalError and CommandFailed."""
+    with socket.socket(socket.AF_UNIX) as door:
+        door.settimeout(COPY_S)
+        try:
+            door.connect(os.fspath(socket_beside(path)))
+        except OSError:
+            # It does not run: its journal can be locked, and is, so that it cannot be started.
+            with closing(SqliteJournal(path)) as journal:
+                journal.copy_to(target)
+                yield
+            return
+        door.sendall(COPY_JOURNAL)
+        with door.makefile("r", encoding="utf-8") as answers:
+            answers.readline()  # whether it serves
+            answer = answers.readline().strip()
+            if not answer.startswith(COPIED):
+                raise CommandFailed(answer or "the coordinator has ended meanwhile; try again")
+            _copy_file(path.absolute().with_name(answer.removeprefix(COPIED)), target)
+            yield
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    shutil.copyfile(source, target)
+    with target.open("rb") as copied:
+        os.fsync(copied.fileno())
+
+
+def _restore(config: CoordinatorConfig, folder: Path) -> None:
+    path = config.journal.path
+    if not (folder / JOURNAL).exists():
+        raise CommandFailed(f"{folder} has no {JOURNAL}: it is no whole backup")
+    if path.exists():
+        raise CommandFailed(f"there is a journal at {path} already; move its folder away first")
+    make_directory(path.absolute().parent)
+    partial = path.with_name(f"{path.name}.partial")
+    _copy_file(folder / JOURNAL, partial)
+    with ExitStack() as stack:
+        source = stack.enter_context(closing(FileStore(folder / WEIGHTS)))
+        target = stack.enter_context(closing(open_store(config.storage)))
+        journal = stack.enter_context(closing(SqliteJournal(partial)))
+        for session_id, ref in _named_by(journal):
+            _put_back(PrefixedStore(source, session_id), ref, PrefixedStore(target, session_id))
+    partial.rename(path)
+    sync_directory(path.absolute().parent)
+
+
+def _put_back(source: WeightsStore, ref: WeightsRef, target: WeightsStore) -> None:
+    """Copy an object, unless it is there, as in a bucket that outlived the journal."""
+    if why_damaged(target, ref):
+        target.delete(ref.key)
+        try:
+            copy_object(source, ref, target, ref.key)
+        except StoreUnavailable:
+            raise
+        except StoreError:
+            pass  # the backup lacks it too, as `repair` tells
