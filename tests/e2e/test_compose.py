@@ -174,6 +174,7 @@ def test_dashboard_asks_for_written_fields_only():
             assert 'r.session == "${session}"' in target["query"], panel["title"]
             asked |= {(measurement, field) for field in fields}
     coordinator = {"state", "round", "connected", "selected", "round_seconds", "num_updates"}
+    coordinator.add("number_of_selected_participants")
     coordinator |= {"update_bytes", "aggregation_seconds"}
     participant = {"accuracy", "loss", "test_accuracy", "test_loss", "samples", "seconds"}
     written = {("coordinator", field) for field in coordinator}

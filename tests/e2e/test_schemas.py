@@ -133,7 +133,7 @@ async def require_refused(
             assert line["code"] == "PROFILE_MISMATCH"
     assert refusals(coordinator).keys() == mistakes.keys()
     status = fetch(f"localhost:{coordinator.port}").status
-    told_of = sorted(warning.partition(" was refused: ")[0] for warning in status.warnings)
+    told_of = sorted(warning.partition(" was not let in: ")[0] for warning in status.warnings)
     assert told_of == sorted(map(repr, mistakes))
 
 

@@ -65,7 +65,7 @@ def assert_told(parts: str, message: str) -> None:
 def test_defaults_run_a_coordinator() -> None:
     """Without a file there is one participant, embedded stores and XAIN's port."""
     rules = CoordinatorConfig().rules()
-    assert (rules.num_required, rules.start_participants, rules.max_participants) == (1, 1, 1)
+    assert (rules.num_required, rules.start_participants, rules.max_participants) == (1, 1, 1000)
     assert rules.initial == "first"
     assert rules.lease_s == 15.0
     assert CoordinatorConfig().server.address == "127.0.0.1:50051"
@@ -106,7 +106,7 @@ def test_personal_tensors_can_be_named_by_a_flag(written: object) -> None:
 
 
 def test_rules_follow_from_the_settings() -> None:
-    """N from fraction and minimum; who starts and who may come, from N."""
+    """N from fraction and minimum, who starts from N; min_participants is no maximum."""
     rules = config(
         rounds__min_participants=4,
         rounds__fraction_participants="5/6",
@@ -114,7 +114,7 @@ def test_rules_follow_from_the_settings() -> None:
         workload__name="sgd",
         server__heartbeat_time_s=1,
     ).rules()
-    assert (rules.num_required, rules.start_participants, rules.max_participants) == (4, 6, 6)
+    assert (rules.num_required, rules.start_participants, rules.max_participants) == (4, 6, 1000)
     assert rules.initial == "workload"
     assert (rules.controller, rules.aggregation) == ("random", "weighted_average")
     assert rules.lease_s == 6.0

@@ -31,6 +31,14 @@ def told(before: CoordinatorConfig, now: CoordinatorConfig, lineage: Lineage | N
     return list(differences(session, now))
 
 
+def test_session_of_the_default_of_earlier_versions_goes_on():
+    """As many as the first round waits for could be connected, unless it was set."""
+    now = config_of(rounds={"min_participants": 2})
+    before = config_of(rounds={"min_participants": 2, "max_participants": 2})
+    assert told(before, now) == []
+    assert told(config_of(rounds={"min_participants": 2, "max_participants": 3}), now)
+
+
 def test_every_rule_names_its_key():
     """A rule that is added is compared at a restart, or is said not to matter."""
     schema = Schema(CoordinatorConfig)

@@ -16,6 +16,7 @@ from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.decider import next_deadline
 from xain_coordinator.core.effects import InitialiseModel
+from xain_coordinator.core.membership import MAX_NOT_ADMITTED
 from xain_coordinator.core.questions import AssignmentFor, MayUpload, Question
 from xain_coordinator.core.values import DataProfile, ParticipantState, Phase
 
@@ -43,6 +44,32 @@ def test_beyond_max_participants_later_with_a_suggested_delay() -> None:
     assert bench.join("c") == r.Later(LEASE_S)
     assert len(bench.journal) == events
     assert bench.connected == ("a", "b")
+
+
+def test_end_of_the_session_has_everybody_that_was_never_let_in() -> None:
+    """With the reason; whoever was let in later, or is there already, is not among them."""
+    bench = Bench(make_rules(min_participants=2, max_participants=2))
+    bench.join("a", "b", "c", "d")
+    bench.send(c.NoteRefusedParticipant("e", "no column 'x'"))
+    bench.send(c.NoteRefusedParticipant("b", "a second process with other columns"))
+    bench.leave("a")
+    bench.join("d")
+    bench.send(c.EffectFailed("the store is gone"))
+    full = "rounds.max_participants, 2, were connected"
+    expected = {"c": full, "e": "no column 'x'"}
+    (end,) = (event for event in bench.journal if isinstance(event, e.SessionFinished))
+    assert end.not_admitted == expected
+    assert bench.session.members.not_admitted == expected
+    bench.send(c.NoteRefusedParticipant("f", "too late to be left out"))
+    assert bench.session.members.not_admitted == expected
+
+
+def test_names_of_those_that_are_not_let_in_are_bounded() -> None:
+    """Anybody can ask to join, under any number of names: the first ones are kept."""
+    bench = Bench(make_rules(min_participants=1, max_participants=1))
+    bench.join("a", *(f"p{number}" for number in range(2 * MAX_NOT_ADMITTED)))
+    kept = list(bench.session.members.not_admitted)
+    assert kept == [f"p{number}" for number in range(MAX_NOT_ADMITTED)]
 
 
 def test_slot_of_a_member_that_left_is_given_again() -> None:
@@ -222,7 +249,8 @@ def test_heartbeats_departures_and_the_coordinators_state_are_measured() -> None
     bench.expire("b")
     departure, coordinator = bench.points[-2:]
     assert (departure.fields, departure.tags) == ({"state": 2}, {"id": "b"})
-    assert coordinator.fields == {"state": 0, "round": 0, "connected": 1, "selected": 1}
+    selected = dict.fromkeys(("selected", "number_of_selected_participants"), 1)
+    assert coordinator.fields == {"state": 0, "round": 0, "connected": 1, **selected}
 
 
 # --- the initial model ---

@@ -84,6 +84,9 @@ def differences(session: Session, config: CoordinatorConfig) -> Iterator[str]:
         changed.discard("initial")  # nothing reads it, or it follows from the workload
     if _is_extended_as_configured(session, asked.rounds):
         changed.discard("rounds")
+    if session.rules.max_participants == session.rules.start_participants:
+        # The default of versions up to 0.1; one that came later changes no session.
+        changed -= {"max_participants"} if config.rounds.max_participants is None else set()
     if changed.intersection(_DERIVED_FROM):
         changed -= {name for name in _DERIVED if getattr(config.rounds, name) is None}
     # The task is the workload's, where the configuration does not say it.

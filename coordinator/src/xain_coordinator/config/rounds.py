@@ -29,6 +29,10 @@ from xain_foundation.names import why_not
 from xain_messaging.conditional_events import ConditionalEventError, parse
 from xain_wire.limits import MAX_INT32
 
+# Participants that may be connected, unless it is set or more are needed: a bound for memory, which
+# no group of sites meets by chance.
+DEFAULT_MAX_PARTICIPANTS = 1000
+
 _MAX_WAIT_S = 366 * 24 * 3600.0  # longer than this is for ever
 _MAX_ROUNDS = MAX_INT32 // 2  # so that the sum of two is an int32, as the wire has it
 
@@ -119,7 +123,9 @@ class RoundsSettings(Section):
     @property
     def effective_max_participants(self) -> int:
         """Number of participants that may be connected."""
-        return self.max_participants or self.effective_start_participants
+        if self.max_participants is not None:
+            return self.max_participants
+        return max(DEFAULT_MAX_PARTICIPANTS, self.effective_start_participants)
 
     @model_validator(mode="after")
     def _countable(self) -> Self:

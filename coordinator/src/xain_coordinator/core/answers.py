@@ -53,6 +53,10 @@ def answer(session: Session, command: c.Command, now: float, pacing: Pacing) -> 
             return _rendezvous(session, command, now)
         case c.EndTrainingRound():
             return _end_training_round(session, command, now)
+        case c.NoteRefusedParticipant(participant_id, reason):
+            if session.phase is Phase.FINISHED or participant_id in session.members:
+                return (), r.Done(), ()
+            return (e.NotAdmitted(participant_id, reason[:MAX_REASON]),), r.Done(), ()
         case c.NoteRefusedUpdate():
             return _note_refused(session, command), r.Done(), ()
         case c.NoteFailure():
@@ -148,7 +152,8 @@ def _rendezvous(session: Session, command: c.Rendezvous, now: float) -> Answer:
         check_name(command.instance_id)
     if _is_full(session, is_eligible=rules.is_eligible(command.tags)):
         # A place is free again when a lease runs out, so that is the natural time to ask again.
-        return (), r.Later(rules.lease_s), ()
+        why = f"rounds.max_participants, {rules.max_participants}, were connected"
+        return (e.NotAdmitted(participant_id, why),), r.Later(rules.lease_s), ()
     try:
         _check_profile(session, command.profile)
         _check_group_address(session, command.group_address)

@@ -189,8 +189,17 @@ class EffectFailed:
     cause: str
 
 
+@dataclass(frozen=True, slots=True)
+class NoteRefusedParticipant:
+    """A rendezvous was refused for this reason. participant_id: short and printable."""
+
+    participant_id: str
+    reason: str
+
+
 Command = (
     Rendezvous
+    | NoteRefusedParticipant
     | Heartbeat
     | EndTrainingRound
     | NoteRefusedUpdate

@@ -64,6 +64,8 @@ def decide(
     strategy = strategy or builtin_strategy(session.rules)
     before = session
     events, reply, points = answer(session, command, now, strategy.pacing)
+    if events and isinstance(events[-1], e.SessionFinished):
+        events = (*events[:-1], _with_not_admitted(events[-1], session))
     session = fold(session, events)
     # Soft events change nothing that anything could follow from; heartbeats are many, so skip it.
     is_soft = all(isinstance(event, e.SoftEvent) for event in events)
@@ -72,6 +74,7 @@ def decide(
         return Decision(events, reply, effects, session)
     happened = list(events)
     while (event := next_step(session, now, strategy)) is not None:
+        event = _with_not_admitted(event, session)
         session = evolve(session, event)
         happened.append(event)
     due: list[Effect] = []
@@ -97,6 +100,13 @@ def decide(
     if any(isinstance(event, _NOTIFYING) for event in happened):
         due.append(Notify())
     return Decision(tuple(happened), reply, tuple(due), session)
+
+
+def _with_not_admitted(event: e.Event, session: Session) -> e.Event:
+    """The event; the end of the session with the participants that were never let in."""
+    if not isinstance(event, e.SessionFinished):
+        return event
+    return replace(event, not_admitted=dict(session.members.not_admitted))
 
 
 def _point(session: Session) -> Point:

@@ -350,11 +350,13 @@ class SessionFinished:
     """The one terminal state. cause: "completed", or what went wrong.
 
     ended_because: of a completed session that has made fewer models than its rules say: why.
+    not_admitted: why participants that have asked to join were never let in, by participant.
     """
 
     cause: str
     at: float
     ended_because: str = ""
+    not_admitted: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,5 +432,13 @@ class InstanceRefused:
     at: float
 
 
-SoftEvent = ParticipantHeard | Restarted | InstanceRefused
+@dataclass(frozen=True, slots=True)
+class NotAdmitted:
+    """Soft state: a participant that asked to join was refused, or asked to come again later."""
+
+    participant_id: str
+    reason: str
+
+
+SoftEvent = ParticipantHeard | Restarted | InstanceRefused | NotAdmitted
 Event = DurableEvent | SoftEvent

@@ -78,6 +78,8 @@ def evolve(session: Session, event: e.Event) -> Session:
         case e.InstanceRefused(participant_id, instance_id, origin, at):
             members = members.with_contender(participant_id, instance_id, origin, at)
             return replace(session, members=members)
+        case e.NotAdmitted(participant_id, reason):
+            return replace(session, members=members.without_admission(participant_id, reason))
         case e.ParticipantJoined():
             return _with_member(session, event)
         case e.GroupAddressChanged(participant_id, address):
@@ -366,6 +368,7 @@ def _finished(session: Session, event: e.SessionFinished) -> Session:
         ended = None
     return replace(
         _moved(session, event, event.at),
+        members=replace(session.members, not_admitted=event.not_admitted),
         cause=event.cause,
         evaluation=replace(progress, owed=(), ended_because=event.ended_because),
         open_round=None,

@@ -25,6 +25,9 @@ MIN_SPREAD_S = 0.2
 # last attempt: an operator is to see the conflict, and to see that it is over.
 MAX_CONTENDERS = 8
 CONTENDER_KEPT_S = 600.0
+
+# Participants that were not let in and are remembered. Anybody can ask to join, under many names.
+MAX_NOT_ADMITTED = 200
 # The shortest time after which a second process is asked to come again.
 MIN_CONTENDER_PAUSE_S = 0.2
 
@@ -99,12 +102,15 @@ class Members(Mapping[str, Member]):
     num_eligible: those that may be selected.
     heard: last signs of life; soft state.
     lease_floor: session time before which no lease began, that of the last restart; soft state.
+    not_admitted: why participants that asked to join are not among them, the latest at the end;
+        soft state until the session is over.
     """
 
     by_name: Mapping[str, Member] = field(default_factory=dict)
     num_eligible: int = 0
     heard: Mapping[str, Heard] = field(default_factory=dict, compare=False)
     lease_floor: float = field(default=0.0, compare=False)
+    not_admitted: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def __getitem__(self, participant_id: str) -> Member:
         return self.by_name[participant_id]
@@ -185,6 +191,7 @@ class Members(Mapping[str, Member]):
             self,
             by_name=including(self.by_name, name, member),
             num_eligible=self.num_eligible + member.is_eligible,
+            not_admitted={n: why for n, why in self.not_admitted.items() if n != name},
         )
 
     def with_address(self, participant_id: str, address: str) -> "Members":
@@ -230,6 +237,13 @@ class Members(Mapping[str, Member]):
             del contenders[forgotten]
         heard = Heard(sign.at, sign.state, sign.round, contenders, sign.transfer)
         return replace(self, heard=including(self.heard, participant_id, heard))
+
+    def without_admission(self, participant_id: str, reason: str) -> "Members":
+        """Note that a participant was not let in; the first MAX_NOT_ADMITTED are kept."""
+        known = self.not_admitted
+        if participant_id not in known and len(known) >= MAX_NOT_ADMITTED:
+            return self
+        return replace(self, not_admitted={**known, participant_id: reason})
 
     def without_statistics(self) -> "Members":
         """Drop the statistics of all profiles."""

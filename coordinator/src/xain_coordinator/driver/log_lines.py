@@ -93,13 +93,17 @@ def log_event(before: Session, session: Session, event: e.DurableEvent, history:
             if evaluation is not None:
                 metrics = dict(evaluation.metrics)
                 log.info("model_evaluated", round=number, by="coordinator", metrics=metrics)
-        case e.SessionFinished(cause, _, ended_because):
+        case e.SessionFinished(cause, _, ended_because, not_admitted):
             if ended_because:
                 fields["ended_because"] = ended_because
             if history.rounds and history.rounds[-1].task is Task.EVALUATE:
                 _log_evaluation(history)
             log.info("session_finished", cause=cause, **fields)
             _log_account(history, session.round)
+            if not_admitted:
+                log.warning(
+                    "participants_not_let_in", round=session.round, reasons=dict(not_admitted)
+                )
         case _:
             log.debug(type(event).__name__, **fields)
 

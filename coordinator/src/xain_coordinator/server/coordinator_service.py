@@ -46,7 +46,7 @@ from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.server.identity import WAITED_S, instance_of, participant_of
 from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.server.rate_limit import RateLimit
-from xain_coordinator.server.refused import RefusedParticipants, WaitingParticipants
+from xain_coordinator.server.statuses import message_of
 from xain_coordinator.server.translate import (
     group_address,
     layout_message,
@@ -57,6 +57,7 @@ from xain_coordinator.server.translate import (
     wire_state,
     wire_task,
 )
+from xain_coordinator.server.waiting import MAX_LINES, WaitingParticipants
 from xain_coordinator.updates.inbox import Inbox, Reference
 from xain_coordinator.updates.measured_upload import Announced
 from xain_coordinator.updates.upload_stream import UploadStream
@@ -103,7 +104,7 @@ class _NewsWithWork:
 class CoordinatorService(pb_grpc.CoordinatorServicer):
     """parse_points: participant, round and metrics JSON to points; counts what it drops.
     counters: "asked_to_wait" counts the calls that came too early.
-    refused: participants whose rendezvous was refused. waiting: those asked to come again later.
+    waiting: participants that were asked to come again later.
     """
 
     # How long the answer to an update waits for the next round. Rounds that last longer gain
@@ -136,7 +137,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._news_with_work: _NewsWithWork | None = None
         # The next round as the answer to a participant's latest update tells it, by participant.
         self._next_rounds: dict[str, asyncio.Future[pb.WatchResponse | None]] = {}
-        self.refused = RefusedParticipants()
+        self._refused = RateLimitedLog(log.warning, "rendezvous_refused", burst=MAX_LINES)
         self.waiting = WaitingParticipants(driver.session.rules.lease_s)
         self._id_in_use = RateLimitedLog(log.warning, "participant_id_in_use")
 
@@ -197,11 +198,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 )
             )
         except (InvalidName, InvalidTags, ProfileMismatch) as refusal:
-            self.refused.note(participant_id, refusal)
+            await self._note_refused(participant_id, refusal)
             raise
         if isinstance(reply, r.IdInUse):
             raise self._refused_instance(participant_id, reply, context)
-        self.refused.forget(participant_id)
         session_id = self._driver.session.session_id
         if isinstance(reply, r.Later):
             limit = self._driver.session.rules.max_participants
@@ -219,6 +219,13 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             session_id=session_id,
             reconnect_spread_ms=self._reconnect_spread_ms(),
         )
+
+    async def _note_refused(self, participant_id: str, refusal: errors.Refusal) -> None:
+        """Log a refused rendezvous and keep it for status and report."""
+        name, reason = shortened(participant_id), message_of(refusal)
+        self._refused(participant=name, code=refusal.code, reason=reason)
+        why = reason.removeprefix(f"participant {name!r}: ")
+        await self._driver.submit(c.NoteRefusedParticipant(name, why))
 
     def _refused_instance(
         self, participant_id: str, reply: r.IdInUse, context: Context

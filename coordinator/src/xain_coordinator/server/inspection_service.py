@@ -4,7 +4,7 @@ nothing."""
 import base64
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from heapq import nsmallest
 from importlib.metadata import version
 from itertools import islice
@@ -55,7 +55,6 @@ class InspectionService(inspection_grpc.InspectionServicer):
     """counters: kept by the interceptor and others, shown as they are.
 
     trouble: what holds up the work under way; empty if nothing does.
-    refused: one sentence for each participant that is refused.
     num_waiting: participants that wait for a slot of the session at this session time.
     predictions: asks the participants; None: none are asked.
     parameters: the status of the parameter server in this process as JSON; empty without one.
@@ -68,7 +67,6 @@ class InspectionService(inspection_grpc.InspectionServicer):
         metrics: MetricsStore,
         counters: Counter[str],
         trouble: Callable[[], str] = lambda: "",
-        refused: Callable[[], Sequence[str]] = tuple,
         num_waiting: Callable[[float], int] = lambda now: 0,
         predictions: RemotePredictor | None = None,
         parameters: Callable[[], str] = str,
@@ -80,7 +78,6 @@ class InspectionService(inspection_grpc.InspectionServicer):
         self._metrics = metrics
         self._counters = counters
         self._trouble = trouble
-        self._refused = refused
         self._num_waiting = num_waiting
 
     async def GetStatus(
@@ -124,7 +121,8 @@ class InspectionService(inspection_grpc.InspectionServicer):
                 "late_updates": self._driver.num_late,
                 "lost_metrics": self._metrics.num_lost,
             },
-            warnings=[*self._refused(), *warnings(session, self._driver.history)],
+            warnings=warnings(session, self._driver.history),
+            not_admitted=session.members.not_admitted,
             sites=_accounts(self._driver.history),
             parameters=self._parameters(),
             health_socket=self._health_socket(),
@@ -365,8 +363,15 @@ def warnings(session: Session, history: History) -> list[str]:
         )
         if (conflict := _conflict(session, participant_id))
     ]
+    outside = [
+        f"{name!r} was not let in: {why.removesuffix('.')}."
+        for name, why in session.members.not_admitted.items()
+    ]
+    if len(outside) > MAX_WARNINGS:
+        more = len(outside) - MAX_WARNINGS
+        outside[MAX_WARNINGS:] = [f"{more} more were not let in; see status --json."]
     is_over = session.phase is Phase.FINISHED
-    return [*doubled[:MAX_WARNINGS], *history.warnings(is_over=is_over)]
+    return [*doubled[:MAX_WARNINGS], *outside, *history.warnings(is_over=is_over)]
 
 
 def _accounts(history: History) -> list[inspection.SiteAccount]:

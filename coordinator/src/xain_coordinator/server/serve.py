@@ -166,7 +166,6 @@ class GrpcServer:
             metrics,
             counters,
             lambda: worker.trouble,
-            service.refused.warnings,
             service.waiting.num,
             self.predictions,
             parameters,

@@ -4,15 +4,18 @@
 # source: xain_wire/fl/inspection.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 7, 35, 1, "", "xain_wire/fl/inspection.proto"
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'xain_wire/fl/inspection.proto'
 )
 # @@protoc_insertion_point(imports)
 
@@ -22,87 +25,89 @@ _sym_db = _symbol_database.Default()
 from xain_wire.fl import coordinator_pb2 as xain__wire_dot_fl_dot_coordinator__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x1dxain_wire/fl/inspection.proto\x12\rxain_proto.fl\x1a\x1exain_wire/fl/coordinator.proto"\x12\n\x10GetStatusRequest"\xe2\x06\n\x11GetStatusResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.xain_proto.fl.State\x12\r\n\x05phase\x18\x03 \x01(\t\x12\r\n\x05round\x18\x04 \x01(\x05\x12\x12\n\nnum_rounds\x18\x05 \x01(\x05\x12\x15\n\rnum_connected\x18\x06 \x01(\x05\x12\x14\n\x0cnum_required\x18\x07 \x01(\x05\x12\x14\n\x0cnum_selected\x18\x08 \x01(\x05\x12\x13\n\x0bnum_updates\x18\t \x01(\x05\x12\r\n\x05\x63\x61use\x18\n \x01(\t\x12\x13\n\x0bwaiting_for\x18\x0b \x01(\t\x12\x17\n\x0fsession_seconds\x18\x0c \x01(\x01\x12\x0f\n\x07version\x18\r \x01(\t\x12@\n\x08\x63ounters\x18\x0e \x03(\x0b\x32..xain_proto.fl.GetStatusResponse.CountersEntry\x12\x1d\n\x10\x64\x65\x61\x64line_seconds\x18\x0f \x01(\x01H\x00\x88\x01\x01\x12\x19\n\x0c\x65nds_seconds\x18\x10 \x01(\x01H\x01\x88\x01\x01\x12\x10\n\x08warnings\x18\x11 \x03(\t\x12\x17\n\nbest_round\x18\x12 \x01(\x05H\x02\x88\x01\x01\x12\x0e\n\x06metric\x18\x13 \x01(\t\x12\x1b\n\x13metric_is_minimised\x18\x14 \x01(\x08\x12\x17\n\nbest_value\x18\x15 \x01(\x01H\x03\x88\x01\x01\x12\x15\n\rended_because\x18\x16 \x01(\t\x12\x12\n\nbegan_with\x18\x17 \x01(\t\x12\x15\n\rrounds_before\x18\x18 \x01(\x05\x12)\n\x05sites\x18\x19 \x03(\x0b\x32\x1a.xain_proto.fl.SiteAccount\x12\x13\n\x0bnum_waiting\x18\x1a \x01(\x05\x12\x18\n\x10max_participants\x18\x1b \x01(\x05\x12\x13\n\x0bnum_trained\x18\x1c \x01(\x05\x12\x12\n\nparameters\x18\x1d \x01(\t\x12\x15\n\rhealth_socket\x18( \x01(\t\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x13\n\x11_deadline_secondsB\x0f\n\r_ends_secondsB\r\n\x0b_best_roundB\r\n\x0b_best_value"\xaa\x01\n\x0bSiteAccount\x12\x16\n\x0eparticipant_id\x18\x01 \x01(\t\x12\x17\n\x0frounds_selected\x18\x02 \x01(\x05\x12\x1a\n\x12rounds_contributed\x18\x03 \x01(\x05\x12\x15\n\rrounds_missed\x18\x04 \x01(\x05\x12\x13\n\x0blast_reason\x18\x05 \x01(\t\x12\x14\n\x0clast_failure\x18\x06 \x01(\t\x12\x0c\n\x04\x61way\x18\x07 \x01(\t"@\n\x17ListParticipantsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t"k\n\x18ListParticipantsResponse\x12\x36\n\x0cparticipants\x18\x01 \x03(\x0b\x32 .xain_proto.fl.ParticipantStatus\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t"\xa7\x04\n\x11ParticipantStatus\x12\x16\n\x0eparticipant_id\x18\x01 \x01(\t\x12\x10\n\x08selected\x18\x02 \x01(\x08\x12\x17\n\x0fupdate_accepted\x18\x03 \x01(\x08\x12\x15\n\rlease_seconds\x18\x04 \x01(\x01\x12,\n\x0ereported_state\x18\x05 \x01(\x0e\x32\x14.xain_proto.fl.State\x12+\n\x07profile\x18\x06 \x01(\x0b\x32\x1a.xain_proto.fl.DataProfile\x12\x1a\n\x12rounds_contributed\x18\x07 \x01(\x03\x12\r\n\x05round\x18\x08 \x01(\x05\x12\x38\n\x04tags\x18\t \x03(\x0b\x32*.xain_proto.fl.ParticipantStatus.TagsEntry\x12\x13\n\x0bnum_refused\x18\n \x01(\x04\x12\x1b\n\x0eleft_out_until\x18\x0b \x01(\x05H\x00\x88\x01\x01\x12\x1c\n\x14not_eligible_because\x18\x0c \x01(\t\x12\x14\n\x0clast_failure\x18\r \x01(\t\x12\x15\n\rrounds_missed\x18\x0e \x01(\x05\x12\x10\n\x08\x63onflict\x18\x0f \x01(\t\x12)\n\x08transfer\x18\x10 \x01(\x0b\x32\x17.xain_proto.fl.Transfer\x1a+\n\tTagsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x11\n\x0f_left_out_until""\n\x11ListRoundsRequest\x12\r\n\x05limit\x18\x01 \x01(\x05"@\n\x12ListRoundsResponse\x12*\n\x06rounds\x18\x01 \x03(\x0b\x32\x1a.xain_proto.fl.RoundStatus"\xbf\x07\n\x0bRoundStatus\x12\r\n\x05round\x18\x01 \x01(\x05\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x10\n\x08selected\x18\x03 \x03(\t\x12\x14\n\x0c\x63ontributors\x18\x04 \x03(\t\x12\x13\n\x0bnum_samples\x18\x05 \x01(\x03\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\x12\x14\n\x0cnum_selected\x18\x07 \x01(\x05\x12\x18\n\x10num_contributors\x18\x08 \x01(\x05\x12G\n\x0f\x64\x61maged_updates\x18\t \x03(\x0b\x32..xain_proto.fl.RoundStatus.DamagedUpdatesEntry\x12\x38\n\x07missing\x18\n \x03(\x0b\x32\'.xain_proto.fl.RoundStatus.MissingEntry\x12!\n\x04task\x18\x0b \x01(\x0e\x32\x13.xain_proto.fl.Task\x12-\n\nevaluation\x18\x0c \x01(\x0b\x32\x19.xain_proto.fl.Evaluation\x12\x39\n\x16\x63oordinator_evaluation\x18\r \x01(\x0b\x32\x19.xain_proto.fl.Evaluation\x12\x38\n\x07metrics\x18\x0e \x03(\x0b\x32\'.xain_proto.fl.RoundStatus.MetricsEntry\x12)\n\x05sites\x18\x0f \x03(\x0b\x32\x1a.xain_proto.fl.SiteMetrics\x12\x36\n\x06spread\x18\x10 \x03(\x0b\x32&.xain_proto.fl.RoundStatus.SpreadEntry\x12?\n\x0bnum_missing\x18\x11 \x03(\x0b\x32*.xain_proto.fl.RoundStatus.NumMissingEntry\x12\x16\n\x0eopened_seconds\x18\x12 \x01(\x01\x1a\x35\n\x13\x44\x61magedUpdatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a.\n\x0cMissingEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x44\n\x0bSpreadEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.xain_proto.fl.Spread:\x02\x38\x01\x1a\x31\n\x0fNumMissingEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01"/\n\x06Spread\x12\x0b\n\x03min\x18\x01 \x01(\x01\x12\x0b\n\x03max\x18\x02 \x01(\x01\x12\x0b\n\x03std\x18\x03 \x01(\x01"\xd3\x01\n\x0bSiteMetrics\x12\x16\n\x0eparticipant_id\x18\x01 \x01(\t\x12\x13\n\x0bnum_samples\x18\x02 \x01(\x03\x12\x38\n\x07metrics\x18\x03 \x03(\x0b\x32\'.xain_proto.fl.SiteMetrics.MetricsEntry\x12-\n\nevaluation\x18\x04 \x01(\x0b\x32\x19.xain_proto.fl.Evaluation\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01""\n\x11ListModelsRequest\x12\r\n\x05limit\x18\x01 \x01(\x05"Q\n\x12ListModelsResponse\x12*\n\x06models\x18\x01 \x03(\x0b\x32\x1a.xain_proto.fl.ModelStatus\x12\x0f\n\x07removed\x18\n \x03(\x05"\xf6\x01\n\x0bModelStatus\x12\r\n\x05round\x18\x01 \x01(\x05\x12&\n\x03ref\x18\x02 \x01(\x0b\x32\x19.xain_proto.fl.WeightsRef\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\r\n\x05shape\x18\x04 \x03(\x03\x12%\n\x06layout\x18\x05 \x03(\x0b\x32\x15.xain_proto.fl.Tensor\x12:\n\x08metadata\x18\x06 \x03(\x0b\x32(.xain_proto.fl.ModelStatus.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01"\x86\x01\n\x15\x41skPredictionsRequest\x12\x0f\n\x07\x63olumns\x18\x01 \x03(\t\x12\x0c\n\x04rows\x18\x02 \x01(\t\x12\x16\n\ttimeout_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x0bmax_retries\x18\x04 \x01(\x05H\x01\x88\x01\x01\x42\x0c\n\n_timeout_sB\x0e\n\x0c_max_retries"\xd7\x01\n\x16\x41skPredictionsResponse\x12\x0e\n\x06values\x18\x01 \x01(\t\x12\x0f\n\x07\x63lasses\x18\x02 \x03(\t\x12\x15\n\rprobabilities\x18\x03 \x01(\x0c\x12\x10\n\x08\x61nswered\x18\x04 \x03(\t\x12\x43\n\x07missing\x18\x05 \x03(\x0b\x32\x32.xain_proto.fl.AskPredictionsResponse.MissingEntry\x1a.\n\x0cMissingEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32\xd0\x03\n\nInspection\x12P\n\tGetStatus\x12\x1f.xain_proto.fl.GetStatusRequest\x1a .xain_proto.fl.GetStatusResponse"\x00\x12\x65\n\x10ListParticipants\x12&.xain_proto.fl.ListParticipantsRequest\x1a\'.xain_proto.fl.ListParticipantsResponse"\x00\x12S\n\nListRounds\x12 .xain_proto.fl.ListRoundsRequest\x1a!.xain_proto.fl.ListRoundsResponse"\x00\x12S\n\nListModels\x12 .xain_proto.fl.ListModelsRequest\x1a!.xain_proto.fl.ListModelsResponse"\x00\x12_\n\x0e\x41skPredictions\x12$.xain_proto.fl.AskPredictionsRequest\x1a%.xain_proto.fl.AskPredictionsResponse"\x00\x62\x06proto3'
-)
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dxain_wire/fl/inspection.proto\x12\rxain_proto.fl\x1a\x1exain_wire/fl/coordinator.proto\"\x12\n\x10GetStatusRequest\"\xdf\x07\n\x11GetStatusResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.xain_proto.fl.State\x12\r\n\x05phase\x18\x03 \x01(\t\x12\r\n\x05round\x18\x04 \x01(\x05\x12\x12\n\nnum_rounds\x18\x05 \x01(\x05\x12\x15\n\rnum_connected\x18\x06 \x01(\x05\x12\x14\n\x0cnum_required\x18\x07 \x01(\x05\x12\x14\n\x0cnum_selected\x18\x08 \x01(\x05\x12\x13\n\x0bnum_updates\x18\t \x01(\x05\x12\r\n\x05\x63\x61use\x18\n \x01(\t\x12\x13\n\x0bwaiting_for\x18\x0b \x01(\t\x12\x17\n\x0fsession_seconds\x18\x0c \x01(\x01\x12\x0f\n\x07version\x18\r \x01(\t\x12@\n\x08\x63ounters\x18\x0e \x03(\x0b\x32..xain_proto.fl.GetStatusResponse.CountersEntry\x12\x1d\n\x10\x64\x65\x61\x64line_seconds\x18\x0f \x01(\x01H\x00\x88\x01\x01\x12\x19\n\x0c\x65nds_seconds\x18\x10 \x01(\x01H\x01\x88\x01\x01\x12\x10\n\x08warnings\x18\x11 \x03(\t\x12\x17\n\nbest_round\x18\x12 \x01(\x05H\x02\x88\x01\x01\x12\x0e\n\x06metric\x18\x13 \x01(\t\x12\x1b\n\x13metric_is_minimised\x18\x14 \x01(\x08\x12\x17\n\nbest_value\x18\x15 \x01(\x01H\x03\x88\x01\x01\x12\x15\n\rended_because\x18\x16 \x01(\t\x12\x12\n\nbegan_with\x18\x17 \x01(\t\x12\x15\n\rrounds_before\x18\x18 \x01(\x05\x12)\n\x05sites\x18\x19 \x03(\x0b\x32\x1a.xain_proto.fl.SiteAccount\x12\x13\n\x0bnum_waiting\x18\x1a \x01(\x05\x12\x18\n\x10max_participants\x18\x1b \x01(\x05\x12\x13\n\x0bnum_trained\x18\x1c \x01(\x05\x12\x12\n\nparameters\x18\x1d \x01(\t\x12G\n\x0cnot_admitted\x18\x1e \x03(\x0b\x32\x31.xain_proto.fl.GetStatusResponse.NotAdmittedEntry\x12\x15\n\rhealth_socket\x18( \x01(\t\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x32\n\x10NotAdmittedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x13\n\x11_deadline_secondsB\x0f\n\r_ends_secondsB\r\n\x0b_best_roundB\r\n\x0b_best_value\"\xaa\x01\n\x0bSiteAccount\x12\x16\n\x0eparticipant_id\x18\x01 \x01(\t\x12\x17\n\x0frounds_selected\x18\x02 \x01(\x05\x12\x1a\n\x12rounds_contributed\x18\x03 \x01(\x05\x12\x15\n\rrounds_missed\x18\x04 \x01(\x05\x12\x13\n\x0blast_reason\x18\x05 \x01(\t\x12\x14\n\x0clast_failure\x18\x06 \x01(\t\x12\x0c\n\x04\x61way\x18\x07 \x01(\t\"@\n\x17ListParticipantsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"k\n\x18ListParticipantsResponse\x12\x36\n\x0cparticipants\x18\x01 \x03(\x0b\x32 .xain_proto.fl.ParticipantStatus\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xa7\x04\n\x11ParticipantStatus\x12\x16\n\x0eparticipant_id\x18\x01 \x01(\t\x12\x10\n\x08selected\x18\x02 \x01(\x08\x12\x17\n\x0fupdate_accepted\x18\x03 \x01(\x08\x12\x15\n\rlease_seconds\x18\x04 \x01(\x01\x12,\n\x0ereported_state\x18\x05 \x01(\x0e\x32\x14.xain_proto.fl.State\x12+\n\x07profile\x18\x06 \x01(\x0b\x32\x1a.xain_proto.fl.DataProfile\x12\x1a\n\x12rounds_contributed\x18\x07 \x01(\x03\x12\r\n\x05round\x18\x08 \x01(\x05\x12\x38\n\x04tags\x18\t \x03(\x0b\x32*.xain_proto.fl.ParticipantStatus.TagsEntry\x12\x13\n\x0bnum_refused\x18\n \x01(\x04\x12\x1b\n\x0eleft_out_until\x18\x0b \x01(\x05H\x00\x88\x01\x01\x12\x1c\n\x14not_eligible_because\x18\x0c \x01(\t\x12\x14\n\x0clast_failure\x18\r \x01(\t\x12\x15\n\rrounds_missed\x18\x0e \x01(\x05\x12\x10\n\x08\x63onflict\x18\x0f \x01(\t\x12)\n\x08transfer\x18\x10 \x01(\x0b\x32\x17.xain_proto.fl.Transfer\x1a+\n\tTagsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x11\n\x0f_left_out_until\"I\n\x11ListRoundsRequest\x12\r\n\x05limit\x18\x01 \x01(\x05\x12\x11\n\tpage_size\x18\n \x01(\x05\x12\x12\n\npage_token\x18\x0b \x01(\t\"m\n\x12ListRoundsResponse\x12*\n\x06rounds\x18\x01 \x03(\x0b\x32\x1a.xain_proto.fl.RoundStatus\x12\x17\n\x0fnext_page_token\x18\n \x01(\t\x12\x12\n\ntotal_size\x18\x0b \x01(\x05\"\xbf\x07\n\x0bRoundStatus\x12\r\n\x05round\x18\x01 \x01(\x05\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x10\n\x08selected\x18\x03 \x03(\t\x12\x14\n\x0c\x63ontributors\x18\x04 \x03(\t\x12\x13\n\x0bnum_samples\x18\x05 \x01(\x03\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\x12\x14\n\x0cnum_selected\x18\x07 \x01(\x05\x12\x18\n\x10num_contributors\x18\x08 \x01(\x05\x12G\n\x0f\x64\x61maged_updates\x18\t \x03(\x0b\x32..xain_proto.fl.RoundStatus.DamagedUpdatesEntry\x12\x38\n\x07missing\x18\n \x03(\x0b\x32\'.xain_proto.fl.RoundStatus.MissingEntry\x12!\n\x04task\x18\x0b \x01(\x0e\x32\x13.xain_proto.fl.Task\x12-\n\nevaluation\x18\x0c \x01(\x0b\x32\x19.xain_proto.fl.Evaluation\x12\x39\n\x16\x63oordinator_evaluation\x18\r \x01(\x0b\x32\x19.xain_proto.fl.Evaluation\x12\x38\n\x07metrics\x18\x0e \x03(\x0b\x32\'.xain_proto.fl.RoundStatus.MetricsEntry\x12)\n\x05sites\x18\x0f \x03(\x0b\x32\x1a.xain_proto.fl.SiteMetrics\x12\x36\n\x06spread\x18\x10 \x03(\x0b\x32&.xain_proto.fl.RoundStatus.SpreadEntry\x12?\n\x0bnum_missing\x18\x11 \x03(\x0b\x32*.xain_proto.fl.RoundStatus.NumMissingEntry\x12\x16\n\x0eopened_seconds\x18\x12 \x01(\x01\x1a\x35\n\x13\x44\x61magedUpdatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a.\n\x0cMissingEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x44\n\x0bSpreadEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.xain_proto.fl.Spread:\x02\x38\x01\x1a\x31\n\x0fNumMissingEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"/\n\x06Spread\x12\x0b\n\x03min\x18\x01 \x01(\x01\x12\x0b\n\x03max\x18\x02 \x01(\x01\x12\x0b\n\x03std\x18\x03 \x01(\x01\"\xd3\x01\n\x0bSiteMetrics\x12\x16\n\x0eparticipant_id\x18\x01 \x01(\t\x12\x13\n\x0bnum_samples\x18\x02 \x01(\x03\x12\x38\n\x07metrics\x18\x03 \x03(\x0b\x32\'.xain_proto.fl.SiteMetrics.MetricsEntry\x12-\n\nevaluation\x18\x04 \x01(\x0b\x32\x19.xain_proto.fl.Evaluation\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"I\n\x11ListModelsRequest\x12\r\n\x05limit\x18\x01 \x01(\x05\x12\x11\n\tpage_size\x18\n \x01(\x05\x12\x12\n\npage_token\x18\x0b \x01(\t\"~\n\x12ListModelsResponse\x12*\n\x06models\x18\x01 \x03(\x0b\x32\x1a.xain_proto.fl.ModelStatus\x12\x0f\n\x07removed\x18\n \x03(\x05\x12\x17\n\x0fnext_page_token\x18\x0b \x01(\t\x12\x12\n\ntotal_size\x18\x0c \x01(\x05\"\xf6\x01\n\x0bModelStatus\x12\r\n\x05round\x18\x01 \x01(\x05\x12&\n\x03ref\x18\x02 \x01(\x0b\x32\x19.xain_proto.fl.WeightsRef\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\r\n\x05shape\x18\x04 \x03(\x03\x12%\n\x06layout\x18\x05 \x03(\x0b\x32\x15.xain_proto.fl.Tensor\x12:\n\x08metadata\x18\x06 \x03(\x0b\x32(.xain_proto.fl.ModelStatus.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x86\x01\n\x15\x41skPredictionsRequest\x12\x0f\n\x07\x63olumns\x18\x01 \x03(\t\x12\x0c\n\x04rows\x18\x02 \x01(\t\x12\x16\n\ttimeout_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x0bmax_retries\x18\x04 \x01(\x05H\x01\x88\x01\x01\x42\x0c\n\n_timeout_sB\x0e\n\x0c_max_retries\"\xd7\x01\n\x16\x41skPredictionsResponse\x12\x0e\n\x06values\x18\x01 \x01(\t\x12\x0f\n\x07\x63lasses\x18\x02 \x03(\t\x12\x15\n\rprobabilities\x18\x03 \x01(\x0c\x12\x10\n\x08\x61nswered\x18\x04 \x03(\t\x12\x43\n\x07missing\x18\x05 \x03(\x0b\x32\x32.xain_proto.fl.AskPredictionsResponse.MissingEntry\x1a.\n\x0cMissingEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32\xd0\x03\n\nInspection\x12P\n\tGetStatus\x12\x1f.xain_proto.fl.GetStatusRequest\x1a .xain_proto.fl.GetStatusResponse\"\x00\x12\x65\n\x10ListParticipants\x12&.xain_proto.fl.ListParticipantsRequest\x1a\'.xain_proto.fl.ListParticipantsResponse\"\x00\x12S\n\nListRounds\x12 .xain_proto.fl.ListRoundsRequest\x1a!.xain_proto.fl.ListRoundsResponse\"\x00\x12S\n\nListModels\x12 .xain_proto.fl.ListModelsRequest\x1a!.xain_proto.fl.ListModelsResponse\"\x00\x12_\n\x0e\x41skPredictions\x12$.xain_proto.fl.AskPredictionsRequest\x1a%.xain_proto.fl.AskPredictionsResponse\"\x00\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "xain_wire.fl.inspection_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'xain_wire.fl.inspection_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_GETSTATUSRESPONSE_COUNTERSENTRY"]._loaded_options = None
-    _globals["_GETSTATUSRESPONSE_COUNTERSENTRY"]._serialized_options = b"8\001"
-    _globals["_PARTICIPANTSTATUS_TAGSENTRY"]._loaded_options = None
-    _globals["_PARTICIPANTSTATUS_TAGSENTRY"]._serialized_options = b"8\001"
-    _globals["_ROUNDSTATUS_DAMAGEDUPDATESENTRY"]._loaded_options = None
-    _globals["_ROUNDSTATUS_DAMAGEDUPDATESENTRY"]._serialized_options = b"8\001"
-    _globals["_ROUNDSTATUS_MISSINGENTRY"]._loaded_options = None
-    _globals["_ROUNDSTATUS_MISSINGENTRY"]._serialized_options = b"8\001"
-    _globals["_ROUNDSTATUS_METRICSENTRY"]._loaded_options = None
-    _globals["_ROUNDSTATUS_METRICSENTRY"]._serialized_options = b"8\001"
-    _globals["_ROUNDSTATUS_SPREADENTRY"]._loaded_options = None
-    _globals["_ROUNDSTATUS_SPREADENTRY"]._serialized_options = b"8\001"
-    _globals["_ROUNDSTATUS_NUMMISSINGENTRY"]._loaded_options = None
-    _globals["_ROUNDSTATUS_NUMMISSINGENTRY"]._serialized_options = b"8\001"
-    _globals["_SITEMETRICS_METRICSENTRY"]._loaded_options = None
-    _globals["_SITEMETRICS_METRICSENTRY"]._serialized_options = b"8\001"
-    _globals["_MODELSTATUS_METADATAENTRY"]._loaded_options = None
-    _globals["_MODELSTATUS_METADATAENTRY"]._serialized_options = b"8\001"
-    _globals["_ASKPREDICTIONSRESPONSE_MISSINGENTRY"]._loaded_options = None
-    _globals["_ASKPREDICTIONSRESPONSE_MISSINGENTRY"]._serialized_options = b"8\001"
-    _globals["_GETSTATUSREQUEST"]._serialized_start = 80
-    _globals["_GETSTATUSREQUEST"]._serialized_end = 98
-    _globals["_GETSTATUSRESPONSE"]._serialized_start = 101
-    _globals["_GETSTATUSRESPONSE"]._serialized_end = 967
-    _globals["_GETSTATUSRESPONSE_COUNTERSENTRY"]._serialized_start = 852
-    _globals["_GETSTATUSRESPONSE_COUNTERSENTRY"]._serialized_end = 899
-    _globals["_SITEACCOUNT"]._serialized_start = 970
-    _globals["_SITEACCOUNT"]._serialized_end = 1140
-    _globals["_LISTPARTICIPANTSREQUEST"]._serialized_start = 1142
-    _globals["_LISTPARTICIPANTSREQUEST"]._serialized_end = 1206
-    _globals["_LISTPARTICIPANTSRESPONSE"]._serialized_start = 1208
-    _globals["_LISTPARTICIPANTSRESPONSE"]._serialized_end = 1315
-    _globals["_PARTICIPANTSTATUS"]._serialized_start = 1318
-    _globals["_PARTICIPANTSTATUS"]._serialized_end = 1869
-    _globals["_PARTICIPANTSTATUS_TAGSENTRY"]._serialized_start = 1807
-    _globals["_PARTICIPANTSTATUS_TAGSENTRY"]._serialized_end = 1850
-    _globals["_LISTROUNDSREQUEST"]._serialized_start = 1871
-    _globals["_LISTROUNDSREQUEST"]._serialized_end = 1905
-    _globals["_LISTROUNDSRESPONSE"]._serialized_start = 1907
-    _globals["_LISTROUNDSRESPONSE"]._serialized_end = 1971
-    _globals["_ROUNDSTATUS"]._serialized_start = 1974
-    _globals["_ROUNDSTATUS"]._serialized_end = 2933
-    _globals["_ROUNDSTATUS_DAMAGEDUPDATESENTRY"]._serialized_start = 2663
-    _globals["_ROUNDSTATUS_DAMAGEDUPDATESENTRY"]._serialized_end = 2716
-    _globals["_ROUNDSTATUS_MISSINGENTRY"]._serialized_start = 2718
-    _globals["_ROUNDSTATUS_MISSINGENTRY"]._serialized_end = 2764
-    _globals["_ROUNDSTATUS_METRICSENTRY"]._serialized_start = 2766
-    _globals["_ROUNDSTATUS_METRICSENTRY"]._serialized_end = 2812
-    _globals["_ROUNDSTATUS_SPREADENTRY"]._serialized_start = 2814
-    _globals["_ROUNDSTATUS_SPREADENTRY"]._serialized_end = 2882
-    _globals["_ROUNDSTATUS_NUMMISSINGENTRY"]._serialized_start = 2884
-    _globals["_ROUNDSTATUS_NUMMISSINGENTRY"]._serialized_end = 2933
-    _globals["_SPREAD"]._serialized_start = 2935
-    _globals["_SPREAD"]._serialized_end = 2982
-    _globals["_SITEMETRICS"]._serialized_start = 2985
-    _globals["_SITEMETRICS"]._serialized_end = 3196
-    _globals["_SITEMETRICS_METRICSENTRY"]._serialized_start = 2766
-    _globals["_SITEMETRICS_METRICSENTRY"]._serialized_end = 2812
-    _globals["_LISTMODELSREQUEST"]._serialized_start = 3198
-    _globals["_LISTMODELSREQUEST"]._serialized_end = 3232
-    _globals["_LISTMODELSRESPONSE"]._serialized_start = 3234
-    _globals["_LISTMODELSRESPONSE"]._serialized_end = 3315
-    _globals["_MODELSTATUS"]._serialized_start = 3318
-    _globals["_MODELSTATUS"]._serialized_end = 3564
-    _globals["_MODELSTATUS_METADATAENTRY"]._serialized_start = 3517
-    _globals["_MODELSTATUS_METADATAENTRY"]._serialized_end = 3564
-    _globals["_ASKPREDICTIONSREQUEST"]._serialized_start = 3567
-    _globals["_ASKPREDICTIONSREQUEST"]._serialized_end = 3701
-    _globals["_ASKPREDICTIONSRESPONSE"]._serialized_start = 3704
-    _globals["_ASKPREDICTIONSRESPONSE"]._serialized_end = 3919
-    _globals["_ASKPREDICTIONSRESPONSE_MISSINGENTRY"]._serialized_start = 2718
-    _globals["_ASKPREDICTIONSRESPONSE_MISSINGENTRY"]._serialized_end = 2764
-    _globals["_INSPECTION"]._serialized_start = 3922
-    _globals["_INSPECTION"]._serialized_end = 4386
+  DESCRIPTOR._loaded_options = None
+  _globals['_GETSTATUSRESPONSE_COUNTERSENTRY']._loaded_options = None
+  _globals['_GETSTATUSRESPONSE_COUNTERSENTRY']._serialized_options = b'8\001'
+  _globals['_GETSTATUSRESPONSE_NOTADMITTEDENTRY']._loaded_options = None
+  _globals['_GETSTATUSRESPONSE_NOTADMITTEDENTRY']._serialized_options = b'8\001'
+  _globals['_PARTICIPANTSTATUS_TAGSENTRY']._loaded_options = None
+  _globals['_PARTICIPANTSTATUS_TAGSENTRY']._serialized_options = b'8\001'
+  _globals['_ROUNDSTATUS_DAMAGEDUPDATESENTRY']._loaded_options = None
+  _globals['_ROUNDSTATUS_DAMAGEDUPDATESENTRY']._serialized_options = b'8\001'
+  _globals['_ROUNDSTATUS_MISSINGENTRY']._loaded_options = None
+  _globals['_ROUNDSTATUS_MISSINGENTRY']._serialized_options = b'8\001'
+  _globals['_ROUNDSTATUS_METRICSENTRY']._loaded_options = None
+  _globals['_ROUNDSTATUS_METRICSENTRY']._serialized_options = b'8\001'
+  _globals['_ROUNDSTATUS_SPREADENTRY']._loaded_options = None
+  _globals['_ROUNDSTATUS_SPREADENTRY']._serialized_options = b'8\001'
+  _globals['_ROUNDSTATUS_NUMMISSINGENTRY']._loaded_options = None
+  _globals['_ROUNDSTATUS_NUMMISSINGENTRY']._serialized_options = b'8\001'
+  _globals['_SITEMETRICS_METRICSENTRY']._loaded_options = None
+  _globals['_SITEMETRICS_METRICSENTRY']._serialized_options = b'8\001'
+  _globals['_MODELSTATUS_METADATAENTRY']._loaded_options = None
+  _globals['_MODELSTATUS_METADATAENTRY']._serialized_options = b'8\001'
+  _globals['_ASKPREDICTIONSRESPONSE_MISSINGENTRY']._loaded_options = None
+  _globals['_ASKPREDICTIONSRESPONSE_MISSINGENTRY']._serialized_options = b'8\001'
+  _globals['_GETSTATUSREQUEST']._serialized_start=80
+  _globals['_GETSTATUSREQUEST']._serialized_end=98
+  _globals['_GETSTATUSRESPONSE']._serialized_start=101
+  _globals['_GETSTATUSRESPONSE']._serialized_end=1092
+  _globals['_GETSTATUSRESPONSE_COUNTERSENTRY']._serialized_start=925
+  _globals['_GETSTATUSRESPONSE_COUNTERSENTRY']._serialized_end=972
+  _globals['_GETSTATUSRESPONSE_NOTADMITTEDENTRY']._serialized_start=974
+  _globals['_GETSTATUSRESPONSE_NOTADMITTEDENTRY']._serialized_end=1024
+  _globals['_SITEACCOUNT']._serialized_start=1095
+  _globals['_SITEACCOUNT']._serialized_end=1265
+  _globals['_LISTPARTICIPANTSREQUEST']._serialized_start=1267
+  _globals['_LISTPARTICIPANTSREQUEST']._serialized_end=1331
+  _globals['_LISTPARTICIPANTSRESPONSE']._serialized_start=1333
+  _globals['_LISTPARTICIPANTSRESPONSE']._serialized_end=1440
+  _globals['_PARTICIPANTSTATUS']._serialized_start=1443
+  _globals['_PARTICIPANTSTATUS']._serialized_end=1994
+  _globals['_PARTICIPANTSTATUS_TAGSENTRY']._serialized_start=1932
+  _globals['_PARTICIPANTSTATUS_TAGSENTRY']._serialized_end=1975
+  _globals['_LISTROUNDSREQUEST']._serialized_start=1996
+  _globals['_LISTROUNDSREQUEST']._serialized_end=2069
+  _globals['_LISTROUNDSRESPONSE']._serialized_start=2071
+  _globals['_LISTROUNDSRESPONSE']._serialized_end=2180
+  _globals['_ROUNDSTATUS']._serialized_start=2183
+  _globals['_ROUNDSTATUS']._serialized_end=3142
+  _globals['_ROUNDSTATUS_DAMAGEDUPDATESENTRY']._serialized_start=2872
+  _globals['_ROUNDSTATUS_DAMAGEDUPDATESENTRY']._serialized_end=2925
+  _globals['_ROUNDSTATUS_MISSINGENTRY']._serialized_start=2927
+  _globals['_ROUNDSTATUS_MISSINGENTRY']._serialized_end=2973
+  _globals['_ROUNDSTATUS_METRICSENTRY']._serialized_start=2975
+  _globals['_ROUNDSTATUS_METRICSENTRY']._serialized_end=3021
+  _globals['_ROUNDSTATUS_SPREADENTRY']._serialized_start=3023
+  _globals['_ROUNDSTATUS_SPREADENTRY']._serialized_end=3091
+  _globals['_ROUNDSTATUS_NUMMISSINGENTRY']._serialized_start=3093
+  _globals['_ROUNDSTATUS_NUMMISSINGENTRY']._serialized_end=3142
+  _globals['_SPREAD']._serialized_start=3144
+  _globals['_SPREAD']._serialized_end=3191
+  _globals['_SITEMETRICS']._serialized_start=3194
+  _globals['_SITEMETRICS']._serialized_end=3405
+  _globals['_SITEMETRICS_METRICSENTRY']._serialized_start=2975
+  _globals['_SITEMETRICS_METRICSENTRY']._serialized_end=3021
+  _globals['_LISTMODELSREQUEST']._serialized_start=3407
+  _globals['_LISTMODELSREQUEST']._serialized_end=3480
+  _globals['_LISTMODELSRESPONSE']._serialized_start=3482
+  _globals['_LISTMODELSRESPONSE']._serialized_end=3608
+  _globals['_MODELSTATUS']._serialized_start=3611
+  _globals['_MODELSTATUS']._serialized_end=3857
+  _globals['_MODELSTATUS_METADATAENTRY']._serialized_start=3810
+  _globals['_MODELSTATUS_METADATAENTRY']._serialized_end=3857
+  _globals['_ASKPREDICTIONSREQUEST']._serialized_start=3860
+  _globals['_ASKPREDICTIONSREQUEST']._serialized_end=3994
+  _globals['_ASKPREDICTIONSRESPONSE']._serialized_start=3997
+  _globals['_ASKPREDICTIONSRESPONSE']._serialized_end=4212
+  _globals['_ASKPREDICTIONSRESPONSE_MISSINGENTRY']._serialized_start=2927
+  _globals['_ASKPREDICTIONSRESPONSE_MISSINGENTRY']._serialized_end=2973
+  _globals['_INSPECTION']._serialized_start=4215
+  _globals['_INSPECTION']._serialized_end=4679
 # @@protoc_insertion_point(module_scope)

@@ -1,18 +1,14 @@
-"""Participants that were refused at the rendezvous, for the log and the status."""
+"""Participants that wait for a free slot of the session, for the log and the status."""
 
 import structlog
 
-from xain_coordinator.core.errors import Refusal
-from xain_coordinator.server.statuses import message_of
 from xain_foundation.names import shortened
 from xain_foundation.rate_limited_log import RateLimitedLog
 
 log = structlog.get_logger(__name__)
 
-# Unregistered clients can cause refusals, so both the lines in 10 s and what is kept are bounded.
+# Anybody can be asked to wait, so both the lines in 10 s and the names that are kept are bounded.
 MAX_LINES = 20
-MAX_KEPT = 20
-
 
 # A participant that is asked to wait comes again after a lease, give or take its jitter.
 WAITING_LEASES = 3
@@ -29,7 +25,7 @@ class WaitingParticipants:
     def __init__(self, lease_s: float) -> None:
         self._kept_s = WAITING_LEASES * lease_s
         self._asked_at: dict[str, float] = {}  # by name, the latest at the end
-        self._line = RateLimitedLog(log.info, "session_full", burst=MAX_LINES)
+        self._line = RateLimitedLog(log.warning, "session_full", burst=MAX_LINES)
 
     def note(self, participant_id: str, now: float, max_participants: int) -> None:
         """Log the first time that a participant is asked to wait, and keep the latest."""
@@ -49,28 +45,3 @@ class WaitingParticipants:
         earliest = now - self._kept_s
         self._asked_at = {name: at for name, at in self._asked_at.items() if at >= earliest}
         return len(self._asked_at)
-
-
-class RefusedParticipants:
-    """The latest refused rendezvous, by participant."""
-
-    def __init__(self) -> None:
-        self._reasons: dict[str, str] = {}
-        self._line = RateLimitedLog(log.warning, "rendezvous_refused", burst=MAX_LINES)
-
-    def note(self, participant_id: str, refusal: Refusal) -> None:
-        """Log a refusal and keep it for the status."""
-        name, reason = shortened(participant_id), message_of(refusal)
-        self._line(participant=name, code=refusal.code, reason=reason)
-        self._reasons.pop(name, None)
-        self._reasons[name] = reason.removeprefix(f"participant {name!r}: ")
-        if len(self._reasons) > MAX_KEPT:
-            del self._reasons[next(iter(self._reasons))]
-
-    def forget(self, participant_id: str) -> None:
-        """Drop the refusal of a participant that has been accepted since."""
-        self._reasons.pop(participant_id, None)
-
-    def warnings(self) -> list[str]:
-        """Warnings about refused participants, one sentence each."""
-        return [f"{name!r} was refused: {reason}" for name, reason in self._reasons.items()]
