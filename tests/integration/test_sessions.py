@@ -10,12 +10,17 @@ import threading
 import grpc
 import numpy as np
 import pytest
+from rich.console import Console
 
 from support.clock import HeldClock
-from support.wire import digest, npy
+from support.wire import digest, npy, refused
+from xain_coordinator.cli.report.page import page
+from xain_coordinator.cli.status import render
 from xain_coordinator.core.commands import Rendezvous, Tick
 from xain_coordinator.core.history import RoundRecord
 from xain_coordinator.core.values import DataProfile, GlobalModel, WeightsRef
+from xain_coordinator.export.trained import ask as ask_trained
+from xain_coordinator.server.inspection_client import fetch
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 from xain_workloads.model import TensorSpec
@@ -424,6 +429,52 @@ async def test_the_lists_of_an_inspection_are_bounded(start, join):
     assert (large.num_selected, large.num_contributors, len(large.selected)) == (2000, 2000, 0)
     assert (small.num_selected, small.num_contributors) == (100, 100)
     assert tuple(small.selected) == tuple(small.contributors) == everybody[:100]
+
+
+def key_of_model(address, which):
+    with ask_trained(address) as trained:
+        return trained.choose(which).model.ref.key
+
+
+async def test_pages_have_every_round_and_every_model(start, join):
+    """A client reads a session of 2,500 rounds from the first one on, in answers that a client with
+    gRPC's usual 4 MiB takes, and finds each model; what shows the latest only says how many there
+    are."""
+    coordinator = await start(rounds={"min_participants": 2})  # so none is opened
+    history, num_rounds = coordinator.driver.history, 2500
+    names = tuple(f"{'x' * 120}{i:04}" for i in range(50))
+    layout = tuple(TensorSpec(f"{'layer' * 20}.{i}", (10, 10), "float32") for i in range(50))
+    for number in range(num_rounds):
+        history.rounds.append(RoundRecord(number, names, 0.0, names, 7, 1.0))
+        ref = WeightsRef(f"{number}/global", 128, "0" * 32)
+        history.models[ref.key] = GlobalModel(number, ref, "float32", (5_000,), layout)
+    a = join(coordinator, "a")
+    address = f"127.0.0.1:{coordinator.port}"
+
+    for ask, kind in (
+        (a.inspection.ListRounds, inspection.ListRoundsRequest),
+        (a.inspection.ListModels, inspection.ListModelsRequest),
+    ):
+        for wrong in ({"page_size": -1}, {"page_size": 9, "page_token": "x"}):
+            code, _, _ = await refused(ask(kind(**wrong)))
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
+        latest = await ask(kind(limit=3))
+        assert (latest.total_size, latest.next_page_token) == (num_rounds, "")
+        short = await ask(kind(page_size=7))
+        assert [one.round for one in getattr(short, latest.DESCRIPTOR.fields[0].name)] == [
+            *range(7)
+        ]
+
+    snapshot = await asyncio.to_thread(fetch, address, everything=True)
+    assert [one.round for one in snapshot.rounds.rounds] == list(range(num_rounds))
+    assert all(tuple(one.selected) == names for one in snapshot.rounds.rounds)
+    assert [one.round for one in snapshot.models.models] == list(range(num_rounds))
+    assert "<th>2499</th>" in page(snapshot)
+    assert "the latest 60 of 2,500 rounds" in page(snapshot)
+    assert await asyncio.to_thread(key_of_model, address, "12") == "12/global"
+    console = Console(width=200, record=True, file=io.StringIO())
+    render(await asyncio.to_thread(fetch, address), console)
+    assert "and 2,492 earlier rounds; see the report, or status --json" in console.export_text()
 
 
 async def test_metrics_reach_the_local_file(start, join, tmp_path):

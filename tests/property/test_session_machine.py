@@ -308,7 +308,9 @@ class SessionMachine(RuleBasedStateMachine):
             assert decision is not None
             assert isinstance(decision.reply, r.Later)
             assert decision.reply.retry_after_s > 0
-            assert decision.events == ()
+            assert durable(decision.events) == []
+            assert self.session == before
+            assert name in self.session.members.not_admitted
         elif decision is not None:
             assert name in self.session.members
 

@@ -654,5 +654,7 @@ def _advertised(message: pb.HeartbeatResponse | pb.WatchResponse) -> e.Advertise
         update_damaged=message.update_damaged,
         warning=message.warning,
         attempt=message.attempt,
-        rounds_contributed=message.rounds_contributed,
+        rounds_contributed=(
+            message.rounds_contributed if message.HasField("rounds_contributed") else None
+        ),
     )

@@ -46,7 +46,7 @@ class Advertised:
     update_damaged: the accepted update is damaged at the coordinator, and must be sent again.
     attempt: at the round, if a process group trains it; else 0. A higher one starts it again.
     warning: what the coordinator finds wrong with us; empty if nothing is.
-    rounds_contributed: with FINISHED: rounds of the session that an update of ours counted in."""
+    rounds_contributed: rounds of training that an update of ours counted in; None: not told."""
 
     state: State
     round: int
@@ -57,7 +57,7 @@ class Advertised:
     update_damaged: bool = False
     warning: str = ""
     attempt: int = 0
-    rounds_contributed: int = 0
+    rounds_contributed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,7 @@ class Protocol:
         self._previous_session_id = ""
         self._finishing = False
         self._cause = ""  # why the session is finished
-        self._has_counted = False  # an update of this process, or of this participant
+        self._has_counted = False  # an update of ours, as far as is known
         self._was_asked_to_wait = False
 
         self._advertised: e.Advertised | None = None
@@ -261,7 +261,9 @@ class Protocol:
         if event.session_id and event.session_id == self._previous_session_id:
             return  # late: said by a coordinator that has been replaced meanwhile
         if event.state is State.FINISHED and not self._serve:
-            self._has_counted |= event.rounds_contributed > 0
+            if event.rounds_contributed is not None:
+                # It knows of an earlier process of ours, and that initial weights do not count.
+                self._has_counted = event.rounds_contributed > 0
             self._on_finished(event.cause)
             return
         if self._contact is not _Contact.JOINED:

@@ -27,7 +27,6 @@ from xain_coordinator.journal.codec import decode_record, encode_record
 from xain_coordinator.ports import Record
 from xain_workloads.model import TensorSpec
 
-MAX_ROUNDS = History.max_rounds
 LAYOUT = (TensorSpec("weights", (2, 3), "float32"),)
 
 
@@ -178,13 +177,13 @@ def test_a_copy_stays_as_it_is() -> None:
     assert copy == history
     for event in (accepted(0, "a"), e.ModelPublished(0, model(1), 1.0), joined("b")):
         history.apply(event)
-    for number in range(MAX_ROUNDS):
+    for number in range(History.max_rounds):
         history.apply(e.RoundOpened(number, (), 5, 0.0))
     assert [record.contributors for record in copy.rounds] == [("b",)]
     assert list(copy.models) == ["0/global"]
     assert copy.accounts.contributions() == {"b": 1}
     assert copy.accounts.by_name["b"].away == "left"
-    assert copy.rounds.maxlen == MAX_ROUNDS
+    assert copy.rounds.maxlen == History.max_rounds
 
 
 def test_models_share_their_common_parts_after_a_restart() -> None:
@@ -210,15 +209,36 @@ def test_models_that_differ_are_kept_apart() -> None:
     assert list(history.models.values()) == [empty, model(1)]
 
 
+class Short(History):
+    max_rounds = 50
+    max_detailed = 20
+
+
 def test_every_model_can_be_asked_for_and_the_latest_rounds_only() -> None:
-    """Models are objects in the store, so they stay known by key; rounds are for looking at."""
-    history = History()
-    for number in range(MAX_ROUNDS + 5):
-        history.apply(e.RoundOpened(number, ("a",), 5, 0.0))
+    """Models are objects in the store, so they stay known by key; rounds are for looking at. Older
+    ones of these have numbers and means, the latest have names."""
+    history = Short()
+    for number in range(55):
+        history.apply(e.RoundOpened(number, ("a", "b"), 5, 0.0))
+        update = accepted(number, "a").update
+        history.apply(e.UpdateAccepted(number, update, metrics={"loss": 0.5}))
+        history.apply(e.RoundClosed(number, 0.5))
         history.apply(e.ModelPublished(number, model(number + 1), 1.0))
-    assert len(history.rounds) == MAX_ROUNDS
+    assert [record.round for record in history.rounds] == list(range(5, 55))
+    *old, first = list(history.rounds)[:31]
+    for record in old:
+        assert (record.selected, record.contributors, record.missing, record.sites) == (
+            (),
+            (),
+            {},
+            {},
+        )
+        assert (record.num_selected, record.num_contributors) == (2, 1)
+        assert (record.num_missing, record.metrics) == ({"not waited for": 1}, {"loss": 0.5})
+    assert (first.selected, first.contributors) == (("a", "b"), ("a",))
+    assert set(first.sites) == {"a"}
     assert history.models["1/global"].ref == model(1).ref
-    assert len(history.models) == MAX_ROUNDS + 5
+    assert len(history.models) == 55
 
 
 def test_the_departed_are_forgotten_in_the_end() -> None:
@@ -381,9 +401,6 @@ def test_evaluation_of_the_last_model_is_a_round_of_its_own() -> None:
 
 def test_memory_of_the_records_does_not_grow_with_the_rounds() -> None:
     """Sites with metrics and reasons in every round. Only the reference of each model stays."""
-
-    class Short(History):
-        max_rounds = 50
 
     history = Short()
 

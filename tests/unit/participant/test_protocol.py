@@ -1,6 +1,7 @@
 """The decisions of a participant, one situation after another."""
 
 from copy import deepcopy
+from dataclasses import replace
 from random import Random
 
 import grpc
@@ -43,7 +44,7 @@ class Talk:
         return [action for action in actions if not isinstance(action, a.SetTimer)]
 
     def advertise(self, round_: int, state: State = State.ROUND, *, accepted: bool = False) -> list:
-        num_counted = int(state is State.FINISHED)
+        num_counted = 1 if state is State.FINISHED else None
         event = e.Advertised(state, round_, accepted, self.session, rounds_contributed=num_counted)
         return self.hear(event)
 
@@ -738,7 +739,8 @@ def test_an_end_without_a_result_is_a_failure(
 def test_one_of_whom_nothing_counted_ends_with_a_status_of_its_own(joined: Talk) -> None:
     """A site that was never let in, never selected, or always too late must not look done.
 
-    A site whose update counted is done, also if the coordinator, like XAIN's, does not say so.
+    A site whose update counted is done, also if the coordinator, like XAIN's, does not say so. A
+    coordinator that says that nothing counted is right: a site may have made initial weights only.
     """
     end = e.Advertised(State.FINISHED, 2, session_id="s1", cause="completed")
     waiting = Talk()
@@ -753,7 +755,10 @@ def test_one_of_whom_nothing_counted_ends_with_a_status_of_its_own(joined: Talk)
             late.advertise(1)
         assert talk.hear(end) == [a.Exit(5, f"the session is finished without this one: {why}")]
     counted.advertise(1, accepted=True)
+    told = deepcopy(counted)
     assert counted.hear(end) == FINISHED
+    (exit_,) = told.hear(replace(end, rounds_contributed=0))
+    assert exit_.code == 5
 
 
 def test_the_cause_is_remembered_while_the_last_acknowledgement_is_awaited(holding: Talk) -> None:

@@ -20,6 +20,9 @@ def render(snapshot: Snapshot, console: Console) -> None:
         console.print(participants(snapshot, MAX_PARTICIPANTS, folds=True))
     if snapshot.rounds.rounds:
         console.print(_rounds(snapshot.rounds.rounds, snapshot.status.metric))
+        if (number := snapshot.rounds.total_size - MAX_ROUNDS) > 0:
+            earlier = "1 earlier round" if number == 1 else f"{number:,} earlier rounds"
+            console.print(Text(f"and {earlier}; see the report, or status --json", style="dim"))
     if snapshot.models.models:
         console.print(_model(snapshot.models.models[-1]))
     counters = {name: count for name, count in snapshot.status.counters.items() if count}

@@ -1,7 +1,8 @@
 """The history of a session, for operators: a second fold of the same events.
 
-The history is bounded: it has the latest rounds, with the names of participants where these are
-few, and the accounts of the participants that are connected and of the latest ones that have left.
+The history is bounded: it has the numbers and means of the latest 10,000 rounds, with the names of
+participants in the latest 1,000 where these are few, and the accounts of the participants that are
+connected and of the latest ones that have left.
 It has the reference of every model, since any model may be asked for; parts that models have in
 common are in memory once.
 """
@@ -210,10 +211,16 @@ class RoundRecord:
         over = replace(
             self, seconds=at - self.opened_at, missing=missing, num_missing=dict(num_missing)
         )
-        counts = self.num_selected, self.num_contributors
-        if sum(counts) <= MAX_NAMES_OF_A_ROUND:
+        if self.num_selected + self.num_contributors <= MAX_NAMES_OF_A_ROUND:
             return over
-        return replace(over, selected=(), contributors=(), missing={}, counts=counts, sites={})
+        return over.without_names()
+
+    def without_names(self) -> "RoundRecord":
+        """The record with numbers and means only."""
+        counts = self.num_selected, self.num_contributors
+        return replace(
+            self, selected=(), contributors=(), missing={}, damaged={}, counts=counts, sites={}
+        )
 
     @property
     def num_site_metrics(self) -> int:
@@ -230,7 +237,8 @@ class History:
     rules: of the session; None where nothing is known of them. max_lost_share: the present setting.
     """
 
-    max_rounds = 1000
+    max_rounds = 10_000
+    max_detailed = 1000
 
     def __init__(
         self,
@@ -319,8 +327,10 @@ class History:
                 if self.evaluated is not None and self.evaluated[0] == number:
                     record = replace(record, coordinator_evaluation=self.evaluated[1])
                 self.evaluated = None
-                if len(self.rounds) == self.max_rounds:
-                    self._num_site_metrics -= self._rounds[0].num_site_metrics
+                if len(self.rounds) >= self.max_detailed:
+                    old = self._rounds[-self.max_detailed]
+                    self._num_site_metrics -= old.num_site_metrics
+                    self._rounds[-self.max_detailed] = old.without_names()
                 self._rounds.append(record)
             case e.ModelEvaluated(number, evaluation) if evaluation is not None:
                 self._add_own(number, evaluation)
@@ -393,9 +403,10 @@ class History:
         record = record.published(at)
         self._rounds.append(record)
         self._num_site_metrics += record.num_site_metrics
-        for index, old in enumerate(self._rounds):
+        for index in range(max(0, len(self._rounds) - self.max_detailed), len(self._rounds)):
             if self._num_site_metrics <= MAX_SITE_METRICS:
                 return
+            old = self._rounds[index]
             self._num_site_metrics -= old.num_site_metrics
             self._rounds[index] = replace(old, sites={})
 

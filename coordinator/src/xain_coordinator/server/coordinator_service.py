@@ -280,10 +280,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             rounds_contributed=self._rounds_contributed(participant_id, reply),
         )
 
-    def _rounds_contributed(self, participant_id: str, seen: r.Advertisement) -> int:
-        """Rounds that a participant counted in, once the session is over; before that 0."""
+    def _rounds_contributed(self, participant_id: str, seen: r.Advertisement) -> int | None:
+        """Rounds that a participant counted in, once the session is over; before that None."""
         if seen.phase is not Phase.FINISHED:
-            return 0
+            return None
         account = self._driver.history.accounts.by_name.get(participant_id)
         return 0 if account is None else account.num_counted
 

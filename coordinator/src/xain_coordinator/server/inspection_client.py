@@ -1,10 +1,11 @@
 """Answers of the Inspection service as one snapshot, and the snapshot as JSON."""
 
+import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import grpc
 from google.protobuf.message import Message
@@ -21,7 +22,7 @@ MAX_PARTICIPANTS = 40
 MAX_ROUNDS = 8
 _MAX_MODELS = 3
 
-_ALL = 2**31 - 1  # rounds and models: as many as the coordinator gives
+_PAGE = 1000  # participants, rounds or models: as many as a coordinator gives in one answer
 
 
 class NoStatus(CommandFailed):
@@ -47,33 +48,24 @@ def fetch(
 ) -> Snapshot:
     """Ask the coordinator at "host:port".
 
-    everything: all participants, and as many rounds and models as it gives, not the first or latest
-    few. num_rounds: of the latest few.
+    everything: all participants, rounds and models, page by page, not the first or latest few.
+    num_rounds: of the latest few. timeout_s: in all; with everything, for each page.
 
     Raises NoStatus within timeout_s or little more.
     """
-    limits = (_ALL, _ALL) if everything else (num_rounds, _MAX_MODELS)
-    page_size = 0 if everything else MAX_PARTICIPANTS
     gives_up_at = time.monotonic() + timeout_s
     with open_channel(address) as channel:
         stub = inspection_pb2_grpc.InspectionStub(channel)
 
-        def ask(method: Any, request: Message) -> Any:
-            return method(request, timeout=max(0.0, gives_up_at - time.monotonic()))
-
+        dialogue = _dialogue(everything=everything, num_rounds=num_rounds)
+        answer = None
         try:
-            request = inspection_pb2.ListParticipantsRequest(page_size=page_size)
-            participants = ask(stub.ListParticipants, request)
-            while everything and participants.next_page_token:
-                request.page_token = participants.next_page_token
-                participants.ClearField("next_page_token")
-                participants.MergeFrom(ask(stub.ListParticipants, request))
-            return Snapshot(
-                ask(stub.GetStatus, inspection_pb2.GetStatusRequest()),
-                participants,
-                ask(stub.ListRounds, inspection_pb2.ListRoundsRequest(limit=limits[0])),
-                ask(stub.ListModels, inspection_pb2.ListModelsRequest(limit=limits[1])),
-            )
+            while True:
+                method, request = dialogue.send(answer)
+                left_s = timeout_s if everything else max(0.0, gives_up_at - time.monotonic())
+                answer = getattr(stub, method)(request, timeout=left_s)
+        except StopIteration as end:
+            return cast(Snapshot, end.value)
         except grpc.RpcError as error:
             raise NoStatus(_why(address, error, timeout_s)) from None
 
@@ -92,20 +84,44 @@ async def ask_service(
     service: not imported by its type, since the server and all below it come with it.
     """
     no_call: Any = None  # the answers to such requests do not depend on it
-    limits = (_ALL, _ALL) if everything else (num_rounds, _MAX_MODELS)
-    page_size = 0 if everything else MAX_PARTICIPANTS
-    request = inspection_pb2.ListParticipantsRequest(page_size=page_size)
-    participants = await service.ListParticipants(request, no_call)
-    while everything and participants.next_page_token:
-        request.page_token = participants.next_page_token
-        participants.ClearField("next_page_token")
-        participants.MergeFrom(await service.ListParticipants(request, no_call))
+    dialogue = _dialogue(everything=everything, num_rounds=num_rounds)
+    answer = None
+    try:
+        while True:
+            method, request = dialogue.send(answer)
+            answer = await getattr(service, method)(request, no_call)
+            await asyncio.sleep(0)  # a long history must not keep the event loop
+    except StopIteration as end:
+        return cast(Snapshot, end.value)
+
+
+def _dialogue(
+    *, everything: bool, num_rounds: int
+) -> Generator[tuple[str, Message], Any, Snapshot]:
+    """The questions for a snapshot, as (method, request); the answer to each is sent in."""
+    page_size = _PAGE if everything else 0
+    limits = (0, 0) if everything else (num_rounds, _MAX_MODELS)
+    first = inspection_pb2.ListParticipantsRequest(page_size=page_size or MAX_PARTICIPANTS)
+    participants = yield from _pages("ListParticipants", first, everything)
+    status = yield "GetStatus", inspection_pb2.GetStatusRequest()
+    rounds = inspection_pb2.ListRoundsRequest(limit=limits[0], page_size=page_size)
+    models = inspection_pb2.ListModelsRequest(limit=limits[1], page_size=page_size)
     return Snapshot(
-        await service.GetStatus(inspection_pb2.GetStatusRequest(), no_call),
+        status,
         participants,
-        await service.ListRounds(inspection_pb2.ListRoundsRequest(limit=limits[0]), no_call),
-        await service.ListModels(inspection_pb2.ListModelsRequest(limit=limits[1]), no_call),
+        (yield from _pages("ListRounds", rounds, everything)),
+        (yield from _pages("ListModels", models, everything)),
     )
+
+
+def _pages(method: str, request: Any, everything: bool) -> Generator[tuple[str, Message], Any, Any]:
+    """Ask for the first page, or for all of them as one answer."""
+    whole = yield method, request
+    while everything and whole.next_page_token:
+        request.page_token = whole.next_page_token
+        whole.ClearField("next_page_token")
+        whole.MergeFrom((yield method, request))
+    return whole
 
 
 def _why(address: str, error: grpc.RpcError, timeout_s: float) -> str:

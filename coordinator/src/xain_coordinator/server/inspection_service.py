@@ -4,7 +4,7 @@ nothing."""
 import base64
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from heapq import nsmallest
 from importlib.metadata import version
 from itertools import islice
@@ -24,7 +24,7 @@ from xain_coordinator.core.pacing import names_of
 from xain_coordinator.core.round import Round
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.strategy import Strategy, builtin_strategy
-from xain_coordinator.core.values import ParticipantState, Phase, Rules, Task
+from xain_coordinator.core.values import GlobalModel, ParticipantState, Phase, Rules, Task
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import MetricsStore
 from xain_coordinator.server.predictions import RemotePredictor
@@ -243,17 +243,39 @@ class InspectionService(inspection_grpc.InspectionServicer):
     async def ListRounds(
         self, request: inspection.ListRoundsRequest, context: Context
     ) -> inspection.ListRoundsResponse:
-        latest = islice(reversed(self._driver.history.rounds), _limit(request.limit))
-        answer: list[inspection.RoundStatus] = []
+        records = self._driver.history.rounds
+        total = records[0].round + len(records) if records else 0
+        if not request.page_size:
+            latest = islice(reversed(records), _limit(request.limit))
+            answer = [status for status, _ in self._rounds(latest)]
+            return inspection.ListRoundsResponse(rounds=reversed(answer), total_size=total)
+        after = _after(request)
+        page: list[inspection.RoundStatus] = []
+        later = islice((one for one in records if one.round > after), _page_size(request) + 1)
+        for status, is_whole in self._rounds(later):
+            if len(page) == _page_size(request) or (page and not is_whole):
+                token = _token(page[-1].round)
+                break
+            page.append(status)
+        else:
+            token = ""
+        return inspection.ListRoundsResponse(rounds=page, next_page_token=token, total_size=total)
+
+    def _rounds(
+        self, records: Iterable[RoundRecord]
+    ) -> Iterator[tuple[inspection.RoundStatus, bool]]:
+        """The rounds, and whether each is whole: where one answer has no room for more, a round
+        lacks its names, sites or means."""
         room = MAX_BYTES
-        for record in latest:
-            status = self._round(record)
+        for record in records:
+            status, is_whole = self._round(record), True
             for more in (_means(record), _names(record), _sites(record)):
                 if (size := more.ByteSize()) <= room:
                     status.MergeFrom(more)
                     room -= size
-            answer.append(status)
-        return inspection.ListRoundsResponse(rounds=reversed(answer))
+                else:
+                    is_whole = False
+            yield status, is_whole
 
     def _round(self, record: RoundRecord) -> inspection.RoundStatus:
         seconds = record.seconds
@@ -281,16 +303,20 @@ class InspectionService(inspection_grpc.InspectionServicer):
         self, request: inspection.ListModelsRequest, context: Context
     ) -> inspection.ListModelsResponse:
         models = self._driver.history.models.values()
-        answer: list[inspection.ModelStatus] = []
-        room = MAX_BYTES  # a layout names every tensor, so that models differ in size
-        for model in islice(reversed(models), _limit(request.limit)):
-            status = model_message(model)
-            room -= status.ByteSize()
-            if room < 0 and answer:
-                break
-            answer.append(status)
-        removed = sorted(self._driver.history.removed)
-        return inspection.ListModelsResponse(models=reversed(answer), removed=removed)
+        # On the first page only: a client puts pages together.
+        removed = () if request.page_token else sorted(self._driver.history.removed)
+        if request.page_size:
+            after = _after(request)
+            later = (one for one in models if one.round > after)
+            answer, is_last = _that_fit(later, _page_size(request))
+            token = "" if is_last else _token(answer[-1].round)
+        else:
+            answer, _ = _that_fit(islice(reversed(models), _limit(request.limit)), MAX_LIMIT)
+            answer.reverse()
+            token = ""
+        return inspection.ListModelsResponse(
+            models=answer, removed=removed, next_page_token=token, total_size=len(models)
+        )
 
 
 def _means(record: RoundRecord) -> inspection.RoundStatus:
@@ -390,6 +416,44 @@ def _accounts(history: History) -> list[inspection.SiteAccount]:
         )
         for name, account in found[:MAX_NAMES_OF_A_ROUND]
     ]
+
+
+def _that_fit(
+    models: Iterable[GlobalModel], number: int
+) -> tuple[list[inspection.ModelStatus], bool]:
+    """The first models, at least one, that fit into an answer, and whether these are all. A layout
+    names every tensor, so that models differ in size."""
+    answer: list[inspection.ModelStatus] = []
+    room = MAX_BYTES
+    for model in models:
+        status = model_message(model)
+        room -= status.ByteSize()
+        if answer and (room < 0 or len(answer) == number):
+            return answer, False
+        answer.append(status)
+    return answer, True
+
+
+Paged = inspection.ListRoundsRequest | inspection.ListModelsRequest
+
+
+def _page_size(request: Paged) -> int:
+    if request.page_size < 0:
+        raise InvalidRequest(f"page_size is {request.page_size}: it must not be negative")
+    return min(request.page_size, MAX_PAGE)
+
+
+def _after(request: Paged) -> int:
+    """The number that the page before ended with; clients treat its token as opaque."""
+    if not request.page_token:
+        return -1
+    if not request.page_token.isascii() or not request.page_token[1:].isdecimal():
+        raise InvalidRequest("page_token is not one that was given here")
+    return int(request.page_token[1:])
+
+
+def _token(last: int) -> str:
+    return f"a{last}"
 
 
 def _limit(asked: int) -> int:

@@ -393,7 +393,7 @@ class HeartbeatResponse(_message.Message):
     attempt: _builtins.int
     """at this round, with process groups: a higher one starts the round again"""
     rounds_contributed: _builtins.int
-    """With FINISHED: rounds of the session in which an update of the caller counted."""
+    """With FINISHED only: rounds of training in which an update of the caller counted."""
     def __init__(
         self,
         *,
@@ -406,13 +406,15 @@ class HeartbeatResponse(_message.Message):
         update_damaged: _builtins.bool = ...,
         warning: _builtins.str = ...,
         attempt: _builtins.int = ...,
-        rounds_contributed: _builtins.int = ...,
+        rounds_contributed: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rounds_contributed", b"_rounds_contributed", "rounds_contributed", b"rounds_contributed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cause", b"cause", "reconnect_spread_ms", b"reconnect_spread_ms", "round", b"round", "rounds_contributed", b"rounds_contributed", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted", "update_damaged", b"update_damaged", "warning", b"warning"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rounds_contributed", b"_rounds_contributed", "attempt", b"attempt", "cause", b"cause", "reconnect_spread_ms", b"reconnect_spread_ms", "round", b"round", "rounds_contributed", b"rounds_contributed", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted", "update_damaged", b"update_damaged", "warning", b"warning"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__rounds_contributed: _TypeAlias = _typing.Literal["rounds_contributed"]  # noqa: Y015
+    _WhichOneofArgType__rounds_contributed: _TypeAlias = _typing.Literal["_rounds_contributed", b"_rounds_contributed"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rounds_contributed) -> _WhichOneofReturnType__rounds_contributed | None: ...
 
 Global___HeartbeatResponse: _TypeAlias = HeartbeatResponse  # noqa: Y015
 
@@ -488,13 +490,15 @@ class WatchResponse(_message.Message):
         update_damaged: _builtins.bool = ...,
         warning: _builtins.str = ...,
         attempt: _builtins.int = ...,
-        rounds_contributed: _builtins.int = ...,
+        rounds_contributed: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rounds_contributed", b"_rounds_contributed", "rounds_contributed", b"rounds_contributed", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cause", b"cause", "round", b"round", "rounds_contributed", b"rounds_contributed", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted", "update_damaged", b"update_damaged", "warning", b"warning", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rounds_contributed", b"_rounds_contributed", "attempt", b"attempt", "cause", b"cause", "round", b"round", "rounds_contributed", b"rounds_contributed", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted", "update_damaged", b"update_damaged", "warning", b"warning", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__rounds_contributed: _TypeAlias = _typing.Literal["rounds_contributed"]  # noqa: Y015
+    _WhichOneofArgType__rounds_contributed: _TypeAlias = _typing.Literal["_rounds_contributed", b"_rounds_contributed"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rounds_contributed) -> _WhichOneofReturnType__rounds_contributed | None: ...
 
 Global___WatchResponse: _TypeAlias = WatchResponse  # noqa: Y015
 

@@ -48,7 +48,9 @@ def _head(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
     is_over = status.state == pb.FINISHED
     because = f": {status.ended_because}" if status.ended_because else ""
     state = f"{status.cause}{because}" if is_over else f"Waiting for: {status.waiting_for}"
-    took_part = f"{len({name for one in rounds for name in one.contributors})} took part"
+    counted = {name for one in rounds for name in one.contributors}
+    counted |= {one.participant_id for one in status.sites if one.rounds_contributed}
+    took_part = f"{len(counted)} took part"
     facts = [
         ("state", status.phase),
         ("rounds", f"{status.num_trained} of {status.num_rounds}"),
@@ -64,7 +66,9 @@ def _head(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts
     )
     warnings = "".join(f'<p class="warning">{escape(one)}</p>' for one in status.warnings)
-    return f'<p class="soft">{escape(state)}</p><dl>{listed}</dl>{warnings}'
+    lost = rounds[0].round if rounds else 0
+    cut = f'<p class="soft">Rounds before {lost} are no longer kept.</p>' if lost else ""
+    return f'<p class="soft">{escape(state)}</p><dl>{listed}</dl>{warnings}{cut}'
 
 
 def _curves(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
@@ -174,6 +178,7 @@ def _roster(rounds: Sequence[RoundStatus]) -> str:
         '<span class="no">×</span> selected and did not count, blank: not selected</p>'
         f'<div class="wide"><table class="roster"><thead><tr><th>round</th>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>{_more(len(names), MAX_ROWS)}"
+        f"{_latest(len(shown), sum(one.task != pb.INITIALISE for one in rounds))}"
     )
 
 
@@ -208,7 +213,15 @@ def _reasons(rounds: Sequence[RoundStatus]) -> str:
         '<h2>Why not</h2><div class="wide"><table><thead><tr><th>site</th><th>reason</th>'
         '<th class="num">times</th><th>in rounds</th></tr></thead>'
         f"<tbody>{rows}</tbody></table></div>"
-        f"{_more(len(found), MAX_ROWS)}"
+        f"{_more(len(found), MAX_ROWS)}{_unnamed(rounds)}"
+    )
+
+
+def _unnamed(rounds: Sequence[RoundStatus]) -> str:
+    """The sentence about rounds whose record has numbers only; empty if there are none."""
+    number_ = sum(bool(one.num_missing) and not one.missing for one in rounds)
+    return (
+        f'<p class="soft">of {number_:,} more rounds only numbers are kept</p>' if number_ else ""
     )
 
 
@@ -238,7 +251,17 @@ def _timeline(rounds: Sequence[RoundStatus]) -> str:
     ]
     began, ended = duration(spans[0][1]), duration(max(end for _, _, end, _ in spans))
     told = f"From {began} to {ended} after the session was opened, a bar for each round"
-    return f'<h2>Timeline</h2><p class="soft">{told}</p>{timeline(spans)}'
+    return (
+        f'<h2>Timeline</h2><p class="soft">{told}</p>{timeline(spans)}'
+        f"{_latest(len(shown), len(rounds))}"
+    )
+
+
+def _latest(shown: int, number_: int) -> str:
+    """The sentence under a part that shows the latest rounds only; empty if these are all."""
+    if shown >= number_:
+        return ""
+    return f'<p class="soft">the latest {shown} of {number_:,} rounds</p>'
 
 
 def _more(number_: int, shown: int) -> str:
