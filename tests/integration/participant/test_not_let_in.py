@@ -28,7 +28,7 @@ def sites() -> dict[str, Participant]:
 
 
 async def test_minimum_alone_is_no_maximum(start: Any, take_part: Any) -> None:
-    """Of three sites that come to a session of at least two, all three train."""
+    """All three sites that come to a session of at least two train."""
     rounds = {"rounds": 3, "min_participants": 2, "start_participants": 3, "start_timeout_s": 60.0}
     coordinator = await start(rounds=rounds)
     assert coordinator.driver.session.rules.max_participants > 3
@@ -40,8 +40,8 @@ async def test_minimum_alone_is_no_maximum(start: Any, take_part: Any) -> None:
 async def test_site_that_was_never_let_in_is_named_at_the_end(
     start: Any, take_part: Any, tmp_path: Path, is_restarted: bool
 ) -> None:
-    """It ends with a status of its own; status, report and the last lines of the log have its name
-    and the reason, also from the journal alone."""
+    """The site ends with a status of its own; status, report and the last lines of the log have its
+    name and the reason, also from the journal alone."""
     rounds = {"rounds": 3, "min_participants": 2, "max_participants": 2}
     server = {"heartbeat_time_s": 0.2, "heartbeat_timeout_s": 0.5}
     coordinator = await start(rounds=rounds, server=server)
