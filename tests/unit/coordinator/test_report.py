@@ -4,6 +4,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from support.pages import OTHER_HOST
 from xain_coordinator.cli.report.charts import Line, chart
 from xain_coordinator.cli.report.page import page
 from xain_coordinator.server.inspection_client import Snapshot
@@ -47,6 +48,7 @@ def read(snapshot: Snapshot) -> Checked:
     checked.close()
     assert checked.open == []
     assert "script" not in checked.tags
+    assert not OTHER_HOST.search(page(snapshot))
     return checked
 
 

@@ -12,7 +12,7 @@ import structlog
 from fastapi import FastAPI, Header, HTTPException, Query, Request, Response
 from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 
 from xain_coordinator.config.http import HttpSettings
 from xain_coordinator.export import formats
@@ -20,6 +20,7 @@ from xain_coordinator.export.commands import described
 from xain_coordinator.export.trained import NoModel
 from xain_coordinator.http_face import bodies, chimera
 from xain_coordinator.http_face.admission import Bodies, Gone
+from xain_coordinator.http_face.docs_page import HEADERS, docs_page
 from xain_coordinator.http_face.errors import HttpError
 from xain_coordinator.http_face.events import EventReaders
 from xain_coordinator.http_face.fits import Fits
@@ -51,6 +52,7 @@ MAX_OPEN = {"/events": 64, "/download": 16}
 FILE_CHUNK_BYTES = 256 << 10
 MAX_SETTINGS_BYTES = 256 << 10  # of a body without rows
 
+OPENAPI = "/v1/openapi.json"
 _AS_CONFIGURED = bodies.FitRequest()
 
 
@@ -65,13 +67,18 @@ def make_app(fits: Fits, settings: HttpSettings) -> Any:
         version="1",
         description="Fit a model over the participants of a coordinator, and predict with it.",
         redoc_url=None,
-        openapi_url="/v1/openapi.json",
-        docs_url="/v1/docs",
+        openapi_url=OPENAPI,
+        docs_url=None,
         # A redirect to the path with another slash at its end would lose the body.
         redirect_slashes=False,
     )
     _add_errors(app)
     _add_paths(app, fits)
+
+    @app.get("/v1/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(docs_page(app.openapi(), OPENAPI), headers=HEADERS)
+
     app.include_router(chimera.make_router(fits))
     return _Guarded(app, settings)
 
