@@ -540,6 +540,8 @@ class Agent:
                 else:
                     self._measured("trained", round_, result.num_samples, result.metrics)
                     self._tell("trained", round_=round_)
+            case e.TrainingFailed(round_, message) if self._serve:  # else it is the last line
+                self._log.error("training_failed", round=round_, reason=message)
             case e.HandedIn(round_):
                 self._info("handed_in", round_=round_)
                 self._tell("handed_in", round_=round_)

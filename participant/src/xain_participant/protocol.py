@@ -24,7 +24,8 @@ trained, or until the session is another one. While a result is held its round i
 An adapter that keeps results on disk begins with the kept one, as Held.
 
 With `serve` the end of a session is not the end of the participant: it drops what it holds, goes on
-with its heartbeats, and joins the next session as soon as the coordinator has one.
+with its heartbeats, and joins the next session as soon as the coordinator has one. A training that
+fails is reported, and is the end of its round.
 """
 
 from collections import deque
@@ -440,6 +441,11 @@ class Protocol:
                 self._go_on()
             case e.TrainingFailed(round_, message, failure):
                 self._out.append(a.ReportFailure(round_, failure))
+                if self._serve:  # another fit may ask for what these data can do
+                    self._work_backoff.reset()
+                    self._over(round_, "its training failed")
+                    self._work()
+                    return
                 self._out.append(a.Leave())
                 self._exit(EXIT_FAILED, f"training of round {round_} failed: {message}")
 

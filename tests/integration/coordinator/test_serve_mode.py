@@ -56,6 +56,10 @@ class Fleet:
             await asyncio.to_thread(thread.join, PATIENCE_S)
             assert not thread.is_alive()
 
+    @property
+    def is_running(self) -> bool:
+        return all(thread.is_alive() for _, thread in self._running.values())
+
     async def end(self) -> None:
         await self.leave(list(self._running))
 
@@ -218,6 +222,25 @@ async def test_later_fit_waits_for_a_remote_store_that_is_away(serve: Serve, fle
     assert await fit(sessions) != first
     assert num_made == 2
     assert not sessions.failed.is_set()
+
+
+@pytest.mark.parametrize("estimator", ["ComplementNB", "MultinomialNB"])
+async def test_fit_that_fails_is_answered_with_the_reason_and_the_next_one_is_fitted(
+    estimator: str, serve: Serve, fleet: Fleet
+) -> None:
+    """Estimators for counts take no standardised columns; the participants stay."""
+    sessions = await serve()
+    fleet.join(sessions, "north", "south")
+    wrong = {"wait": True, "workload": {"options": {"estimator": estimator}}}
+    async with asyncio.timeout(PATIENCE_S):
+        answer = await post(sessions, "/v1/fit", wrong)
+    assert answer.status_code == 422, answer.text
+    error = answer.json()["error"]
+    assert error["code"] == "TRAINING_FAILED"
+    assert f"{estimator} cannot be fitted on these rows: Negative values" in error["message"]
+    assert sessions.session.cause.startswith("training failed at ")
+    assert fleet.is_running
+    assert await fit(sessions) != ""
 
 
 async def test_wait_for_a_fit_is_answered_though_later_sessions_have_followed(

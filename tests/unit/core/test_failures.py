@@ -177,3 +177,40 @@ def test_with_a_limit_of_0_deadlines_leave_nobody_out() -> None:
         hang(bench, "a")
     assert left_out(bench) == []
     assert "a" in bench.selected
+
+
+# --- fits that were requested ---
+
+
+def requested_fit(*names: str) -> Bench:
+    bench = Bench(strict(min_participants=2, start="request"))
+    bench.join(*names)
+    bench.send(c.RequestFit())
+    return bench
+
+
+def test_requested_fit_ends_with_the_reason_when_too_few_can_train() -> None:
+    bench = requested_fit("a", "b", "c")
+    assert bench.session.phase is Phase.COLLECTING
+    fail(bench, "a")
+    assert bench.session.phase is Phase.COLLECTING, "two others can train"
+    fail(bench, "b")
+    assert bench.session.phase is Phase.FINISHED
+    assert bench.session.cause == "training failed at b: no columns"
+
+
+def test_update_of_a_participant_that_has_gone_counts_for_a_requested_fit() -> None:
+    bench = requested_fit("a", "b", "c")
+    bench.end("a")
+    bench.leave("a")
+    fail(bench, "b")
+    assert bench.session.phase is Phase.COLLECTING
+    fail(bench, "c")
+    assert bench.session.phase is Phase.FINISHED
+
+
+def test_session_that_nobody_requested_waits_for_mended_processes() -> None:
+    bench = opened_round("a", "b", rules=strict(min_participants=2))
+    fail(bench, "a")
+    fail(bench, "b")
+    assert bench.session.phase is not Phase.FINISHED

@@ -979,6 +979,23 @@ def test_serving_participant_drops_work_of_a_finished_session(serving: Talk) -> 
     assert [type(action) for action in serving.hear(e.Trained(0))] == [a.Drop]
 
 
+def test_serving_participant_whose_training_fails_stays_for_the_next_session(
+    serving: Talk,
+) -> None:
+    failure = Failure("DataError", "no such column")
+    serving.advertise(0)
+    serving.hear(e.Assigned(0))
+    failed = serving.hear(e.TrainingFailed(0, "DataError: no such column", failure))
+    assert failed == [a.ReportFailure(0, failure)]
+    assert serving.advertise(0) == [], "the round is over for it"
+    assert serving.advertise(0, State.FINISHED) == []
+    serving.refuse(Call.HEARTBEAT, "NOT_A_MEMBER", "PERMISSION_DENIED")
+    assert serving.hear(e.TimerFired(Timer.CONTACT)) == [a.Rendezvous()]
+    serving.session = "s2"
+    serving.hear(e.Joined("s2", 5.0))
+    assert serving.advertise(0) == [a.BeginRound(0)]
+
+
 def test_serving_participant_waits_for_its_last_acknowledgement(serving: Talk) -> None:
     serving.advertise(0)
     serving.hear(e.Assigned(0))

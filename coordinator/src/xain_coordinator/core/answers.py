@@ -15,7 +15,7 @@ from xain_coordinator.core.membership import (
     check_tags,
 )
 from xain_coordinator.core.needed import models_in_use
-from xain_coordinator.core.pacing import Pacing
+from xain_coordinator.core.pacing import Pacing, num_needed
 from xain_coordinator.core.points import departure_point, participant_point
 from xain_coordinator.core.profiles import check_profile
 from xain_coordinator.core.questions import require_member, require_selected
@@ -28,6 +28,7 @@ from xain_coordinator.core.values import (
     ParticipantState,
     Phase,
     Point,
+    Task,
     Update,
 )
 from xain_foundation.names import printable
@@ -40,6 +41,8 @@ MAX_KIND = 80  # of the type of an exception
 MAX_TRACEBACK = 2000
 # Refusals in a row that are written down where there is no limit to them.
 MAX_NOTED = 20
+
+TRAINING_FAILED = "training failed at "  # how the cause begins of a fit that ended for it
 
 Answer = tuple[tuple[e.Event, ...], r.Reply, tuple[Point, ...]]
 
@@ -60,7 +63,7 @@ def answer(session: Session, command: c.Command, now: float, pacing: Pacing) -> 
         case c.NoteRefusedUpdate():
             return _note_refused(session, command), r.Done(), ()
         case c.NoteFailure():
-            return _note_failure(session, command), r.Done(), ()
+            return _note_failure(session, command, now), r.Done(), ()
         case c.NoteGroupBroken():
             return _note_group_broken(session, command), r.Done(), ()
         case c.NoteDamagedUpdates(reasons):
@@ -347,9 +350,12 @@ def _note_refused(session: Session, command: c.NoteRefusedUpdate) -> tuple[e.Eve
     return refused, *_left_out(session, participant_id)
 
 
-def _note_failure(session: Session, command: c.NoteFailure) -> tuple[e.Event, ...]:
+def _note_failure(session: Session, command: c.NoteFailure, now: float) -> tuple[e.Event, ...]:
     """Count a failure like a refused update. The participant is not selected again in this round
-    unless it joins again, so that one that goes on has at most one failure a round."""
+    unless it joins again, so that one that goes on has at most one failure a round.
+
+    A fit that was requested ends when too few others are left: its participants stay for the next.
+    """
     participant_id = command.participant_id
     require_member(session, participant_id)
     if not _is_owed(session, participant_id, command.round):
@@ -361,7 +367,19 @@ def _note_failure(session: Session, command: c.NoteFailure) -> tuple[e.Event, ..
         printable(command.message)[:MAX_REASON],
         command.traceback[:MAX_TRACEBACK],
     )
+    if session.rules.start == "request" and _leaves_too_few(session, participant_id):
+        why = f"{TRAINING_FAILED}{participant_id}: {failed.message or failed.kind}"
+        return failed, e.SessionFinished(why, now)
     return failed, *_left_out(session, participant_id)
+
+
+def _leaves_too_few(session: Session, participant_id: str) -> bool:
+    """Whether the open round cannot be closed any more without this participant."""
+    round_ = session.open_round
+    if round_ is None or round_.task is Task.EVALUATE:
+        return False
+    others = {*session.members.eligible, *round_.updates} - {participant_id, *round_.failed}
+    return len(others) < num_needed(round_, session.rules)
 
 
 def _note_group_broken(session: Session, command: c.NoteGroupBroken) -> tuple[e.Event, ...]:

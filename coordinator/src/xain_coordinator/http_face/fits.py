@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from xain_coordinator.assembly.sessions import Sessions
 from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.core.answers import TRAINING_FAILED
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.strategy import Strategy
 from xain_coordinator.core.values import Phase
@@ -105,8 +106,9 @@ class Fits:
         """Wait for the end of a fit. Raises HttpError if it has no result."""
         session = await self.on_loop(self.sessions.ended(driver))
         if session.cause != COMPLETED:
+            is_of_training = session.cause.startswith(TRAINING_FAILED)
             raise HttpError(
-                "FIT_FAILED",
+                "TRAINING_FAILED" if is_of_training else "FIT_FAILED",
                 f"session {session.session_id} has ended without a result: {session.cause}",
             )
 
