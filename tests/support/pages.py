@@ -1,4 +1,4 @@
-"""What a page may not have in it."""
+"""Addresses of other hosts in pages."""
 
 import re
 

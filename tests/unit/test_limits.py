@@ -1,0 +1,139 @@
+"""The bounds in docs/limits.md are those of the programs, and a test drives each of them over."""
+
+import re
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "limits.md"
+UNITS = {"": 1, "bytes": 1, "s": 1, "KiB": 1 << 10, "MiB": 1 << 20}
+CONSTANT = re.compile(r'`([\w.]+):([\w.]+)(?:\["(.+)"\])?`')
+
+# Where a row is driven over its bound, by the row's first two columns.
+DRIVEN: Mapping[tuple[str, str], str] = {
+    ("gRPC port", "calls of one participant"): (
+        "integration/test_admission_control.py::test_member_with_too_many_calls_is_asked_to_come_again"
+    ),
+    ("gRPC port", "calls of unregistered clients"): (
+        "integration/test_admission_control.py"
+        "::test_silent_calls_of_unregistered_clients_make_room_for_newer_calls"
+    ),
+    ("gRPC port", "messages of unregistered clients that come at a time"): (
+        "integration/test_admission_control.py"
+        "::test_slow_requests_of_unregistered_clients_end_when_others_wait_to_be_read"
+    ),
+    ("gRPC port", "a call before its first message"): (
+        "integration/test_admission_control.py"
+        "::test_call_without_a_message_ends_with_deadline_exceeded"
+    ),
+    ("gRPC port", "predictions asked of participants"): (
+        "integration/coordinator/test_predictions.py::test_questions_are_bounded"
+    ),
+    ("weights port", "connections"): (
+        "integration/test_weights_port.py::test_burst_of_connections_stays_within_the_limit"
+    ),
+    ("weights port", "a head until it is whole"): (
+        "integration/test_weights_port.py::test_sender_of_single_bytes_ends"
+    ),
+    ("weights port", "a body without progress"): (
+        "integration/test_weights_port.py::test_stalled_transfer_ends"
+    ),
+    ("HTTP face", "connections"): (
+        "integration/coordinator/test_http_bounds.py::test_half_requests_keep_no_client_out"
+    ),
+    ("HTTP face", "a head until it is whole"): (
+        "integration/coordinator/test_http_bounds.py"
+        "::test_head_that_does_not_come_ends_its_connection"
+    ),
+    ("HTTP face", "a head"): (
+        "integration/coordinator/test_http_bounds.py::test_head_over_the_bound_is_refused"
+    ),
+    ("HTTP face", "bodies in flight, in `[http] max_body_bytes`"): (
+        "integration/test_http_flood.py::test_floods_leave_memory_below_200_mib_and_others_served"
+    ),
+    ("HTTP face", "rows of a body"): (
+        "integration/coordinator/test_http_bounds.py"
+        "::test_body_with_too_many_rows_or_of_another_path_is_refused"
+    ),
+    ("HTTP face", "a body without rows"): (
+        "integration/coordinator/test_http_bounds.py"
+        "::test_body_with_too_many_rows_or_of_another_path_is_refused"
+    ),
+    ("HTTP face", "readers of events"): (
+        "integration/coordinator/test_http_bounds.py"
+        "::test_readers_of_events_leave_connections_to_others"
+    ),
+    ("parameter server", "connections of a server"): (
+        "integration/parameters/test_transport.py::test_connections_beyond_the_limit_are_closed"
+    ),
+    ("parameter server", "a connection without a Hello"): (
+        "integration/parameters/test_transport.py"
+        "::test_connections_that_say_nothing_keep_no_worker_out"
+    ),
+    ("parameter server", "a head of a message"): (
+        "integration/parameters/test_transport.py"
+        "::test_malformed_frames_end_their_connection_and_nothing_else"
+    ),
+    **{
+        ("scheduler", what): (
+            "integration/parameters/test_table_flood.py"
+            "::test_declarations_over_the_bounds_harm_no_push_and_no_replica"
+        )
+        for what in (
+            "the name of a table",
+            "the declaration of a table",
+            "new tables at once",
+            "new tables in a second after that",
+        )
+    },
+    ("scheduler", "tables"): (
+        "unit/parameters/test_table_bounds.py::test_as_many_tables_as_there_may_be_fit_into_a_view"
+    ),
+    **{
+        ("model file", what): (
+            "unit/coordinator/test_model_files.py"
+            "::test_file_over_a_bound_is_refused_in_one_line_before_it_is_read"
+        )
+        for what in (
+            "lists and objects of JSON in each other",
+            "an archive unpacked, to its size, beyond 64 MiB",
+            "the schema of a `.skops`",
+        )
+    },
+    ("model file", "JSON"): (
+        "unit/coordinator/test_model_files.py::test_json_file_over_the_bound_is_not_read"
+    ),
+}
+
+
+def rows() -> list[list[str]]:
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    told = [line.strip("|").split(" | ") for line in lines if line.startswith("| ")]
+    return [[cell.strip() for cell in row] for row in told[1:]]
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row[0]}: {row[1]}")
+def test_bound_is_told_as_the_program_has_it(row: list[str]) -> None:
+    number, _, unit = row[2].partition(" ")
+    found = CONSTANT.fullmatch(row[3])
+    assert found is not None, row[3]
+    module, name, key = found.groups()
+    if not module.startswith("xain_"):
+        module = f"xain_coordinator.{module}"
+    value: Any = import_module(module)
+    for part in name.split("."):
+        value = getattr(value, part)
+    if key is not None:
+        value = value[key]
+    assert value == int(number) * UNITS[unit]
+
+
+def test_each_bound_has_a_test_that_drives_it_over() -> None:
+    assert {(row[0], row[1]) for row in rows()} == DRIVEN.keys()
+    for where in set(DRIVEN.values()):
+        path, _, name = where.partition("::")
+        assert f"def {name}(" in (ROOT / "tests" / path).read_text(encoding="utf-8"), where
