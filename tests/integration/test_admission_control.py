@@ -21,6 +21,7 @@ from xain_coordinator.server.admission_control import (
     UNREGISTERED_READS,
 )
 from xain_coordinator.server.serve import STREAMS_PER_CONNECTION
+from xain_coordinator.updates.bodies import StallTimer
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 
@@ -120,6 +121,21 @@ async def test_call_without_a_message_ends_with_deadline_exceeded(start, join):
     assert codes == [Code.DEADLINE_EXCEEDED] * 4
     await until_open(coordinator, 0)
     assert (await member.heartbeat()).state == pb.STANDBY
+
+
+async def test_call_that_two_limits_end_at_once_is_ended_once(start, join, caplog, monkeypatch):
+    """The upload's own limit passes together with the one of its first message. gRPC logs an error
+    for a second end of a call."""
+    coordinator = await start(rounds={"min_participants": 2})
+    coordinator._server.admission.first_message_s = 0.1
+    monkeypatch.setattr(StallTimer, "stalled_s", 0.1)
+    member = join(coordinator, "a")
+    await member.rendezvous()
+    for _ in range(5):
+        call = member.stub.PutWeights(silence(), metadata=member.metadata)
+        assert await status_of(call) in (Code.DEADLINE_EXCEEDED, Code.UNAVAILABLE)
+    await until_open(coordinator, 0)
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_slow_requests_of_unregistered_clients_end_when_others_wait_to_be_read(start, join):

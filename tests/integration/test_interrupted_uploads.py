@@ -422,9 +422,11 @@ async def test_a_participant_goes_on_after_a_cut(start, join, proxy, monkeypatch
     cut_at = 20 * MIB if encoding == "plain" else 15 * MIB
     cuts: list[int] = []
 
-    def cut_once(self: outgoing.Upload, offset: int, size: int) -> Iterator[bytes]:
-        sent = 0
-        for chunk in chunks(self, offset, size):
+    sent = 0
+
+    def cut_once(self: outgoing.Upload, offset: int, size: int, most: int) -> Iterator[bytes]:
+        nonlocal sent
+        for chunk in chunks(self, offset, size, most):
             if sent >= cut_at and not cuts:
                 cuts.append(sent)
                 proxy.cut()
@@ -471,7 +473,7 @@ async def test_an_upload_goes_on_in_the_other_form(start, join, tmp_path, first)
             yield pb.PutWeightsRequest(
                 header=header(offset=offset, encoding=form.encoding, **about)
             )
-            for chunk in itertools.islice(form.chunks(offset, MIB), num_chunks):
+            for chunk in itertools.islice(form.chunks(offset, MIB, form.part(offset)), num_chunks):
                 yield pb.PutWeightsRequest(data=chunk)
             if num_chunks is not None:
                 await asyncio.Event().wait()

@@ -321,7 +321,9 @@ def _surroundings(world: _World, scenario: Scenario) -> Iterator[None]:
         replaced |= {
             "xain_wire.np.DeltaCodec.tile_elements": TILE_ELEMENTS,
             "xain_participant.client.CoordinatorClient.max_inline_bytes": 0,
-            "xain_participant.client.CoordinatorClient.message_bytes": MESSAGE_BYTES,
+            "xain_participant.parts.PartSize.first_bytes": 4 * MESSAGE_BYTES,
+            "xain_participant.parts.PartSize.least_bytes": MESSAGE_BYTES,
+            "xain_participant.parts.PartSize.most_message_bytes": MESSAGE_BYTES,
             "xain_coordinator.server.downloads.Downloads.max_inline_bytes": 0,
             "xain_coordinator.server.downloads.Downloads.message_bytes": MESSAGE_BYTES,
             "xain_coordinator.server.downloads.Downloads.block_bytes": 2 * CHUNK_BYTES,

@@ -37,7 +37,7 @@ class FaultProxy:
     resets them.
 
     num_accepted: connections so far, among them those that found no listener upstream.
-    num_bytes_up: passed on to the upstream so far.
+    num_bytes_up, num_bytes_down: passed on to the upstream, and from it, so far.
     told: what storm() has done, in order.
     """
 
@@ -46,7 +46,7 @@ class FaultProxy:
         # Not any free port: one that outgoing connections take could be gone after refuse().
         self.port: int = free_ports(1)[0]
         self.num_accepted = 0
-        self.num_bytes_up = 0
+        self.num_bytes_up = self.num_bytes_down = 0
         self.told: list[str] = []
         self._connections: set[_Connection] = set()
         self._listening: socket.socket | None = None
@@ -298,6 +298,8 @@ class _Connection:
                 await loop.sock_sendall(target, part)
                 if source is self.client:
                     self._proxy.num_bytes_up += len(part)
+                else:
+                    self._proxy.num_bytes_down += len(part)
                 data = data[len(part) :]
 
     async def _while_silent(self) -> None:

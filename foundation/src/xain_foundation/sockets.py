@@ -1,8 +1,11 @@
 """Ports to listen on, and options of TCP connections."""
 
 import contextlib
+import fcntl
 import random
 import socket
+import sys
+import termios
 
 # Systems give outgoing connections ports from 32,768 (Linux) or 49,152 (macOS) on.
 _BELOW_OUTGOING = (12_000, 32_000)
@@ -36,3 +39,15 @@ def leave_unpaced(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
         if connection.getpeername()[0] == connection.getsockname()[0]:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+
+
+def unacknowledged_bytes(connection: socket.socket) -> int:
+    """Bytes that this system has taken to send, and that the peer's system has not acknowledged; 0
+    where the system does not tell."""
+    if sys.platform != "linux":
+        return 0
+    try:
+        told = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4))
+    except OSError:
+        return 0  # the connection has gone
+    return int.from_bytes(told, sys.byteorder)

@@ -197,6 +197,7 @@ class Agent:
             direct=DirectTransfer() if direct else None,
             on_offer_failed=self._note_failed_offer,
             channel=channel,
+            clock=self._runtime.now,
         )
         self._work = Work(
             participant,

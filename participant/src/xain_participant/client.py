@@ -7,11 +7,12 @@ Every failure is a Refused. Retrying is not done here, with one exception: a tra
 off goes on where it stopped. gRPC notices connections that are dead, and connects again.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from queue import SimpleQueue
 from threading import Lock
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import grpc
 import grpc.experimental
@@ -28,21 +29,19 @@ from xain_participant.encoded import Encoded
 from xain_participant.events import RefusedBy
 from xain_participant.failures import Failure
 from xain_participant.participant import Evaluation
+from xain_participant.parts import PartSize
 from xain_participant.upload import Upload
 from xain_participant.values import Call
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.coordinator_pb2_grpc import CoordinatorStub
 from xain_wire.fl.refusals_pb2 import RefusalReason
-from xain_wire.limits import MAX_INLINE_BYTES
+from xain_wire.limits import MAX_INLINE_BYTES, SLOWEST_LINE_BYTES_PER_S
 from xain_wire.metadata import ERROR_DOMAIN, INSTANCE_ID_KEY, PARTICIPANT_ID_KEY, TIMEOUT_KEY
 from xain_workloads.model import Layout
 from xain_workloads.profile import DataProfile
 
 CALL_TIMEOUT_S = 5.0
 SLOWEST_STORE_BYTES_PER_S = 16 * 1024 * 1024
-# A stream gets this long plus the time its bytes take on the slowest line that is worth using.
-STREAM_TIMEOUT_S = 60.0
-SLOWEST_BYTES_PER_S = 128 * 1024
 
 CHANNEL_OPTIONS = (
     # A coordinator that has restarted is to be found again within seconds, not gRPC's two minutes.
@@ -93,15 +92,29 @@ def open_channel(
 
 OpenChannel = Callable[[str, tuple[float, float]], grpc.Channel]
 
-_Request = TypeVar("_Request")
+
+class _Message(Protocol):
+    def ByteSize(self) -> int: ...  # noqa: N802  # protobuf's name
+
+
+_Request = TypeVar("_Request", bound=_Message)
 _Answer = TypeVar("_Answer")
 _Used = TypeVar("_Used")
 _Method = Callable[[CoordinatorStub], "grpc.UnaryUnaryMultiCallable[_Request, _Answer]"]
 
 _UPLOAD_MISSING = RefusalReason.Name(RefusalReason.UPLOAD_MISSING)
-# Statuses of a stream that can be resumed: the coordinator, or the connection, went away.
-_BROKEN_OFF = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-_BROKEN_OFF_BECAUSE = ("", RefusalReason.Name(RefusalReason.UNAVAILABLE))
+# Statuses of a stream that can be resumed: the coordinator, or the connection, went away, or was
+# too slow for this part.
+_BROKEN_OFF = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+)
+_BROKEN_OFF_BECAUSE = (
+    "",
+    RefusalReason.Name(RefusalReason.UNAVAILABLE),
+    RefusalReason.Name(RefusalReason.REQUEST_MISSING),
+)
 
 
 class Refused(Exception):
@@ -159,14 +172,21 @@ class CoordinatorClient:
     instance_id: of this process, or of the state directory that it shares with the one before it.
     direct: how to use the store's URLs, closed with the client; None: they are not used.
     on_offer_failed: told when weights go through the coordinator because of it.
+    clock: seconds, monotonic.
     """
 
     # Answered when the update is durable: measured, synchronised to disk, and committed. One that
     # was put into the store the coordinator copies and reads before, which takes time by its size.
     hand_in_timeout_s = 60.0
+    # Of the call that brings a model of up to max_inline_bytes with its metadata.
+    work_timeout_s = 120.0
     max_inline_bytes = MAX_INLINE_BYTES
-    # A message of an upload has so many bytes of weights: the coordinator holds one of each upload.
-    message_bytes = 256 << 10
+    # A larger update inside its call goes through the connection of transfers: on a line of 3 KB/s
+    # heartbeats would wait behind it for longer than the lease.
+    max_beside_heartbeats_bytes = 16 << 10
+    # Of one part of a transfer; see parts.py. A tile of an encoded update, of up to 128 KiB, is the
+    # largest one on a slow line.
+    part_timeout_s = 90.0
 
     def __init__(
         self,
@@ -178,6 +198,7 @@ class CoordinatorClient:
         direct: DirectTransfer | None = None,
         on_offer_failed: Callable[[OfferFailed], None] = lambda failed: None,
         channel: OpenChannel = open_channel,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         # Two connections, so that no heartbeat waits behind an upload. The second is made when the
         # first weights travel through it.
@@ -194,6 +215,9 @@ class CoordinatorClient:
         self._on_offer_failed = on_offer_failed
         # Digest of the upload that broke off: the coordinator may have a part of it.
         self._broken_digest = b""
+        self._clock = clock
+        self._parts_up, self._parts_down = PartSize(), PartSize()
+        self._unfinished: Download | None = None  # that the next try goes on with
         self._model_metadata = KeptMetadata()
         self._spare = Spare(max_arrays=1)  # of downloads
         # The model or update that is on its way, for another thread to show.
@@ -302,10 +326,10 @@ class CoordinatorClient:
         request = pb.StartTrainingRoundRequest(
             damaged_model_digest=damaged_model_digest, known_metadata=self._model_metadata.digest
         )
-        work = self._unary(lambda stub: stub.StartTrainingRound, request)
+        work = self._unary(lambda stub: stub.StartTrainingRound, request, self.work_timeout_s)
         if not self._model_metadata.complete(work):  # a watch has brought others meanwhile
             request.ClearField("known_metadata")
-            work = self._unary(lambda stub: stub.StartTrainingRound, request)
+            work = self._unary(lambda stub: stub.StartTrainingRound, request, self.work_timeout_s)
         return work
 
     def end_round(
@@ -344,7 +368,10 @@ class CoordinatorClient:
             )
         size_bytes = update.size_bytes if update is not None else 0
         timeout_s = self.hand_in_timeout_s + size_bytes / SLOWEST_STORE_BYTES_PER_S
-        answer = self._unary(lambda stub: stub.EndTrainingRound, request, timeout_s)
+        stub = self._calls
+        if request.ByteSize() > self.max_beside_heartbeats_bytes:
+            stub = self._transfers
+        answer = self._unary(lambda stub: stub.EndTrainingRound, request, timeout_s, stub=stub)
         return self._complete(answer.next_round) if answer.HasField("next_round") else None
 
     def _complete(self, news: pb.WatchResponse) -> pb.WatchResponse:
@@ -374,13 +401,19 @@ class CoordinatorClient:
 
         Raises Refused, with status DATA_LOSS if what arrived is not what ref promises.
         """
-        download = self.transfer = Download(ref, self._spare)
+        download, self._unfinished = self._unfinished, None
+        if download is None or download.ref.digest != ref.digest:
+            download = Download(ref, self._spare)
+        self.transfer = download
         try:
             if ref.data:
                 download.add(ref.data)
             elif not self._fetch_directly(download):
                 self._fetch_in_chunks(download)
             return download.vector()
+        except Refused:
+            self._unfinished = download
+            raise
         except Damaged as damaged:
             raise _damaged(ref, str(damaged)) from None
         finally:
@@ -416,12 +449,16 @@ class CoordinatorClient:
             self.transfer = None
 
     def _put_in_chunks(self, round_: int, upload: Upload) -> pb.WeightsRef:
+        parts = self._parts_up
         offset = self._find_upload(round_, upload) if upload.digest == self._broken_digest else 0
         while True:
             self._broken_digest = upload.digest
+            upload.share = offset / upload.size_bytes
+            num_bytes, began_at = upload.part(offset, parts.num_bytes), self._clock()
             try:
-                ref = self._put_stream(round_, upload, offset)
+                answer = self._put_part(round_, upload, offset, num_bytes)
             except Refused as refused:
+                took_s = self._clock() - began_at
                 if refused.reason == _UPLOAD_MISSING and offset:
                     offset = 0  # it was dropped since we asked
                     continue
@@ -429,12 +466,16 @@ class CoordinatorClient:
                     raise
                 resumed_at = offset
                 offset = self._find_upload(round_, upload)
+                parts.broke_off(max(0, offset - resumed_at), took_s)
                 # Each attempt must send bytes, so their number is bounded.
                 if offset <= resumed_at:
                     raise
                 continue
-            self._broken_digest = b""
-            return ref
+            parts.acknowledged(num_bytes, self._clock() - began_at)
+            if answer.HasField("ref"):
+                self._broken_digest = b""
+                return answer.ref
+            offset = answer.offset
 
     def _find_upload(self, round_: int, upload: Upload) -> int:
         """Offset at which an upload that broke off can go on; 0 if it must begin again.
@@ -450,28 +491,34 @@ class CoordinatorClient:
         found = self._unary(lambda stub: stub.FindUpload, request, timeout_s)
         return found.offset if upload.can_begin_at(found.offset) else 0
 
-    def _put_stream(self, round_: int, upload: Upload, offset: int) -> pb.WeightsRef:
-        """Send an upload. Returns the answer, which may come before all is sent."""
+    def _put_part(
+        self, round_: int, upload: Upload, offset: int, num_bytes: int
+    ) -> pb.PutWeightsResponse:
+        """Send a part of an upload. Returns the answer, which may come before all is sent."""
+        is_last = upload.is_last(offset, num_bytes)
         header = pb.PutWeightsRequest.Header(
             round=round_,
             size_bytes=upload.size_bytes,
             digest=upload.digest,
             encoding=upload.encoding,
             offset=offset,
+            is_part=not is_last,
         )
 
         def messages() -> Iterator[pb.PutWeightsRequest]:
             request = pb.PutWeightsRequest(header=header)
-            for chunk in upload.chunks(offset, self.message_bytes):
+            for chunk in upload.chunks(offset, self._parts_up.message_bytes, num_bytes):
                 request.data = chunk
                 yield request
                 request = pb.PutWeightsRequest()
 
-        timeout_s = _stream_timeout_s(upload.size_bytes)
+        timeout_s = self.part_timeout_s
+        if is_last:  # the answer waits for the disk
+            timeout_s += upload.size_bytes / SLOWEST_STORE_BYTES_PER_S
         with self._guarded():
             return self._transfers.PutWeights(
                 messages(), metadata=self._metadata, timeout=timeout_s
-            ).ref
+            )
 
     def on_offer_refused(self, offer: pb.WeightsRef) -> None:
         """Send the next upload through the coordinator, which refused what was put there."""
@@ -517,23 +564,30 @@ class CoordinatorClient:
 
     def _fetch_in_chunks(self, download: Download) -> None:
         """Go on where the download stands."""
-        while True:
-            resumed_at = download.received
+        parts = self._parts_down
+        while not download.is_whole:
+            resumed_at, began_at = download.received, self._clock()
             try:
-                for chunk in self._stream(download.ref, download.received):
+                for chunk in self._stream(download.ref, resumed_at, parts.num_bytes):
                     download.add(chunk)
             except Refused as refused:
+                received = download.received - resumed_at
+                parts.broke_off(received, self._clock() - began_at)
                 # Each attempt must receive bytes, so the number of attempts is bounded.
-                if refused.status in _BROKEN_OFF and download.received > resumed_at:
+                if refused.status in _BROKEN_OFF and received:
                     continue
                 raise
-            return
+            received = download.received - resumed_at
+            if received < min(parts.num_bytes, download.size_bytes - resumed_at):
+                return  # the object is shorter than promised
+            parts.acknowledged(received, self._clock() - began_at)
 
-    def _stream(self, ref: pb.WeightsRef, offset: int) -> Iterator[bytes]:
-        request = pb.GetWeightsRequest(key=ref.key, offset=offset)
-        timeout_s = _stream_timeout_s(ref.size_bytes)
+    def _stream(self, ref: pb.WeightsRef, offset: int, num_bytes: int) -> Iterator[bytes]:
+        request = pb.GetWeightsRequest(key=ref.key, offset=offset, num_bytes=num_bytes)
         with self._guarded():
-            stream = self._transfers.GetWeights(request, metadata=self._metadata, timeout=timeout_s)
+            stream = self._transfers.GetWeights(
+                request, metadata=self._metadata, timeout=self.part_timeout_s
+            )
             try:
                 for message in stream:
                     if message.HasField("ref") and message.ref.digest != ref.digest:
@@ -551,21 +605,24 @@ class CoordinatorClient:
         """A sign of life. With its time limit the coordinator can tell how long it has waited
         there."""
         timeout_s = timeout_s if timeout_s is not None else self._call_timeout_s
+        timeout_s += _on_a_slow_line_s(request)
         told = (TIMEOUT_KEY, str(round(1000 * timeout_s)))
-        return self._unary(method, request, timeout_s, (*self._metadata, told))
+        with self._guarded():
+            return method(self._calls)(request, metadata=(*self._metadata, told), timeout=timeout_s)
 
     def _unary(
         self,
         method: "_Method[_Request, _Answer]",
         request: _Request,
         timeout_s: float | None = None,
-        metadata: tuple[tuple[str, str], ...] | None = None,
+        *,
+        stub: CoordinatorStub | None = None,
     ) -> _Answer:
+        """timeout_s: beside the time that a large request takes on the slowest line."""
         timeout_s = timeout_s if timeout_s is not None else self._call_timeout_s
+        timeout_s += _on_a_slow_line_s(request)
         with self._guarded():
-            return method(self._calls)(
-                request, metadata=metadata or self._metadata, timeout=timeout_s
-            )
+            return method(stub or self._calls)(request, metadata=self._metadata, timeout=timeout_s)
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -581,8 +638,9 @@ class CoordinatorClient:
             raise Refused("", grpc.StatusCode.CANCELLED, "the connection is closed") from None
 
 
-def _stream_timeout_s(size_bytes: int) -> float:
-    return STREAM_TIMEOUT_S + size_bytes / SLOWEST_BYTES_PER_S
+def _on_a_slow_line_s(request: _Message) -> float:
+    """Seconds that a request takes on the slowest line. gRPC takes and gives whole messages."""
+    return request.ByteSize() / SLOWEST_LINE_BYTES_PER_S
 
 
 def _damaged(ref: pb.WeightsRef, what: str) -> Refused:

@@ -17,6 +17,7 @@ URL end here, too: an OfferFailed has neither cause nor context.
 
 import os
 import re
+import select
 import socket
 import ssl
 import threading
@@ -30,20 +31,20 @@ from urllib.parse import urlsplit
 
 from xain_foundation.fields import join_host_port
 from xain_foundation.proxies import Proxy, proxy_for
-from xain_foundation.sockets import leave_unpaced
+from xain_foundation.sockets import leave_unpaced, unacknowledged_bytes
 from xain_participant.download import Damaged, Download
+from xain_wire.limits import LEAST_BYTES, SLOWEST_LINE_BYTES_PER_S, STALLED_S
 from xain_wire.weights_port import DIGEST_HEADER, KEY_HEADER, OFFSET_HEADER, PATH
 
 CHUNK_BYTES = 1 << 20
-# The slowest transfer that goes on: so many bytes in CHUNK_TIMEOUT_S, which is 2 KiB a second.
-LEAST_BYTES = 64 << 10
 CONNECT_TIMEOUT_S = 5.0
-# Time limit of LEAST_BYTES, so that a slow transfer may go on while bytes flow.
-CHUNK_TIMEOUT_S = 30.0
-# Time that the store has to make a whole upload durable.
-ANSWER_TIMEOUT_S = 60.0
-# When the last chunk is handed to the kernel, much may still wait there to be sent.
-SLOWEST_BYTES_PER_S = 128 * 1024
+# Time limit of LEAST_BYTES, so that a slow transfer may go on while bytes flow. Through a proxy
+# they come in large steps; what is slower than STALLED_S allows the weights port ends before.
+CHUNK_TIMEOUT_S = 2 * STALLED_S
+# Time that the store has to make a whole upload durable, 60 s, and that the slowest line takes for
+# 256 KiB: a proxy on the way may hold so much when its system has acknowledged the last byte.
+ANSWER_TIMEOUT_S = 60.0 + (256 << 10) / SLOWEST_LINE_BYTES_PER_S
+LOOK_S = 1.0  # between two looks at what the peer has acknowledged
 # An upload that breaks off twice takes the other way.
 NUM_PUTS = 2
 # Time that the weights port has to say whether it wants an upload.
@@ -139,7 +140,7 @@ class DirectTransfer:
         """PUT an object, the parts one after another. Returns its key, empty if the server names
         none; None, having done nothing, if the host has failed lately.
 
-        on_sent: told, after each chunk, how many bytes of the object were sent.
+        on_sent: told, after each chunk, how many bytes of the object the peer has acknowledged.
         digest: of the object; a weights port asks for it.
         Raises OfferFailed.
         """
@@ -240,7 +241,7 @@ class DirectTransfer:
         with self._connected(put.target) as connection:
             headers = {**put.headers, "Content-Range": f"bytes */{put.size_bytes}"}
             connection.request("HEAD", put.target.path, headers=headers)
-            self._allow_answer(connection, put.size_bytes)
+            connection.sock.settimeout(self._answer_timeout_s)
             with connection.getresponse() as response:
                 offset = response.headers.get(OFFSET_HEADER, "")
                 if response.status != 200 or not offset.isdecimal():
@@ -262,27 +263,26 @@ class DirectTransfer:
         try:
             connection.endheaders()
             if target.is_port and not self._may_continue(connection):
-                return self._stored(target, connection, 0)
-            connection.sock.settimeout(self._chunk_timeout_s)
-            sent, stall_timer = 0, _StallTimer(self._chunk_timeout_s)
+                return self._stored(target, connection)
+            progress = _Progress(connection.sock, put, offset, self._chunk_timeout_s)
+            sent = 0
             for part in put.parts:
                 skipped = min(max(0, offset - sent), len(part))
                 sent += skipped
                 part = part[skipped:]
                 while part:
-                    count = connection.sock.send(part[:CHUNK_BYTES])
-                    stall_timer.moved(count)
+                    count = progress.send(part[:CHUNK_BYTES])
                     part = part[count:]
                     sent += count
-                    put.on_sent(sent)
+            progress.finish()
         except TimeoutError:
             raise
         except OSError:
             # A server that refuses may answer and hang up without having read it all.
             with suppress(OSError, HTTPException):
-                return self._stored(target, connection, put.size_bytes)
+                return self._stored(target, connection)
             raise
-        return self._stored(target, connection, put.size_bytes - offset)
+        return self._stored(target, connection)
 
     def _may_continue(self, connection: HTTPConnection) -> bool:
         """Wait for the port's "100 Continue": False if a final answer has come, which is still to
@@ -304,9 +304,9 @@ class DirectTransfer:
             time.sleep(PEEK_S)  # a socket cannot wait for its peer and for close()
         raise ConnectionError("the client is closed")
 
-    def _stored(self, target: "_Target", connection: HTTPConnection, sent: int) -> str:
-        """The answer to a PUT of so many bytes. Raises _Failed if it is a refusal."""
-        self._allow_answer(connection, sent)
+    def _stored(self, target: "_Target", connection: HTTPConnection) -> str:
+        """The answer to a PUT: the key of the stored object. Raises _Failed if it is a refusal."""
+        connection.sock.settimeout(self._answer_timeout_s)
         with connection.getresponse() as response:
             if not 200 <= response.status < 300:
                 raise _Failed(f"status {response.status}")
@@ -314,11 +314,6 @@ class DirectTransfer:
             if target.is_port and not key:
                 raise _Failed("an answer without the key of the update")
             return key
-
-    def _allow_answer(self, connection: HTTPConnection, sent: int) -> None:
-        """Set the time limit of the answer."""
-        waiting = min(sent, connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
-        connection.sock.settimeout(self._answer_timeout_s + waiting / SLOWEST_BYTES_PER_S)
 
     # --- the connection ---
 
@@ -391,6 +386,48 @@ class _StallTimer:
             self._begin()
         elif time.monotonic() > self._deadline:
             raise _Failed(_TIMED_OUT)
+
+
+class _Progress:
+    """Sending of an upload's body. What counts is what the peer has acknowledged, not what this
+    system has taken: on a slow line it takes megabytes at once.
+
+    Raises _Failed when the peer acknowledges less than LEAST_BYTES in `timeout_s`.
+    """
+
+    def __init__(self, sock: socket.socket, put: "_Put", offset: int, timeout_s: float) -> None:
+        self._sock = sock
+        self._on_sent = put.on_sent
+        self._sent = self._acknowledged = offset
+        self._stall_timer = _StallTimer(timeout_s)
+        sock.settimeout(min(LOOK_S, timeout_s))
+
+    def send(self, data: memoryview) -> int:
+        """Send some of the data; returns how many bytes the system has taken, which may be 0."""
+        try:
+            count = self._sock.send(data)
+        except TimeoutError:
+            count = 0
+        self._sent += count
+        self._look()
+        return count
+
+    def finish(self) -> None:
+        """Wait until the peer has acknowledged all, or answers."""
+        while self._acknowledged < self._sent and not _is_readable(self._sock, LOOK_S):
+            self._look()
+
+    def _look(self) -> None:
+        acknowledged = max(self._acknowledged, self._sent - unacknowledged_bytes(self._sock))
+        self._stall_timer.moved(acknowledged - self._acknowledged)
+        self._acknowledged = acknowledged
+        self._on_sent(acknowledged)
+
+
+def _is_readable(sock: socket.socket, wait_s: float) -> bool:
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(1000 * wait_s))
 
 
 @dataclass(frozen=True, slots=True)

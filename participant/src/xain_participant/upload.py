@@ -17,7 +17,7 @@ class Upload:
 
     encoded: a shorter form of the same vector, which travels in its place.
     size_bytes, digest: of the object that will be stored. The encoded form does not change them.
-    share: how much of it has been sent, from 0 to 1; for another thread to show.
+    share: how much of it the other side has, from 0 to 1; for another thread to show.
     """
 
     def __init__(self, vector: NDArray[Any], encoded: Encoded | None = None) -> None:
@@ -43,20 +43,36 @@ class Upload:
             0 <= at < len(self.data) and at % self._tile_bytes == 0
         )
 
-    def chunks(self, offset: int, size: int) -> Iterator[bytes]:
+    def part(self, offset: int, most: int | None = None) -> int:
+        """Bytes of chunks() in a part that begins at byte `offset`: at most `most`, or one tile of
+        the encoded form. most: None for all."""
+        start = len(self.start[offset:])
+        left = start + len(self._data_from(max(0, offset - len(self.start))))
+        if most is None:
+            return left
+        if self._encoded is not None:
+            tile_bytes = self._encoded.tile_bytes
+            most = start + max(1, (most - start) // tile_bytes) * tile_bytes
+        return min(left, most)
+
+    def is_last(self, offset: int, num_bytes: int) -> bool:
+        """Whether a part that begins at byte `offset` reaches to the end."""
+        return num_bytes == self.part(offset)
+
+    def chunks(self, offset: int, size: int, num_bytes: int) -> Iterator[bytes]:
         """The object from a byte on, as it travels: at least one piece.
 
-        size: of each piece in bytes; the last one may be shorter.
+        size: of each piece in bytes; the last one may be shorter. num_bytes: of all of them; see
+        part().
         A message owns its bytes, so one chunk is copied, never the whole.
         """
         start, data = self.start[offset:], self._data_from(max(0, offset - len(self.start)))
         at = 0
         while True:
-            end = at + size
+            end = min(at + size, num_bytes)
             yield start[at:end] + data[max(0, at - len(start)) : max(0, end - len(start))]
             at = end
-            self.share = min(1.0, (offset + at) / (offset + len(start) + len(data)))
-            if at >= len(start) + len(data):
+            if at >= num_bytes:
                 return
 
     def _data_from(self, at: int) -> memoryview:

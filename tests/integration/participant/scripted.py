@@ -107,6 +107,7 @@ class ScriptedCoordinator(CoordinatorServicer):
         self.ended: list[pb.EndTrainingRoundRequest] = []
         self.uploads: dict[str, bytes] = {}
         self.upload_chunks: list[int] = []
+        self.parts: dict[str, bytes] = {}  # of uploads, by participant
         self.download_offsets: list[int] = []
         self.heartbeat_interval_ms = 50
         self.has_watch = True
@@ -258,14 +259,18 @@ class ScriptedCoordinator(CoordinatorServicer):
         if self.answer_uploads_with is not None:
             return pb.PutWeightsResponse(ref=self.answer_uploads_with)
         chunks = [first.data, *(request.data for request in request_iterator)]
-        data = b"".join(chunks)
+        data = self.parts.pop(name, b"")[: first.header.offset] + b"".join(chunks)
+        self.upload_chunks = [*self.upload_chunks, *(len(chunk) for chunk in chunks)]
+        if first.header.is_part:
+            self.parts[name] = data
+            self.calls["PutWeights"] -= 1  # uploads are counted
+            return pb.PutWeightsResponse(offset=len(data))
         if self.after["PutWeights"]:
             self.after["PutWeights"].popleft()(context)
         assert first.header.size_bytes == len(data)
         assert first.header.digest == digest(data)
         key = f"{first.header.round}/{name}"
         self.uploads[key] = data
-        self.upload_chunks = [len(chunk) for chunk in chunks]
         return pb.PutWeightsResponse(
             ref=pb.WeightsRef(key=key, size_bytes=len(data), digest=digest(data))
         )

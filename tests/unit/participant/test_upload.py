@@ -32,7 +32,9 @@ def test_the_bytes_are_the_same_in_messages_of_any_size(
         offset = len(upload.start) + 4 * DeltaCodec.tile_elements * num_tiles
     offset = min(offset, upload.size_bytes)
     assert upload.can_begin_at(offset)
-    large, small = (list(upload.chunks(offset, size)) for size in (LARGE, SMALL))
+    large, small = (
+        list(upload.chunks(offset, size, upload.part(offset))) for size in (LARGE, SMALL)
+    )
     assert b"".join(large) == b"".join(small)
     for chunks, size in ((large, LARGE), (small, SMALL)):
         assert {len(chunk) for chunk in chunks[:-1]} <= {size}
@@ -40,3 +42,32 @@ def test_the_bytes_are_the_same_in_messages_of_any_size(
     assert len(small) > 1 or offset == upload.size_bytes
     if encoding == pb.PLAIN:
         assert b"".join(small) == (upload.start + upload.data)[offset:]
+
+
+@pytest.mark.parametrize("encoding", [pb.PLAIN, pb.FLOAT16, pb.INT8])
+def test_parts_of_any_size_are_together_the_upload(encoding: "pb.Encoding.ValueType") -> None:
+    """Each part of an encoded update ends with a tile, where the next one can begin."""
+    vector, encoded = VECTOR, None
+    if encoding != pb.PLAIN:
+        vector = BASE.copy()
+        encoded = quantise(VECTOR, vector, encoding)
+    upload = Upload(vector, encoded)
+    whole = b"".join(upload.chunks(0, LARGE, upload.part(0)))
+    for most in (4096, 100_000, LARGE):
+        offset, sent = 0, b""
+        for _ in range(len(whole)):
+            num_bytes = upload.part(offset, most)
+            part = b"".join(upload.chunks(offset, 10_000, num_bytes))
+            assert len(part) == num_bytes
+            sent += part
+            if upload.is_last(offset, num_bytes):
+                break
+            # What the coordinator has of the object when it has received the part.
+            if encoding == pb.PLAIN:
+                offset += num_bytes
+            else:
+                tiles, odd = divmod(len(sent) - len(upload.start), encoded.tile_bytes)
+                assert odd == 0
+                offset = len(upload.start) + 4 * DeltaCodec.tile_elements * tiles
+            assert upload.can_begin_at(offset)
+        assert sent == whole

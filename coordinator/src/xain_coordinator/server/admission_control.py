@@ -84,7 +84,9 @@ class AdmissionControl:
     on_accepted: told the peer, and the participant, of each call of a member of the session.
     """
 
-    first_message_s = 30.0  # a slower connection is too slow for an upload; see StallTimer
+    # The statistics of a rendezvous, 512 KiB at most, take 240 s on the slowest line. Silent
+    # calls that are in the way of others are ended before.
+    first_message_s = 300.0
     stream_s = 3600.0
     # A call that is younger is not ended for another one: its message is probably on its way.
     min_silence_s = 1.0

@@ -574,7 +574,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             await context.write(pb.GetWeightsResponse(data=data, ref=message))
 
         self._caller(context)
-        await self._downloads.send(request.key, request.offset, write)
+        await self._downloads.send(request.key, request.offset, write, request.num_bytes)
 
     async def PutWeights(
         self, request_iterator: AsyncIterator[pb.PutWeightsRequest], context: Context
@@ -587,10 +587,13 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
         try:
             stream = UploadStream(read)
-            ref = ref_message(await self._inbox.receive(participant_id, stream))
+            received = await self._inbox.receive(participant_id, stream)
         except errors.UnusableUpdate as refusal:
             await self._note_refusal(participant_id, trained, refusal)
             raise
+        if isinstance(received, int):
+            return pb.PutWeightsResponse(offset=received)
+        ref = ref_message(received)
         ref.encoding = stream.encoding
         return pb.PutWeightsResponse(ref=ref)
 

@@ -20,10 +20,12 @@ from xain_coordinator.ports import (
 from xain_coordinator.server.weights_port import WeightsPort
 from xain_foundation.names import shortened
 from xain_foundation.threads import run_to_end
-from xain_wire.limits import MAX_INLINE_BYTES
+from xain_wire.limits import MAX_INLINE_BYTES, STALLED_S
 from xain_wire.np.codec import MAX_HEADER_BYTES
 
 log = structlog.get_logger(__name__)
+
+LEAST_MESSAGE_BYTES = 4 << 10
 
 Write = Callable[[WeightsRef, bytes], Awaitable[None]]
 
@@ -64,16 +66,18 @@ class Downloads:
     port: WeightsPort | None = None
     max_update_bytes: int = 0
     max_blocks: int = 64
-    stalled_s: float = 30.0
+    stalled_s: float = STALLED_S
     # Parts of models, by key and offset, the least recently used first. Participants that have been
     # told of a round at the same time read its model at about the same speed; a small model is one
     # part, which all ask for at once.
     _blocks: dict[tuple[str, int], asyncio.Future[bytes]] = field(default_factory=dict)
     _is_suspect: bool = False  # what is in memory of the model
 
-    async def send(self, key: str, offset: int, write: Write) -> None:
+    async def send(self, key: str, offset: int, write: Write, num_bytes: int = 0) -> None:
         """Send a global model from an offset on.
 
+        num_bytes: that the receiver asks for; 0: all. On a slow line it asks for few, and gets them
+        in small messages, since what is not whole when a call ends is lost.
         write: given the data of each message, and the reference of the whole; returns when the
         connection has taken it.
         Raises UnknownModel, and Unavailable if the receiver takes nothing: the rest can be had from
@@ -83,10 +87,14 @@ class Downloads:
         if model is None:
             raise UnknownModel(f"there is no global model under {shortened(key)!r}")
         ref = model.ref
-        while offset < ref.size_bytes:
+        end, message_bytes = ref.size_bytes, self.message_bytes
+        if num_bytes:
+            end = min(end, offset + num_bytes)
+            message_bytes = min(message_bytes, max(LEAST_MESSAGE_BYTES, num_bytes // 4))
+        while offset < end:
             start = offset - offset % self.block_bytes
             block = await asyncio.shield(self._block(ref, start))
-            data = block[offset - start : offset - start + self.message_bytes]
+            data = block[offset - start : min(end, offset + message_bytes) - start]
             del block
             try:
                 async with asyncio.timeout(self.stalled_s):

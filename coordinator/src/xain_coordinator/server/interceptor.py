@@ -25,7 +25,7 @@ from xain_coordinator.core.errors import InvalidRequest, Refusal, Unavailable
 from xain_coordinator.driver.log_files import LatencyFile
 from xain_coordinator.driver.outage import Outage
 from xain_coordinator.ports import StoreError
-from xain_coordinator.server.admission_control import AdmissionControl
+from xain_coordinator.server.admission_control import AdmissionControl, Call
 from xain_coordinator.server.identity import WAITED_S, participant_of, waited_s
 from xain_coordinator.server.requests import bounded, only_request
 from xain_coordinator.server.statuses import status_of
@@ -100,10 +100,7 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
     ) -> Answer:
         yields = inspect.isasyncgenfunction(behaviour)
 
-        async def serve(requests: Any, context: Context) -> Any:
-            if method == _HEARTBEAT:
-                WAITED_S.set(waited_s(context))
-            call = self._admission.admit(method, context)
+        async def serve(call: Call, context: Context) -> Any:
             if reads_itself:
                 request = self._admission.requests(method, call)
             else:
@@ -119,19 +116,28 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
             return None
 
         async def answer(requests: Any, context: Context) -> Any:
+            call = None
             try:
                 try:
-                    reply = await serve(requests, context)
+                    if method == _HEARTBEAT:
+                        WAITED_S.set(waited_s(context))
+                    call = self._admission.admit(method, context)
+                    reply = await serve(call, context)
                     self._outage.worked(method)
                     return reply
                 except (grpc.aio.AbortError, grpc.aio.InternalError):
                     raise
                 except Exception as error:  # a defect too: the client hears INTERNAL
+                    if call is not None and call.is_ended:
+                        # A call is ended in one place: admission control sends the status of
+                        # this one, and then cancels this task.
+                        forget_traceback(error)
+                        await asyncio.Event().wait()
                     status = self._status(method, context, error)
                 await context.abort(*status)
             except grpc.aio.AbortError as aborted:  # the status is sent
                 # gRPC keeps the exception with the call, so this frame must not hold the call.
-                del requests, context
+                del requests, context, call
                 forget_traceback(aborted)
                 raise aborted from None
             except grpc.aio.InternalError:  # gRPC could not send: the caller has gone away

@@ -130,7 +130,7 @@ class Body:
             pass  # the connection broke; the caller sees what is missing
 
 
-Receive = Callable[[str, Source], Coroutine[Any, Any, WeightsRef]]
+Receive = Callable[[str, Source], Coroutine[Any, Any, WeightsRef | int]]
 Find = Callable[[str, Announced], Coroutine[Any, Any, int]]
 
 
@@ -414,6 +414,7 @@ class WeightsPort:
         incoming = Incoming(sock, request.rest, length)
         body = Body(self, Header(announced, offset), incoming, is_awaited=is_awaited)
         ref = await self._ask_core(self._receive(allowed.participant_id, body))
+        assert isinstance(ref, WeightsRef), "a body is no part"
         raise _Answer(200, "the update is stored", ((KEY_HEADER, ref.key),))
 
     async def receive_body(self, incoming: Incoming, *, is_awaited: bool) -> None:
@@ -462,7 +463,8 @@ class WeightsPort:
 
         Raises Stalled, OSError, and what Transfer.move raises.
         """
-        transfer.stall_timer.stalled_s = self.stalled_s
+        # Through a proxy acknowledgements come in steps as large as what is asked for in stalled_s.
+        transfer.stall_timer.stalled_s = self.stalled_s * (2 if transfer.is_sending else 1)
         while True:
             moving = asyncio.ensure_future(
                 self._in_thread(transfer.move, lambda: self._num_moving > self.num_threads)
@@ -498,13 +500,15 @@ class WeightsPort:
             if not ready.done():
                 ready.set_result(None)
 
+        timer = transfer.stall_timer
         add(fd, note)
         try:
-            with transfer.stall_timer.waiting():
-                async with asyncio.timeout(transfer.stall_timer.left_s):
-                    await ready
-        except TimeoutError:
-            raise transfer.stall_timer.stalled() from None
+            while not ready.done():
+                if not timer.left_s:
+                    raise timer.stalled()
+                with timer.waiting():
+                    await asyncio.wait([ready], timeout=timer.left_s)
+                transfer.look()
         finally:
             remove(fd)
 

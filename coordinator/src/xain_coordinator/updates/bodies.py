@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.ports import Reader
 from xain_coordinator.updates.measured_upload import MeasuredUpload
+from xain_foundation.sockets import unacknowledged_bytes
+from xain_wire.limits import LEAST_BYTES, STALLED_S
 
 PIECE_BYTES = 1 << 20  # received, measured and written at a time
 SENT_BYTES = 8 << 20  # handed to the kernel at a time
@@ -40,8 +42,8 @@ class StallTimer:
     """
 
     # The slowest peer that is served moves so much in so long; as on the way through gRPC.
-    least_bytes = 64 << 10
-    stalled_s = 30.0
+    least_bytes = LEAST_BYTES
+    stalled_s = STALLED_S
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -111,6 +113,9 @@ class Incoming:
         with suppress(OSError):  # the peer was faster
             self.sock.shutdown(socket.SHUT_RD)
 
+    def look(self) -> None:
+        """Count what has come through since the last look: here all of it is counted already."""
+
     def move(self, is_wanted: Callable[[], bool]) -> bool:
         """Move bytes, in a thread, until all are moved (True) or the peer keeps us waiting (False).
 
@@ -171,9 +176,17 @@ class Outgoing:
         self._fd = fd
         self._at, self._end = start, end
         self._has_ended = False
+        self._handed = self._acknowledged = 0
 
     def end(self) -> None:
         self._has_ended = True
+
+    def look(self) -> None:
+        """Count what the peer has acknowledged since the last look: this system takes megabytes at
+        once, and on a slow line takes nothing more for minutes while they go out."""
+        acknowledged = max(self._acknowledged, self._handed - unacknowledged_bytes(self.sock))
+        self.stall_timer.moved(acknowledged - self._acknowledged)
+        self._acknowledged = acknowledged
 
     def move(self, is_wanted: Callable[[], bool]) -> bool:
         """Move bytes of the body, as Incoming.move does."""
@@ -186,7 +199,8 @@ class Outgoing:
                     return False
                 continue
             moved += count
-            self.stall_timer.moved(count)
+            self._handed += count
+            self.look()
             if moved >= SHARE_BYTES and is_wanted():
                 return False
         return True

@@ -125,7 +125,7 @@ class _Slot:
 
     num_calls: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    upload: asyncio.Task[WeightsRef] | None = None
+    upload: asyncio.Task[WeightsRef | int] | None = None
     reading: _Reading | None = None
     broken: MeasuredUpload | None = None
     stored: dict[int, StoredWeights] = field(default_factory=dict)
@@ -312,8 +312,9 @@ class Inbox:
         """Encoding of updates of this model."""
         return self._encoding if _has_differences(model) else Encoding.PLAIN
 
-    async def receive(self, participant_id: str, source: Source) -> WeightsRef:
-        """Take one upload. Returns when it is durable.
+    async def receive(self, participant_id: str, source: Source) -> WeightsRef | int:
+        """Take one upload. Returns when it is durable; for a part of one, when it is written, the
+        number of bytes that are there now.
 
         A participant has one upload at a time: a new one ends the one before, whose sender has
         lost its connection or its patience.
@@ -348,7 +349,7 @@ class Inbox:
                     slot.upload = None
                     self._num_uploads -= 1
 
-    async def _receive(self, slot: _Slot, participant_id: str, source: Source) -> WeightsRef:
+    async def _receive(self, slot: _Slot, participant_id: str, source: Source) -> WeightsRef | int:
         # Before anything of this one is in memory: gigabytes may have to be read.
         await _until_read(slot)
         header = await source.header()
@@ -364,6 +365,9 @@ class Inbox:
         try:
             self._decode(upload, header.encoding)
             await source.into(upload)
+            if header.is_part and not upload.is_whole:
+                is_broken = True  # kept in the same way
+                return upload.offset
             if not upload.is_whole:
                 raise Unavailable(
                     f"the upload ended after {upload.offset} of {announced.size_bytes} bytes; "

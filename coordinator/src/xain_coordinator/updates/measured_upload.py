@@ -29,11 +29,12 @@ class Announced:
 @dataclass(frozen=True, slots=True)
 class Header:
     """The beginning of an upload. offset: bytes of the object that the coordinator has already.
-    encoding: of the bytes that follow."""
+    encoding: of the bytes that follow. is_part: the sender ends it before the object is whole."""
 
     announced: Announced
     offset: int = 0
     encoding: "Encoding.ValueType" = Encoding.PLAIN
+    is_part: bool = False
 
 
 class Decoder:

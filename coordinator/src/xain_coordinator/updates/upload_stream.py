@@ -41,7 +41,7 @@ class UploadStream:
         said = first.header
         self.encoding = said.encoding
         announced = Announced(said.round, said.size_bytes, said.digest.hex())
-        return Header(announced, said.offset, said.encoding)
+        return Header(announced, said.offset, said.encoding, said.is_part)
 
     async def into(self, upload: MeasuredUpload) -> None:
         """Write the data of all messages to `upload`. Returns when the last one is written.

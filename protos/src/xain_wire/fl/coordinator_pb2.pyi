@@ -930,17 +930,21 @@ class GetWeightsRequest(_message.Message):
 
     KEY_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     offset: _builtins.int
+    num_bytes: _builtins.int
+    """that are wanted from there on; 0: all"""
     def __init__(
         self,
         *,
         key: _builtins.str = ...,
         offset: _builtins.int = ...,
+        num_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "offset", b"offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "num_bytes", b"num_bytes", "offset", b"offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -986,12 +990,15 @@ class PutWeightsRequest(_message.Message):
         DIGEST_FIELD_NUMBER: _builtins.int
         ENCODING_FIELD_NUMBER: _builtins.int
         OFFSET_FIELD_NUMBER: _builtins.int
+        IS_PART_FIELD_NUMBER: _builtins.int
         round: _builtins.int
         size_bytes: _builtins.int
         digest: _builtins.bytes
         encoding: Global___Encoding.ValueType
         offset: _builtins.int
         """where in the object the data begin: 0, or what FindUpload has answered"""
+        is_part: _builtins.bool
+        """The stream ends before the object does. The answer then tells the offset of the next stream."""
         def __init__(
             self,
             *,
@@ -1000,10 +1007,11 @@ class PutWeightsRequest(_message.Message):
             digest: _builtins.bytes = ...,
             encoding: Global___Encoding.ValueType = ...,
             offset: _builtins.int = ...,
+            is_part: _builtins.bool = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "encoding", b"encoding", "offset", b"offset", "round", b"round", "size_bytes", b"size_bytes"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "encoding", b"encoding", "is_part", b"is_part", "offset", b"offset", "round", b"round", "size_bytes", b"size_bytes"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1031,16 +1039,22 @@ class PutWeightsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REF_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    """after a part: bytes of the object that the coordinator has"""
     @_builtins.property
-    def ref(self) -> Global___WeightsRef: ...
+    def ref(self) -> Global___WeightsRef:
+        """absent unless the object is whole"""
+
     def __init__(
         self,
         *,
         ref: Global___WeightsRef | None = ...,
+        offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ref", b"ref"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ref", b"ref"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset", "ref", b"ref"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
