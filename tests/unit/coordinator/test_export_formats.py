@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
+from xain_coordinator.assembly.warm_start import CannotStartFrom, load_model_file
 from xain_coordinator.cli import main as cli
 from xain_coordinator.export import formats
 from xain_coordinator.export.trained import NoModel
@@ -128,6 +130,51 @@ def test_a_written_model_is_read_back(tmp_path: Path, name: str, suffix: str) ->
     assert list(predicted(read.model, data)) == list(predicted(model, data))
     if name != "xgboost":
         np.testing.assert_array_equal(read.model.vector, model.vector)
+
+
+@pytest.mark.parametrize("suffix", sorted(formats.WRITERS))
+@pytest.mark.parametrize("name", ["sgd", "mlp", "neural", "xgboost", "script"])
+def test_a_session_begins_with_an_exported_model_or_says_why_not(
+    tmp_path: Path, name: str, suffix: str
+) -> None:
+    """--from-model takes what `export` writes: weights, layout with the kinds of the tensors,
+    metadata and profile. Files that only predict are refused with the names of the others."""
+    if name == "script":
+        layout = (TensorSpec("b", (2,), "float32", "statistic"), TensorSpec("a", (1, 2), "float64"))
+        model = Model(np.arange(4.0), layout, {"personal": "[]"})
+    else:
+        model, _ = trained(name, "classification")
+    path = tmp_path / f"model{suffix}"
+    profile = {"num_features": 3, "classes": ["ill", "well"], "target": "outcome"}
+    try:
+        formats.write(path, model, {**ABOUT, "profile": profile})
+    except NoModel:
+        path.touch()  # a format that does not hold this model
+    if suffix in (".skops", ".onnx"):
+        with pytest.raises(
+            CannotStartFrom, match=r"give a .npy file, or one of `xain-coord.* .json,"
+        ):
+            load_model_file(path)
+        return
+    read, found = load_model_file(path)
+    assert read.layout == model.layout
+    assert dict(read.metadata) == dict(model.metadata)
+    assert found is not None
+    assert (found.num_features, found.classes, found.target) == (3, ("ill", "well"), "outcome")
+    if name == "xgboost":
+        assert json.loads(read.vector.tobytes()) == json.loads(model.vector.tobytes())
+    else:
+        assert read.vector.tolist() == model.vector.tolist()
+
+
+def test_a_session_begins_with_the_state_dict_of_another_program(tmp_path: Path) -> None:
+    """Without our JSON object the tensors have their names, shapes and order in the file."""
+    tensors = {"a.weight": np.float32([[1, 2]]), "b": np.float32([3])}
+    save_file(tensors, tmp_path / "model.safetensors")
+    model, profile = load_model_file(tmp_path / "model.safetensors")
+    assert profile is None
+    assert {spec.name: spec.shape for spec in model.layout} == {"a.weight": (1, 2), "b": (1,)}
+    assert sorted(model.vector.tolist()) == [1, 2, 3]
 
 
 SKOPS = """

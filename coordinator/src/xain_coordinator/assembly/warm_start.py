@@ -21,6 +21,8 @@ from xain_coordinator.core.keys import model_key, state_key
 from xain_coordinator.core.values import BYTES, DataProfile, GlobalModel, Lineage, Rules
 from xain_coordinator.driver.effects import store_model
 from xain_coordinator.driver.model_folder import MODELS_INDEX
+from xain_coordinator.export.formats import read_weights
+from xain_coordinator.export.trained import NoModel
 from xain_coordinator.journal.restore import restore_session
 from xain_coordinator.ports import Journal, Snapshot, WeightsStore
 from xain_coordinator.stores.journalled import store_of_session
@@ -29,9 +31,7 @@ from xain_foundation.names import shortened
 from xain_workloads.model import Model, TensorSpec, size_of
 from xain_workloads.model_files import (
     UNREADABLE,
-    check_archive,
     metadata_of,
-    parse_json,
     read_json,
 )
 from xain_workloads.schema import Column
@@ -40,7 +40,6 @@ from xain_workloads.workload import create
 
 LAST, BEST = "last", "best"
 SIDECAR = ".json"  # beside a .npy, or MODELS_INDEX in its folder
-NPZ_SIDECAR = "xain"  # in an .npz: the text that a sidecar has
 
 _OF_SESSION = re.compile(r"([0-9a-f]{12})/(\d{1,10}|last|best)")
 
@@ -185,21 +184,12 @@ def load_model_file(path: Path) -> tuple[Model, DataProfile | None]:
 
     .npy: a flat vector. What belongs to it is in a JSON object in the file of the same name with
     ".json" behind it, or in MODELS_INDEX of its folder: layout, metadata, profile.
-    .npz: a tensor for each array, in their order; the same JSON object is the text NPZ_SIDECAR.
+    .npz, .safetensors, .json: as `export` writes them. A .npz or .safetensors file without the JSON
+    object has a tensor for each array, in their order.
     Raises CannotStartFrom. Nothing is unpickled.
     """
     try:
-        if path.suffix == ".npz":
-            check_archive(path)
-            with np.load(path, allow_pickle=False) as arrays:
-                about = parse_json(str(arrays[NPZ_SIDECAR])) if NPZ_SIDECAR in arrays else {}
-                tensors = {name: arrays[name] for name in arrays if name != NPZ_SIDECAR}
-            layout = tuple(
-                TensorSpec(name, array.shape, array.dtype.name) for name, array in tensors.items()
-            )
-            vector = np.concatenate([array.ravel() for array in tensors.values()])
-        elif path.suffix == ".npy":
-            vector = np.load(path, allow_pickle=False)
+        if path.suffix == ".npy":
             about = _sidecar(path)
             layout = tuple(
                 TensorSpec(
@@ -207,15 +197,18 @@ def load_model_file(path: Path) -> tuple[Model, DataProfile | None]:
                 )
                 for t in about.get("layout", ())
             )
+            model = Model(np.load(path, allow_pickle=False), layout, metadata_of(about))
         else:
-            raise CannotStartFrom(f"{path}: a model is a .npy or .npz file")
-        metadata = metadata_of(about)
+            model, about = read_weights(path)
         profile = _profile(about.get("profile"))
+    except NoModel as error:
+        raise CannotStartFrom(str(error)) from None
     except UNREADABLE as error:
         why = " ".join(str(error).split()) or type(error).__name__
         raise CannotStartFrom(
             f"{path}: no model can be read from it: {shortened(why, 300)}"
         ) from None
+    vector, layout = model.vector, model.layout
     is_bytes = vector.dtype.name == BYTES
     is_vector = vector.ndim == 1 and len(vector) > 0
     if not is_vector or not (is_bytes or np.issubdtype(vector.dtype, np.floating)):
@@ -229,10 +222,10 @@ def load_model_file(path: Path) -> tuple[Model, DataProfile | None]:
         )
     if not is_bytes and not np.isfinite(vector).all():
         raise CannotStartFrom(f"{path}: not all of its numbers are finite")
-    return Model(vector, layout, metadata), profile
+    return model, profile
 
 
-def _sidecar(path: Path) -> dict[str, Any]:
+def _sidecar(path: Path) -> Mapping[str, Any]:
     for beside in (path.with_suffix(SIDECAR), path.with_name(MODELS_INDEX)):
         if beside.exists():
             about = read_json(beside)

@@ -143,8 +143,9 @@ def _run(
         str | None,
         typer.Option(
             metavar="FILE|SESSION/ROUND",
-            help="Begin a new session with this model: a .npy or .npz file, or that of a session "
-            "in the same journal; SESSION/last and SESSION/best are its last and best one.",
+            help="Begin a new session with this model: a file of `export` (.safetensors, .npz or "
+            ".json), a flat vector (.npy), or that of a session in the same journal; "
+            "SESSION/last and SESSION/best are its last and best one.",
         ),
     ] = None,
     version: Annotated[bool, version_option(PROGRAM)] = False,

@@ -9,7 +9,8 @@ largest model allowed takes 400 MB in float32.
 """
 
 from collections.abc import Callable, Iterable, Set
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 from xain_coordinator.core.errors import ProfileMismatch
 from xain_coordinator.core.values import DataProfile, Schema
@@ -20,6 +21,21 @@ from xain_workloads.schema import match, shown
 from xain_workloads.statistics import from_json
 
 MAX_WEIGHTS = 100_000_000  # features times classes
+
+
+def described(profiles: Iterable[DataProfile], classes: list[str]) -> dict[str, Any] | None:
+    """The profile that data must have to fit a model, for the file of the model: names and types,
+    without statistics. profiles: those that the model was made from; None if none has rows."""
+    known = next((one for one in profiles if one.num_samples), None)
+    if known is None:
+        return None
+    return {
+        "num_features": known.num_features,
+        "classes": classes,
+        "columns": [asdict(column) for column in known.columns],
+        "target": known.target,
+        "task": known.task,
+    }
 
 
 def check_profile(

@@ -25,6 +25,7 @@ import structlog
 
 from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.core.keys import model_key
+from xain_coordinator.core.profiles import described
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import GlobalModel
 from xain_coordinator.driver.driver import Driver
@@ -110,7 +111,9 @@ class ModelFolder:
             "dtype": model.dtype,
             "layout": [asdict(tensor) for tensor in model.layout],
             "metadata": dict(model.metadata),
-            "profile": _profile(session, model),
+            "profile": described(
+                session.requested or (), json.loads(model.metadata.get("classes", "[]"))
+            ),
         }
         temp = self._folder / f".{MODELS_INDEX}"
         temp.write_text(json.dumps(about, indent=1), encoding="utf-8")
@@ -146,17 +149,3 @@ def _file_of(number: int) -> str:
 
 def _entry(number: int) -> dict[str, Any]:
     return {"round": number, "file": f"../{_file_of(number)}"}
-
-
-def _profile(session: Session, model: GlobalModel) -> dict[str, Any] | None:
-    """The profile that data must have to fit the model: names and types, without statistics."""
-    known = next((one for one in session.requested or () if one.num_samples), None)
-    if known is None:
-        return None
-    return {
-        "num_features": known.num_features,
-        "classes": json.loads(model.metadata.get("classes", "[]")),
-        "columns": [asdict(column) for column in known.columns],
-        "target": known.target,
-        "task": known.task,
-    }

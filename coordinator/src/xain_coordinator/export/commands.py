@@ -19,6 +19,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.core import profiles
 from xain_coordinator.core.values import Evaluation
 from xain_coordinator.export import formats
 from xain_coordinator.export.trained import Entry, NoModel, Trained, ask, open_files
@@ -144,6 +145,7 @@ def described(trained: Trained, entry: Entry) -> dict[str, Any]:
         "target": metadata.get("target", ""),
         "classes": json.loads(metadata.get("classes", "[]")),
         "columns": formats.columns_of(metadata),
+        "profile": profiles.described(trained.profiles, json.loads(metadata.get("classes", "[]"))),
         "num_updates": entry.num_updates,
         "num_samples": entry.num_samples,
         "metrics": dict(entry.metrics),

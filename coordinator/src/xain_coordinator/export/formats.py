@@ -45,6 +45,9 @@ TRUSTED = (
 )
 
 
+_Tensors = tuple[Mapping[str, NDArray[Any]], Mapping[str, Any]]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Exported:
     """Content of an exported file. about: its JSON object, with the model's metadata under
@@ -63,9 +66,9 @@ def write(path: Path, model: Model, about: Mapping[str, Any]) -> None:
 
     Raises NoModel if the format cannot hold the model, or a package is missing, and OSError.
     """
-    writer = _WRITERS.get(path.suffix)
+    writer = WRITERS.get(path.suffix)
     if writer is None:
-        raise NoModel(f"{path}: the file's name must end in one of: {', '.join(sorted(_WRITERS))}")
+        raise NoModel(f"{path}: the file's name must end in one of: {', '.join(sorted(WRITERS))}")
     if is_held(model):
         raise NoModel(f"{path}: there is no model to export: {held.WHY_NO_MODEL}")
     whole = {
@@ -149,8 +152,41 @@ def _tensors(model: Model) -> dict[str, NDArray[Any]]:
     return unflatten(model.vector, model.layout) if model.layout else {WHOLE: model.vector}
 
 
+def read_weights(path: Path) -> tuple[Model, Mapping[str, Any]]:
+    """A model, and the JSON object of its file, {} for a file that another program has written.
+
+    Without the object, tensors have the layout in which they lie in the file.
+    Raises NoModel for a file that has no weights to go on with, and what UNREADABLE lists.
+    """
+    reader = _TENSORS.get(path.suffix)
+    if reader is None:
+        has_pipeline = path.suffix in WRITERS
+        why = "a file of this kind predicts, and has no weights to train" if has_pipeline else ""
+        raise NoModel(
+            f"{path}: {why or 'a model to begin with has another name'}; give a .npy file, or one "
+            f"of `xain-coordinator export` that ends in {', '.join(sorted(_TENSORS))}"
+        )
+    try:
+        tensors, about = reader(path)
+    except ModuleNotFoundError as missing:
+        raise _missing(missing, path) from None
+    return _model(tensors, about), about
+
+
+def _exported(path: Path) -> Exported:
+    tensors, about = _TENSORS[path.suffix](path)
+    if "layout" not in about:
+        raise ValueError(f"it has no object {KEY!r} of `xain-coordinator export`")
+    return Exported(about, _model(tensors, about))
+
+
 def _model(tensors: Mapping[str, NDArray[Any]], about: Mapping[str, Any]) -> Model:
     metadata = metadata_of(about)
+    if "layout" not in about:
+        found = tuple(
+            TensorSpec(name, array.shape, array.dtype.name) for name, array in tensors.items()
+        )
+        return Model(flatten(tensors, found), found, metadata)
     layout = tuple(
         TensorSpec(str(t["name"]), tuple(map(int, t["shape"])), str(t["dtype"]), t["kind"])
         for t in about["layout"]
@@ -171,12 +207,12 @@ def _write_npz(path: Path, model: Model, about: Mapping[str, Any]) -> None:
         np.savez(file, allow_pickle=False, **tensors, **{KEY: np.array(json.dumps(about))})
 
 
-def _read_npz(path: Path) -> Exported:
+def _npz_tensors(path: Path) -> _Tensors:
     check_archive(path)
     with np.load(path, allow_pickle=False) as arrays:
-        about = parse_json(str(arrays[KEY]))
+        about = parse_json(str(arrays[KEY])) if KEY in arrays else {}
         tensors = {name: arrays[name] for name in arrays if name != KEY}
-    return Exported(about, _model(tensors, about))
+    return tensors, about
 
 
 def _write_safetensors(path: Path, model: Model, about: Mapping[str, Any]) -> None:
@@ -186,17 +222,18 @@ def _write_safetensors(path: Path, model: Model, about: Mapping[str, Any]) -> No
     save_file(tensors, path, metadata={KEY: json.dumps(about)})
 
 
-def _read_safetensors(path: Path) -> Exported:
+def _safetensors_tensors(path: Path) -> _Tensors:
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="numpy") as file:
-            about = parse_json(file.metadata()[KEY])
+            metadata = file.metadata() or {}
+            about = parse_json(metadata[KEY]) if KEY in metadata else {}
             names = file.keys()
             tensors = {name: file.get_tensor(name) for name in names}
     except SafetensorError as error:
         raise ValueError(str(error)) from None
-    return Exported(about, _model(tensors, about))
+    return tensors, about
 
 
 # --- .json ---
@@ -214,18 +251,18 @@ def _write_json(path: Path, model: Model, about: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(whole), encoding="utf-8")
 
 
-def _read_json(path: Path) -> Exported:
+def _json_tensors(path: Path) -> _Tensors:
     whole = read_json(path)
     if "learner" in whole:
         about = parse_json(whole["learner"]["attributes"].pop(KEY))
         data = json.dumps(whole, separators=(",", ":")).encode()
-        return Exported(about, _model({WHOLE: np.frombuffer(data, np.uint8)}, about))
+        return {WHOLE: np.frombuffer(data, np.uint8)}, about
     about = whole[KEY]
     tensors = {
         t["name"]: np.array(whole["tensors"][t["name"]], t["dtype"]).reshape(t["shape"])
         for t in about["layout"]
     } or {WHOLE: np.array(whole["tensors"][WHOLE], np.float32)}
-    return Exported(about, _model(tensors, about))
+    return tensors, about
 
 
 # --- pipelines ---
@@ -284,16 +321,19 @@ def _write_onnx(path: Path, model: Model, about: Mapping[str, Any]) -> None:
 
 
 _Writer = Callable[[Path, Model, Mapping[str, Any]], None]
-_WRITERS: Mapping[str, _Writer] = {
+WRITERS: Mapping[str, _Writer] = {
     ".json": _write_json,
     ".npz": _write_npz,
     ".onnx": _write_onnx,
     ".safetensors": _write_safetensors,
     ".skops": _write_skops,
 }
+_TENSORS: Mapping[str, Callable[[Path], _Tensors]] = {
+    ".json": _json_tensors,
+    ".npz": _npz_tensors,
+    ".safetensors": _safetensors_tensors,
+}
 _READERS: Mapping[str, Callable[[Path], Exported]] = {
-    ".json": _read_json,
-    ".npz": _read_npz,
-    ".safetensors": _read_safetensors,
+    **dict.fromkeys(_TENSORS, _exported),
     ".skops": _read_skops,
 }

@@ -13,7 +13,7 @@ import grpc
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.history import History, RoundRecord
 from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import Evaluation, GlobalModel, Task, WeightsRef
+from xain_coordinator.core.values import DataProfile, Evaluation, GlobalModel, Task, WeightsRef
 from xain_coordinator.journal.restore import open_stopped
 from xain_coordinator.ports import StoreError
 from xain_coordinator.server.inspection_client import fetch, open_channel
@@ -54,7 +54,8 @@ class Trained:
     """Global models of one session, with their metrics.
 
     entries: by number, oldest first. last, best: numbers of models; best is None if no model was
-    evaluated. removed: numbers of the models that [storage] keep_models has removed.
+    evaluated. removed: numbers of the models that [storage] keep_models has removed. profiles: of
+    data that fit the models.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Trained:
         best: int | None,
         read: Callable[[WeightsRef], bytes],
         removed: Iterable[int] = (),
+        profiles: Iterable[DataProfile] = (),
     ) -> None:
         """read: the bytes of a stored object. Raises NoModel if there is no model yet."""
         records = {record.round: record for record in rounds}
@@ -80,6 +82,7 @@ class Trained:
         self.last = max(self.entries)
         self.best = best
         self.removed = frozenset(removed)
+        self.profiles = tuple(profiles)
         self._read = read
 
     @classmethod
@@ -93,6 +96,7 @@ class Trained:
             None if best is None else best.round,
             read,
             history.removed,
+            session.requested or (),
         )
 
     def choose(self, which: str) -> Entry:
@@ -176,6 +180,7 @@ def ask(address: str) -> Iterator[Trained]:
             status.best_round if status.HasField("best_round") else None,
             read,
             snapshot.models.removed,
+            map(_profile, snapshot.participants.participants),
         )
 
 
@@ -184,6 +189,17 @@ def _model(message: Any) -> GlobalModel:
     layout, metadata = layout_of(message.layout), dict(message.metadata)
     shape = tuple(message.shape)
     return GlobalModel(message.round, ref, message.dtype, shape, layout, metadata)
+
+
+def _profile(participant: Any) -> DataProfile:
+    profile = participant.profile
+    return DataProfile(
+        profile.num_samples,
+        profile.num_features,
+        tuple(profile.classes),
+        target=profile.target,
+        task=profile.task,
+    )
 
 
 def _record(message: Any) -> RoundRecord:
