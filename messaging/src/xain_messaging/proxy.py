@@ -10,7 +10,8 @@ gives those that have come, and says who is missing. Nothing here ends the proce
 
 A proxy may be used from several threads. If several receive, each message goes to one of them; the
 answers that a thread awaits, in send() or receive_by_id(), go to no other. What receive() and
-events() return is for one thread, and so is a group; close() gives Closed to all who wait.
+events() return is for one thread, and so is a group. close() ends the iteration of receive() and
+events(), and gives Closed to all others who wait.
 """
 
 import atexit
@@ -21,10 +22,11 @@ import time
 import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -34,7 +36,7 @@ from xain_messaging.collectives import Collectives, Group
 from xain_messaging.discovery import open_discovery
 from xain_messaging.drivers import open_driver
 from xain_messaging.endpoint import Endpoint
-from xain_messaging.errors import OutboxFull, PeersMissing, TooFewPeers
+from xain_messaging.errors import Closed, OutboxFull, PeersMissing, TooFewPeers
 from xain_messaging.inbox import Awaited
 from xain_messaging.links import DEFAULT_BOUNDS, MESSAGE, Bounds, Delivery
 from xain_messaging.messages import (
@@ -45,6 +47,8 @@ from xain_messaging.messages import (
     SessionType,
 )
 from xain_messaging.ports import Discovery, Driver, Roster
+
+T = TypeVar("T")
 
 TIMEOUT_S = 60.0
 JOIN_TIMEOUT_S = 60.0
@@ -263,11 +267,22 @@ class Proxy:
 
     def receive(self, timeout_s: float | None = None) -> Iterator[Message]:
         """Messages as they come, those that came while something else was awaited first. Ends when
-        timeout_s are over, by default never, or after stop(), which is for good."""
+        timeout_s are over, by default never, after stop(), which is for good, or when another
+        thread closes the proxy, as the end of the program does."""
         deadline = self._deadline(math.inf if timeout_s is None else timeout_s)
+        return self._until_closed(self._messages(deadline))
+
+    def _messages(self, deadline: float) -> Iterator[Message]:
         while (message := self._next(deadline)) is not None:
             yield message
             del message  # the next may be long in coming
+
+    def _until_closed(self, iterator: Iterator[T]) -> Iterator[T]:
+        """The same items; close() ends the iteration. One that begins after close() raises
+        Closed."""
+        self.endpoint.wait_for(lambda: True, math.inf)
+        with suppress(Closed):
+            yield from iterator
 
     def receive_once(self, timeout_s: float | None = None) -> Message | None:
         """The next message; None if there is none in time, or after stop()."""
@@ -305,7 +320,7 @@ class Proxy:
         """Messages as receive() gives them, and the peers whenever one has come or gone since the
         last event, or, for the first, since this call."""
         deadline = self._deadline(math.inf if timeout_s is None else timeout_s)
-        return self._events(deadline, self.endpoint.roster)
+        return self._until_closed(self._events(deadline, self.endpoint.roster))
 
     def _events(self, deadline: float, seen: Roster) -> Iterator[Message | PeersChanged]:
         endpoint = self.endpoint

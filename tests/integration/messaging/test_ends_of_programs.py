@@ -51,6 +51,28 @@ PROGRAM = textwrap.dedent(
     """
 )
 
+# It receives in a thread, and ends when it has received.
+RECEIVER = textwrap.dedent(
+    """
+    import base64, pickle, sys, threading
+    from xain_messaging import Proxy
+
+    discovery, driver, how, body = pickle.loads(base64.b64decode(sys.argv[1]))
+    proxy = Proxy("g", "worker", {"master": 1}, name="w", discovery=discovery, driver=driver)
+    heard = threading.Event()
+
+    def receive():
+        for message in proxy.receive():
+            proxy.reply(message, body=message.body)
+            heard.set()
+
+    threading.Thread(target=receive, daemon=True).start()
+    heard.wait()
+    if how == "close":
+        proxy.close()
+    """
+)
+
 # It sends a note, works at a task, and may fail there.
 WORKER = textwrap.dedent(
     """
@@ -148,6 +170,20 @@ def test_a_message_is_delivered_where_no_thread_can_be_started_at_the_end(driver
         program = start(discovery, driver, "no threads", "x")
         assert received(master) == ["x"]
         has_ended(program)
+
+
+@pytest.mark.parametrize("driver", ["grpc", "zmq"])
+@pytest.mark.parametrize("how", ["end", "close"])
+def test_a_program_whose_thread_receives_ends_without_a_traceback(driver: str, how: str) -> None:
+    with (
+        discovery_of("coordinator") as discovery,
+        Proxy("g", "master", name="m", discovery=discovery, driver=driver) as master,
+    ):
+        program = start(discovery, driver, how, "", RECEIVER)
+        until(lambda: "worker" in master.peers, "the worker to come")
+        assert master.ask("w", "task", "x") == "x"
+        assert program.communicate(timeout=PATIENCE_S) == ("", "")
+        assert program.returncode == 0
 
 
 @pytest.mark.parametrize("driver", ["grpc", "zmq"])

@@ -606,6 +606,19 @@ def test_a_barrier_opens_when_so_many_wait(group: Group) -> None:
         peers[0].barrier("epoch", 1)
 
 
+@pytest.mark.parametrize("method", ["receive", "events"])
+def test_close_in_another_thread_ends_a_loop(group: Group, method: str) -> None:
+    """A loop that begins after close() raises Closed, as other calls do."""
+    proxy = group("peer")
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(lambda: list(getattr(proxy, method)()))
+        until(lambda: bool(proxy.endpoint._waiters), "it to wait")
+        proxy.close()
+        assert found.result(PATIENCE_S) == []
+    with pytest.raises(Closed):
+        next(getattr(proxy, method)())
+
+
 def test_after_stop_nothing_is_received_any_more(group: Group) -> None:
     """The stop is for good: later messages stay, for threads that await answers too."""
     a, b = group("peer", name="a"), group("peer", name="b")
