@@ -116,6 +116,31 @@ async def test_a_slow_disk_is_no_stall(full):
     assert full.driver.lateness.at(full.clock.time_s) == 0.0
 
 
+async def test_lease_of_a_participant_begins_when_its_join_is_answered(full):
+    """However long the disk takes for the join, in which nothing else is late."""
+    full.journal.hold()
+    joining = await full.submit(c.Rendezvous("c"))
+    await full.journal.writing()
+    ticking = []
+    for _ in range(6):
+        full.clock.time_s += LEASE_S / 4
+        for name in "ab":
+            await full.driver.submit(c.Heartbeat(name))
+        ticking.append(asyncio.create_task(full.driver._tick()))
+        await settled()
+    for _ in range(NUM_APPENDS):
+        full.journal.let_go()
+    await joining
+    await asyncio.gather(*ticking)
+    assert "c" in full.driver.session.members
+    for num_quarters in range(1, 6):
+        full.clock.time_s += LEASE_S / 4
+        for name in "ab":
+            await full.driver.submit(c.Heartbeat(name))
+        await full.driver._tick()
+        assert ("c" in full.driver.session.members) == (num_quarters < 4)
+
+
 async def test_a_stall_ends_leases_later_and_not_never(full, monkeypatch):
     """A participant that is silent for a lease after the stall is removed."""
     full.clock.time_s += STALL_S

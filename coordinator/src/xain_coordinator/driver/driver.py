@@ -15,7 +15,7 @@ Nobody waits for that, and nothing rests on it.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -140,6 +140,7 @@ class Driver:
         self._opening: list[Record] = []  # to be written at the start
         self._worker: Worker | None = None
         self._waiting: list[_Decided] = []
+        self._writing: list[_Decided] = []
         self._unwritten: dict[str, bytes] = {}  # small updates of `_waiting` and of its group
         self._committing = False
         self._gathering: asyncio.TimerHandle | None = None  # begins the commit of `_waiting`
@@ -405,6 +406,7 @@ class Driver:
         try:
             while self._waiting:
                 group, self._waiting = self._waiting, []
+                self._writing = group
                 records = [record for decided in group for record in decided.records]
                 if records:
                     objects = {k: data for decided in group for k, data in decided.objects.items()}
@@ -418,6 +420,7 @@ class Driver:
                         decided.records, decided.session, decided.effects, is_logged=is_logged
                     )
                     _resolve(decided.answer, decided.outcome)
+                self._begin_leases(group)
                 if records:
                     self._num_records, self._at = self._num_records + len(records), records[-1].at
                     self._arm()
@@ -429,7 +432,19 @@ class Driver:
                 _resolve(decided.answer, Unavailable("the coordinator lost its journal"))
             self._waiting = []
         finally:
-            self._committing = False
+            self._committing, self._writing = False, []
+
+    def _begin_leases(self, joins: Iterable[_Decided]) -> None:
+        """Begin the leases of participants that join here anew: none of them can send a sign of
+        life before its join, which waits for the disk, is answered."""
+        now = self.clock.now()
+        for decided in joins:
+            for record in decided.records:
+                if isinstance(record.event, e.ParticipantJoined):
+                    joined = record.event.participant_id
+                    if joined in self._decided.members:
+                        sign = Heartbeat(joined)
+                        self._decided = decide(self._decided, sign, now, self.strategy).session
 
     def _take_effect(
         self,
@@ -545,6 +560,7 @@ class Driver:
     async def _tick(self) -> None:
         now = self._looked_at = self.clock.now()
         self._note_stall(now)
+        self._begin_leases([*self._writing, *self._waiting])
         self._expiry = None  # to be found anew without the members that have gone
         try:
             await self.submit(Tick(self.lateness.at(now)))
