@@ -237,7 +237,11 @@ class GroupScheduler:
             return group.view.generation, group.opened
 
     def begin(
-        self, staleness: int | None, num_workers: int, is_over: Callable[[], bool]
+        self,
+        staleness: int | None,
+        num_workers: int,
+        is_over: Callable[[], bool],
+        stop: int | None = None,
     ) -> Progress:
         group = self.group
         with group.lock:

@@ -77,6 +77,7 @@ class Work:
         self._put: pb.WeightsRef | None = None
         # Digest of a model whose download had other bytes; reported to the coordinator.
         self._damaged_digest = b""
+        self._has_warned = False  # of a round without a sample
         self._spare = Spare(max_arrays=1)  # of updates that were quantised
         self._keeper = keeper
         self._on_saving = on_saving
@@ -194,6 +195,9 @@ class Work:
                 vector, num_samples = call_train_round(
                     self._participant, weights, assignment.epochs, assignment.epoch_base
                 )
+                if num_samples == 0 and not self._has_warned:
+                    self._has_warned = True  # of the next rounds it would say the same
+                    self._log.warning("trained_without_samples", round=round_)
                 if self._attempt:
                     layout = self._participant.slice_layout()
             measured = take_metrics(self._participant)

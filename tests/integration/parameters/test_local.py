@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import xain_parameters as parameters
+from support.logs import capture_logs
 from xain_messaging.discovery.coordinator import CoordinatorMembership
 from xain_messaging.ports import Member
-from xain_parameters import KVWorker, LocalGroup
+from xain_parameters import Invalid, KVWorker, LocalGroup
 from xain_parameters.messages import Message
 from xain_parameters.node.server import ParameterServer
 from xain_parameters.scheduler.worker_client import WorkerScheduler
@@ -360,3 +361,22 @@ def test_connection_outside_of_the_loop_is_asynchronous_beside_a_bulk_synchronou
             assert (w.pull() == clock).all()
             assert (seen.pull() == clock + 1).all()
         assert (w.pull() == 5).all()
+
+
+def test_second_job_of_a_group_is_refused_by_name():
+    """Clocks belong to the group. A new worker whose loop would be over at its begin must not train
+    nothing in silence; one that was started again after its last clock only warns."""
+    with LocalGroup(1) as group:
+        with group.connect("first") as server:
+            w = server.dense("w", (2,))
+            for _ in server.clocks(stop=3):
+                w.push(np.ones(2, np.float32))
+        with group.connect("second") as server:
+            server.dense("other", (2,))
+            with pytest.raises(Invalid, match=r"'second' would have no clock.* 3, .* at clock 3"):
+                next(server.clocks(stop=3))
+            assert list(server.clocks(stop=5)) == [3, 4]
+        with capture_logs() as logs, group.connect("first") as server:
+            assert list(server.clocks(stop=3)) == []
+        (told,) = (line for line in logs if line["event"] == "no_clocks")
+        assert (told["log_level"], told["worker"], told["stop"]) == ("warning", "first", 3)

@@ -245,6 +245,16 @@ def test_loop_without_a_round_has_a_status_of_its_own(serve: Serve) -> None:
     assert "it was never selected to train" in end["reason"]
 
 
+def test_round_without_samples_is_warned_of_once(serve: Serve) -> None:
+    """An update of no sample has no weight beside others."""
+    coordinator = serve(Ledger(rounds=3))
+    with capture_logs() as logs:
+        for round_ in xain.rounds(coordinator=coordinator.target):
+            round_.submit(round_.weights, samples=0)
+    told = [entry for entry in logs if entry["event"] == "trained_without_samples"]
+    assert [(entry["log_level"], entry["round"]) for entry in told] == [("warning", 0)]
+
+
 def test_session_that_ends_without_a_result_is_an_error(serve: Serve) -> None:
     coordinator = serve(Ledger(rounds=0, cause="nobody came"))
     with pytest.raises(xain.SessionError, match="nobody came"):

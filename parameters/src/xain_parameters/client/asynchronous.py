@@ -199,7 +199,9 @@ class _Clocks:
                 clock = await run(core.next_clock, self._loop)
             else:
                 self._loop = core.enter_clocks(self._staleness)
-                clock = await run(core.begin_clocks, self._loop, self._staleness, self._workers)
+                clock = await run(
+                    core.begin_clocks, self._loop, self._staleness, self._workers, self._stop
+                )
         except BaseException:
             self._end()
             raise

@@ -127,14 +127,22 @@ class Core:
             self._loop = self._num_loops
             return self._loop
 
-    def begin_clocks(self, loop: int, staleness: int | None, num_workers: int) -> int:
-        """Begin a loop; returns its first clock. After an error the loop has ended."""
+    def begin_clocks(
+        self, loop: int, staleness: int | None, num_workers: int, stop: int | None = None
+    ) -> int:
+        """Begin a loop that ends before the clock `stop`; returns its first clock. After an error
+        the loop has ended."""
         try:
             with self._changed:
                 self._changed.wait_for(lambda: not self._is_ending or self._is_over(loop))
                 self._has_ticked = False
             with self._asking:
-                progress = self.scheduler.begin(staleness, num_workers, lambda: self._is_over(loop))
+                progress = self.scheduler.begin(
+                    staleness, num_workers, lambda: self._is_over(loop), stop
+                )
+            if stop is not None and 0 < stop <= progress.clock:
+                worker = self.scheduler.worker
+                log.warning("no_clocks", worker=worker, clock=progress.clock, stop=stop)
             return self._begin(loop, progress, is_held=staleness == 0)
         except BaseException:
             self.end_clocks(loop)

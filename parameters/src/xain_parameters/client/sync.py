@@ -113,7 +113,9 @@ class Server:
         behind (SSP), with None for none (ASP).
 
         workers: wait for as many before the first. stop: end after clock stop - 1. A wait has no
-        timeout; what it waits for is logged as waiting_for_workers or scheduler_away.
+        timeout; what it waits for is logged as waiting_for_workers or scheduler_away. Clocks belong
+        to the group: a new worker that comes when its `stop` is over gets Invalid, and one that has
+        been in a loop before a warning, no_clocks.
         A loop that is left by break, return or an error does not complete its clock: under BSP the
         pushes of that clock do not count. The next loop of this worker begins with that clock if
         the others have not gone on. It must push the same there in the same order: pushes that have
@@ -124,7 +126,7 @@ class Server:
         core = self._core
         loop = core.enter_clocks(staleness)
         try:
-            clock = core.begin_clocks(loop, staleness, 1 if workers is None else workers)
+            clock = core.begin_clocks(loop, staleness, 1 if workers is None else workers, stop)
             while stop is None or clock < stop:
                 yield clock
                 clock = core.next_clock(loop)

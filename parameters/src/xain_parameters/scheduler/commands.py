@@ -68,11 +68,16 @@ class DeclareTable(msgspec.Struct, frozen=True):
 
 
 class WorkerJoined(msgspec.Struct, frozen=True):
-    """A worker begins its loop over clocks. staleness: the bound s of its loop; None: no limit."""
+    """A worker begins its loop over clocks.
+
+    staleness: the bound s of its loop; None: no limit. stop: the loop ends before this clock; None:
+    it has no end.
+    """
 
     name: str
     incarnation: int
     staleness: int | None
+    stop: int | None = None
 
 
 class Tick(msgspec.Struct, frozen=True):

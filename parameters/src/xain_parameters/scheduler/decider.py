@@ -166,7 +166,13 @@ def _answer_worker(
     if known is not None and incarnation is not None and incarnation < known.incarnation:
         raise Evicted(f"a later process has the name of the worker {name!r}")
     match command:
-        case c.WorkerJoined(_, incarnation, staleness):
+        case c.WorkerJoined(_, incarnation, staleness, stop):
+            if known is None and stop is not None and 0 < stop <= state.opened:
+                raise Invalid(
+                    f"the worker {name!r} would have no clock: its loop ends before clock {stop}, "
+                    f"and the group is at clock {state.opened}. Clocks belong to the group: give a "
+                    "second job a group of its own, or a later stop"
+                )
             clock = state.opened if known is None else max(known.ticked, state.opened)
             if known is not None and known.is_live:
                 clock = known.ticked  # it was not missed, and goes on

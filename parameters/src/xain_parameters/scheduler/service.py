@@ -320,7 +320,8 @@ class SchedulerService(SchedulerServicer):
         if request.begins:
             await self._check_member(context, WORKER, request)
             staleness = request.staleness if request.HasField("staleness") else None
-            command: c.Command = c.WorkerJoined(request.name, request.incarnation, staleness)
+            stop = request.stop if request.HasField("stop") else None
+            command: c.Command = c.WorkerJoined(request.name, request.incarnation, staleness, stop)
         else:
             command = c.Tick(request.name, request.incarnation, request.generation, request.clock)
         if request.HasField("staleness") and request.staleness < 0:

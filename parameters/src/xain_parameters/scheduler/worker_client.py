@@ -86,15 +86,17 @@ class WorkerScheduler(SchedulerMember):
         staleness: int | None,
         num_workers: int = 1,
         is_over: Callable[[], bool] = lambda: False,
+        stop: int | None = None,
     ) -> Progress:
         """Begin a loop over clocks, when there are num_workers, and wait until its first clock may
-        begin."""
+        begin. Raises Invalid for a new worker whose loop would end before that clock."""
         request = pb.TickRequest(
             name=self.name,
             incarnation=self.incarnation,
             begins=True,
             staleness=staleness,
             num_workers=num_workers,
+            stop=stop,
         )
         return self._tick_once(request, is_over)
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$xain_wire/parameters/scheduler.proto\x12\x15xain_proto.parameters\"\x0e\n\x0cViewsRequest\"\x1d\n\rViewsResponse\x12\x0c\n\x04view\x18\x01 \x01(\x0c\"\x1f\n\x0e\x44\x65\x63lareRequest\x12\r\n\x05table\x18\x01 \x01(\x0c\" \n\x0f\x44\x65\x63lareResponse\x12\r\n\x05table\x18\x01 \x01(\x0c\"\x9e\x01\n\x0bTickRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\r\n\x05\x63lock\x18\x04 \x01(\x03\x12\x0e\n\x06\x62\x65gins\x18\x05 \x01(\x08\x12\x16\n\tstaleness\x18\x06 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x0bnum_workers\x18\x07 \x01(\x05\x42\x0c\n\n_staleness\"^\n\x0cTickResponse\x12\r\n\x05\x63lock\x18\x01 \x01(\x03\x12\x0e\n\x06opened\x18\x02 \x01(\x03\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x0e\n\x06number\x18\x04 \x01(\x04\x12\x0b\n\x03\x63ut\x18\x05 \x01(\x03\"/\n\nEndRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"\r\n\x0b\x45ndResponse\"0\n\x0bWaitRequest\x12\r\n\x05\x63lock\x18\x01 \x01(\x03\x12\x12\n\ngeneration\x18\x02 \x01(\x04\"B\n\x0cWaitResponse\x12\x0e\n\x06opened\x18\x01 \x01(\x03\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0e\n\x06number\x18\x03 \x01(\x04\"B\n\rReportRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0e\n\x06report\x18\x03 \x01(\x0c\"2\n\x0eReportResponse\x12\x0e\n\x06may_go\x18\x03 \x01(\x08\x12\x10\n\x08lease_ms\x18\x04 \x01(\x05\"\x13\n\x11\x43heckpointRequest\"1\n\x12\x43heckpointResponse\x12\x0b\n\x03\x63ut\x18\x01 \x01(\x03\x12\x0e\n\x06\x66older\x18\x02 \x01(\t\"\x0f\n\rStatusRequest\" \n\x0eStatusResponse\x12\x0e\n\x06status\x18\x01 \x01(\x0c\"\x11\n\x0fRollBackRequest\"\x12\n\x10RollBackResponse2\xab\x06\n\tScheduler\x12V\n\x05Views\x12#.xain_proto.parameters.ViewsRequest\x1a$.xain_proto.parameters.ViewsResponse\"\x00\x30\x01\x12Z\n\x07\x44\x65\x63lare\x12%.xain_proto.parameters.DeclareRequest\x1a&.xain_proto.parameters.DeclareResponse\"\x00\x12Q\n\x04Tick\x12\".xain_proto.parameters.TickRequest\x1a#.xain_proto.parameters.TickResponse\"\x00\x12N\n\x03\x45nd\x12!.xain_proto.parameters.EndRequest\x1a\".xain_proto.parameters.EndResponse\"\x00\x12Q\n\x04Wait\x12\".xain_proto.parameters.WaitRequest\x1a#.xain_proto.parameters.WaitResponse\"\x00\x12W\n\x06Report\x12$.xain_proto.parameters.ReportRequest\x1a%.xain_proto.parameters.ReportResponse\"\x00\x12\x63\n\nCheckpoint\x12(.xain_proto.parameters.CheckpointRequest\x1a).xain_proto.parameters.CheckpointResponse\"\x00\x12W\n\x06Status\x12$.xain_proto.parameters.StatusRequest\x1a%.xain_proto.parameters.StatusResponse\"\x00\x12]\n\x08RollBack\x12&.xain_proto.parameters.RollBackRequest\x1a\'.xain_proto.parameters.RollBackResponse\"\x00\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$xain_wire/parameters/scheduler.proto\x12\x15xain_proto.parameters\"\x0e\n\x0cViewsRequest\"\x1d\n\rViewsResponse\x12\x0c\n\x04view\x18\x01 \x01(\x0c\"\x1f\n\x0e\x44\x65\x63lareRequest\x12\r\n\x05table\x18\x01 \x01(\x0c\" \n\x0f\x44\x65\x63lareResponse\x12\r\n\x05table\x18\x01 \x01(\x0c\"\xba\x01\n\x0bTickRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\r\n\x05\x63lock\x18\x04 \x01(\x03\x12\x0e\n\x06\x62\x65gins\x18\x05 \x01(\x08\x12\x16\n\tstaleness\x18\x06 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x0bnum_workers\x18\x07 \x01(\x05\x12\x11\n\x04stop\x18\x08 \x01(\x03H\x01\x88\x01\x01\x42\x0c\n\n_stalenessB\x07\n\x05_stop\"^\n\x0cTickResponse\x12\r\n\x05\x63lock\x18\x01 \x01(\x03\x12\x0e\n\x06opened\x18\x02 \x01(\x03\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x0e\n\x06number\x18\x04 \x01(\x04\x12\x0b\n\x03\x63ut\x18\x05 \x01(\x03\"/\n\nEndRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"\r\n\x0b\x45ndResponse\"0\n\x0bWaitRequest\x12\r\n\x05\x63lock\x18\x01 \x01(\x03\x12\x12\n\ngeneration\x18\x02 \x01(\x04\"B\n\x0cWaitResponse\x12\x0e\n\x06opened\x18\x01 \x01(\x03\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0e\n\x06number\x18\x03 \x01(\x04\"B\n\rReportRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0e\n\x06report\x18\x03 \x01(\x0c\"2\n\x0eReportResponse\x12\x0e\n\x06may_go\x18\x03 \x01(\x08\x12\x10\n\x08lease_ms\x18\x04 \x01(\x05\"\x13\n\x11\x43heckpointRequest\"1\n\x12\x43heckpointResponse\x12\x0b\n\x03\x63ut\x18\x01 \x01(\x03\x12\x0e\n\x06\x66older\x18\x02 \x01(\t\"\x0f\n\rStatusRequest\" \n\x0eStatusResponse\x12\x0e\n\x06status\x18\x01 \x01(\x0c\"\x11\n\x0fRollBackRequest\"\x12\n\x10RollBackResponse2\xab\x06\n\tScheduler\x12V\n\x05Views\x12#.xain_proto.parameters.ViewsRequest\x1a$.xain_proto.parameters.ViewsResponse\"\x00\x30\x01\x12Z\n\x07\x44\x65\x63lare\x12%.xain_proto.parameters.DeclareRequest\x1a&.xain_proto.parameters.DeclareResponse\"\x00\x12Q\n\x04Tick\x12\".xain_proto.parameters.TickRequest\x1a#.xain_proto.parameters.TickResponse\"\x00\x12N\n\x03\x45nd\x12!.xain_proto.parameters.EndRequest\x1a\".xain_proto.parameters.EndResponse\"\x00\x12Q\n\x04Wait\x12\".xain_proto.parameters.WaitRequest\x1a#.xain_proto.parameters.WaitResponse\"\x00\x12W\n\x06Report\x12$.xain_proto.parameters.ReportRequest\x1a%.xain_proto.parameters.ReportResponse\"\x00\x12\x63\n\nCheckpoint\x12(.xain_proto.parameters.CheckpointRequest\x1a).xain_proto.parameters.CheckpointResponse\"\x00\x12W\n\x06Status\x12$.xain_proto.parameters.StatusRequest\x1a%.xain_proto.parameters.StatusResponse\"\x00\x12]\n\x08RollBack\x12&.xain_proto.parameters.RollBackRequest\x1a\'.xain_proto.parameters.RollBackResponse\"\x00\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,33 +40,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DECLARERESPONSE']._serialized_start=143
   _globals['_DECLARERESPONSE']._serialized_end=175
   _globals['_TICKREQUEST']._serialized_start=178
-  _globals['_TICKREQUEST']._serialized_end=336
-  _globals['_TICKRESPONSE']._serialized_start=338
-  _globals['_TICKRESPONSE']._serialized_end=432
-  _globals['_ENDREQUEST']._serialized_start=434
-  _globals['_ENDREQUEST']._serialized_end=481
-  _globals['_ENDRESPONSE']._serialized_start=483
-  _globals['_ENDRESPONSE']._serialized_end=496
-  _globals['_WAITREQUEST']._serialized_start=498
-  _globals['_WAITREQUEST']._serialized_end=546
-  _globals['_WAITRESPONSE']._serialized_start=548
-  _globals['_WAITRESPONSE']._serialized_end=614
-  _globals['_REPORTREQUEST']._serialized_start=616
-  _globals['_REPORTREQUEST']._serialized_end=682
-  _globals['_REPORTRESPONSE']._serialized_start=684
-  _globals['_REPORTRESPONSE']._serialized_end=734
-  _globals['_CHECKPOINTREQUEST']._serialized_start=736
-  _globals['_CHECKPOINTREQUEST']._serialized_end=755
-  _globals['_CHECKPOINTRESPONSE']._serialized_start=757
-  _globals['_CHECKPOINTRESPONSE']._serialized_end=806
-  _globals['_STATUSREQUEST']._serialized_start=808
-  _globals['_STATUSREQUEST']._serialized_end=823
-  _globals['_STATUSRESPONSE']._serialized_start=825
-  _globals['_STATUSRESPONSE']._serialized_end=857
-  _globals['_ROLLBACKREQUEST']._serialized_start=859
-  _globals['_ROLLBACKREQUEST']._serialized_end=876
-  _globals['_ROLLBACKRESPONSE']._serialized_start=878
-  _globals['_ROLLBACKRESPONSE']._serialized_end=896
-  _globals['_SCHEDULER']._serialized_start=899
-  _globals['_SCHEDULER']._serialized_end=1710
+  _globals['_TICKREQUEST']._serialized_end=364
+  _globals['_TICKRESPONSE']._serialized_start=366
+  _globals['_TICKRESPONSE']._serialized_end=460
+  _globals['_ENDREQUEST']._serialized_start=462
+  _globals['_ENDREQUEST']._serialized_end=509
+  _globals['_ENDRESPONSE']._serialized_start=511
+  _globals['_ENDRESPONSE']._serialized_end=524
+  _globals['_WAITREQUEST']._serialized_start=526
+  _globals['_WAITREQUEST']._serialized_end=574
+  _globals['_WAITRESPONSE']._serialized_start=576
+  _globals['_WAITRESPONSE']._serialized_end=642
+  _globals['_REPORTREQUEST']._serialized_start=644
+  _globals['_REPORTREQUEST']._serialized_end=710
+  _globals['_REPORTRESPONSE']._serialized_start=712
+  _globals['_REPORTRESPONSE']._serialized_end=762
+  _globals['_CHECKPOINTREQUEST']._serialized_start=764
+  _globals['_CHECKPOINTREQUEST']._serialized_end=783
+  _globals['_CHECKPOINTRESPONSE']._serialized_start=785
+  _globals['_CHECKPOINTRESPONSE']._serialized_end=834
+  _globals['_STATUSREQUEST']._serialized_start=836
+  _globals['_STATUSREQUEST']._serialized_end=851
+  _globals['_STATUSRESPONSE']._serialized_start=853
+  _globals['_STATUSRESPONSE']._serialized_end=885
+  _globals['_ROLLBACKREQUEST']._serialized_start=887
+  _globals['_ROLLBACKREQUEST']._serialized_end=904
+  _globals['_ROLLBACKRESPONSE']._serialized_start=906
+  _globals['_ROLLBACKRESPONSE']._serialized_end=924
+  _globals['_SCHEDULER']._serialized_start=927
+  _globals['_SCHEDULER']._serialized_end=1738
 # @@protoc_insertion_point(module_scope)

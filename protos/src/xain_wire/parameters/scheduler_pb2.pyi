@@ -109,6 +109,7 @@ class TickRequest(_message.Message):
     BEGINS_FIELD_NUMBER: _builtins.int
     STALENESS_FIELD_NUMBER: _builtins.int
     NUM_WORKERS_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     incarnation: _builtins.int
     generation: _builtins.int
@@ -121,6 +122,8 @@ class TickRequest(_message.Message):
     """of the loop; none: no limit"""
     num_workers: _builtins.int
     """to wait for at the begin"""
+    stop: _builtins.int
+    """the loop ends before this clock"""
     def __init__(
         self,
         *,
@@ -131,14 +134,20 @@ class TickRequest(_message.Message):
         begins: _builtins.bool = ...,
         staleness: _builtins.int | None = ...,
         num_workers: _builtins.int = ...,
+        stop: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "staleness", b"staleness"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "_stop", b"_stop", "staleness", b"staleness", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "begins", b"begins", "clock", b"clock", "generation", b"generation", "incarnation", b"incarnation", "name", b"name", "num_workers", b"num_workers", "staleness", b"staleness"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "_stop", b"_stop", "begins", b"begins", "clock", b"clock", "generation", b"generation", "incarnation", b"incarnation", "name", b"name", "num_workers", b"num_workers", "staleness", b"staleness", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__staleness: _TypeAlias = _typing.Literal["staleness"]  # noqa: Y015
     _WhichOneofArgType__staleness: _TypeAlias = _typing.Literal["_staleness", b"_staleness"]  # noqa: Y015
+    _WhichOneofReturnType__stop: _TypeAlias = _typing.Literal["stop"]  # noqa: Y015
+    _WhichOneofArgType__stop: _TypeAlias = _typing.Literal["_stop", b"_stop"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__staleness) -> _WhichOneofReturnType__staleness | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stop) -> _WhichOneofReturnType__stop | None: ...
 
 Global___TickRequest: _TypeAlias = TickRequest  # noqa: Y015
 
