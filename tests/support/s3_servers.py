@@ -206,12 +206,15 @@ class SeaweedFS(S3Server):
 
     other_identity: a second identity, which may use the bucket "elsewhere" only.
     guest: a third, which may do what its policy, an IAM document, allows; None: nothing.
+    guests: further ones with policies of their own, by name.
     """
 
     name = "SeaweedFS"
     program = "weed"
 
-    def __init__(self, policy: str | None = None) -> None:
+    def __init__(
+        self, policy: str | None = None, policies: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__()
         self.other_identity = Identity()
         self.guest = Identity()
@@ -220,12 +223,13 @@ class SeaweedFS(S3Server):
             _seaweed_identity("owner", self.owner, "Admin"),
             _seaweed_identity("other", self.other_identity, "Read:elsewhere", "Write:elsewhere"),
         ]
-        policies = []
-        if policy is not None:
-            guest = _seaweed_identity("guest", self.guest)
-            identities.append({**guest, "policyNames": ["of-the-guest"]})
-            policies.append({"name": "of-the-guest", "content": policy})
-        config = {"identities": identities, "policies": policies}
+        self.guests = {name: Identity() for name in policies or {}}
+        documents = dict(policies or {}) | ({} if policy is None else {"guest": policy})
+        for name in documents:
+            guest = _seaweed_identity(name, self.guests.get(name, self.guest))
+            identities.append({**guest, "policyNames": [f"of-{name}"]})
+        known = [{"name": f"of-{name}", "content": text} for name, text in documents.items()]
+        config = {"identities": identities, "policies": known}
         (self.folder / "s3.json").write_text(json.dumps(config))
         (self.folder / "data").mkdir()
 

@@ -2,6 +2,7 @@
 and a passing fault in StoreUnavailable."""
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import urllib3
+from structlog.testing import capture_logs
 
 from support.crooked import Answer, http_server, s3_error
 from support.descriptors import open_files
@@ -55,9 +57,11 @@ def connect(tmp_path: Path) -> Iterator[Open]:
     """Open stores; all are closed at the end."""
     with contextlib.ExitStack() as stack:
 
-        def open_one(settings: dict[str, object], **others: object) -> S3Store:
+        def open_one(
+            settings: dict[str, object], *, try_out: bool = True, **others: object
+        ) -> S3Store:
             whole = {"path": tmp_path / "spool", **settings, **others}
-            store = open_s3(StorageSettings.model_validate(whole))
+            store = open_s3(StorageSettings.model_validate(whole), try_out=try_out)
             stack.callback(store.close)
             return store
 
@@ -288,6 +292,90 @@ def test_a_folder_for_uploads_that_cannot_be(
         connect(server.settings("any"), path=tmp_path / "file" / "x")
 
 
+# --- the trial at the start ---
+
+BUCKET = "trial-bucket"
+
+# An action of IAM that credentials lack: what the message names.
+LACKING = {
+    "ListBucket": ("to list the bucket 'trial-bucket'", ""),
+    "GetObject": ("to read '.trial'", "creating an object once"),
+    "PutObject": ("to write '.trial'", "creating an object once"),
+    "CreateMultipartUpload": ("to write '.trial'", "uploading in parts"),
+    "UploadPart": ("to write '.trial'", "uploading in parts"),
+    "CompleteMultipartUpload": ("to write '.trial'", "uploading in parts"),
+    "AbortMultipartUpload": ("to write '.trial'", "giving up an upload in parts"),
+    "DeleteObject": ("to delete '.trial'", "deleting"),
+}
+
+
+def policy(action: str) -> str:
+    """Policy that allows everything in the bucket but this action."""
+    there = [f"arn:aws:s3:::{BUCKET}", f"arn:aws:s3:::{BUCKET}/*"]
+    statements = [
+        {"Effect": "Allow", "Action": ["s3:*"], "Resource": there},
+        {"Effect": "Deny", "Action": [f"s3:{action}"], "Resource": there},
+    ]
+    return json.dumps({"Version": "2012-10-17", "Statement": statements})
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[SeaweedFS]:
+    """A server with an identity for each action, which lacks it."""
+    if (missing := SeaweedFS.missing()) is not None:
+        pytest.skip(missing)
+    with SeaweedFS(policies={action: policy(action) for action in LACKING}) as running:
+        with contextlib.closing(running.client()) as client:
+            client.create_bucket(Bucket=BUCKET)
+        yield running
+
+
+@pytest.mark.parametrize("action", LACKING)
+def test_credentials_that_lack_one_right_are_refused_at_the_start(
+    connect: Open, guarded: SeaweedFS, action: str
+) -> None:
+    """And not at the end of the first round. An operator must act, so that it is no error after
+    which the start is tried again. Nothing stays in the bucket of what may be deleted."""
+    identity = guarded.guests[action].settings()
+    verb, tried = LACKING[action]
+    with pytest.raises(StoreError) as caught:
+        connect(guarded.settings(BUCKET, **identity))
+    assert not isinstance(caught.value, StoreUnavailable)
+    assert f"does not allow us {verb} (AccessDenied)" in str(caught.value)
+    assert str(caught.value).endswith(f"what was tried: {tried}" if tried else "list there")
+    assert_discreet(caught.value, *identity.values())
+    with contextlib.closing(guarded.client()) as client:
+        left = [found["Key"] for found in client.list_objects_v2(Bucket=BUCKET).get("Contents", ())]
+        for key in left:
+            client.delete_object(Bucket=BUCKET, Key=key)
+    assert not left or action in ("DeleteObject", "ListBucket", "GetObject")
+
+
+def test_signed_urls_that_are_refused_are_told_at_the_start(
+    connect: Open, server: S3Server
+) -> None:
+    """The server is reached directly, and participants are led to another address."""
+    with http_server(lambda *_: s3_error(403, "SignatureDoesNotMatch")) as url:
+        settings = server.settings(server.new_bucket(), public_endpoint=url)
+        with pytest.raises(StoreError, match="refuses our credentials") as caught:
+            connect(settings)
+        assert not isinstance(caught.value, StoreUnavailable)
+        assert f"{url.removeprefix('http://')} refuses" in str(caught.value)
+        assert str(caught.value).endswith("what was tried: signed URLs")
+        connect(settings, presigned=False)
+
+
+def test_public_address_that_only_participants_reach_is_no_reason_not_to_start(
+    connect: Open, server: S3Server
+) -> None:
+    with capture_logs() as logs:
+        store = connect(server.settings(server.new_bucket(), public_endpoint="http://127.0.0.1:1"))
+        put(store, "1/global", b"x")
+    (told,) = [entry for entry in logs if entry["event"] == "signed_urls_not_tried"]
+    assert "127.0.0.1:1 cannot be reached" in told["error"]
+    assert list(store.keys()) == ["1/global"]
+
+
 # --- what a server may answer ---
 
 
@@ -343,8 +431,6 @@ class OneObject:
     def __call__(self, method: str, path: str) -> Answer:
         if method != "GET" or "list-type" in path:
             return 200, {}, b"<ListBucketResult/>"
-        if ".trial" in path:
-            return 206, {"ETag": '"t"', "Content-Range": "bytes 0-0/1"}, b"x"
         self.num_gets += 1
         return self.answer(self.num_gets)
 
@@ -355,7 +441,8 @@ def one_object(
 ) -> Iterator[tuple[OneObject, S3Store]]:
     server = OneObject()
     with http_server(server) as url:
-        store = connect({"kind": "s3", "endpoint": url, "bucket": "b", **Identity().settings()})
+        settings = {"kind": "s3", "endpoint": url, "bucket": "b", **Identity().settings()}
+        store = connect(settings, try_out=False)
         store.requests.sizes = Sizes(head=1000)
         yield server, store
 
@@ -425,7 +512,8 @@ def test_a_server_without_conditions(connect: Open) -> None:
 
     with http_server(answer) as url:
         identity = Identity().settings()
-        store = connect({"kind": "s3", "endpoint": url, "bucket": "b", **identity})
+        settings = {"kind": "s3", "endpoint": url, "bucket": "b", **identity}
+        store = connect(settings, try_out=False)
         put(store, "1/global", b"x")
         with pytest.raises(KeyExists):
             put(store, "1/global", b"y")

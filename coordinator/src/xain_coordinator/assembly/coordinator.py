@@ -104,7 +104,7 @@ class Coordinator:
         with contextlib.ExitStack() as opened:  # a lock on a file must not outlive a failed start
             self.journal = SqliteJournal(config.journal.path)
             opened.callback(self.journal.close)
-            self.weights = open_store(config.storage)  # of all sessions
+            self.weights = open_store(config.storage, try_out=True)  # of all sessions
             opened.callback(self.weights.close)
             if from_model and (new_session or not self.journal.has_session()):
                 self._first_model = first_model(from_model, config, self.journal, self.weights)

@@ -6,12 +6,13 @@ Objects lie under "PREFIX/KEY" (s3_names.py). What is published once is claimed 
 
 import contextlib
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import IO, cast
 
+import structlog
 import xxhash
 
 from xain_coordinator.ports import (
@@ -35,6 +36,8 @@ from xain_coordinator.stores.s3_claims import Claims
 from xain_coordinator.stores.s3_names import MAX_NAME_BYTES, key_to_name, name_to_key
 from xain_coordinator.stores.s3_requests import Requests, results
 from xain_coordinator.stores.settings import StoreSettings
+
+log = structlog.get_logger(__name__)
 
 MAX_PARTS_IN_FLIGHT = 3  # of one upload
 # A part waits in memory up to here and in a file from there on: many may upload at once.
@@ -72,13 +75,75 @@ class S3Store:
                 f"cannot use the folder {spool}, in which uploads wait: {reason}"
             ) from error
 
-    def try_out(self) -> None:
-        """Write, read and delete an object of our own, so that an operator hears now of what will
-        not work. Raises what those do."""
-        name = f"{self._prefix}{_TRIAL}/{uuid.uuid4().hex}"
-        self.bucket.put(_TRIAL, name, b"x")
-        self.bucket.get(_TRIAL, name, 0, 1)
-        self.bucket.delete(_TRIAL, name)
+    def try_out(self, *, signed: bool) -> None:
+        """Make once each kind of request that a session makes, so that an operator hears now of
+        what the server refuses, and not at the end of a round. No object stays.
+
+        signed: with requests by signed URLs. Where participants reach the server by another address
+        than this process does, that address may be closed to this process: then only a warning is
+        logged. Raises StoreUnavailable while the server is away, and StoreError, Refused among
+        them, for all that no retry helps against.
+        """
+        bucket = self.bucket
+        folder = f"{self._prefix}{_TRIAL}/{uuid.uuid4().hex}"
+        created, copied, joined, sent = (f"{folder}/{number}" for number in range(4))
+
+        def create() -> None:
+            upload = S3Upload(self, _TRIAL, created)
+            upload.write(b"x")
+            upload.commit(overwrite=False)  # claims, and If-None-Match where the server knows it
+
+        def copy() -> None:
+            first = bucket.get(_TRIAL, created, 0, 1)
+            bucket.copy(_TRIAL, created, copied, first.etag, self.requests.sizes.copy_part)
+
+        def upload_in_parts() -> None:
+            upload_id = bucket.begin(_TRIAL, joined)
+            etag = bucket.put_part(_TRIAL, joined, upload_id, 1, b"x")
+            bucket.complete(_TRIAL, joined, upload_id, [etag])
+
+        def abort_parts() -> None:
+            bucket.abort(_TRIAL, joined, bucket.begin(_TRIAL, joined))
+
+        def use_signed_urls() -> None:
+            try:
+                bucket.use_signed_url("put_object", _TRIAL, sent, b"x")
+                bucket.use_signed_url("get_object", _TRIAL, sent)
+            except Refused:
+                raise
+            except StoreUnavailable as error:
+                if bucket.public_host == bucket.host:
+                    raise
+                log.warning("signed_urls_not_tried", error=str(error))
+
+        kinds: dict[str, Callable[[], object]] = {
+            "listing": lambda: list(bucket.names(f"{folder}/")),
+            "creating an object once": create,
+            "reading a range": lambda: bucket.get(_TRIAL, created, 0, 1),
+            "copying": copy,
+            "uploading in parts": upload_in_parts,
+            "giving up an upload in parts": abort_parts,
+            "signed URLs": use_signed_urls,
+            "deleting": lambda: bucket.delete(_TRIAL, created),
+        }
+        if not signed:
+            del kinds["signed URLs"]
+        trouble: StoreError | None = None
+        for kind, request in kinds.items():
+            try:
+                request()
+            except Refused as error:
+                trouble = Refused(f"{error}; what was tried: {kind}")
+                break
+            except Declined as answer:
+                what = f"the S3 server at {bucket.host} cannot be used"
+                trouble = StoreError(f"{what}: {kind} ends with {answer}")
+                break
+        for name in (created, copied, joined, sent):
+            with contextlib.suppress(StoreError):
+                bucket.delete(_TRIAL, name)
+        if trouble is not None:
+            raise trouble
 
     def close(self) -> None:
         """Close the store. Requests under way end normally; waiting requests raise
@@ -412,8 +477,8 @@ class S3Upload:
             self._file.close()
 
 
-def open_s3(settings: StoreSettings) -> S3Store:
-    """Open the store of [storage] and try it out.
+def open_s3(settings: StoreSettings, *, try_out: bool = True) -> S3Store:
+    """Open the store of [storage]. try_out: and make each kind of request of a session once.
 
     Raises StoreUnavailable if the server cannot be reached, and StoreError where a person must act.
     """
@@ -428,7 +493,8 @@ def open_s3(settings: StoreSettings) -> S3Store:
                     f"{error}; create it, or set storage.create_bucket = true"
                 ) from None
             bucket.create(settings.region)
-        store.try_out()
+        if try_out:
+            store.try_out(signed=settings.presigned)
     except BaseException as error:  # no other code closes its connections
         bucket.close()
         if isinstance(error, Refused):

@@ -16,8 +16,11 @@ import boto3
 import botocore.session
 from boto3.s3.transfer import TransferConfig
 from botocore import exceptions as boto
+from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.credentials import CredentialProvider, Credentials, ReadOnlyCredentials
+from botocore.httpsession import URLLib3Session
+from botocore.utils import get_environ_proxies
 from s3transfer.exceptions import S3CopyFailedError
 from urllib3.exceptions import HTTPError
 
@@ -25,8 +28,9 @@ from xain_coordinator.ports import KeyNotFound, StoreError, StoreUnavailable
 from xain_coordinator.stores.secret_files import Secret
 from xain_coordinator.stores.settings import StoreSettings
 
-# Logs of botocore at debug would hold headers and tokens, whatever level the program has.
-logging.getLogger("botocore").setLevel(logging.WARNING)
+# At debug their logs would hold headers, tokens and signed URLs, whatever level the program has.
+for _name in ("botocore", "urllib3.connectionpool"):
+    logging.getLogger(_name).setLevel(logging.WARNING)
 
 NUM_ATTEMPTS = 3  # of each request; botocore waits between them, a random time of up to 1, then 2 s
 MAX_CONNECT_S = 5.0
@@ -93,23 +97,26 @@ class Bucket:
     """Requests on one bucket, from any thread.
 
     signer: a client that signs URLs for the address at which participants reach the server.
+    http: a session of botocore's, for requests by such URLs.
     Every request raises Refused, StoreUnavailable, and StoreError where the server cannot do what
     we need.
     """
 
     max_listed = 1000  # keys in a page, the most that S3 gives
 
-    def __init__(self, client: Any, signer: Any, name: str, url_lifetime_s: int) -> None:
+    def __init__(self, client: Any, signer: Any, http: Any, name: str, url_lifetime_s: int) -> None:
         self.name = name
-        parts = urlsplit(client.meta.endpoint_url)
-        self.host = parts.netloc.rpartition("@")[2]
+        self.host = _host_of(client.meta.endpoint_url)
+        self.public_host = _host_of(signer.meta.endpoint_url)
         self._client = client
         self._signer = signer
+        self._http = http
         self._url_lifetime_s = url_lifetime_s
 
     def close(self) -> None:
         self._client.close()
         self._signer.close()
+        self._http.close()
 
     # --- the bucket itself ---
 
@@ -274,6 +281,28 @@ class Bucket:
             return url
         raise trouble
 
+    def use_signed_url(self, operation: str, key: str, name: str, body: bytes = b"") -> None:
+        """Do what a participant does with a signed URL. operation: as in signed_url()."""
+        method, verb = ("PUT", "write") if operation == "put_object" else ("GET", "read")
+        verb = f"{verb} by a signed URL"
+        request = AWSRequest(method, self.signed_url(operation, name), data=body or None)
+        try:
+            answer = self._http.send(request.prepare())
+            text = answer.content
+        except boto.BotoCoreError as error:
+            trouble: Exception = self._trouble(error, verb, self.public_host)
+        else:
+            if answer.status_code in range(200, 300):
+                return
+            code = re.search(rb"<Code>([^<]*)</Code>", text)
+            told = {
+                "Error": {"Code": code[1].decode("ascii", "replace") if code else ""},
+                "ResponseMetadata": {"HTTPStatusCode": answer.status_code},
+            }
+            refusal = boto.ClientError(told, operation)
+            trouble = self._refusal(refusal, verb, key, frozenset(), self.public_host)
+        raise trouble
+
     # --- answers ---
 
     def _call(
@@ -296,12 +325,12 @@ class Bucket:
         raise trouble
 
     def _refusal(
-        self, error: boto.ClientError, verb: str, key: str, answers: Set[int]
+        self, error: boto.ClientError, verb: str, key: str, answers: Set[int], host: str = ""
     ) -> Exception:
         status: int = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         code = _harmless(error.response.get("Error", {}).get("Code", ""))
         what = repr(key) if key else f"the bucket {self.name!r}"
-        server = self._server()
+        server = _server(host or self.host)
         if code == "NoSuchBucket":
             return BucketMissing(f"there is no bucket {self.name!r} on {server}")
         if code in _CREDENTIALS:
@@ -326,8 +355,8 @@ class Bucket:
             )
         return StoreError(f"{server} does not {verb} {what} ({code}, HTTP {status})")
 
-    def _trouble(self, error: boto.BotoCoreError, verb: str) -> StoreError:
-        server = self._server()
+    def _trouble(self, error: boto.BotoCoreError, verb: str, host: str = "") -> StoreError:
+        server = _server(host or self.host)
         match error:
             case boto.NoCredentialsError() | boto.PartialCredentialsError():
                 return Refused(
@@ -347,7 +376,7 @@ class Bucket:
         return StoreUnavailable(f"cannot {verb} on {server}: {type(error).__name__}")
 
     def _server(self) -> str:
-        return f"the S3 server at {self.host}"
+        return _server(self.host)
 
     def _size_in(self, answer: Any, offset: int, length: int) -> int:
         """The size of the whole object, out of the answer to a ranged GET."""
@@ -374,6 +403,14 @@ class Bucket:
 
     def _unfit(self, reason: str) -> NoReturn:
         raise StoreError(f"{self._server()} cannot be used: it {reason}")
+
+
+def _server(host: str) -> str:
+    return f"the S3 server at {host}"
+
+
+def _host_of(url: str) -> str:
+    return urlsplit(url).netloc.rpartition("@")[2]
 
 
 def _condition(only_if_free: bool) -> tuple[dict[str, str], Set[int]]:
@@ -426,7 +463,12 @@ def connect(settings: StoreSettings) -> Bucket:
         trouble = str(error)
     if trouble:
         raise StoreError(f"[storage] does not lead to an S3 server: {trouble}")
-    return Bucket(client, signer, settings.bucket, settings.url_lifetime_s)
+    http = URLLib3Session(
+        verify=core.get_config_variable("ca_bundle") or True,
+        proxies=get_environ_proxies(signer.meta.endpoint_url),
+        timeout=(min(settings.timeout_s, MAX_CONNECT_S), settings.timeout_s),
+    )
+    return Bucket(client, signer, http, settings.bucket, settings.url_lifetime_s)
 
 
 class _Given(Credentials):  # type: ignore[misc]  # botocore has no types

@@ -16,4 +16,5 @@ class StoreSettings(Protocol):
     create_bucket: bool
     path: Path
     timeout_s: float
+    presigned: bool
     url_lifetime_s: int
