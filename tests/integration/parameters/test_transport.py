@@ -508,6 +508,17 @@ def test_connection_that_takes_nothing_is_not_read_either(store):
     wait_until(lambda: store.listener.num_connections == 0)
 
 
+def test_peers_that_say_no_hello_are_logged_once_in_a_while(store):
+    with capture_logs() as logs:
+        for _ in range(5):
+            with socket.create_connection(("127.0.0.1", store.listener.port)) as peer:
+                peer.sendall(b"\xff" * 64)
+                with contextlib.suppress(ConnectionError):
+                    assert peer.recv(1) == b"", "the listener ends the connection"
+    malformed = [each for each in logs if each["event"] == "malformed_message"]
+    assert [(each["log_level"], each["num"]) for each in malformed] == [("warning", 1)]
+
+
 def test_connections_beyond_the_limit_are_closed():
     listener = Listener(
         "127.0.0.1:0", lambda channel, message: None, lambda channel, why: None, max_connections=2

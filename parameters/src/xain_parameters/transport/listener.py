@@ -61,7 +61,10 @@ class Listener:
         self._greeting: dict[Socket, threading.Thread] = {}
         self._silent: dict[Socket, None] = {}  # those without a Hello yet, the oldest first
         self._channels: set[Channel] = set()
+        # What any peer can cause, as often as it likes.
         self._tls_failed = RateLimitedLog(log.warning, "tls_handshake_failed")
+        self._malformed = RateLimitedLog(log.warning, "malformed_message")
+        self._refused = RateLimitedLog(log.warning, "connection_refused")
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -127,7 +130,7 @@ class Listener:
                     self._silent[connection] = None
                     greet.start()
             if is_full:
-                log.warning("connection_refused", reason="too many", limit=self._max_connections)
+                self._refused(reason="too many", limit=self._max_connections)
 
     def _greet(self, accepted: socket.socket, host: str) -> None:
         connection: Socket = accepted
@@ -174,7 +177,7 @@ class Listener:
                 self._tls_failed(host=host, error=str(error))
             log.debug("connection_gone", error=str(error))
         except Malformed as error:
-            log.warning("malformed_message", peer="?", error=str(error))
+            self._malformed(peer="?", error=str(error))
         except Exception:
             log.exception("hello_failed")
         with self._lock:
