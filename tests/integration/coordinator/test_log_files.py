@@ -158,21 +158,23 @@ async def test_full_disk_does_not_stop_training(start, tmp_path, join):
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("key", ["status_file", "latency_file"])
+@pytest.mark.parametrize(
+    "key", [*("logging.status_file", "logging.latency_file"), "server.port_file"]
+)
 async def test_unwritable_path_is_refused_with_one_line_and_exit_status_2(tmp_path, key):
     """A start and check-config refuse it, and nothing is begun."""
     folder = tmp_path / "folder"
     folder.mkdir()
-    refused = CoordinatorProcess(tmp_path, {f"logging.{key}": folder})
+    refused = CoordinatorProcess(tmp_path, {key: folder})
     assert await refused.fails() == 2
     (line,) = refused.log().splitlines()
     told = json.loads(line)
     assert told["event"] == "cannot_start"
-    assert re.fullmatch(f"logging.{key}: {folder} .*is a folder", told["error"])
+    assert re.fullmatch(f"{key}: {folder} .*is a folder", told["error"])
     assert not (tmp_path / "journal.sqlite").exists()
     assert await refused.run_command("check-config") == 2
     last = refused.log().splitlines()[1:]
-    assert last == [f"xain-coordinator: logging.{key}: {folder} cannot be written: it is a folder"]
+    assert last == [f"xain-coordinator: {key}: {folder} cannot be written: it is a folder"]
 
 
 async def test_latency_of_a_stale_update_counts_from_the_round_it_was_trained_in(
