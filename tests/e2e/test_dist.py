@@ -1,5 +1,6 @@
 """Wheels as a site installs them."""
 
+import os
 import subprocess
 import sys
 import venv
@@ -10,6 +11,8 @@ from zipfile import ZipFile
 
 import numpy as np
 import pytest
+
+from support.xain_sdk import environment
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
@@ -52,6 +55,19 @@ class Machine:
         pip = [sys.executable, "-m", "pip", "--python", str(self.bin / "python"), "install"]
         flags = ["--quiet", "--no-index", "--no-deps", "--ignore-installed", "--no-compile"]
         subprocess.run([*pip, *flags, *map(str, wheels)], check=True)
+
+    def install_xain(self) -> None:
+        """Install XAIN's own SDK and wire package from the index, as `pip install --no-deps
+        xain-sdk xain-proto` does. Raises NotInstalled."""
+        lock = environment.LOCK.read_text(encoding="utf-8").replace("\\\n", " ")
+        lines = [line for line in lock.splitlines() if line.startswith("xain-")]
+        wanted = self.bin.parent / "xain.lock"
+        wanted.write_text("\n".join(lines))
+        pip = [sys.executable, "-m", "pip", "--python", str(self.bin / "python"), "install"]
+        flags = ["--quiet", "--no-deps", "--require-hashes", "-r", str(wanted)]
+        done = subprocess.run([*pip, *flags], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise environment.NotInstalled(done.stderr.strip()[-1000:])
 
     def run(self, program: str, *arguments: str) -> str:
         command = [str(self.bin / program), *arguments]
@@ -98,3 +114,29 @@ def test_coordinator_shares_no_file_with_the_participant(dist: Path, tmp_path: P
         "xain_parameters",
         "xain_workloads",
     }
+
+
+def test_xain_of_the_index_changes_nothing_of_ours(dist: Path, tmp_path: Path) -> None:
+    """XAIN's packages, installed over ours, have other names, so that `import xain` and each of our
+    programs work as before, and XAIN's package can be imported too."""
+    wheels = [wheel(dist, "xain_participant"), wheel(dist, "xain_coordinator")]
+    machine = Machine(tmp_path / "machine")
+    machine.install(*wheels)
+    try:
+        machine.install_xain()
+    except environment.NotInstalled as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"XAIN's packages cannot be installed: {error}")
+    location = machine.run("python", "-c", "import xain_sdk, xain_proto; print(xain_proto.__file__)")
+    assert str(tmp_path) in location
+    used = "import xain; from xain_wire.fl import coordinator_pb2, inspection_pb2_grpc; xain.rounds"
+    machine.run("python", "-c", used)
+    programs = sorted(path.name for path in machine.bin.glob("xain-*"))
+    assert {"xain-coordinator", "xain-participant"} <= set(programs)
+    for program in programs:
+        assert "--help" in machine.run(program, "--help")
+    assert "rounds.rounds" in machine.run("xain-coordinator", "check-config")
+    (machine.bin.parent / "rows.csv").write_text("a,y\n1,2\n2,4\n3,6\n")
+    arguments = ["--data", "rows.csv", "--target", "y"]
+    assert "rows.csv" in machine.run("xain-participant", "inspect", *arguments)

@@ -75,7 +75,7 @@ def _write_parquet(arrays: dict[str, NDArray[Any]], to: Path) -> None:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        text = "a .parquet file takes pyarrow: pip install 'xain-parameters[parquet]'"
+        text = "a .parquet file takes pyarrow: pip install pyarrow"
         raise Invalid(text) from None
     columns = {}
     for what, array in arrays.items():

@@ -36,6 +36,7 @@ from xain.result import LastModel, ResultMissing, fetch_last_model
 from xain.round import Round
 from xain.settings_file import as_toml
 from xain_foundation import streams
+from xain_foundation.wheels import pip_install
 from xain_participant.client import open_channel
 from xain_participant.config import ENV_PREFIX
 from xain_wire.fl import coordinator_pb2 as pb
@@ -180,7 +181,7 @@ def _coordinator(folder: Path, settings: Mapping[str, Any]) -> Iterator[_Coordin
     """Raises SimulationError if it does not start."""
     if find_spec("xain_coordinator") is None:
         raise SimulationError(
-            "a simulation needs the coordinator on this machine: pip install xain-coordinator"
+            f"a simulation needs the coordinator on this machine: {pip_install('xain-coordinator')}"
         )
     folder.mkdir(parents=True, exist_ok=True)
     log, port_file = folder / "coordinator.log", folder / "coordinator.address"

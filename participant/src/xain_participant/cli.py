@@ -25,6 +25,7 @@ from xain_foundation.commands import (
     version_option,
 )
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED
+from xain_foundation.wheels import pip_install
 from xain_participant import sparse_cli
 from xain_participant.signals import stop_on_signals
 
@@ -406,7 +407,7 @@ def _load_data(settings: "ParticipantConfig") -> "tuple[Table, Table]":
     from xain_workloads.errors import DataError
 
     if missing := [name for module, name in _TABLE_MODULES.items() if find_spec(module) is None]:
-        message = f"tables need {' and '.join(missing)}: pip install '{PROGRAM}[tables]'"
+        message = f"tables need {' and '.join(missing)}: {pip_install(PROGRAM, 'tables')}"
         fail(PROGRAM, message, EXIT_FAILED)
     from xain_workloads.partition import split_train_test
 

@@ -15,6 +15,7 @@ import typer
 from xain_foundation import streams
 from xain_foundation.commands import fail, split_host_port
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_NOTHING_COUNTED
+from xain_foundation.wheels import pip_install
 
 if TYPE_CHECKING:
     from xain_parameters import Certificates
@@ -329,7 +330,7 @@ def _target(server: str) -> str:
 
 def _need_modules() -> None:
     if missing := [name for module, name in _MODULES.items() if find_spec(module) is None]:
-        text = f"sparse models need {' and '.join(missing)}: pip install '{PROGRAM}[sparse]'"
+        text = f"sparse models need {' and '.join(missing)}: {pip_install(PROGRAM, 'sparse')}"
         fail(PROGRAM, text, EXIT_FAILED)
 
 

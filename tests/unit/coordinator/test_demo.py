@@ -16,6 +16,7 @@ from xain_coordinator.cli.launch.lifecycle import Launcher
 from xain_coordinator.cli.launch.logs import LogView
 from xain_coordinator.server.inspection_client import Snapshot
 from xain_foundation.commands import CommandFailed
+from xain_foundation.wheels import pip_install
 from xain_wire.fl import inspection_pb2 as inspection
 from xain_wire.fl.coordinator_pb2 import Evaluation
 
@@ -56,7 +57,7 @@ def test_without_the_participant_package_the_demo_names_it(monkeypatch):
     monkeypatch.setattr(cli, "find_spec", lambda name: None)
     result = CliRunner().invoke(cli.app, [])
     assert result.exit_code == 1
-    assert result.stderr.endswith("pip install xain-participant\n")
+    assert result.stderr.endswith(f": {pip_install('xain-participant', 'tables')}\n")
 
 
 @pytest.mark.parametrize(

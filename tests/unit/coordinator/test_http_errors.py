@@ -6,6 +6,7 @@ from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.errors import AlreadyFitting
 from xain_coordinator.http_face import bodies, fits
 from xain_coordinator.http_face.errors import KNOWN, STATUSES, HttpError, refuse
+from xain_foundation.wheels import pip_install
 from xain_workloads.errors import DataError
 
 
@@ -18,7 +19,7 @@ from xain_workloads.errors import DataError
             ModuleNotFoundError("No module named 'sklearn'", name="sklearn"),
             501,
             "MISSING_PACKAGE",
-            "the coordinator lacks sklearn: pip install 'xain-coordinator[export]'",
+            f"the coordinator lacks sklearn: {pip_install('xain-coordinator', 'export')}",
         ),
     ],
 )

@@ -88,7 +88,9 @@ def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     file = tmp_path / "rows.csv"
     file.write_text("a,y\n1,yes\n2,no\n")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(DataError, match=r"without pyarrow: pip install 'xain-workloads\[train\]'"):
+    with pytest.raises(
+        DataError, match=r"without pyarrow: pip install 'xain_participant-.*\[tables\]'"
+    ):
         load_own_data(str(file), "y", "classification", 1.0)
 
 

@@ -216,8 +216,7 @@ def _xgboost() -> Any:
         import xgboost
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            'the workload "xgboost" needs the package xgboost: '
-            "pip install 'xain-participant[xgboost]'",
+            'the workload "xgboost" needs the package xgboost: pip install xgboost',
             name=error.name,
         ) from error
     return xgboost

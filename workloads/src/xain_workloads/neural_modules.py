@@ -46,8 +46,7 @@ def import_torch() -> Any:
         torch = import_module("torch")
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "this training needs PyTorch, which is not installed:"
-            " pip install 'xain-participant[torch]'",
+            "this training needs PyTorch, which is not installed: pip install torch",
             name="torch",
         ) from error
     if _num_threads and torch.get_num_threads() != _num_threads[0]:

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from xain_coordinator.server.inspection_client import MAX_PARTICIPANTS, MAX_ROUNDS, Snapshot, clean
+from xain_foundation.wheels import pip_install
 from xain_wire.fl import coordinator_pb2, inspection_pb2
 
 _MAX_NAMES = 6
@@ -41,7 +42,8 @@ def parameter_lines(status: inspection_pb2.GetStatusResponse) -> list[str]:
     try:
         from xain_parameters.scheduler import reports
     except ModuleNotFoundError:
-        return ["parameters: pip install 'xain-coordinator[parameters]' to see them, or use --json"]
+        how = pip_install("xain-coordinator", "parameters")
+        return [f"parameters: {how} to see them, or use --json"]
     return reports.lines_of(reports.from_json(status.parameters))
 
 

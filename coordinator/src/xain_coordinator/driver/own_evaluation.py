@@ -7,6 +7,7 @@ from xain_coordinator.core.evaluation import MAX_METRICS, why_not_metric
 from xain_coordinator.core.values import Evaluation, GlobalModel
 from xain_coordinator.ports import WeightsStore
 from xain_coordinator.stores.integrity import read_vector
+from xain_foundation.wheels import pip_install
 from xain_workloads.data import load_table
 from xain_workloads.dataset import Task
 from xain_workloads.errors import DataError
@@ -49,7 +50,8 @@ def load_own_data(
         data = load_table(source, target=target, task=task, scale=scale, types=dict(types))
     except ModuleNotFoundError as missing:
         raise DataError(
-            f"{source} cannot be read without {missing.name}: pip install 'xain-workloads[train]'"
+            f"{source} cannot be read without {missing.name}: "
+            f"{pip_install('xain-participant', 'tables')}"
         ) from missing
     if data.num_samples == 0:
         raise DataError(f"{source} has no rows to evaluate a model on")

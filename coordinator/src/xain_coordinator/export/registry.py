@@ -24,7 +24,7 @@ def register(name: str, model: Model, about: Mapping[str, Any]) -> str:
         import mlflow
         from mlflow.exceptions import MlflowException
     except ModuleNotFoundError:
-        raise NoModel("MLflow is not installed: pip install 'xain-coordinator[mlflow]'") from None
+        raise NoModel("MLflow is not installed: pip install mlflow") from None
     parameters = {key: about[key] for key in _PARAMETERS}
     measured = {
         f"{key}_{metric}": value

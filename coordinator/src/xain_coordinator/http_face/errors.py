@@ -14,6 +14,7 @@ from xain_coordinator.core.errors import (
 )
 from xain_coordinator.export.trained import NoModel
 from xain_coordinator.ports import JournalError, StoreError
+from xain_foundation.wheels import pip_install
 from xain_workloads.errors import DataError
 
 
@@ -81,5 +82,5 @@ def refuse(error: Exception) -> NoReturn:
     code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
     text = str(error)
     if isinstance(error, ModuleNotFoundError):
-        text = f"the coordinator lacks {error.name}: pip install 'xain-coordinator[export]'"
+        text = f"the coordinator lacks {error.name}: {pip_install('xain-coordinator', 'export')}"
     raise HttpError(code, text) from None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from xain_coordinator.config.http import HttpSettings
+from xain_foundation.wheels import pip_install
 
 if TYPE_CHECKING:
     from xain_coordinator.assembly.sessions import Sessions
@@ -32,7 +33,7 @@ def open_listener(settings: HttpSettings) -> socket.socket:
         import uvicorn  # noqa: F401
     except ModuleNotFoundError as missing:
         raise OSError(
-            f"http.port needs {missing.name}: pip install 'xain-coordinator[http]'"
+            f"http.port needs {missing.name}: {pip_install('xain-coordinator', 'http')}"
         ) from None
     assert settings.port is not None, "it is on"
     host = settings.host.strip("[]")

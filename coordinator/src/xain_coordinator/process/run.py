@@ -47,6 +47,7 @@ from xain_foundation.durable import replace_file
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_FENCED, EXIT_OK
 from xain_foundation.fields import WrongSetting, is_loopback
 from xain_foundation.line_file import why_unwritable
+from xain_foundation.wheels import pip_install
 from xain_workloads.errors import DataError
 from xain_workloads.neural_builders import allow_builders
 from xain_workloads.neural_modules import use_threads
@@ -150,7 +151,7 @@ def _open_parameters(settings: ParametersSettings) -> "ParameterGroup":
         from xain_coordinator.assembly.parameter_group import ParameterGroup
     except ModuleNotFoundError as missing:
         raise OSError(
-            f"parameters.port needs {missing.name}: pip install 'xain-coordinator[parameters]'"
+            f"parameters.port needs {missing.name}: {pip_install('xain-coordinator', 'parameters')}"
         ) from None
     return ParameterGroup(settings)
 

@@ -18,6 +18,7 @@ from xain_coordinator.config.launch import COORDINATOR, LaunchSettings
 from xain_foundation import streams
 from xain_foundation.commands import CommandFailed, fail, make_app, run_app
 from xain_foundation.exit_statuses import EXIT_FAILED
+from xain_foundation.wheels import pip_install
 from xain_wire.limits import MAX_INT32
 from xain_workloads.partition import MAX_ALPHA
 
@@ -70,7 +71,8 @@ def _demo(
     ] = None,
 ) -> None:
     if any(find_spec(package) is None for package in ("sklearn", "xain_participant")):
-        fail(PROGRAM, "it runs participants here, too: pip install xain-participant", EXIT_FAILED)
+        how = pip_install("xain-participant", "tables")
+        fail(PROGRAM, f"it runs participants here, too: {how}", EXIT_FAILED)
     streams.unblock()
     console = Console(highlight=False)
     console.print(f"Starting a coordinator and {participants} participants ...")

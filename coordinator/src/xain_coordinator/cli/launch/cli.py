@@ -32,6 +32,7 @@ from xain_foundation.commands import (
 )
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_SIGNAL
 from xain_foundation.settings import ConfigError, resolve
+from xain_foundation.wheels import pip_install
 
 PROGRAM = "xain-coordinator launch"
 EXAMPLE = "rounds.epochs=3"
@@ -73,7 +74,7 @@ _EXAMPLES = """**Examples**
   folder of `wards`
 
 - `xain-coordinator launch --workers 2 --workload sgd --data patients.csv --with docker` : in
-  containers; needs `pip install 'xain-coordinator[docker]'` and the images
+  containers; needs `pip install docker` and the images
 
 - `xain-coordinator launch --workload sgd --data digits --serve` : stay for requests over HTTP
 
@@ -240,7 +241,8 @@ def _launch_sparse(
     """data: rows to train on, and rows to score the model with or "". Returns the exit status."""
     if find_spec("xain_parameters") is None:
         raise CommandFailed(
-            "--workload sparse needs xain-parameters: pip install 'xain-coordinator[parameters]'"
+            "--workload sparse needs xain-parameters: "
+            + pip_install("xain-coordinator", "parameters")
         )
     from xain_coordinator.cli.launch import sparse
     from xain_parameters import config as parameters

@@ -256,9 +256,7 @@ def _connect() -> Any:
     try:
         import docker
     except ImportError:
-        raise CommandFailed(
-            "--with docker needs the Docker SDK: pip install 'xain-coordinator[docker]'"
-        ) from None
+        raise CommandFailed("--with docker needs the Docker SDK: pip install docker") from None
     try:
         client = docker.from_env()
         client.ping()

@@ -15,6 +15,7 @@ from xain_coordinator.cli.launch.plan import COORDINATE, PARAMETERS, PARTICIPATE
 from xain_foundation.commands import CommandFailed
 from xain_foundation.fields import join_host_port
 from xain_foundation.sockets import free_ports
+from xain_foundation.wheels import pip_install
 
 SETTINGS = ("XAIN_COORDINATOR_", "XAIN_PARAMETERS_", "XAIN_PARTICIPANT_")
 MODULES = {
@@ -39,7 +40,8 @@ class ProcessBackend:
         """
         if find_spec("xain_participant") is None:
             raise CommandFailed(
-                "--with process runs participants here: pip install 'xain-participant[tables]'"
+                "--with process runs participants here: "
+                + pip_install("xain-participant", "tables")
             )
         self._logs = work / "logs"
 
