@@ -128,7 +128,9 @@ def test_xain_of_the_index_changes_nothing_of_ours(dist: Path, tmp_path: Path) -
         if os.environ.get("CI"):
             raise
         pytest.skip(f"XAIN's packages cannot be installed: {error}")
-    location = machine.run("python", "-c", "import xain_sdk, xain_proto; print(xain_proto.__file__)")
+    location = machine.run(
+        "python", "-c", "import xain_sdk, xain_proto; print(xain_proto.__file__)"
+    )
     assert str(tmp_path) in location
     used = "import xain; from xain_wire.fl import coordinator_pb2, inspection_pb2_grpc; xain.rounds"
     machine.run("python", "-c", used)

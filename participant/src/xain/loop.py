@@ -226,6 +226,7 @@ class Loop:
         self._target = settings.coordinator.address
         self._session_id = ""
         self._result: Result | None = None
+        self._is_finished = False  # the script has come to the end of the session
         self._store = ScriptState(ours.state_dir, self.participant_id)
         self._log = get_logger(__name__).bind(participant=self.participant_id)
         self._thread = threading.Thread(
@@ -358,6 +359,8 @@ class Loop:
         self.exit_status = ended.code
         if ended.code not in (EXIT_OK, EXIT_NOTHING_COUNTED) and not self._settled.is_set():
             raise SessionError(ended.message)
+        if not self._settled.is_set():
+            self._is_finished = True
 
     def result(self, declared: Declared | None) -> Result:
         """The last model of the session that is over; asked of the coordinator once.
@@ -365,7 +368,7 @@ class Loop:
         Raises RuntimeError if the loop has not come to the end of the session, and SessionError if
         the coordinator does not give the model.
         """
-        if not self.is_over or self._settled.is_set():
+        if not self._is_finished:
             raise RuntimeError(
                 "rounds.result is there when the loop has come to the end of the session; "
                 "until then round.weights is the global model"

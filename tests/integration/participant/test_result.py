@@ -28,6 +28,7 @@ def script(port: int, name: str, results: dict[str, Any]) -> None:
             trained = {key: value + step for key, value in weights.items()}
             round_.submit(trained, samples=1, metrics={"loss": step})
     results[name] = rounds.result
+    rounds.close()  # as `with xain.rounds(model) as rounds:` does
     assert rounds.result is results[name], "the model is fetched once"
 
 
