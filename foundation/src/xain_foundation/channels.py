@@ -71,6 +71,7 @@ def why_unreachable(address: str, *, is_encrypted: bool = False, timeout_s: floa
 
     is_encrypted: the calls use TLS.
     """
+    # Not by gRPC's own words: they change, and name neither the proxy nor what listens there.
     at = _split(address)
     if at is None:
         return ""

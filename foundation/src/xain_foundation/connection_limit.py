@@ -58,7 +58,7 @@ class _Seen:
 
 
 class ConnectionLimit:
-    """Ends the oldest connections of a port while more than MAX_UNREGISTERED have had no accepted
+    """Ends the oldest connections of a port while more than max_unregistered have had no accepted
     call. keep() is told of the others.
 
     max_owners, per_owner: connections that are kept: the latest few of each of the latest owners.
@@ -72,11 +72,13 @@ class ConnectionLimit:
         max_owners: int,
         per_owner: int,
         num_newcomers: int = 0,
+        max_unregistered: int = MAX_UNREGISTERED,
     ) -> None:
         self._port = port
         self._max_owners = max_owners
         self._per_owner = per_owner
         self._num_newcomers = num_newcomers
+        self._bound = max_unregistered
         self._lock = threading.Lock()
         self._kept: dict[Hashable, dict[str, None]] = {}
         self._seen: dict[int, _Seen] = {}  # by inode, the oldest first
@@ -121,7 +123,7 @@ class ConnectionLimit:
     @property
     def _max_unregistered(self) -> int:
         still_away = max(0, self._num_newcomers - len(self._kept))
-        return min(MAX_UNREGISTERED + still_away, _max_open() // 4)
+        return min(self._bound + still_away, _max_open() // 4)
 
     def _look(self) -> None:
         with self._lock:

@@ -11,6 +11,7 @@ import pytest
 from support.certificates import certified, needs_openssl
 from support.drivers import Arrived, Receiving, next_event
 from support.messaging import PATIENCE_S, until
+from xain_foundation.sockets import free_ports
 from xain_messaging.discovery.coordinator import CoordinatorDiscovery
 from xain_messaging.discovery.in_process import InProcessDiscovery
 from xain_messaging.discovery.server import MembershipServer
@@ -96,8 +97,14 @@ def test_members_of_one_authority_find_each_other(tmp_path: Path) -> None:
             grpc.ssl_channel_credentials(ours.ca),
             None,
         ):
-            with pytest.raises(DiscoveryUnavailable):
+            with pytest.raises(DiscoveryUnavailable, match=r"certificate|TLS"):
                 joined(server.target, other, timeout_s=2.0)
+
+
+def test_member_hears_why_no_service_answers() -> None:
+    target = f"127.0.0.1:{free_ports(1)[0]}"
+    with pytest.raises(DiscoveryUnavailable, match=f"{target} does not answer: connection refused"):
+        joined(target, None, timeout_s=0.5)
 
 
 def test_proxies_of_one_authority_talk(tmp_path: Path) -> None:

@@ -72,14 +72,15 @@ class CoordinatorDiscovery:
         membership = CoordinatorMembership(channel, self._target, request, on_change, on_lost)
         try:
             membership.join(deadline)
-        except DiscoveryUnavailable as error:
+        except BaseException as error:  # an interrupt too: no thread and channel stay behind
             membership.leave_by(deadline)
-            why = why_unreachable(self._target, is_encrypted=self._credentials is not None)
-            if why:
-                raise DiscoveryUnavailable(f"{self._target} does not answer: {why}") from None
-            raise error
-        except BaseException:  # whatever it is, an interrupt too: no thread and channel stay behind
-            membership.leave_by(deadline)
+            is_encrypted = self._credentials is not None
+            if isinstance(error, DiscoveryUnavailable) and (
+                why := why_unreachable(self._target, is_encrypted=is_encrypted)
+            ):
+                # gRPC says what is wrong with a certificate.
+                subject = str(error) if is_encrypted else f"{self._target} does not answer"
+                raise DiscoveryUnavailable(f"{subject}: {why}") from None
             raise
         return membership
 

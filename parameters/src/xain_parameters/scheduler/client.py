@@ -135,18 +135,20 @@ class SchedulerCalls:
                 raise _ERRORS.get(code, Unavailable)(why)
             if deadline is not None and time.monotonic() + RETRY_S > deadline:
                 raise Unavailable(
-                    f"the scheduler at {self.target} does not answer: {self._why_away() or why}"
+                    f"the scheduler at {self.target} does not answer: {self._why_away(why)}"
                 )
             if code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 say_waiting()
                 continue
             if time.monotonic() - told >= self.say_s:
                 told = time.monotonic()
-                log.warning("scheduler_away", scheduler=self.target, error=self._why_away() or why)
+                log.warning("scheduler_away", scheduler=self.target, error=self._why_away(why))
             self._ended.wait(RETRY_S)
 
-    def _why_away(self) -> str:
-        return why_unreachable(self.target, is_encrypted=self._is_encrypted)
+    def _why_away(self, details: str) -> str:
+        """details: gRPC's, which say what is wrong with a certificate."""
+        reason = why_unreachable(self.target, is_encrypted=self._is_encrypted)
+        return f"{reason} ({details})" if reason and self._is_encrypted else reason or details
 
     def _check(self, is_over: Callable[[], bool]) -> None:
         if self._lost is not None:
