@@ -132,7 +132,9 @@ class CoordinatorProcess:
         with grpc.insecure_channel(f"127.0.0.1:{self.port}") as channel:
             stub = inspection_pb2_grpc.InspectionStub(channel)
             request = inspection.ListRoundsRequest(limit=1000)
-            return list(stub.ListRounds(request, timeout=30, wait_for_ready=True).rounds)
+            answer = stub.ListRounds(request, timeout=30, wait_for_ready=True)
+            assert answer.total_size == len(answer.rounds), "more rounds than one answer has"
+            return list(answer.rounds)
 
 
 def _show_problems(lines: Iterator[str]) -> None:

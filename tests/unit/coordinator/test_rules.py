@@ -317,6 +317,13 @@ def test_a_rule_that_cannot_work_is_a_wrong_setting(
     assert f"a round may have {num_updates} updates" in str(caught.value)
 
 
+def test_rule_of_one_update_names_the_bound_that_it_lacks() -> None:
+    """Without it a thousand may come, which no file says."""
+    with pytest.raises(ConfigError) as caught:
+        load(CoordinatorConfig, overrides={"aggregation.rule": "identity"})
+    assert "not 1000; rounds.max_participants bounds them" in str(caught.value)
+
+
 def test_a_rule_that_can_work_is_taken() -> None:
     """One at a time, of however many."""
     overrides = {

@@ -395,12 +395,16 @@ class CoordinatorConfig(Section):
                 'that there is, which only "weighted_average" can do',
             )
         for num_updates in (self.rounds.min_participants, self.rounds.max_updates):
+            is_most = num_updates != self.rounds.min_participants
+            is_open = is_most and self.rounds.max_participants is None
+            bound = "; rounds.max_participants bounds them" if is_open else ""
             try:
                 rule.check(num_updates)
             except RuleFailed as error:
                 raise WrongSetting(
                     "aggregation.rule",
-                    f"a round may have {num_updates} updates with these [rounds], and {error}",
+                    f"a round may have {num_updates} updates with these [rounds], and {error}"
+                    + bound,
                 ) from None
             except Exception as error:  # a plug-in's code runs here, and may raise anything
                 raise WrongSetting(
