@@ -155,8 +155,11 @@ async def test_commands_of_the_page_ask_the_participants(tmp_path):
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ((), "give --model FILE or --address HOST:PORT"),
-        (("--model=a.skops", "--address=localhost"), "give --model FILE or --address HOST:PORT"),
+        ((), "add --model FILE, or add --address HOST:PORT"),
+        (
+            ("--model=a.skops", "--address=localhost"),
+            "add --model FILE, or add --address HOST:PORT",
+        ),
         (("--model=a.skops", "--max-retries=2"), "--timeout-s and --max-retries go with --address"),
     ],
 )

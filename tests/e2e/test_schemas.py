@@ -36,7 +36,7 @@ MISTAKES: Mapping[str, tuple[str, Sequence[str], str]] = {
         SITE.replace("weight", "Weight_kg"),
         (),
         "column 'weight' of the session's schema is not in the data, and column 'Weight_kg' of the"
-        " data is not in the schema; if two of them are the same, rename it with [data] rename",
+        " data is not in the schema; if two of them are the same, rename it, set data.rename",
     ),
     "pounds": (
         SITE,

@@ -127,7 +127,7 @@ async def test_other_settings_refuse_the_start_and_name_themselves(launch):
     assert "rounds.epochs = 1 (configured: 3)" in error
     assert 'aggregation.rule = "weighted_average" (configured: "median")' in error
     assert "--resume goes on with these" in error
-    assert "--new-session opens" in error
+    assert "add --new-session" in error
     assert (await command("--resume", "--new-session"))[0] == 2
 
     await coordinator.start(*other, "--resume", "--set=server.heartbeat_time_s=3")

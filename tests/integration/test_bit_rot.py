@@ -292,7 +292,7 @@ async def test_damaged_model_that_cannot_be_made_again_names_the_way_out(start, 
     message = str(caught.value)
     session_id = first.driver.session.session_id
     assert f"Restore {session_id}/2/global (digest {ref.digest}) from a backup" in message
-    assert "or begin anew with --new-session" in message
+    assert "or, to begin anew, add --new-session" in message
     assert path.read_bytes() == damaged
 
 

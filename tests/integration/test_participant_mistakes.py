@@ -390,10 +390,10 @@ async def test_table_for_a_coordinator_without_a_workload_is_told_at_both_sides(
     coordinator = await begin(rounds__start_participants=1)
     site = await launch(Csv(tmp_path, target_of(coordinator), "site", CLASSES))
     assert await site.died() == 1
-    assert "start it with --workload sgd" in site.log()
+    assert "add --workload sgd to its start" in site.log()
     assert "Traceback" not in site.log()
     await coordinator.until_logged("training_failed")
-    assert "start it with --workload sgd" in lines(coordinator, "training_failed")[0]["reason"]
+    assert "add --workload sgd to its start" in lines(coordinator, "training_failed")[0]["reason"]
 
 
 # --- packages that are missing ---

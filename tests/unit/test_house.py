@@ -37,6 +37,7 @@ CORE_MAY_KNOW = {
     "statistics",
     "typing",
     "xain_foundation.clock_table",
+    "xain_foundation.hints",
     "xain_messaging.conditional_events",
     "xain_foundation.names",
     "xain_foundation.tags",

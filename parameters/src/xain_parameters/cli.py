@@ -26,6 +26,7 @@ from xain_foundation.commands import (
     version_option,
 )
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED
+from xain_foundation.hints import hint
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -289,7 +290,9 @@ def _serve(
     ours = settings.server
     at, address = _address(ours.scheduler), _address(ours.listen)
     if not ours.advertised and address.rpartition(":")[0] in ("0.0.0.0", "[::]", "::"):
-        text = f"others cannot connect to {address}: set server.advertised to this machine's name"
+        text = f"others cannot connect to {address}: " + hint(
+            "xain-parameter-server", 'server.advertised = "HOST"'
+        )
         fail(PROGRAM, text, EXIT_BAD_CONFIG)
     certificates = _certificates(settings.tls.folder)
     streams.unblock()

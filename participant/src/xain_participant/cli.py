@@ -25,6 +25,7 @@ from xain_foundation.commands import (
     version_option,
 )
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED
+from xain_foundation.hints import hint
 from xain_foundation.wheels import pip_install
 from xain_participant import sparse_cli
 from xain_participant.signals import stop_on_signals
@@ -392,8 +393,9 @@ def _load_settings(file: Path | None, values: dict[str, Any]) -> "ParticipantCon
     if not settings.data.source:
         fail(
             PROGRAM,
-            "data.source is not set; name a file with --data, or a data set that scikit-learn "
-            "brings along, such as --data iris",
+            "data.source is not set; "
+            + hint("xain-participant", "--data FILE")
+            + ", or one of the data sets that scikit-learn brings along, such as iris",
             EXIT_BAD_CONFIG,
         )
     return settings

@@ -3,6 +3,7 @@ owner."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from xain_foundation.hints import hint
 from xain_workloads.errors import NoData
 from xain_workloads.profile import DataProfile, check_profile
 from xain_workloads.schema import MAX_COLUMNS, shown
@@ -76,8 +77,9 @@ def _notes(profile: DataProfile, statistics: Mapping[str, ColumnStatistics]) -> 
         )
     if profile.task == "classification" and len(profile.classes) < 2:
         yield (
-            "the target has one class only; if others may have more, list all of them in"
-            " [data] classes"
+            "the target has one class only; if others may have more, "
+            + hint("xain-participant", 'data.classes = ["NAME"]')
+            + " with all of them"
         )
     nameless = [
         name
@@ -87,8 +89,8 @@ def _notes(profile: DataProfile, statistics: Mapping[str, ColumnStatistics]) -> 
     if nameless:
         yield (
             f"no category of {shown(nameless)} is frequent enough to be told, so nothing can be"
-            " learnt from it here; if it tells rows apart, such as a name, leave it out with"
-            " [data] drop"
+            " learnt from it here; if it tells rows apart, such as a name, leave it out: "
+            + hint("xain-participant", 'data.drop = ["NAME"]')
         )
 
 

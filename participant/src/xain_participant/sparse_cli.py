@@ -15,6 +15,7 @@ import typer
 from xain_foundation import streams
 from xain_foundation.commands import fail, split_host_port
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_NOTHING_COUNTED
+from xain_foundation.hints import hint
 from xain_foundation.wheels import pip_install
 
 if TYPE_CHECKING:
@@ -187,7 +188,9 @@ def sparse(
         _refuse(f"--learning-rate is {learning_rate}; it must be above 0")
     if epochs and data is None:
         _refuse(
-            "--data is not set; `xain-participant sparse-data clicks` makes data to try it with"
+            "--data is not set; "
+            + hint("xain-participant", "xain-participant sparse-data clicks")
+            + " to make data to try it with"
         )
     if not epochs and test is None:
         _refuse("--epochs is 0, and --test is not set: there is nothing to do")

@@ -6,6 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from xain_foundation.hints import hint
 from xain_participant.estimators import KeptEstimators, Votes
 from xain_participant.participant import Assignment, Participant
 from xain_participant.personal import PersonalTensors
@@ -196,6 +197,9 @@ def _as_table(data: Table | Dataset) -> Table:
 
 
 _NO_WORKLOAD = (
-    "the coordinator declares no workload to train a table with; start it with --workload sgd, or "
-    'with [workload] name = "sgd" in its configuration, or write a Participant of your own'
+    "the coordinator declares no workload to train a table with; "
+    + hint("xain-coordinator", "--workload sgd")
+    + " to its start, or "
+    + hint("xain-coordinator", 'workload.name = "sgd"')
+    + " in its configuration, or write a Participant of your own"
 )

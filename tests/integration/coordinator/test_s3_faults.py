@@ -141,7 +141,7 @@ def test_a_session_token_that_is_refused(
 
 def test_no_credentials(connect: Open, server: S3Server) -> None:
     nothing = {"access_key_id": "", "secret_access_key": ""}
-    with pytest.raises(StoreError, match=r"give storage\.access_key_id and") as caught:
+    with pytest.raises(StoreError, match=r"set storage\.access_key_id_file") as caught:
         connect(server.settings("any", **nothing))
     assert not isinstance(caught.value, StoreUnavailable)
 

@@ -765,7 +765,7 @@ def test_section_train_takes_any_key_and_is_kept_with_the_rules() -> None:
     [
         ("since", date(2026, 1, 1), "train.since is 2026-01-01; it must be a number, text, true"),
         ("lr", float("inf"), "train.lr is inf; it must be a number, text, true"),
-        ("epochs", 3, "train.epochs is 3; set rounds.epochs"),
+        ("epochs", 3, "train.epochs is 3; set rounds.epochs = N"),
         ("text", ["x" * 60_000] * 2, "the whole section must have at most 65536 bytes as JSON"),
     ],
 )

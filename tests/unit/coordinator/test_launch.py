@@ -223,8 +223,8 @@ def test_log_shows_the_name_before_each_line(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "name the data of the workers with --data"),
-        (["--data=iris"], "name what is trained with --workload"),
+        ([], "the workers have no data; add --data"),
+        (["--data=iris"], "there is nothing to train; add --workload"),
         (["--data=iris", "--workload=sgd", "--with=vm"], "--with takes process or docker"),
         (
             ["--data=iris", "--workload=sgd", "--workers=many"],

@@ -596,7 +596,7 @@ async def test_a_missing_workload_ends_the_process() -> None:
         await f.join("p0")
         failure = await f.failure()
         assert isinstance(failure, WorkloadMissing)
-        assert "set [workload] name" in str(failure)
+        assert "set workload.name = " in str(failure)
     assert isinstance(journal.events[-1], e.ModelRequested)
     async with fleet(journal, store, workload=Workload()) as f:
         await f.until(Phase.COLLECTING)

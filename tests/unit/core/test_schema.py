@@ -33,12 +33,12 @@ MISTAKES = {
     "missing": (profile_of(AGE, SEX), "column 'weight' of the session's schema is not in the data"),
     "extra": (
         profile_of(AGE, SEX, WEIGHT, Column("name", "category")),
-        "column 'name' of the data is not in the session's schema; leave it out with [data] drop",
+        "column 'name' of the data is not in the session's schema; leave it out, set data.drop = ",
     ),
     "renamed": (
         profile_of(AGE, SEX, Column("Weight")),
         "column 'weight' of the session's schema is not in the data, and column 'Weight' of the"
-        " data is not in the schema; if two of them are the same, rename it with [data] rename",
+        " data is not in the schema; if two of them are the same, rename it, set data.rename",
     ),
     "type": (
         profile_of(AGE, SEX, replace(WEIGHT, type="category")),

@@ -27,7 +27,7 @@ def test_help_teaches_with_examples() -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        ([], 2, "data.source is not set; name a file with --data"),
+        ([], 2, "data.source is not set; add --data FILE"),
         (["--data", "iris", "--index", "1"], 2, "partition.index is 1; it must be below num_parts"),
         (["--data", "iris", "--index", "x"], 2, 'partition.index is "x"; it must be a whole'),
         (["--data", "iris", "--num-parts", "1.5"], 2, 'partition.num_parts is "1.5"; it must be'),
@@ -53,7 +53,7 @@ def test_help_teaches_with_examples() -> None:
             "participant.state_dir is /dev/null/state: it cannot be used: Not a directory",
         ),
         (["--config", "absent.toml"], 2, "absent.toml: there is no such file"),
-        (["sparse"], 2, "--data is not set; `xain-participant sparse-data clicks`"),
+        (["sparse"], 2, "--data is not set; run `xain-participant sparse-data clicks`"),
         (["sparse", "--data", "x", "--index", "3", "--workers", "3"], 2, "it is at most 2"),
         (["sparse", "--data", "x", "--model", "lr"], 2, "there are: logistic, fm"),
         (["sparse", "--data", "x", "--staleness", "asp"], 2, "a whole number, or none"),

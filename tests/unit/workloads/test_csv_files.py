@@ -76,9 +76,7 @@ def test_header_with_other_separators_in_its_names(tmp_path: Path) -> None:
 def test_commas_in_a_comma_separated_file_are_no_decimal_marks(tmp_path: Path) -> None:
     """1,234 may be a thousand there; the owner of the file knows."""
     path = write(tmp_path, 'a,y\n"1,5",u\n"2,5",v\n')
-    with refused(
-        "column 'a', row 1: '1,5' is not a number where the decimal mark is '.'; set [dat"
-    ):
+    with refused("column 'a', row 1: '1,5' is not a number where the decimal mark is '.'; set dat"):
         load_table(path)
     assert cells(load_table(path, decimal=","))["a"] == [1.5, 2.5]
     assert cells(load_table(path, types={"a": "category"}))["a"] == ["1,5", "2,5"]

@@ -319,7 +319,7 @@ def test_largest_sums_make_finite_trees() -> None:
 def test_model_without_sketches_is_not_made() -> None:
     """The message names the mode that needs none."""
     workload = workload_of("two classes")
-    told = 'needs statistics of the columns.* set aggregation.options.mode to "bagging"'
+    told = 'needs statistics of the columns.* set aggregation.options.mode = "bagging"'
     with pytest.raises(DataError, match=told):
         initial_model(workload, [DataProfile(9, 3, ("a", "b"))])
     few = table_of("two classes").subset(range(4))

@@ -100,8 +100,8 @@ def test_stray_text_among_numbers_is_named(write: WriteCsv) -> None:
     complaint = "a.csv: column 'age', row 3: 'n/a' is not a number, 2 of the column's 3 values are"
     with _refused(complaint) as caught:
         load_table(path)
-    assert 'age = "category"' in str(caught.value)
-    assert "[data] missing" in str(caught.value)
+    assert 'data.types."age" = "category"' in str(caught.value)
+    assert "set data.missing = [" in str(caught.value)
     with _refused(complaint):
         load_table(path, types={"age": "number"})
     assert _cells(load_table(path, missing=["n/a"]), "age") == [50, 61, None]

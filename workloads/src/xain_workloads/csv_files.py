@@ -8,6 +8,7 @@ from csv import reader as csv_reader
 from pathlib import Path
 from typing import Any
 
+from xain_foundation.hints import hint
 from xain_workloads.errors import DataError
 from xain_workloads.reading import reading
 
@@ -108,7 +109,7 @@ def decimal_mark(path: Path, table: Any, separator: str) -> str:
     if separator == ",":
         return "."
     commas, points = _cell_like(table, _FRACTION, ","), _cell_like(table, _FRACTION, ".")
-    told = 'say which is the decimal mark: [data] decimal = "," or "."'
+    told = hint("xain-participant", 'data.decimal = ","') + ' or "."'
     if commas and points:
         raise DataError(
             f"{path}: numbers have decimal commas, {commas}, and points, {points}; {told}"

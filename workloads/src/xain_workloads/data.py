@@ -1,5 +1,6 @@
 """Tables and data sets from files, and those that scikit-learn brings along."""
 
+import json
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from xain_foundation.hints import hint
 from xain_workloads import csv_files
 from xain_workloads.dataset import (
     Dataset,
@@ -395,7 +397,8 @@ def _require_lines(path: Path, num_features: int | None, zero_based: bool) -> No
         if keys and keys[0] < first:
             raise DataError(
                 f"{path}: line {number}: there is a key {keys[0]}, and the first feature is"
-                f" {first}; set [data] zero_based = true if it is 0 in all parts of the data"
+                f" {first}; if it is 0 in all parts of the data "
+                + hint("xain-participant", "data.zero_based = true")
             )
         if keys and last is not None and keys[-1] > last:
             raise DataError(
@@ -545,9 +548,10 @@ def _read_column(
             if other in stray and not len(_numbers_in(texts, other)[1]):
                 raise DataError(
                     f"{path}: column {name!r}, row {strays[0] + 1}: {stray!r} is not a number where"
-                    f" the decimal mark is {decimal!r}; set [data] decimal = {other!r} if that is"
-                    " the file's, take marks between thousands out, or declare the column in"
-                    f' [data] types: {name} = "category"'
+                    f" the decimal mark is {decimal!r}; "
+                    + hint("xain-participant", f'data.decimal = "{other}"')
+                    + " if that is the file's, take marks between thousands out, or "
+                    + hint("xain-participant", f'data.types.{json.dumps(name)} = "category"')
                 )
             num_present = len(texts) - texts.null_count
             # A column of numbers with a few texts is rather one with mistakes than a category.
@@ -555,8 +559,10 @@ def _read_column(
                 raise DataError(
                     f"{path}: column {name!r}, row {strays[0] + 1}: {stray!r} is"
                     f" not a number, {num_present - len(strays)} of the column's {num_present}"
-                    " values are; correct it, add it to [data] missing if it stands for a missing"
-                    f' value, or declare the column in [data] types: {name} = "category"'
+                    " values are; correct it, or "
+                    + hint("xain-participant", f"data.missing = [{json.dumps(stray)}]")
+                    + " if it stands for a missing value, or "
+                    + hint("xain-participant", f'data.types.{json.dumps(name)} = "category"')
                 )
         return "category", _categories(texts.to_pylist())
     if not (
@@ -567,8 +573,9 @@ def _read_column(
         or pa.types.is_null(column.type)
     ):
         raise DataError(
-            f"{path}: column {name!r} is of type {column.type}, which is neither a number nor text;"
-            " convert it, or leave it out with [data] drop"
+            f"{path}: column {name!r} is of type {column.type}, which is neither a number nor"
+            " text; convert it, or leave it out: "
+            + hint("xain-participant", f"data.drop = [{json.dumps(name)}]")
         )
     if kind == "category":
         return "category", _categories(column.to_pylist())

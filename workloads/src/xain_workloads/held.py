@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any
 
+from xain_foundation.hints import hint
 from xain_workloads.ensembles import InvalidEnsemble
 
 MAGIC = b"XENHELD1"
@@ -22,8 +23,10 @@ _DIGEST = re.compile(rf"[0-9a-f]{{{2 * DIGEST_BYTES}}}")
 
 WHY_NO_MODEL = (
     "the fitted estimators stay at the participants (workload.options.publish = false), and the "
-    "model is only a list of them; ask for predictions with `xain-coordinator predict --address`, "
-    "or train with publish = true"
+    "model is only a list of them; to predict, "
+    + hint("xain-coordinator", "xain-coordinator predict --address HOST:PORT --data FILE")
+    + ", or train with "
+    + hint("xain-coordinator", "workload.options.publish = true")
 )
 
 

@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from xain_foundation.hints import hint
 from xain_workloads import trees
 from xain_workloads.boosting_options import BoostingOptions, options_of_model
 from xain_workloads.errors import DataError
@@ -149,8 +150,8 @@ def fit_bins(
     if preprocessing is None:
         raise DataError(
             'the mode "histogram" needs statistics of the columns, and a participant sent none (its'
-            " table is too wide, or its version too old); set aggregation.options.mode to "
-            '"bagging"'
+            " table is too wide, or its version too old); "
+            + hint("xain-coordinator", 'aggregation.options.mode = "bagging"')
         )
     names = [column.name for column in preprocessing.columns]
     # One site after the other, in an order of their own, as preprocessing.fit() merges them.
@@ -165,7 +166,8 @@ def fit_bins(
     if not any(map(len, edges)):
         raise DataError(
             'the mode "histogram" needs points of the distribution of a column, and no participant '
-            'has rows enough to tell them; set aggregation.options.mode to "bagging"'
+            "has rows enough to tell them; "
+            + hint("xain-coordinator", 'aggregation.options.mode = "bagging"')
         )
     bins = Bins(tuple(edges))
     if len(bins.to_text()) > MAX_PREPROCESSING_BYTES:
@@ -182,8 +184,8 @@ def fit_bins(
     if size > MAX_UPDATE_BYTES:
         raise DataError(
             f"histograms of {num_nodes} nodes and {bins.starts[-1]} bins take {size} bytes; at most"
-            f" {MAX_UPDATE_BYTES} are taken; lower workload.options.max_bin or max_depth, or set "
-            'aggregation.options.mode to "bagging"'
+            f" {MAX_UPDATE_BYTES} are taken; lower workload.options.max_bin or max_depth, or "
+            + hint("xain-coordinator", 'aggregation.options.mode = "bagging"')
         )
     return bins
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Any, get_args
 
+from xain_foundation.hints import hint
 from xain_workloads.dataset import Task
 from xain_workloads.neural_builders import require_name
 from xain_workloads.neural_layers import require_layers
@@ -89,7 +90,9 @@ class NeuralOptions:
                 if getattr(self, name) != _DEFAULTS[name]:
                     raise ValueError(
                         f"{name} is {getattr(self, name)!r}; in mode 'gradient' the coordinator"
-                        " takes the steps: set aggregation.options.eta0 and aggregation.optimizer"
+                        " takes the steps: "
+                        + hint("xain-coordinator", "aggregation.options.eta0 = 0.1")
+                        + " and aggregation.optimizer"
                     )
 
     def _check_pipeline(self) -> None:

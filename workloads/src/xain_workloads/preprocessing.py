@@ -6,6 +6,7 @@ Dataset are, in this order: all number columns, the indicators of missing number
 categories of each category column as zeros and ones (one-hot).
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from json import dumps
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from xain_foundation.hints import hint
 from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError
 from xain_workloads.options import require_choice
@@ -294,8 +296,9 @@ def prepare(
             if column.type == "category":
                 raise DataError(
                     f"column {column.name!r} is a category, and the model has no preprocessing,"
-                    " because a participant sent no statistics; leave the column out with [data]"
-                    " drop, or see the coordinator's warning no_preprocessing"
+                    " because a participant sent no statistics; leave the column out, "
+                    + hint("xain-participant", f"data.drop = [{json.dumps(column.name)}]")
+                    + ", or see the coordinator's warning no_preprocessing"
                 )
         return table.to_dataset()
     return preprocessing.apply(data, fill_absent=fill_absent)

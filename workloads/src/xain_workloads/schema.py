@@ -1,9 +1,11 @@
 """The schema of a table: names, types and units of its columns, and its target. Never rows."""
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from xain_foundation.hints import hint
 from xain_workloads.errors import DataError
 
 ColumnType = Literal["number", "category"]
@@ -92,30 +94,41 @@ def match(schema: Schema, columns: Sequence[Column]) -> None:
         raise DataError(
             f"{_columns(missing)} of the session's schema {_is(missing)} not in the data, and"
             f" {_columns(extra)} of the data {_is(extra)} not in the schema; if two of them are the"
-            " same, rename it with [data] rename, else correct the file"
+            " same, rename it, "
+            + hint("xain-participant", 'data.rename.NAME = "NAME"')
+            + ", else correct the file"
         )
     if missing:
         raise DataError(
             f"{_columns(missing)} of the session's schema {_is(missing)} not in the data; add"
-            f" {_it(missing)}, or have the coordinator set [schema] allow_missing = true"
+            f" {_it(missing)}, or at the coordinator "
+            + hint("xain-coordinator", "schema.allow_missing = true")
         )
     if extra:
         raise DataError(
             f"{_columns(extra)} of the data {_is(extra)} not in the session's schema; leave"
-            f" {_it(extra)} out with [data] drop, or have the coordinator set"
-            " [schema] allow_extra = true"
+            f" {_it(extra)} out, "
+            + hint("xain-participant", 'data.drop = ["NAME"]')
+            + ", or at the coordinator "
+            + hint("xain-coordinator", "schema.allow_extra = true")
         )
     for column in columns:
         expected = known.get(column.name, column)
         if column.type != expected.type:
             raise DataError(
                 f"column {column.name!r} is of type {column.type!r}, in the session's schema of"
-                f" type {expected.type!r}; correct its values, or declare it with [data] types"
+                f" type {expected.type!r}; correct its values, or "
+                + hint(
+                    "xain-participant", f'data.types.{json.dumps(column.name)} = "{expected.type}"'
+                )
             )
         if column.unit and expected.unit and column.unit != expected.unit:
             raise DataError(
                 f"column {column.name!r} is in the unit {column.unit!r}, in the session's schema in"
-                f" {expected.unit!r}; convert its values and declare the unit with [data] units"
+                f" {expected.unit!r}; convert its values and "
+                + hint(
+                    "xain-participant", f'data.units.{json.dumps(column.name)} = "{expected.unit}"'
+                )
             )
     if not names & known.keys():
         raise DataError("no column of the data is in the session's schema")

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from xain_foundation.hints import hint
 from xain_workloads.dataset import Dataset, Task
 from xain_workloads.errors import Diverged
 from xain_workloads.losses import margin_loss, multinomial_loss, penalty, residual_loss
@@ -112,7 +113,8 @@ class SgdOptions:
                 if getattr(self, name) != _DEFAULTS[name]:
                     raise ValueError(
                         f"{name} is {getattr(self, name)!r}; in mode 'gradient' the coordinator"
-                        f" takes the steps: set aggregation.options.{name}"
+                        f" takes the steps: "
+                        + hint("xain-coordinator", f"aggregation.options.{name} = VALUE")
                     )
         elif self.batch_size:
             raise ValueError(f"batch_size is {self.batch_size}; it is for mode 'gradient' only")

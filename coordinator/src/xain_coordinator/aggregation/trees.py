@@ -22,6 +22,7 @@ from xain_coordinator.core.effects import Aggregate
 from xain_coordinator.core.keys import model_key
 from xain_coordinator.core.values import GlobalModel, Option, Rules, WeightsRef
 from xain_coordinator.ports import WeightsStore
+from xain_foundation.hints import hint
 from xain_wire.np import npy_header
 from xain_workloads import ensembles, held
 from xain_workloads.boosting_options import HISTOGRAM, options_of_model
@@ -71,7 +72,8 @@ def join_updates(
     if work.rule != expected:
         raise RuleFailed(
             f"rule {work.rule!r} cannot combine models of bytes of the workload "
-            f'{base.metadata.get("workload")!r}; set aggregation.rule = "{expected}"'
+            f"{base.metadata.get('workload')!r}; "
+            + hint("xain-coordinator", f'aggregation.rule = "{expected}"')
         )
     try:
         before = _read(store, base.ref, "global model", base.shape[0])

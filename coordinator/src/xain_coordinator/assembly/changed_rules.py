@@ -13,6 +13,7 @@ from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Phase, Rules
 from xain_coordinator.core.values import Schema as DataSchema
+from xain_foundation.hints import hint
 from xain_foundation.schema import Schema
 
 # The key of the configuration for each field of Rules that is not "rounds.FIELD". "*" stands for
@@ -159,10 +160,13 @@ def require_same_rules(session: Session, config: CoordinatorConfig, from_model: 
     resume, more = "goes on with these", ""
     if session.phase is Phase.FINISHED:
         resume = "serves its result"
-        more = "`xain-coordinator extend --rounds +N` trains it further, "
+        extend = hint("xain-coordinator", "xain-coordinator extend --rounds +1")
+        more = f"to train it further, {extend}; "
     raise OtherRules(
         f"the session {session.session_id} in {config.journal.path} "
         f"{'is finished and ' if more else ''}was opened with other settings than the configured "
-        f"ones: {', '.join(different)}; --resume {resume}, {more}--new-session opens a session "
-        "with the configured ones, another --data-dir leaves this one where it is"
+        f"ones: {', '.join(different)}; --resume {resume}; {more}to open a session with the "
+        "configured ones, "
+        + hint("xain-coordinator", "--new-session")
+        + "; another --data-dir leaves this one where it is"
     )

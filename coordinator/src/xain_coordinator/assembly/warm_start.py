@@ -27,6 +27,7 @@ from xain_coordinator.journal.restore import restore_session
 from xain_coordinator.ports import Journal, Snapshot, WeightsStore
 from xain_coordinator.stores.journalled import store_of_session
 from xain_foundation.commands import CommandFailed
+from xain_foundation.hints import hint
 from xain_foundation.names import shortened
 from xain_workloads.model import Model, TensorSpec, size_of
 from xain_workloads.model_files import (
@@ -130,8 +131,8 @@ def model_of_session(
     if round_ != LAST:
         if int(round_) in last.history.removed:
             raise CannotStartFrom(
-                f"{session_id}/{round_} was removed by [storage] keep_models; take one that "
-                "`xain-coordinator models` lists"
+                f"{session_id}/{round_} was removed by [storage] keep_models; to see which "
+                "there are, " + hint("xain-coordinator", "xain-coordinator models")
             )
         model = last.history.models.get(model_key(int(round_)))
     if model is None or model.is_empty:
@@ -268,13 +269,15 @@ def _require_fit(first: FirstModel, config: CoordinatorConfig) -> None:
     has_gradients = options.get("mode") == "gradient"
     if has_gradients and not takes_gradients:
         raise CannotStartFrom(
-            f'{source} trains in the mode "gradient"; set aggregation.rule = "gradient", or '
-            'workload.options.mode = "federated"'
+            f'{source} trains in the mode "gradient"; '
+            + hint("xain-coordinator", 'aggregation.rule = "gradient"')
+            + ", or "
+            + hint("xain-coordinator", 'workload.options.mode = "federated"')
         )
     if made_by and takes_gradients and not has_gradients:
         raise CannotStartFrom(
-            f"{source} trains models, and aggregation.rule takes gradients; set "
-            'workload.options.mode = "gradient"'
+            f"{source} trains models, and aggregation.rule takes gradients; "
+            + hint("xain-coordinator", 'workload.options.mode = "gradient"')
         )
     if not name:
         return
@@ -302,6 +305,6 @@ def _require_fit(first: FirstModel, config: CoordinatorConfig) -> None:
     made_in = own.get("mode", "bagging")
     if mode == "histogram" and made_in != mode:
         raise CannotStartFrom(
-            f"{source} was trained in the mode {made_in!r}, and has no bins to grow trees from; set"
-            f' aggregation.options.mode = "{made_in}"'
+            f"{source} was trained in the mode {made_in!r}, and has no bins to grow trees from; "
+            + hint("xain-coordinator", f'aggregation.options.mode = "{made_in}"')
         )

@@ -24,6 +24,7 @@ from xain_foundation.commands import (
     version_option,
 )
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED
+from xain_foundation.hints import hint
 
 if TYPE_CHECKING:
     from xain_coordinator.config.coordinator import CoordinatorConfig
@@ -242,7 +243,7 @@ def _status(
     from xain_coordinator.server import inspection_client
 
     if watch and as_json:
-        fail(PROGRAM, "command line: give --watch or --json, not both", EXIT_BAD_CONFIG)
+        fail(PROGRAM, "command line: --watch and --json exclude each other", EXIT_BAD_CONFIG)
     try:
         if watch:
             from xain_coordinator.cli import live_view
@@ -469,7 +470,7 @@ def _export(
     ] = None,
 ) -> None:
     if to is None and mlflow is None:
-        fail(PROGRAM, "command line: name a file with --to, such as --to model.skops", 2)
+        fail(PROGRAM, "command line: " + hint("xain-coordinator", "--to model.skops"), 2)
     resolved = _resolve(config, _values(data_dir, assignments))
 
     with _explained("export"):
@@ -529,7 +530,14 @@ def _predict(
     ] = None,
 ) -> None:
     if (model is None) == (address is None):
-        fail(PROGRAM, "command line: give --model FILE or --address HOST:PORT", EXIT_BAD_CONFIG)
+        fail(
+            PROGRAM,
+            "command line: "
+            + hint("xain-coordinator", "--model FILE")
+            + ", or "
+            + hint("xain-coordinator", "--address HOST:PORT"),
+            EXIT_BAD_CONFIG,
+        )
     if address is None and (timeout_s is not None or max_retries is not None):
         fail(
             PROGRAM,
@@ -621,8 +629,9 @@ def _explained(command: str) -> Iterator[None]:
     try:
         yield
     except JournalError as error:
-        hint = "" if command == "extend" else "; a coordinator that runs is asked with --address"
-        fail(program, f"{error}{hint}", EXIT_FAILED)
+        may_ask = command != "extend"
+        ask = "; to ask one that runs, " + hint("xain-coordinator", "--address HOST:PORT")
+        fail(program, f"{error}{ask if may_ask else ''}", EXIT_FAILED)
     except (CommandFailed, StoreError, DataError, ModuleNotFoundError) as error:
         fail(program, str(error), EXIT_FAILED)
     except OSError as error:

@@ -27,6 +27,7 @@ from xain_coordinator.stores.journalled import store_of_session
 from xain_coordinator.stores.opening import open_store
 from xain_foundation import logs
 from xain_foundation.commands import CommandFailed
+from xain_foundation.hints import hint
 
 EXIT_SOUND = 0
 EXIT_DAMAGED = 1
@@ -67,8 +68,9 @@ def _repair(config: CoordinatorConfig, drop_update: str | None) -> int:
         if not _is_of_session(store, last):
             session_id, location = last.session.session_id, config.storage.location
             raise CommandFailed(
-                f"nothing of session {session_id} is in {location}, and nothing was checked: give "
-                "the storage that the coordinator has, with --config or --set"
+                f"nothing of session {session_id} is in {location}, and nothing was checked: "
+                + hint("xain-coordinator", "--config FILE")
+                + ", the one that the coordinator has"
             )
         damaged = _look(store, last)
         if drop_update is None:

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from xain_coordinator.server.inspection_client import MAX_PARTICIPANTS, MAX_ROUNDS, Snapshot, clean
+from xain_foundation.hints import hint
 from xain_foundation.wheels import pip_install
 from xain_wire.fl import coordinator_pb2, inspection_pb2
 
@@ -43,7 +44,7 @@ def parameter_lines(status: inspection_pb2.GetStatusResponse) -> list[str]:
         from xain_parameters.scheduler import reports
     except ModuleNotFoundError:
         how = pip_install("xain-coordinator", "parameters")
-        return [f"parameters: {how} to see them, or use --json"]
+        return [f"parameters: {how} to see them, or " + hint("xain-coordinator", "--json")]
     return reports.lines_of(reports.from_json(status.parameters))
 
 

@@ -37,6 +37,7 @@ from xain_foundation.fields import (
     WrongSetting,
     join_host_port,
 )
+from xain_foundation.hints import hint
 from xain_foundation.logs import LoggingSettings
 
 if TYPE_CHECKING:
@@ -234,7 +235,9 @@ class StorageSettings(Section):
                 raise WrongSetting(name, 'nothing would read it without storage.kind = "s3"')
         if self.format == "xain-pickle" and self.kind != "s3":
             raise WrongSetting(
-                "format", 'XAIN\'s participants look for weights in S3: set storage.kind = "s3"'
+                "format",
+                "XAIN's participants look for weights in S3: "
+                + hint("xain-coordinator", 'storage.kind = "s3"'),
             )
         if self.format == "xain-pickle" and self.prefix:
             raise WrongSetting("prefix", "XAIN's participants look in the root of the bucket")
@@ -309,7 +312,11 @@ def _check_train(train: dict[str, Any]) -> dict[str, Any]:
                 key, "it must be a number, text, true, false, or a list or table of them"
             ) from None
     if "epochs" in train:
-        raise WrongSetting("epochs", "set rounds.epochs: participants find it in the same place")
+        raise WrongSetting(
+            "epochs",
+            hint("xain-coordinator", "rounds.epochs = N")
+            + ": participants find it in the same place",
+        )
     if len(json.dumps(train)) > _MAX_TRAIN_BYTES:
         largest = max(train, key=lambda key: len(json.dumps(train[key])))
         raise WrongSetting(

@@ -5,6 +5,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from xain_foundation.fields import Host, Section, WrongSetting, is_loopback, join_host_port
+from xain_foundation.hints import hint
 
 _MAX_BODY_BYTES = 256 << 20  # a body is in memory as a whole, several times
 _MAX_WAIT_S = 24 * 3600.0
@@ -33,7 +34,9 @@ class HttpSettings(Section):
         if not self.insecure and not is_loopback(self.host):
             raise WrongSetting(
                 "host",
-                "whoever reaches it could fit and predict, and there is no encryption yet; use "
-                "127.0.0.1, or set http.insecure = true in a network that you trust",
+                "whoever reaches it could fit and predict, and there is no encryption yet; "
+                + hint("xain-coordinator", 'http.host = "127.0.0.1"')
+                + ", or, in a network that you trust, "
+                + hint("xain-coordinator", "http.insecure = true"),
             )
         return self

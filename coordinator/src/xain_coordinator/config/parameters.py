@@ -14,6 +14,7 @@ from xain_foundation.fields import (
     is_loopback,
     join_host_port,
 )
+from xain_foundation.hints import hint
 
 
 class ParametersSettings(Section):
@@ -62,9 +63,12 @@ class ParametersSettings(Section):
         if not self.insecure and self.tls is None and not is_loopback(self.host):
             raise WrongSetting(
                 "host",
-                "whoever reaches it could read and change all tables; use 127.0.0.1, set "
-                "parameters.tls to a folder with certificates, or parameters.insecure = true in a "
-                "network that you trust",
+                "whoever reaches it could read and change all tables; "
+                + hint("xain-coordinator", 'parameters.tls = "FOLDER"')
+                + " with certificates, "
+                + hint("xain-coordinator", 'parameters.host = "127.0.0.1"')
+                + ", or, in a network that you trust, "
+                + hint("xain-coordinator", "parameters.insecure = true"),
             )
         if self.is_on and self.server and self.advertised is None and _is_any(self.host):
             raise WrongSetting(

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from xain_foundation.fields import WrongSetting
+from xain_foundation.hints import hint
 
 if TYPE_CHECKING:
     from xain_coordinator.config.coordinator import CoordinatorConfig
@@ -59,7 +60,9 @@ def _check_trees(config: "CoordinatorConfig") -> None:
             "rounds.epochs", "it counts the boosting iterations of a round, at least 1"
         )
     if "mode" in config.workload.options:
-        raise WrongSetting("workload.options.mode", "set aggregation.options.mode")
+        raise WrongSetting(
+            "workload.options.mode", hint("xain-coordinator", 'aggregation.options.mode = "NAME"')
+        )
     mode = config.aggregation.whole_options["mode"]
     if mode == "histogram" and config.rounds.epochs != 1:
         raise WrongSetting(
@@ -71,8 +74,9 @@ def _check_trees(config: "CoordinatorConfig") -> None:
         raise WrongSetting(
             "rounds.fraction_participants",
             f"{config.rounds.max_selected} participants would train a round, and aggregation."
-            'options.mode = "cyclic" is for one after the other: set controller = '
-            '"round_robin" and a fraction_participants of 1 / max_participants',
+            'options.mode = "cyclic" is for one after the other: '
+            + hint("xain-coordinator", 'rounds.controller = "round_robin"')
+            + " and a fraction_participants of 1 / max_participants",
         )
 
 
@@ -110,7 +114,9 @@ def _check_assemble(config: "CoordinatorConfig") -> None:
             "rounds.epochs", 'it must be at least 1 with aggregation.rule = "assemble"'
         )
     if config.workload.name and "stages" in config.aggregation.options:
-        raise WrongSetting("aggregation.options.stages", "set workload.options.stages")
+        raise WrongSetting(
+            "aggregation.options.stages", hint("xain-coordinator", "workload.options.stages = N")
+        )
     if 0 < config.num_stages < config.rounds.min_participants:
         raise WrongSetting(
             "rounds.min_participants",

@@ -14,6 +14,7 @@ from typing import Any
 
 from xain_coordinator.core.errors import ProfileMismatch
 from xain_coordinator.core.values import DataProfile, Schema
+from xain_foundation.hints import hint
 from xain_workloads.errors import DataError
 from xain_workloads.profile import MAX_CLASS_NAMES_BYTES, MAX_CLASSES, sort_classes
 from xain_workloads.profile import check_profile as check_alone
@@ -145,13 +146,16 @@ def _check_columns(profile: DataProfile, schema: Schema, width: int | None) -> N
 def _check_target(profile: DataProfile, schema: Schema) -> None:
     if profile.task and schema.task and profile.task != schema.task:
         raise ProfileMismatch(
-            f"the data are for {profile.task}, the session for {schema.task}; set [data] task = "
-            f'"{schema.task}", if the target {profile.target!r} is right for it'
+            f"the data are for {profile.task}, the session for {schema.task}; "
+            + hint("xain-participant", f'data.task = "{schema.task}"')
+            + f", if the target {profile.target!r} is right for it"
         )
     if profile.target and schema.target and profile.target != schema.target:
         raise ProfileMismatch(
-            f"the target is called {profile.target!r}, in the session {schema.target!r}; choose it "
-            "with [data] target, or rename it with [data] rename"
+            f"the target is called {profile.target!r}, in the session {schema.target!r}; "
+            + hint("xain-participant", 'data.target = "NAME"')
+            + ", or rename it, "
+            + hint("xain-participant", 'data.rename.NAME = "NAME"')
         )
 
 

@@ -52,6 +52,7 @@ from xain_coordinator.stores.integrity import damaged_updates
 from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.stores.memory import MemoryStore
 from xain_foundation.backoff import Backoff
+from xain_foundation.hints import hint
 from xain_wire.np import npy_header
 from xain_workloads.errors import DataError
 from xain_workloads.model import PERSONAL, Model, require_personal
@@ -330,7 +331,8 @@ class StoreWorker:
         if self._workload is None:
             raise WorkloadMissing(
                 "the session has no initial model yet and needs a workload to make it: "
-                "set [workload] name to the one that the session was opened with"
+                + hint("xain-coordinator", 'workload.name = "NAME"')
+                + ", the one that the session was opened with"
             )
         made = effect.made
         return initial_model(self._workload, effect.profiles, self._preprocessing, made)

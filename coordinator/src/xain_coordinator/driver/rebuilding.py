@@ -29,6 +29,7 @@ from xain_coordinator.ports import (
 )
 from xain_coordinator.stores.integrity import why_damaged
 from xain_coordinator.stores.reading import chunks
+from xain_foundation.hints import hint
 
 log = structlog.get_logger(__name__)
 
@@ -93,7 +94,8 @@ def _way_out(
     return (
         f"the global model of the session {session_id} is damaged: {'; '.join(damaged.values())}. "
         f"It cannot be rebuilt: {error}. Restore {objects} from a backup or from an earlier "
-        "version of the object and start again, or begin anew with --new-session"
+        "version of the object and start again, or, to begin anew, "
+        + hint("xain-coordinator", "--new-session")
     )
 
 

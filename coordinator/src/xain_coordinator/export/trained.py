@@ -22,6 +22,7 @@ from xain_coordinator.stores.integrity import parse_vector, read_weights
 from xain_coordinator.stores.journalled import store_of_session
 from xain_coordinator.stores.opening import open_store
 from xain_foundation.commands import CommandFailed
+from xain_foundation.hints import hint
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.coordinator_pb2_grpc import CoordinatorStub
 from xain_workloads.model import Model
@@ -130,7 +131,8 @@ def removed_model(what: str) -> str:
     """Why a model cannot be had any more. what: which one."""
     return (
         f"{what} was removed by [storage] keep_models, which keeps the latest models and the best "
-        "one; take last or best, or a number that `xain-coordinator models` lists"
+        "one; take last or best, or one of the list: "
+        + hint("xain-coordinator", "xain-coordinator models")
     )
 
 

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from xain_coordinator.core.values import Option
 from xain_coordinator.extensions.plugins import PluginFailed
+from xain_foundation.hints import hint
 
 T = TypeVar("T")
 
@@ -89,7 +90,8 @@ def made_again(
         why = str(error)
     raise PluginFailed(
         f"the session's {what} is {name!r}, and it cannot be had: {why}; install what the "
-        "session was opened with, or open another one with --new-session"
+        "session was opened with, or, to open another one, "
+        + hint("xain-coordinator", "--new-session")
     )
 
 

@@ -9,6 +9,7 @@ from xain_coordinator.core.evolve import begin, evolve
 from xain_coordinator.core.history import History
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import Journal, JournalError, Record, Snapshot
+from xain_foundation.hints import hint
 
 
 def restore(journal: Journal) -> tuple[Snapshot, int] | None:
@@ -29,7 +30,9 @@ def restore(journal: Journal) -> tuple[Snapshot, int] | None:
 def open_stopped(path: Path) -> Iterator[tuple[SqliteJournal, Snapshot]]:
     """The journal of a stopped coordinator, and its latest session. Raises JournalError."""
     if not path.exists():
-        raise JournalError(f"there is no journal at {path}; name its folder with --data-dir")
+        raise JournalError(
+            f"there is no journal at {path}; " + hint("xain-coordinator", "--data-dir FOLDER")
+        )
     with closing(SqliteJournal(path)) as journal:
         restored = restore(journal)
         if restored is None:

@@ -29,6 +29,7 @@ from xain_coordinator.journal.snapshots import encode_snapshot, require_covered,
 from xain_coordinator.journal.wal import require_sound_log
 from xain_coordinator.ports import JournalDamaged, JournalError, Record, Snapshot
 from xain_foundation.durable import make_directory
+from xain_foundation.hints import hint
 
 APPLICATION_ID = 0x5841494E  # "XAIN"
 
@@ -482,14 +483,18 @@ _KINDS = {
 }
 
 _DAMAGED_HINT = (
-    "restore it from a backup, or begin anew with --new-session or another [journal] path"
+    "restore it from a backup, or, to begin anew, "
+    + hint("xain-coordinator", "--new-session")
+    + " or "
+    + hint("xain-coordinator", 'journal.path = "FILE"')
 )
 
 _REASONS = {
     sqlite3.SQLITE_BUSY: (
-        "is in use by another process; stop that one, or choose another [journal] path"
+        "is in use by another process; stop that one, or "
+        + hint("xain-coordinator", 'journal.path = "FILE"')
     ),
-    sqlite3.SQLITE_NOTADB: "is not a journal; choose another [journal] path",
+    sqlite3.SQLITE_NOTADB: "is not a journal; " + hint("xain-coordinator", 'journal.path = "FILE"'),
     sqlite3.SQLITE_CORRUPT: f"is damaged; {_DAMAGED_HINT}",
     sqlite3.SQLITE_FULL: "has no room left on its disk; free some space and start again",
     sqlite3.SQLITE_READONLY: "cannot be written; check the permissions of the file and its folder",

@@ -46,6 +46,7 @@ from xain_foundation.commands import raise_file_limit
 from xain_foundation.durable import replace_file
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_FENCED, EXIT_OK
 from xain_foundation.fields import WrongSetting, is_loopback
+from xain_foundation.hints import hint
 from xain_foundation.line_file import why_unwritable
 from xain_foundation.wheels import pip_install
 from xain_workloads.errors import DataError
@@ -395,14 +396,16 @@ def _greet(config: CoordinatorConfig, coordinator: Coordinator) -> None:
             "rules_differ",
             round=session.round,
             kept=different,
-            hint="the session goes on with the rules it was opened with; "
-            "--new-session opens one with the configured rules",
+            hint="the session goes on with the rules it was opened with; to open one with the "
+            "configured rules, " + hint("xain-coordinator", "--new-session"),
         )
     if session.phase is Phase.FINISHED and not config.http.is_on:
         log.warning(
             "session_is_finished",
             round=session.round,
             cause=session.cause,
-            hint="its result is served to whoever asks; `xain-coordinator extend --rounds +N` "
-            "trains it further, --new-session opens another one",
+            hint="its result is served to whoever asks; to train it further, "
+            + hint("xain-coordinator", "xain-coordinator extend --rounds +1")
+            + "; to open another one, "
+            + hint("xain-coordinator", "--new-session"),
         )

@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 
 from xain_foundation import channels
 from xain_foundation.commands import CommandFailed
+from xain_foundation.hints import hint
 from xain_foundation.schema import MASK
 from xain_wire.fl import inspection_pb2, inspection_pb2_grpc
 
@@ -131,7 +132,8 @@ def _why(address: str, error: grpc.RpcError, timeout_s: float) -> str:
     match error.code():
         case grpc.StatusCode.UNAVAILABLE:
             why = channels.why_unreachable(address) or clean(error.details() or "")
-            return f"nobody answers at {address}: {why}; is a coordinator there? Try --address"
+            elsewhere = hint("xain-coordinator", "--address HOST:PORT")
+            return f"nobody answers at {address}: {why}; is a coordinator there? Else {elsewhere}"
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return f"no answer from {address} within {timeout_s:g} s"
         case grpc.StatusCode.UNIMPLEMENTED:

@@ -36,6 +36,7 @@ from xain_coordinator.stores.s3_claims import Claims
 from xain_coordinator.stores.s3_names import MAX_NAME_BYTES, key_to_name, name_to_key
 from xain_coordinator.stores.s3_requests import Requests, results
 from xain_coordinator.stores.settings import StoreSettings
+from xain_foundation.hints import hint
 
 log = structlog.get_logger(__name__)
 
@@ -490,7 +491,8 @@ def open_s3(settings: StoreSettings, *, try_out: bool = True) -> S3Store:
         except BucketMissing as error:
             if not settings.create_bucket:
                 raise StoreError(
-                    f"{error}; create it, or set storage.create_bucket = true"
+                    f"{error}; create it, or "
+                    + hint("xain-coordinator", "storage.create_bucket = true")
                 ) from None
             bucket.create(settings.region)
         if try_out:

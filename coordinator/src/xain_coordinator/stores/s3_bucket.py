@@ -27,6 +27,7 @@ from urllib3.exceptions import HTTPError
 from xain_coordinator.ports import KeyNotFound, StoreError, StoreUnavailable
 from xain_coordinator.stores.secret_files import Secret
 from xain_coordinator.stores.settings import StoreSettings
+from xain_foundation.hints import hint
 
 # At debug their logs would hold headers, tokens and signed URLs, whatever level the program has.
 for _name in ("botocore", "urllib3.connectionpool"):
@@ -360,8 +361,9 @@ class Bucket:
         match error:
             case boto.NoCredentialsError() | boto.PartialCredentialsError():
                 return Refused(
-                    "there are no S3 credentials: give storage.access_key_id and "
-                    "storage.secret_access_key (or ..._file), or what boto3 looks for, such as "
+                    "there are no S3 credentials: "
+                    + hint("xain-coordinator", 'storage.access_key_id_file = "FILE"')
+                    + " and storage.secret_access_key_file, or what boto3 looks for, such as "
                     "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
                 )
             case boto.SSLError():

@@ -31,6 +31,7 @@ from xain_foundation.commands import (
     set_option,
 )
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_SIGNAL
+from xain_foundation.hints import hint
 from xain_foundation.settings import ConfigError, resolve
 from xain_foundation.wheels import pip_install
 
@@ -168,7 +169,11 @@ def _launch(
         if with_ not in BACKENDS:
             _refuse(f"--with takes {' or '.join(BACKENDS)}")
         if data is None:
-            _refuse("name the data of the workers with --data, such as --data digits; see --help")
+            _refuse(
+                "the workers have no data; "
+                + hint("xain-coordinator", "--data digits")
+                + ", for example"
+            )
         values: dict[str, object] = {"launch.name": name, "launch.workers": workers}
         own = parse_assignments(PROGRAM, assignments, EXAMPLE)
         of_workers = parse_assignments(
@@ -275,7 +280,7 @@ def _resolve(
     try:
         first = resolve(CoordinatorConfig, config, ENV_PREFIX, values, weakest)
         if not first.config.workload.name:
-            _refuse("name what is trained with --workload, such as --workload sgd")
+            _refuse("there is nothing to train; " + hint("xain-coordinator", "--workload sgd"))
         mode = first.config.workload.options.get("mode")
         workers = plan.find_workers(data, first.config.launch, divided=mode != "pipeline")
         given = {".".join(key) for key in first.given}

@@ -38,6 +38,7 @@ from xain_coordinator.config.launch import COORDINATOR, LaunchSettings
 from xain_foundation.commands import CommandFailed
 from xain_foundation.exit_statuses import EXIT_FAILED, EXIT_NOTHING_COUNTED
 from xain_foundation.fields import Section, join_host_port
+from xain_foundation.hints import hint
 from xain_foundation.logs import LoggingSettings
 from xain_foundation.settings import Resolved
 from xain_parameters.certificates import Certificates
@@ -161,8 +162,9 @@ def _local(source: str, flag: str) -> str:
     path = Path(source).absolute()
     if not path.exists() and not any(sign in source for sign in _WILDCARDS):
         raise CommandFailed(
-            f"{flag} {source}: there is no such file or folder; `xain-participant sparse-data "
-            "clicks` makes data to try it with"
+            f"{flag} {source}: there is no such file or folder; "
+            + hint("xain-participant", "xain-participant sparse-data clicks")
+            + " to make data to try it with"
         )
     return str(path)
 

@@ -1,0 +1,23 @@
+"""Hints of error messages: what a user may type so that the error does not come again."""
+
+from typing import Final, Literal
+
+Program = Literal["xain-coordinator", "xain-participant", "xain-parameter-server"]
+
+# Words in capitals stand for what only the user knows.
+PLACEHOLDERS: Final = ("FILE", "FOLDER", "HOST", "KEY", "N", "NAME", "PORT", "VALUE")
+
+
+def hint(program: Program, typed: str) -> str:
+    """Words that tell a user of a program what to type; a test types each of them.
+
+    typed: a setting as in TOML, "rounds.epochs = 3", with the dotted key; flags, "--port 0"; or a
+        whole command, "xain-participant sparse-data clicks". It must be literal but for values, and
+        may have PLACEHOLDERS. What installs a package is made by wheels.pip_install().
+    program: whose setting or flags they are; where the message is seen does not matter.
+    """
+    if typed.startswith("--"):
+        return f"add {typed}"
+    if typed.startswith("xain-"):
+        return f"run `{typed}`"
+    return f"set {typed}"
