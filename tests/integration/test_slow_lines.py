@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -18,7 +19,7 @@ from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.server.weights_port import WeightsPort
 from xain_coordinator.updates.bodies import StallTimer
 from xain_foundation.sockets import free_ports
-from xain_participant.client import CoordinatorClient, Refused
+from xain_participant.client import CoordinatorClient, Refused, open_channel
 from xain_participant.direct import DirectTransfer, OfferFailed
 from xain_participant.parts import PartSize
 from xain_wire.fl import coordinator_pb2 as pb
@@ -57,13 +58,14 @@ def port_proxy() -> Iterator[FaultProxy]:
 class Site:
     """A participant behind slow lines. failed: why weights did not go through the weights port."""
 
-    def __init__(self, proxy: FaultProxy, *, direct: bool = False) -> None:
+    def __init__(self, proxy: FaultProxy, *, direct: bool = False, **options: Any) -> None:
         self.failed: list[OfferFailed] = []
         self.client = CoordinatorClient(
             f"127.0.0.1:{proxy.port}",
             "a",
             direct=DirectTransfer() if direct else None,
             on_offer_failed=self.failed.append,
+            **options,
         )
 
     async def again(self, call: Any, *args: Any) -> Any:
@@ -153,12 +155,19 @@ async def test_small_update_that_comes_slowly_holds_up_no_heartbeat(start, join,
 
 
 async def test_small_model_comes_inside_its_call_on_a_slow_line(start, join, proxy, port_proxy):
-    """The call has the time that its largest answer takes, which is more than a heartbeat has."""
+    """The call has the time that its largest answer takes, which is more than a heartbeat has. A
+    connection on which bytes come is alive, whatever waits behind them."""
+
+    def hasty(target: str, silence_s: tuple[float, float]) -> grpc.Channel:
+        return open_channel(target, (silence_s[0] / SCALE, silence_s[1] / SCALE))
+
     coordinator = await begun(start, join, port_proxy, SMALL[:-100])
     proxy.upstream = coordinator.port
-    with CoordinatorClient(f"127.0.0.1:{proxy.port}", "a", call_timeout_s=0.5) as client:
+    site = Site(proxy, call_timeout_s=0.5, channel=hasty)
+    with site.client as client:
+        await site.again(client.heartbeat, pb.READY, -1)
         proxy.throttle(3_000)
-        work = await asyncio.to_thread(client.start_round)
+        work = await site.again(client.start_round)
     assert len(work.model.data) > 6_000
 
 

@@ -57,6 +57,11 @@ CHANNEL_OPTIONS = (
     # The thread that reads a stream waits for its messages itself. By default another thread waits
     # for them and wakes it, which costs each message of Watch as much again.
     (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1),
+    # No pings that measure a connection while bytes come: the answer to one waits behind what a
+    # model of 64 KiB has still on its way, and gRPC would take a slow connection for dead. By these
+    # pings it would grow the bytes that may come ahead; so they have a fixed number.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 1 << 20),
 )
 
 
@@ -83,7 +88,6 @@ def open_channel(
         *CHANNEL_OPTIONS,
         ("grpc.keepalive_time_ms", round(1000 * ping_after_s)),
         ("grpc.keepalive_timeout_ms", timeout_ms),
-        # Limit of pings that measure the connection: while one is unanswered gRPC sends no other.
         ("grpc.http2.ping_timeout_ms", timeout_ms),
         ("grpc.client_idle_timeout_ms", round(1000 * idle_s)),
     )
