@@ -127,8 +127,8 @@ def _pages(method: str, request: Any, everything: bool) -> Generator[tuple[str, 
 
 def _why(address: str, error: grpc.RpcError, timeout_s: float) -> str:
     assert isinstance(error, grpc.Call)
-    if "@" in address:
-        address = MASK  # no address has one, but a URL with a password in it
+    if "@" in address:  # no address has one, but a URL with a password in it, which gRPC would show
+        return f"{MASK} is no address: write HOST or HOST:PORT without a user's name"
     match error.code():
         case grpc.StatusCode.UNAVAILABLE:
             why = channels.why_unreachable(address) or clean(error.details() or "")
