@@ -151,7 +151,8 @@ def test_body_without_submit_is_a_clear_error(serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("weights", "samples", "metrics", "message"),
     [
-        ({"v": np.zeros(4)}, 5, {}, r"round\.submit\(\) was given no tensor 'w'"),
+        ({}, 5, {}, r"round\.submit\(\) was given no tensor 'w'"),
+        ({"w": np.zeros(4), "v": np.zeros(4)}, 5, {}, "was given a tensor 'v', which"),
         ({"w": np.zeros(3)}, 5, {}, r"tensor 'w' with shape \(3,\), expected \(4,\)"),
         (np.zeros(3), 5, {}, "was given 3 values; the model has 4"),
         ([1, 2], 5, {}, r"takes model\.state_dict\(\)"),
