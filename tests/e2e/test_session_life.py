@@ -157,7 +157,7 @@ async def test_a_finished_session_is_served_with_resume_whatever_is_configured(l
     error = told(coordinator, "cannot_start")["error"]
     assert "is finished and was opened with other settings" in error
     assert "rounds.rounds = 2 (configured: 40)" in error
-    assert "`xain-coordinator extend --rounds +N` trains it further" in error
+    assert "to train it further, run `xain-coordinator extend --rounds +1`" in error
 
     await coordinator.start("--set=rounds.rounds=40", "--resume")
     assert (await status_of(coordinator))["status"]["phase"] == "finished"
