@@ -163,7 +163,7 @@ async def test_a_finished_session_is_served_with_resume_whatever_is_configured(l
     assert (await status_of(coordinator))["status"]["phase"] == "finished"
     kept = (await logged(coordinator, "rules_differ"))["kept"]
     assert kept == ["rounds.rounds = 2 (configured: 40)"]
-    assert "extend --rounds +N" in (await logged(coordinator, "session_is_finished"))["hint"]
+    assert "extend --rounds +1" in (await logged(coordinator, "session_is_finished"))["hint"]
     assert await coordinator.stop() == 0
 
 
