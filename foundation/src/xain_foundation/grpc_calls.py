@@ -1,5 +1,6 @@
-"""Cancellation of gRPC calls that is safe shortly before a program ends."""
+"""gRPC calls: how they are cancelled safely, and their failures in our words."""
 
+import re
 import threading
 from typing import Any, Final
 
@@ -28,3 +29,35 @@ class Cancellable:
         callback of the call must not do this: the thread would wait for itself."""
         self.call.cancel()
         self._has_ended.wait(END_S)
+
+
+# How texts of gRPC's own library begin, of calls that no server has answered, and our words. No
+# sentence of our servers begins like this.
+_OF_THE_LIBRARY: Final = (
+    (r"(CLIENT: |SERVER: )?(Sent|Received) message larger", "a message is larger than its limit"),
+    (r"Deadline [Ee]x", "no answer came in time"),
+    (r"Internal error from Core|Channel closed|Locally cancelled", "the call was ended here"),
+    (
+        r"([Ff]ailed to connect|connections to all backends|DNS resolution|hostname lookup)",
+        "no connection can be made",
+    ),
+    (
+        r"Socket closed|Connection (reset|closed|refused)|GOAWAY|Received RST_STREAM|RST_STREAM"
+        r"|Stream removed|Broken pipe|(Endpoint|Transport|transport|recvmsg|sendmsg|keepalive)\b"
+        r"|Cancelling all calls|Too many pings",
+        "the connection broke off",
+    ),
+)
+
+
+def details_of(error: Any) -> str:
+    """What a failed call tells: the server's sentence, or ours for what gRPC's library says where
+    there was no answer.
+
+    error: a grpc.RpcError that is a call, or one of grpc.aio.
+    """
+    details = error.details() or ""
+    for pattern, words in _OF_THE_LIBRARY:
+        if re.match(rf"(UNKNOWN|UNAVAILABLE|INTERNAL)?:?\s*({pattern})", details):
+            return words
+    return details or f"the call ended with {error.code().name}"

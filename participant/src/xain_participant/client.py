@@ -21,7 +21,7 @@ from grpc_status import rpc_status
 from numpy.typing import NDArray
 
 from xain_foundation import channels
-from xain_foundation.grpc_calls import Cancellable
+from xain_foundation.grpc_calls import Cancellable, details_of
 from xain_messaging.spare import Spare
 from xain_participant.direct import DirectTransfer, OfferFailed, with_host
 from xain_participant.download import Damaged, Download
@@ -666,4 +666,4 @@ def refused_by(error: grpc.RpcError) -> Refused:
             reason = str(info.reason)
         elif detail.Unpack(retry):
             retry_after_s = max(0.0, retry.retry_delay.ToMicroseconds() / 1e6)
-    return Refused(reason, call.code(), call.details() or "", retry_after_s)
+    return Refused(reason, call.code(), details_of(call), retry_after_s)

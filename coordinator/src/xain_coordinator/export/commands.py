@@ -24,6 +24,7 @@ from xain_coordinator.core.values import Evaluation
 from xain_coordinator.export import formats
 from xain_coordinator.export.trained import Entry, NoModel, Trained, ask, open_files
 from xain_coordinator.server.inspection_client import open_channel
+from xain_foundation.grpc_calls import details_of
 from xain_wire.fl.inspection_pb2 import AskPredictionsRequest
 from xain_wire.fl.inspection_pb2_grpc import InspectionStub
 from xain_workloads.dataset import Task
@@ -249,7 +250,7 @@ def _asked(
             try:
                 response = stub.AskPredictions(request, timeout=ASK_S)
             except grpc.RpcError as error:
-                raise NoModel(f"{address}: {error.details()}") from None
+                raise NoModel(f"{address}: {details_of(error)}") from None
             values += json.loads(response.values)
             missing |= response.missing
             found = set(response.answered)

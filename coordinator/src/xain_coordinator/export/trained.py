@@ -22,6 +22,7 @@ from xain_coordinator.stores.integrity import parse_vector, read_weights
 from xain_coordinator.stores.journalled import store_of_session
 from xain_coordinator.stores.opening import open_store
 from xain_foundation.commands import CommandFailed
+from xain_foundation.grpc_calls import details_of
 from xain_foundation.hints import hint
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.coordinator_pb2_grpc import CoordinatorStub
@@ -123,7 +124,7 @@ class Trained:
         except StoreError as error:
             raise NoModel(f"model {model.round} cannot be read: {error}") from None
         except grpc.RpcError as error:
-            raise NoModel(f"model {model.round} cannot be fetched: {error.details()}") from None
+            raise NoModel(f"model {model.round} cannot be fetched: {details_of(error)}") from None
         return Model(vector, model.layout, dict(model.metadata))
 
 

@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 
 from xain_foundation import channels
 from xain_foundation.commands import CommandFailed
+from xain_foundation.grpc_calls import details_of
 from xain_foundation.hints import hint
 from xain_foundation.schema import MASK
 from xain_wire.fl import inspection_pb2, inspection_pb2_grpc
@@ -131,7 +132,7 @@ def _why(address: str, error: grpc.RpcError, timeout_s: float) -> str:
         return f"{MASK} is no address: write HOST or HOST:PORT without a user's name"
     match error.code():
         case grpc.StatusCode.UNAVAILABLE:
-            why = channels.why_unreachable(address) or clean(error.details() or "")
+            why = channels.why_unreachable(address) or clean(details_of(error))
             elsewhere = hint("xain-coordinator", "--address HOST:PORT")
             return f"nobody answers at {address}: {why}; is a coordinator there? Else {elsewhere}"
         case grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -139,7 +140,7 @@ def _why(address: str, error: grpc.RpcError, timeout_s: float) -> str:
         case grpc.StatusCode.UNIMPLEMENTED:
             return f"{address} answers, but not as a coordinator that can be inspected"
         case code:
-            return f"{address} answered {code.name}: {clean(error.details() or '')}"
+            return f"{address} answered {code.name}: {clean(details_of(error))}"
 
 
 # --- JSON -----------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from xain_foundation.channels import open_channel, why_unreachable
-from xain_foundation.grpc_calls import Cancellable
+from xain_foundation.grpc_calls import Cancellable, details_of
 from xain_foundation.logger import get_logger
 from xain_messaging import waits
 from xain_messaging.discovery.registry import replaced
@@ -127,7 +127,7 @@ class CoordinatorMembership(RemoteMembership):
                 raise DiscoveryUnavailable(f"{self._target} does not say who is in the group")
 
     def _as_ours(self, error: Any) -> MessagingError:
-        code, details = error.code(), error.details() or ""
+        code, details = error.code(), details_of(error)
         if code is grpc.StatusCode.ALREADY_EXISTS:
             return NameTaken(details)
         if code is grpc.StatusCode.ABORTED:
