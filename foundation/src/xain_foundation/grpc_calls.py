@@ -51,8 +51,8 @@ _OF_THE_LIBRARY: Final = (
 
 
 def details_of(error: Any) -> str:
-    """What a failed call tells: the server's sentence, or ours for what gRPC's library says where
-    there was no answer.
+    """The reason of a failed call: the server's sentence, or ours for what gRPC's library says
+    where there was no answer.
 
     error: a grpc.RpcError that is a call, or one of grpc.aio.
     """

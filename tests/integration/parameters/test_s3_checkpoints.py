@@ -5,6 +5,8 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
+import s3fs
 
 from support.s3_servers import S3Server
 from xain_parameters.client.connecting import connect_sync
@@ -56,3 +58,20 @@ def test_checkpoint_in_s3_is_exported_and_rolled_back_to(
             while "Contents" in client.list_objects_v2(Bucket=s3fs_bucket, Prefix=folder):
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
+
+
+def test_checkpoint_without_credentials_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The driver raises an error of its library, which is no OSError."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
+    s3fs.S3FileSystem.clear_instance_cache()
+    with pytest.raises(
+        OSError, match=r"s3://nowhere cannot be used; its file system says: .*redential"
+    ):
+        read_table("s3://nowhere/cut-1-1", "w")

@@ -5,7 +5,8 @@ without one is no checkpoint.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,25 +37,34 @@ def write_file(url: str, folder: str, name: str, content: Iterable[bytes | memor
         make_directory(Path(path))
         replace_file(Path(path) / name, content)
         return
-    with files.open(f"{path}/{name}", "wb") as file:
+    with _driver_errors(url):
+        file = files.open(f"{path}/{name}", "wb")
+    try:
         for data in content:
-            file.write(data)
+            with _driver_errors(url):
+                file.write(data)
+    finally:
+        with _driver_errors(url):
+            file.close()
 
 
 def read_manifest(url: str, folder: str = "") -> Cut:
     """The manifest of a checkpoint. Raises OSError, and msgspec.MsgspecError for one that is
     damaged."""
     files, path = open_folder(url, folder)
-    return msgspec.json.decode(files.cat_file(f"{path}/{MANIFEST}"), type=Cut)
+    with _driver_errors(url):
+        content = files.cat_file(f"{path}/{MANIFEST}")
+    return msgspec.json.decode(content, type=Cut)
 
 
 def delete_cut(url: str, folder: str) -> None:
     """Remove a checkpoint, its manifest first. Raises OSError."""
     files, path = open_folder(url, folder)
-    if files.exists(path):
-        if files.exists(f"{path}/{MANIFEST}"):
-            files.rm_file(f"{path}/{MANIFEST}")
-        files.rm(path, recursive=True)
+    with _driver_errors(url):
+        if files.exists(path):
+            if files.exists(f"{path}/{MANIFEST}"):
+                files.rm_file(f"{path}/{MANIFEST}")
+            files.rm(path, recursive=True)
 
 
 def delete_unfinished(url: str, state: State) -> None:
@@ -64,18 +74,36 @@ def delete_unfinished(url: str, state: State) -> None:
     first_generation = state.generation - state.num_rollbacks
     last = state.cuts[-1].number if state.cuts else 0
     files.invalidate_cache()  # servers write beside this process
-    for path in files.ls(root, detail=False):
+    with _driver_errors(url):
+        paths = files.ls(root, detail=False)
+    for path in paths:
         folder = path.rstrip("/").rpartition("/")[2]
         made = re.fullmatch(r"cut-(\d+)-(\d+)", folder)  # see specs.cut_folder
         if made is None:
             continue
         generation, number = map(int, made.groups())
         is_ours = first_generation <= generation <= state.generation and number < last
-        if is_ours and not files.exists(f"{path}/{MANIFEST}"):
+        if not is_ours:
+            continue
+        with _driver_errors(url):
+            is_whole = files.exists(f"{path}/{MANIFEST}")
+        if not is_whole:
             delete_cut(url, folder)
 
 
+@contextmanager
+def _driver_errors(url: str) -> Iterator[None]:
+    """Turn what a driver of fsspec raises, which may be of any class, into an OSError."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(f"{url} cannot be used; its file system says: {error}") from error
+
+
 def open_folder(url: str, folder: str) -> tuple[Any, str]:
-    """The file system of a URL, and the path of a folder below it."""
-    files, root = fsspec.core.url_to_fs(url)
+    """The file system of a URL, and the path of a folder below it. Raises OSError."""
+    with _driver_errors(url):
+        files, root = fsspec.core.url_to_fs(url)
     return files, f"{root.rstrip('/')}/{folder}".rstrip("/")
