@@ -60,14 +60,15 @@ class Descriptor:
         """Have an entry written, soon. From any thread."""
         if self._is_direct:
             with contextlib.suppress(OSError):
-                self._write(entry)
+                self._write_while_read(entry)
         else:
             self._entries.put(entry)
 
     def close(self, timeout_s: float) -> None:
         """Write what waits, for timeout_s at most. What comes later is written by its caller if a
         reader has taken all until now, and else lost. May be called again."""
-        self._is_direct = self._entries.close(timeout_s)
+        # Not in a forked process: a thread that it does not have may hold the lock of the queue.
+        self._is_direct = self._is_direct or self._entries.close(timeout_s)
 
     def forked(self) -> None:
         """Go on in a forked process, which has no thread."""
@@ -82,6 +83,13 @@ class Descriptor:
             return len(entries)
         self._num_told += num_lost
         return 0
+
+    def _write_while_read(self, entry: bytes) -> None:
+        """Write without a thread. What the reader does not take in PATIENCE_S is lost."""
+        view = memoryview(entry)
+        while view and select.select([], [self.fd], [], PATIENCE_S)[1]:
+            # A pipe that is ready takes so many bytes at once, and may wait with more.
+            view = view[os.write(self.fd, view[: select.PIPE_BUF]) :]
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)

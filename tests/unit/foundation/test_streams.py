@@ -153,6 +153,32 @@ def test_last_lines_of_a_program_and_its_traceback_arrive_in_order() -> None:
     assert any("no line" in line for line in lines)
 
 
+def test_forked_process_ends_whatever_its_parent_was_doing(pipe: tuple[int, int]) -> None:
+    """The pipe is full, and at the fork another thread has the lock of the queue."""
+    program = """
+import os, sys, threading
+from xain_foundation import streams
+streams.unblock()
+held, forked = threading.Event(), threading.Event()
+def hold():
+    with streams._descriptors[0]._entries._changed:
+        held.set()
+        forked.wait()
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
+child = os.fork()
+if child == 0:
+    print("line")
+    sys.exit()
+os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    fill_pipe(pipe[1])
+    done = subprocess.run(
+        [sys.executable, "-c", program], stdout=pipe[1], timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 0
+
+
 def test_lost_lines_of_a_log_are_told_in_its_form() -> None:
     """The reader begins when the program has logged all, and ends."""
     program = """
