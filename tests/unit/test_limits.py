@@ -15,6 +15,10 @@ CONSTANT = re.compile(r'`([\w.]+):([\w.]+)(?:\["(.+)"\])?`')
 
 # Where a row is driven over its bound, by the row's first two columns.
 DRIVEN: Mapping[tuple[str, str], str] = {
+    ("gRPC port", "connections on which no member has called"): (
+        "integration/test_connection_floods.py"
+        "::test_unregistered_connections_of_a_coordinator_are_ended_and_members_kept"
+    ),
     ("gRPC port", "calls of one participant"): (
         "integration/test_admission_control.py::test_member_with_too_many_calls_is_asked_to_come_again"
     ),

@@ -183,8 +183,14 @@ def _held(descriptor: int) -> Iterator[socket.socket | None]:
     """Another descriptor of the same socket: the first may be closed, and mean another one, at any
     moment."""
     try:
-        held = socket.socket(fileno=os.dup(descriptor))
+        copy = os.dup(descriptor)
     except OSError:
+        yield None
+        return
+    try:
+        held = socket.socket(fileno=copy)
+    except OSError:  # a file that was opened meanwhile
+        os.close(copy)
         yield None
         return
     with held:

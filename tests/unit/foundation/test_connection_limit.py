@@ -5,13 +5,14 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 
 import grpc
 import pytest
 
 from support.messaging import until
 from xain_foundation.channels import open_channel
-from xain_foundation.connection_limit import ConnectionLimit
+from xain_foundation.connection_limit import ConnectionLimit, _descriptors, _held
 
 MAX_UNREGISTERED = 4
 
@@ -96,6 +97,14 @@ def test_newcomers_have_room_until_they_are_owners(at_end: ExitStack) -> None:
     until(lambda: num_open(connections) == MAX_UNREGISTERED + 1, "the end of one")
     limit.keep("ipv4:127.0.0.1:1", "newcomer")
     until(lambda: num_open(connections) == MAX_UNREGISTERED, "the end of another one")
+
+
+def test_descriptor_that_has_become_a_file_is_left_alone(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w") as file:
+        num_open = len(_descriptors())
+        with _held(file.fileno()) as held:
+            assert held is None
+        assert len(_descriptors()) == num_open
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
