@@ -406,8 +406,9 @@ class CoordinatorClient:
         Raises Refused, with status DATA_LOSS if what arrived is not what ref promises.
         """
         download, self._unfinished = self._unfinished, None
-        if download is None or download.ref.digest != ref.digest:
+        if download is None or download.ref.digest != ref.digest or ref.data:
             download = Download(ref, self._spare)
+        download.ref = ref  # the same bytes may have another key by now, and a URL that is valid
         self.transfer = download
         try:
             if ref.data:

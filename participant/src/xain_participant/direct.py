@@ -271,7 +271,7 @@ class DirectTransfer:
                 sent += skipped
                 part = part[skipped:]
                 while part:
-                    count = progress.send(part[:CHUNK_BYTES])
+                    count = progress.send(part)
                     part = part[count:]
                     sent += count
             progress.finish()
@@ -397,6 +397,8 @@ class _Progress:
 
     def __init__(self, sock: socket.socket, put: "_Put", offset: int, timeout_s: float) -> None:
         self._sock = sock
+        # Over TLS the system has taken nothing, as far as is told, until it has taken the whole.
+        self._most = LEAST_BYTES if isinstance(sock, ssl.SSLSocket) else CHUNK_BYTES
         self._on_sent = put.on_sent
         self._sent = self._acknowledged = offset
         self._stall_timer = _StallTimer(timeout_s)
@@ -405,7 +407,7 @@ class _Progress:
     def send(self, data: memoryview) -> int:
         """Send some of the data; returns how many bytes the system has taken, which may be 0."""
         try:
-            count = self._sock.send(data)
+            count = self._sock.send(data[: self._most])
         except TimeoutError:
             count = 0
         self._sent += count

@@ -240,6 +240,26 @@ def test_download_begun_from_the_store_ends_from_the_coordinator(
     ]
 
 
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_next_try_of_a_download_goes_by_its_own_reference(
+    client: CoordinatorClient,
+    server: ScriptedCoordinator,
+    offers: ScriptedStore,
+    is_inside: bool,
+) -> None:
+    """The URL of the first one may have expired meanwhile, and its key be another round's."""
+    later = client.start_round().model
+    ref = pb.WeightsRef(key=later.key, size_bytes=later.size_bytes, digest=later.digest)
+    away = failure(grpc.StatusCode.UNAVAILABLE)
+    server.before["GetWeights"].extend([lambda _: None, away])
+    server.after["GetWeights"].append(away)  # a part of the model has come
+    _refused(lambda: client.get_weights(ref))
+    if is_inside:
+        later.data = npy(BIG)
+    assert client.get_weights(later).tobytes() == BIG.tobytes()
+    assert offers.methods == ([] if is_inside else ["GET"])
+
+
 def test_an_update_is_put_into_the_store_where_it_is_offered(
     client: CoordinatorClient, server: ScriptedCoordinator, offers: ScriptedStore
 ) -> None:
