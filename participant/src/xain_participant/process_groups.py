@@ -19,6 +19,7 @@ from datetime import timedelta
 from typing import Any
 from weakref import finalize
 
+from xain_foundation.fields import is_loopback
 from xain_participant.participant import GroupBroken
 from xain_workloads.neural_modules import import_torch
 from xain_workloads.pipeline import Members
@@ -129,6 +130,9 @@ def _listener(host: str, port: int) -> int:
     listens at every address of the machine. Raises GroupBroken."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        if is_loopback(str(address[0])) and not is_loopback(host):
+            # Debian's hosts file has only such an address for the machine's own name.
+            address = ("", port)
         with socket.socket(family, kind) as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

@@ -44,6 +44,20 @@ def test_host_of_another_machine_is_listened_for_at_every_address() -> None:
         socket.create_connection(("127.0.0.2", port), 5).close()
 
 
+def test_host_whose_own_machine_takes_its_name_for_a_loopback_address_is_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Debian's hosts file has 127.0.1.1 for the name of the machine; the others have its real
+    address."""
+    port = int(ListeningAddress("").text.rpartition(":")[2])
+    own = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", port))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: own)
+    descriptor = _listener("ward-7", port)
+    monkeypatch.undo()
+    with socket.socket(fileno=descriptor):
+        socket.create_connection(("127.0.0.2", port), 5).close()
+
+
 def test_port_that_is_taken_is_named() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
