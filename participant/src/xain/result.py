@@ -7,7 +7,8 @@ from typing import Any
 import grpc
 from numpy.typing import NDArray
 
-from xain_participant.client import CoordinatorClient, Refused, open_channel
+from xain_foundation.channels import why_unreachable
+from xain_participant.client import CoordinatorClient, Refused, open_channel, refused_by
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 from xain_wire.fl.inspection_pb2_grpc import InspectionStub
@@ -62,7 +63,8 @@ def fetch_last_model(target: str, participant_id: str) -> LastModel:
         with CoordinatorClient(target, participant_id) as client:
             vector = client.get_weights(model.ref)
     except grpc.RpcError as error:
-        raise ResultMissing(f"the coordinator at {target} cannot be asked: {error}") from None
+        why = why_unreachable(target) or refused_by(error)
+        raise ResultMissing(f"the coordinator at {target} cannot be asked: {why}") from None
     except Refused as refused:
         raise ResultMissing(f"the last model cannot be fetched from {target}: {refused}") from None
     metrics: dict[str, float] = {}

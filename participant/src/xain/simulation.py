@@ -196,8 +196,8 @@ def _coordinator(folder: Path, settings: Mapping[str, Any]) -> Iterator[_Coordin
     }
     config = folder / "simulation.toml"
     text = as_toml({**in_folder, **settings, "server.port_file": port_file.absolute()})
+    config.touch(0o600)  # it may hold secrets
     config.write_text(text, encoding="utf-8")
-    config.chmod(0o600)  # it may hold secrets
     command = [sys.executable, "-m", "xain_coordinator", f"--config={config}", "--new-session"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("XAIN_COORDINATOR_")}
     with log.open("wb") as file:
