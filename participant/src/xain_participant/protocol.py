@@ -278,7 +278,7 @@ class Protocol:
         # The timer stays as it is: what a Watch stream tells does not renew the lease.
         before, self._advertised = self._advertised, event
         is_back = self._was_away or self._contact_backoff.has_failed
-        self._was_away = False
+        self._was_away = self._was_asked_to_wait = False
         self._contact_backoff.reset()
         if event.reconnect_spread_s is not None:
             self._spread_reconnects(event.reconnect_spread_s)

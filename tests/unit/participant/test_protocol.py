@@ -745,9 +745,12 @@ def test_one_of_whom_nothing_counted_ends_with_a_status_of_its_own(joined: Talk)
     end = e.Advertised(State.FINISHED, 2, session_id="s1", cause="completed")
     waiting = Talk()
     waiting.hear(e.Started(), e.AskedToWait(1.0), e.Joined("s1", 5.0))
+    let_in_later = deepcopy(waiting)
+    let_in_later.hear(e.Advertised(State.STANDBY, 1, session_id="s1"))
     late, counted = deepcopy(joined), deepcopy(joined)
     for talk, why in (
         (waiting, "it was never let in, since rounds.max_participants were connected"),
+        (let_in_later, "it was never selected to train"),
         (joined, "it was never selected to train"),
         (late, "none of its updates counted; the coordinator's report says why"),
     ):
