@@ -132,7 +132,7 @@ async def test_weights_pass_a_slow_line_once(start, join, proxy, port_proxy, way
 async def heartbeats(site: Site) -> None:
     while True:
         await site.again(site.client.heartbeat, pb.TRAINING, 1)
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.5)
 
 
 async def test_small_update_that_comes_slowly_holds_up_no_heartbeat(start, join, proxy, port_proxy):

@@ -27,6 +27,7 @@ from typing import Any, Self
 from xain_foundation.sockets import free_ports
 
 PIECE_BYTES = 64 << 10
+MAX_LATE_S = 0.5  # that a slow line catches up
 PATIENCE_S = 60.0  # for what takes milliseconds, on a machine that has other things to do
 
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing drops what is unsent, and tells by RST
@@ -232,14 +233,17 @@ class FaultProxy:
     async def delayed(self) -> None:
         await self._pause(self._delay_s)
 
-    async def throttled(self, data: bytes) -> bytes:
-        """The first part of the data, when it has had the time that it takes now."""
+    async def throttled(self, data: bytes, due: float) -> tuple[bytes, float]:
+        """The first part of the data, when it has had the time that it takes now, and when that
+        was due. due: when the part before it was."""
         if self._bytes_per_s is None:
-            return data
-        # Little at a time, so that a slow line is a steady one.
+            return data, due
+        # Little at a time, so that a slow line is a steady one. On a busy machine pauses are longer
+        # than they should be: the next ones are shorter, or the line would be slower than told.
         part = data[: max(1, int(self._bytes_per_s / 20))]
-        await self._pause(len(part) / self._bytes_per_s)
-        return part
+        due = max(due, self._loop.time() - MAX_LATE_S) + len(part) / self._bytes_per_s
+        await self._pause(max(0.0, due - self._loop.time()))
+        return part, due
 
     async def _pause(self, seconds: float) -> None:
         """Pause, at most until all is healed."""
@@ -285,6 +289,7 @@ class _Connection:
 
     async def _pump(self, source: socket.socket, target: socket.socket) -> None:
         loop = asyncio.get_running_loop()
+        due = 0.0
         while True:
             data = await loop.sock_recv(source, PIECE_BYTES)
             await self._proxy.delayed()
@@ -293,7 +298,7 @@ class _Connection:
                 target.shutdown(socket.SHUT_WR)
                 return
             while data:
-                part = await self._proxy.throttled(data)
+                part, due = await self._proxy.throttled(data, due)
                 await self._while_silent()
                 await loop.sock_sendall(target, part)
                 if source is self.client:
