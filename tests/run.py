@@ -22,16 +22,17 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SUPPORT = Path("tests/support")
 TOOLS = Path(sys.prefix)  # what is unpacked for tests lies in the environment
+HADOOP = TOOLS / "hadoop"
 STAND_INS = SUPPORT / "containers/stand_ins.sh"
 DAEMON_JAR = Path("/usr/share/java/commons-daemon.jar")
 SKIP_NOTHING = "XAIN_SKIP_NOTHING"
+TELL_S = 60.0  # between two lines about the progress
 
 E2E = Path("tests/e2e")
 CONTAINERS = [
@@ -82,6 +83,7 @@ GROUPS = {
 
 # A closing line of pytest, such as "== 2 failed, 7 passed, 1 skipped in 3.21s ==".
 CLOSING = re.compile(r"^=+ (.*) in [0-9.]+s.*=+$", re.MULTILINE)
+PERCENT = re.compile(r"\[ *([0-9]+)%\]$")
 COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 
 
@@ -149,11 +151,11 @@ def unpack(lock: str, ending: str, into: Path, *options: str) -> None:
 
 def bring_hadoop() -> None:
     """Put Hadoop's own jars, which this source distribution has, where support.hdfs looks."""
-    if on_path("java") and DAEMON_JAR.exists():
-        print("Jars of Hadoop for the tests of HDFS: once, some 200 MB ...", flush=True)
+    if on_path("java") and DAEMON_JAR.exists() and not HADOOP.exists():
+        print("Jars of Hadoop for the tests of HDFS: some 200 MB ...", flush=True)
         # With the setuptools of the environment: its build has no other requirement.
         options = ("--no-binary=pyspark", "--no-build-isolation")
-        unpack("hdfs.lock", ".jar", TOOLS / "hadoop", *options)
+        unpack("hdfs.lock", ".jar", HADOOP, *options)
 
 
 def bring_compose() -> None:
@@ -166,26 +168,35 @@ def bring_compose() -> None:
         os.environ["DOCKER_CONFIG"] = str(config)
 
 
-@contextmanager
-def images() -> Iterator[None]:
-    """Pull the images that tests build on, or make stand-ins, which are removed at the end."""
-    subprocess.run([STAND_INS, TOOLS], check=False)  # tests skip what is missing
-    try:
-        yield
-    finally:
-        subprocess.run([STAND_INS, "--remove"], check=False)
+def make_images() -> None:
+    """Pull the images that tests build on, or make stand-ins. Tests skip what is missing."""
+    subprocess.run([STAND_INS, TOOLS], stdout=subprocess.DEVNULL, check=False)
 
 
 class Part:
-    """A run of pytest over some files.
+    """A run of pytest over some files, in a thread of its own.
 
+    prepare: called first, in that thread.
     counts: tests by outcome. A run that ends without a closing line counts as one failure.
+    percent: of the tests that are done.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, prepare: Callable[[], None] = lambda: None) -> None:
+        self.name, self.percent = name, 0
         self.counts: Counter[str] = Counter()
-        command = [sys.executable, "-m", "pytest", *PARTS[name]]
+        self._prepare = prepare
+        self._process: subprocess.Popen[str] | None = None
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        if self._process is not None:
+            self._process.send_signal(signal.SIGINT)
+
+    def run(self, began: float, printing: threading.Lock) -> None:
+        """Run the tests, then print the output and the time that the part took."""
+        self._prepare()
+        command = [sys.executable, "-m", "pytest", *PARTS[self.name]]
         self._process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -194,39 +205,50 @@ class Part:
             errors="replace",
             process_group=0,  # Ctrl-C reaches it once, by stop()
         )
-
-    def stop(self) -> None:
-        self._process.send_signal(signal.SIGINT)
-
-    def finish(self, began: float, printing: threading.Lock) -> None:
-        """Wait for the end, then print the output and the time that the part took."""
-        output, _ = self._process.communicate()
-        closing = CLOSING.findall(output)
-        if closing:
+        if self._is_stopped:
+            self.stop()
+        lines = []
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            lines.append(line)
+            if done := PERCENT.search(line):
+                self.percent = int(done[1])
+        status = self._process.wait()
+        output = "".join(lines)
+        if closing := CLOSING.findall(output):
             self.counts.update({what: int(n) for n, what in COUNT.findall(closing[-1])})
         failed = self.counts["failed"] + self.counts.pop("error", 0) + self.counts.pop("errors", 0)
-        self.counts["failed"] = max(failed, self._process.returncode != 0)
+        self.counts["failed"] = max(failed, status != 0)
         with printing:
             print(f"\n===== {self.name}\n{output}", end="")
-            print(f"===== {self.name}: ended after {(time.monotonic() - began) / 60:.1f} minutes")
-            sys.stdout.flush()
+            print(f"===== {self.name}: ended after {minutes_since(began)}", flush=True)
 
 
-def run(names: list[str]) -> Counter[str]:
+def minutes_since(began: float) -> str:
+    return f"{(time.monotonic() - began) / 60:.0f} minutes"
+
+
+def run(parts: list[Part]) -> Counter[str]:
     """Run parts beside each other; return the number of tests by outcome."""
     began, printing = time.monotonic(), threading.Lock()
-    parts = [Part(name) for name in names]
-    print(f"Running {', '.join(names)}; each prints its output when it ends.", flush=True)
-    threads = [threading.Thread(target=part.finish, args=(began, printing)) for part in parts]
-    for thread in threads:
+    names = ", ".join(part.name for part in parts)
+    print(f"Running {names}; each prints its output when it ends.", flush=True)
+    threads = {part: threading.Thread(target=part.run, args=(began, printing)) for part in parts}
+    for thread in threads.values():
         thread.start()
     try:
-        for thread in threads:
-            thread.join()
+        told = began
+        while running := [part for part, thread in threads.items() if thread.is_alive()]:
+            threads[running[0]].join(1.0)
+            if time.monotonic() >= told + TELL_S:
+                told = time.monotonic()
+                how_far = ", ".join(f"{part.name} {part.percent} %" for part in running)
+                with printing:
+                    print(f"after {minutes_since(began)}: {how_far}", flush=True)
     except KeyboardInterrupt:
         for part in parts:
             part.stop()
-        for thread in threads:
+        for thread in threads.values():
             thread.join()
     return sum((part.counts for part in parts), Counter())
 
@@ -246,12 +268,13 @@ def main(arguments: list[str]) -> int:
         print(f"{SKIP_NOTHING} is set, and {', '.join(missing)} is missing")
         return 1
     bring_hadoop()
-    if "containers" in names and engine_answers():
+    has_engine = "containers" in names and engine_answers()
+    if has_engine:
         bring_compose()
-        with images():
-            counts = run(names)
-    else:
-        counts = run(names)
+    make = make_images if has_engine else lambda: None
+    counts = run([Part(name, make) if name == "containers" else Part(name) for name in names])
+    if has_engine:
+        subprocess.run([STAND_INS, "--remove"], check=False)
     cpu = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(f"\nProcessor time of all parts: {(cpu.ru_utime + cpu.ru_stime) / 60:.1f} minutes")
     print(f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
