@@ -225,6 +225,10 @@ class JournalError(Exception):
     """The journal cannot be read or written. Its message says what to do; nothing was destroyed."""
 
 
+class JournalInUse(JournalError):
+    """Another process has the journal open."""
+
+
 class JournalDamaged(JournalError):
     """The content of the journal is not what was written to it."""
 

@@ -27,7 +27,7 @@ from xain_coordinator.core.events import SessionOpened
 from xain_coordinator.journal.codec import FORMAT, Row, decode_record, digest_of, encode_record
 from xain_coordinator.journal.snapshots import encode_snapshot, require_covered, usable_snapshot
 from xain_coordinator.journal.wal import require_sound_log
-from xain_coordinator.ports import JournalDamaged, JournalError, Record, Snapshot
+from xain_coordinator.ports import JournalDamaged, JournalError, JournalInUse, Record, Snapshot
 from xain_foundation.durable import make_directory
 from xain_foundation.hints import hint
 
@@ -102,6 +102,8 @@ class SqliteJournal:
     def __init__(self, path: Path) -> None:
         self._path = path.absolute()
         self._lock = threading.Lock()
+        self._copying = threading.Lock()  # taken before the other one
+        self._is_closing = False
         self._db: sqlite3.Connection | None = None
         self._recent: dict[str, bytes] = {}  # the latest objects of the latest session
         self._recent_bytes = 0
@@ -375,17 +377,21 @@ class SqliteJournal:
         """Write a copy of the journal, as it is when this returns, to a new file; blocks.
 
         SQLite's backup copies a few pages at a time and takes in what is appended meanwhile, so
-        that appends wait for a few pages at most. Raises JournalError; no file stays then.
+        that appends wait for a few pages at most. Raises JournalError, also when the journal is
+        closed meanwhile; no file stays then.
         """
 
         def let_appends_in(*_: object) -> None:
             self._lock.release()
             time.sleep(0.001)  # else this thread takes the lock again before the others wake
             self._lock.acquire()
+            if self._is_closing:
+                raise self._closed()
 
         with contextlib.ExitStack() as after_error, self._explained():
             after_error.callback(path.unlink, missing_ok=True)
             with (
+                self._copying,
                 contextlib.closing(sqlite3.connect(path, isolation_level=None)) as copy,
                 self._lock,
             ):
@@ -393,7 +399,9 @@ class SqliteJournal:
             after_error.pop_all()
 
     def close(self) -> None:
-        with self._lock:
+        self._is_closing = True
+        # SQLite keeps the file, and its lock, until a copy under way has ended.
+        with self._copying, self._lock:
             db, self._db = self._db, None
             if db is not None:
                 with self._explained():
@@ -453,8 +461,11 @@ class SqliteJournal:
 
     def _open_db(self) -> sqlite3.Connection:
         if self._db is None:
-            raise JournalError(f"the journal {self._path} is closed")
+            raise self._closed()
         return self._db
+
+    def _closed(self) -> JournalError:
+        return JournalError(f"the journal {self._path} is closed")
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -477,6 +488,7 @@ class SqliteJournal:
 
 
 _KINDS = {
+    sqlite3.SQLITE_BUSY: JournalInUse,
     sqlite3.SQLITE_CORRUPT: JournalDamaged,
     sqlite3.SQLITE_NOTADB: JournalDamaged,
     sqlite3.SQLITE_FULL: _DiskFull,

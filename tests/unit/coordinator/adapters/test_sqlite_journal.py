@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
@@ -780,3 +781,20 @@ def test_copy_beside_appends_is_a_whole_journal(tmp_path: Path) -> None:
         found = list(copied.load())
     assert found == records[: len(found)]
     assert len(found) > 5000
+
+
+def test_close_ends_a_copy_under_way_and_frees_the_file(tmp_path: Path) -> None:
+    """Else a coordinator that opens its next session beside a backup would find the file locked."""
+    path, copy = tmp_path / "journal.sqlite", tmp_path / "copy.sqlite"
+    journal = SqliteJournal(path)
+    journal.copied_pages = 1
+    journal.append([OPENED, *map(closed, range(20_000))])
+    with ThreadPoolExecutor(1) as pool:
+        copying = pool.submit(journal.copy_to, copy)
+        while not copy.exists():
+            time.sleep(0.001)
+        journal.close()
+        SqliteJournal(path).close()
+        with pytest.raises(JournalError):
+            copying.result()
+    assert not copy.exists()
