@@ -16,6 +16,7 @@ from support.wire import Member
 from xain_coordinator.cli.backup import back_up, restore
 from xain_coordinator.cli.repair import objects_of
 from xain_coordinator.journal.restore import open_stopped
+from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.server.health_socket import COPIED, COPY_JOURNAL
 from xain_coordinator.stores.integrity import why_damaged
 from xain_coordinator.stores.journalled import store_of_session
@@ -188,3 +189,11 @@ async def test_objects_that_a_store_has_lost_are_restored(
     capsys.readouterr()
     assert back_up(config, tmp_path / "other") == 1
     assert gone.partition("/")[2] in capsys.readouterr().out
+
+
+def test_backup_of_a_coordinator_that_starts_or_stops_says_to_try_again(tmp_path, capsys):
+    """It has the journal open and no socket."""
+    config = config_for(tmp_path)
+    with closing(SqliteJournal(config.journal.path)):
+        assert back_up(config, tmp_path / "backup") == 2
+    assert "starts or stops makes no copy; try again" in capsys.readouterr().err

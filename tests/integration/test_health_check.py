@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from integration.conftest import config_for
 from support.process import PATIENCE_S, CoordinatorProcess
+from xain_coordinator.cli.backup import back_up
 from xain_coordinator.server import inspection_client
 
 pytestmark = pytest.mark.e2e
@@ -54,6 +56,7 @@ async def test_health_check_follows_the_coordinator(process: CoordinatorProcess)
 async def test_socket_whose_path_is_too_long_is_elsewhere_and_status_says_where(
     tmp_path: Path,
 ) -> None:
+    """A backup finds it by the link beside the journal."""
     process = CoordinatorProcess(tmp_path / ("folder" * 20), {"rounds.min_participants": 2})
     try:
         await process.start()
@@ -68,8 +71,12 @@ async def test_socket_whose_path_is_too_long_is_elsewhere_and_status_says_where(
         folder = Path(moved).parent
         assert await check(folder) == (0, "SERVING\n")
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        storage = {"path": str(process.folder / "weights")}
+        config = config_for(process.folder, storage=storage)
+        assert await asyncio.to_thread(back_up, config, tmp_path / "backup") == 0
         assert await process.stop() == 0
         assert not folder.exists()
+        assert not (process.folder / "journal.sock").is_symlink()
     finally:
         await process.end()
 

@@ -34,8 +34,8 @@ from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.values import WeightsRef
 from xain_coordinator.journal.restore import restore_session
 from xain_coordinator.journal.sqlite import SqliteJournal
-from xain_coordinator.ports import JournalError, StoreError, StoreUnavailable, WeightsStore
-from xain_coordinator.server.health_socket import COPIED, COPY_JOURNAL, socket_beside
+from xain_coordinator.ports import JournalError, JournalInUse, StoreError, StoreUnavailable, WeightsStore
+from xain_coordinator.server.health_socket import COPIED, COPY_JOURNAL, socket_of
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.integrity import why_damaged
 from xain_coordinator.stores.opening import open_store
@@ -124,21 +124,38 @@ def _journal_copied(path: Path, target: Path) -> Iterator[None]:
     with socket.socket(socket.AF_UNIX) as door:
         door.settimeout(COPY_S)
         try:
-            door.connect(os.fspath(socket_beside(path)))
+            door.connect(os.fspath(socket_of(path)))
         except OSError:
             # It does not run: its journal can be locked, and is, so that it cannot be started.
-            with closing(SqliteJournal(path)) as journal:
+            with closing(_unused(path)) as journal:
                 journal.copy_to(target)
                 yield
             return
         door.sendall(COPY_JOURNAL)
         with door.makefile("r", encoding="utf-8") as answers:
-            answers.readline()  # whether it serves
-            answer = answers.readline().strip()
+            try:
+                answers.readline()  # whether it serves
+                answer = answers.readline().strip()
+            except TimeoutError:
+                raise CommandFailed(
+                    f"the coordinator has made no copy of {path} in {COPY_S:g} s: it hangs, or "
+                    "another backup is under way; try again"
+                ) from None
             if not answer.startswith(COPIED):
                 raise CommandFailed(answer or "the coordinator has ended meanwhile; try again")
             _copy_file(path.absolute().with_name(answer.removeprefix(COPIED)), target)
             yield
+
+
+def _unused(path: Path) -> SqliteJournal:
+    """The journal of a coordinator that does not run. Raises JournalError and CommandFailed."""
+    try:
+        return SqliteJournal(path)
+    except JournalInUse:
+        raise CommandFailed(
+            f"the journal {path} is in use, and nobody answers at {socket_of(path)}: a coordinator "
+            "that starts or stops makes no copy; try again when it serves or has ended"
+        ) from None
 
 
 def _copy_file(source: Path, target: Path) -> None:

@@ -25,7 +25,8 @@ class HealthSocket:
     """Answer whoever connects with one line, SERVING or NOT_SERVING.
 
     The socket is JOURNAL.sock beside JOURNAL.sqlite. Where that path is too long for a socket, some
-    100 bytes, or the file system takes none, it lies in a folder of its own for temporary files.
+    100 bytes, or the file system takes none, it lies in a folder of its own for temporary files,
+    and JOURNAL.sock is a link to it.
 
     moved_to: where it is then; empty while it is beside the journal, or not open.
     """
@@ -50,6 +51,9 @@ class HealthSocket:
                 at_end.callback(shutil.rmtree, folder, ignore_errors=True)
                 path = folder / self._beside.name
                 listener, self.moved_to = _listen(path), str(path)
+                with contextlib.suppress(OSError):  # a file system without links
+                    self._beside.symlink_to(path)
+                    at_end.callback(self._beside.unlink, missing_ok=True)
             at_end.callback(path.unlink, missing_ok=True)
 
             under_way: set[asyncio.Task[None]] = set()
@@ -92,6 +96,12 @@ async def _serve(
 def socket_beside(journal: Path) -> Path:
     """Path of the socket of a journal's coordinator, unless it is too long for a socket."""
     return journal.with_suffix(".sock").absolute()
+
+
+def socket_of(journal: Path) -> Path:
+    """Path at which the socket of a journal's coordinator answers, if it runs."""
+    beside = socket_beside(journal)
+    return beside.readlink() if beside.is_symlink() else beside
 
 
 def _listen(path: Path) -> socket.socket:
