@@ -1,7 +1,10 @@
 """Requests that the HTTP face refuses before it looks at their paths."""
 
+import asyncio
 import socket
+from asyncio import timeout
 from collections.abc import MutableMapping
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -9,6 +12,7 @@ import pytest
 
 from xain_coordinator.config.http import HttpSettings
 from xain_coordinator.http_face.app import _Guarded, make_app
+from xain_coordinator.http_face.errors import HttpError
 from xain_coordinator.http_face.server import open_listener
 
 
@@ -81,3 +85,38 @@ async def test_body_that_grows_too_large_is_refused_before_its_request_is_answer
     await _Guarded(app, HttpSettings(port=8080))(scope, receive, send)
     starts = [one["status"] for one in sent if one["type"] == "http.response.start"]
     assert starts == [413]
+
+
+class Fitting:
+    """A fit that does not end, and nothing to predict with."""
+
+    def __init__(self) -> None:
+        self.began = asyncio.Event()
+        self.sessions = SimpleNamespace(
+            config=SimpleNamespace(workload=SimpleNamespace(name="bagging"))
+        )
+
+    async def fit(self, request: object) -> None:
+        self.began.set()
+
+    async def ended(self, fitting: object) -> None:
+        await asyncio.Event().wait()
+
+    async def predictor(self, which: str) -> None:
+        raise HttpError("NO_MODEL", "there is none yet")
+
+
+@pytest.mark.parametrize("path", ["/v1/fit", "/v1/chimera/aggregation/fit"])
+async def test_request_that_waits_for_a_fit_holds_up_no_body(path: str) -> None:
+    """Even one of the largest size is answered while the fit goes on."""
+    fits, settings = Fitting(), HttpSettings(port=8080, max_body_bytes=1024)
+    transport = httpx.ASGITransport(make_app(fits, settings))  # type: ignore[arg-type]
+    url = "http://127.0.0.1:8080"
+    async with httpx.AsyncClient(transport=transport, base_url=url) as client, timeout(60):
+        waiting = asyncio.create_task(client.post(path, json={"wait": True}))
+        await fits.began.wait()
+        body = b'{"columns": ["a"], "rows": [[1]]}'.ljust(1024)
+        headers = {"content-type": "application/json"}
+        answer = await client.post("/v1/predict", content=body, headers=headers)
+        assert answer.json()["error"]["code"] == "NO_MODEL"
+        waiting.cancel()

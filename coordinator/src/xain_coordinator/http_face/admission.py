@@ -1,7 +1,8 @@
 """Admission of request bodies: the bytes of all of them together have a bound.
 
-A body is counted from its first byte until its answer begins. Parsed, it takes many times its size,
-so only some of the bodies that have come are answered at a time.
+A body is counted from its first byte until its answer begins, or until the answer has only to be
+waited for. Parsed, it takes many times its size, so only some of the bodies that have come are
+answered at a time.
 """
 
 import asyncio
@@ -17,6 +18,9 @@ Receive = Callable[[], Awaitable[Message]]
 # Bodies that are held at a time, in bodies of the largest size; the others wait for their answers,
 # in bytes as they came.
 HELD = 2
+# Key of a request's scope: a coroutine function that ends the count of its body before the answer
+# begins. What waits for long after it has read the body calls it, so that other bodies do not wait.
+RELEASE = "xain.release_body"
 # Lists and objects in a body, which has one for each row. Each takes 20 times its two bytes.
 MAX_LISTS = 100_000
 

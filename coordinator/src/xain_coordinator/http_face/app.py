@@ -19,7 +19,7 @@ from xain_coordinator.export import formats
 from xain_coordinator.export.commands import described
 from xain_coordinator.export.trained import NoModel
 from xain_coordinator.http_face import bodies, chimera
-from xain_coordinator.http_face.admission import Bodies, Gone
+from xain_coordinator.http_face.admission import RELEASE, Bodies, Gone
 from xain_coordinator.http_face.docs_page import HEADERS, docs_page
 from xain_coordinator.http_face.errors import HttpError
 from xain_coordinator.http_face.events import EventReaders
@@ -94,11 +94,14 @@ def _add_paths(app: FastAPI, fits: Fits) -> None:
             **_errors(409, 413, 422, 503),
         },
     )
-    async def fit(response: Response, request: bodies.FitRequest = _AS_CONFIGURED) -> bodies.Status:
+    async def fit(
+        http: Request, response: Response, request: bodies.FitRequest = _AS_CONFIGURED
+    ) -> bodies.Status:
         """Fit. The request survives a kill of the coordinator once it is acknowledged. Poll
         /v1/status, or listen to /v1/events, or wait."""
         fitting = await fits.fit(request)
         if request.wait:
+            await http.scope[RELEASE]()
             await fits.ended(fitting)
             response.status_code = 200
         return await fits.status()
@@ -312,7 +315,7 @@ class _Guarded:
                 await stack.aclose()  # what is made of the body has been used
                 await send(message)
 
-            await self._app(scope, receive_whole, send_and_release)
+            await self._app({**scope, RELEASE: stack.aclose}, receive_whole, send_and_release)
 
     @contextmanager
     def _one_of_its_kind(self, path: str) -> Iterator[None]:

@@ -7,9 +7,10 @@ its kind, by what answers /v1 too.
 from typing import Any, Literal
 
 import numpy as np
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from xain_coordinator.http_face import bodies
+from xain_coordinator.http_face.admission import RELEASE
 from xain_coordinator.http_face.errors import HttpError
 from xain_coordinator.http_face.fits import Fits
 from xain_coordinator.http_face.predicting import Predictor
@@ -56,10 +57,12 @@ def make_router(fits: Fits) -> APIRouter:
     router = APIRouter(prefix=PREFIX, tags=["chimera"], responses=_ERRORS)
 
     def add(kind: Kind) -> None:
-        async def fit() -> bodies.ChimeraFit:
+        async def fit(http: Request) -> bodies.ChimeraFit:
             """Fit with the configured rules; answers when the session has ended."""
             _require(kind, fits.sessions.config.workload.name)
-            await fits.ended(await fits.fit(bodies.FitRequest()))
+            fitting = await fits.fit(bodies.FitRequest())
+            await http.scope[RELEASE]()
+            await fits.ended(fitting)
             return bodies.ChimeraFit(fit="ok")
 
         async def predict(request: bodies.ChimeraPredictRequest) -> bodies.ChimeraPredictions:
