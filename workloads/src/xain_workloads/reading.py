@@ -19,6 +19,8 @@ def reading(path: str | PathLike[str], form: str) -> Iterator[None]:
         yield
     except DataError:
         raise
+    except MemoryError as error:
+        raise DataError(f"{path}: there is too little memory to read it") from error
     except Exception as error:
         number = error.errno if isinstance(error, OSError) else None
         if number:

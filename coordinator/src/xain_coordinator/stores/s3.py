@@ -136,6 +136,11 @@ class S3Store:
             except Refused as error:
                 trouble = Refused(f"{error}; what was tried: {kind}")
                 break
+            except StoreUnavailable:
+                raise  # to delete anything would fail, too
+            except StoreError as error:
+                trouble = StoreError(f"{error}; what was tried: {kind}")
+                break
             except Declined as answer:
                 what = f"the S3 server at {bucket.host} cannot be used"
                 trouble = StoreError(f"{what}: {kind} ends with {answer}")
