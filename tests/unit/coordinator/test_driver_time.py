@@ -141,6 +141,20 @@ async def test_lease_of_a_participant_begins_when_its_join_is_answered(full):
         assert ("c" in full.driver.session.members) == (num_quarters < 4)
 
 
+async def test_participant_that_joins_as_the_session_ends_has_not_heard_of_the_end(full):
+    """It counts as connected until it asks, or for a lease."""
+    full.journal.hold()
+    joining = await full.submit(c.Rendezvous("c"))
+    ending = await full.submit(c.EffectFailed("the end"))
+    for _ in range(NUM_APPENDS):
+        full.journal.let_go()
+    await joining
+    await ending
+    await full.driver.submit(c.Heartbeat("a"))
+    now = full.clock.time_s
+    assert full.driver.session.members.is_connected_after_end("c", LEASE_S, now)
+
+
 async def test_a_stall_ends_leases_later_and_not_never(full, monkeypatch):
     """A participant that is silent for a lease after the stall is removed."""
     full.clock.time_s += STALL_S

@@ -34,7 +34,13 @@ from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.values import WeightsRef
 from xain_coordinator.journal.restore import restore_session
 from xain_coordinator.journal.sqlite import SqliteJournal
-from xain_coordinator.ports import JournalError, JournalInUse, StoreError, StoreUnavailable, WeightsStore
+from xain_coordinator.ports import (
+    JournalError,
+    JournalInUse,
+    StoreError,
+    StoreUnavailable,
+    WeightsStore,
+)
 from xain_coordinator.server.health_socket import COPIED, COPY_JOURNAL, socket_of
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.integrity import why_damaged

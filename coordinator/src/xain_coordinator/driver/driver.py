@@ -436,7 +436,12 @@ class Driver:
 
     def _begin_leases(self, joins: Iterable[_Decided]) -> None:
         """Begin the leases of participants that join here anew: none of them can send a sign of
-        life before its join, which waits for the disk, is answered."""
+        life before its join, which waits for the disk, is answered.
+
+        After the end of the session a sign of life says that its sender has heard of the end.
+        """
+        if self._decided.phase is Phase.FINISHED:
+            return
         now = self.clock.now()
         for decided in joins:
             for record in decided.records:
