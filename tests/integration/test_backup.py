@@ -192,7 +192,7 @@ async def test_objects_that_a_store_has_lost_are_restored(
 
 
 def test_backup_of_a_coordinator_that_starts_or_stops_says_to_try_again(tmp_path, capsys):
-    """It has the journal open and no socket."""
+    """Such a coordinator has the journal open and no socket."""
     config = config_for(tmp_path)
     with closing(SqliteJournal(config.journal.path)):
         assert back_up(config, tmp_path / "backup") == 2

@@ -142,7 +142,7 @@ async def test_lease_of_a_participant_begins_when_its_join_is_answered(full):
 
 
 async def test_participant_that_joins_as_the_session_ends_has_not_heard_of_the_end(full):
-    """It counts as connected until it asks, or for a lease."""
+    """Such a participant counts as connected until it asks, or for a lease."""
     full.journal.hold()
     joining = await full.submit(c.Rendezvous("c"))
     ending = await full.submit(c.EffectFailed("the end"))
