@@ -88,10 +88,10 @@ def _require_rows(path: Path, num_cells: int, separator: str) -> None:
         try:
             for row, cells in enumerate(lines):
                 if len(cells) != num_cells:
-                    hint = "; is a quotation mark open there?" if "\n" in cells[-1] else ""
+                    quoted = "; is a quotation mark open there?" if "\n" in cells[-1] else ""
                     raise DataError(
                         f"{path}: row {row} has {len(cells)} cells, and the header {num_cells}"
-                        + hint
+                        + quoted
                     )
         except CsvError:
             raise DataError(
