@@ -281,11 +281,12 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         )
 
     def _rounds_contributed(self, participant_id: str, seen: r.Advertisement) -> int | None:
-        """Rounds that a participant counted in, once the session is over; before that None."""
+        """Rounds that a participant counted in, once the session is over. None before that, and for
+        one of whom nothing is known: it never was a member, or left long ago and is forgotten."""
         if seen.phase is not Phase.FINISHED:
             return None
         account = self._driver.history.accounts.by_name.get(participant_id)
-        return 0 if account is None else account.num_counted
+        return None if account is None else account.num_counted
 
     def _reconnect_spread_ms(self) -> int:
         session = self._driver.session
