@@ -217,8 +217,10 @@ class Schema:
         annotation: object = field.annotation
         if key != leaf:  # an item of a table
             annotation = get_args(annotation)[-1]
-        kinds = [_kind(part) for part in _flat(annotation) if part is not NoneType]
-        return " or ".join(dict.fromkeys(kinds)) + _bounds(field)
+        parts = [_kind(part) for part in _flat(annotation) if part is not NoneType]
+        kind, *others = sorted(dict.fromkeys(parts), key=lambda kind: "number" not in kind)
+        comma = "," if (bounds := _bounds(field)) and others else ""
+        return " or ".join((kind + bounds + comma, *others))
 
     def nearest(self, key: Key) -> Key | None:
         """The section or leaf that a wrong key was probably meant to be."""
@@ -309,4 +311,5 @@ def _metadata(field: FieldInfo) -> Iterator[object]:
     yield from field.metadata
     for part in (field.annotation, *get_args(field.annotation)):
         if get_origin(part) is Annotated:
-            yield from get_args(part)[1:]
+            for note in get_args(part)[1:]:
+                yield from note.metadata if isinstance(note, FieldInfo) else (note,)

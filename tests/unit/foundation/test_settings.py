@@ -2,7 +2,7 @@ import errno
 import os
 import re
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import pytest
 from pydantic import Field, SecretStr, model_validator
@@ -27,6 +27,7 @@ class Server(Section):
     timeout_s: float = Field(default=5.0, gt=0)
     verbose: bool = False
     limit: int | None = Field(default=None, ge=1)
+    keep: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
     kind: Literal["files", "memory"] = "files"
     path: FilePath = Path("data")
     options: dict[str, int | str] = Field(default_factory=dict)
@@ -151,6 +152,10 @@ def test_items_of_open_tables_are_read_as_toml(text: str, value: object) -> None
         ("[server]\nverbose = 'no'", 'server.verbose is "no"; it must be true or false'),
         ("[server]\nverbose = 1", "server.verbose is 1; it must be true or false"),
         ("[server]\nlimit = 0", "server.limit is 0; it must be a whole number, at least 1"),
+        (
+            "[server]\nkeep = 0",
+            "server.keep is 0; it must be a whole number, at least 1, or one of: ",
+        ),
         ("[server]\nkind = 's3'", 'server.kind is "s3"; it must be one of: files, memory'),
         ("[server]\npath = ''", 'server.path is ""; it must be a path, not empty'),
         ("[server]\noptions = 1", "server.options is 1; it must be a table"),
@@ -342,6 +347,7 @@ def test_a_value_in_force_tells_where_it_came_from(
         "server.timeout_s": ("2.0", "environment", "FLEET_SERVER__TIMEOUT_S"),
         "server.verbose": ("false", "default", ""),
         "server.limit": ("", "default", ""),
+        "server.keep": ('"all"', "default", ""),
         "server.kind": ('"memory"', "file", "fleet.toml"),
         "server.path": ('"data"', "default", ""),
         "server.options.a": ("1", "file", "fleet.toml"),
