@@ -187,7 +187,7 @@ def test_tls_and_none_do_not_meet(tmp_path: Path) -> None:
     pair = ((folder / "tls.key").read_bytes(), (folder / "tls.crt").read_bytes())
     with serving(credentials=grpc.ssl_server_credentials([pair])) as port:
         assert "TLS" in why_unreachable(f"127.0.0.1:{port}")
-        assert "certificates" in why_unreachable(f"127.0.0.1:{port}", is_encrypted=True)
+        assert "certificate" in why_unreachable(f"127.0.0.1:{port}", is_encrypted=True)
     with serving() as port:
         assert "TLS" in why_unreachable(f"127.0.0.1:{port}", is_encrypted=True)
 

@@ -118,7 +118,8 @@ def _why_no_call(connection: socket.socket, is_encrypted: bool) -> str:
             context.wrap_socket(connection).close()
         except ssl.SSLError:
             return "it does not speak TLS as we do"
-        return "one of the certificates is not accepted"
+        # Whether it takes our certificate shows only in a call.
+        return "it speaks TLS, and either is slow or does not accept a certificate"
     connection.sendall(_HELLO)
     try:
         answer = connection.recv(64)
