@@ -120,9 +120,12 @@ async def test_a_second_coordinator_is_refused(process, tmp_path):
     same_port = CoordinatorProcess(tmp_path / "other", {}, port=process.port)
     assert await same_port.fails() == 1
     assert f"cannot listen on 127.0.0.1:{process.port}" in same_port.log()
-    same_journal = CoordinatorProcess(tmp_path, {})
+    told = tmp_path / "address"
+    told.write_text("of the first")
+    same_journal = CoordinatorProcess(tmp_path, {"server.port_file": told})
     assert await same_journal.fails() == 1
     assert "journal" in same_journal.log()
+    assert told.read_text() == "of the first"
     a = Member(process.port, "a")
     assert (await a.rendezvous()).reply == pb.ACCEPT
     await a.close()

@@ -116,7 +116,7 @@ def run(
     with contextlib.ExitStack() as at_end:
         try:
             latencies = _open_log_files(logging, at_end)
-            _prepare_port_file(config.server.port_file, at_end)
+            _require_writable(config.server.port_file)
             http, parameters = config.http, config.parameters
             listener = at_end.enter_context(open_listener(http)) if http.is_on else None
             group = _open_parameters(parameters) if parameters.is_on else None
@@ -176,14 +176,17 @@ def _open_log_files(
         raise WrongSetting(f"logging.{key}", f"{path} cannot be written: {reason}") from None
 
 
-def _prepare_port_file(path: Path | None, at_end: contextlib.ExitStack) -> None:
-    """Remove the file that a killed process has left, and this one's at the end. Raises
-    WrongSetting."""
-    if path is None:
-        return
-    if reason := why_unwritable(path):
-        raise WrongSetting("server.port_file", f"{path} cannot be written: {reason}")
-    path.unlink(missing_ok=True)
+def _require_writable(port_file: Path | None) -> None:
+    """Raises WrongSetting."""
+    if port_file is not None and (reason := why_unwritable(port_file)):
+        raise WrongSetting("server.port_file", f"{port_file} cannot be written: {reason}")
+
+
+def _write_port_file(path: Path, address: str, at_end: contextlib.ExitStack) -> None:
+    """Write the address until the end. Only for the owner of the journal's lock: a second process
+    with the same settings, which is refused, leaves the file of the first alone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, [f"{address}\n".encode()])
     at_end.callback(path.unlink, missing_ok=True)
 
 
@@ -221,8 +224,7 @@ async def _run(
     _greet(config, coordinator)
     if config.server.port_file is not None:
         address = config.server.address_at(coordinator.port)
-        config.server.port_file.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(config.server.port_file, [f"{address}\n".encode()])
+        _write_port_file(config.server.port_file, address, at_end)
 
     def open_next(config: CoordinatorConfig) -> Awaitable[Coordinator | None]:
         return started(config, partial(make_next, config), stop, at_end)
