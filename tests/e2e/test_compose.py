@@ -499,9 +499,11 @@ def json_of(line):
 
 
 def send(container, number):
-    """A signal to the program, from within: to the engine, one that is killed has crashed."""
+    """A signal to the program, from within: to the engine, one that is killed has crashed. The
+    program is below tini and, at a participant, below the script that claims a slice."""
     code = (
-        "import os; (pid,) = open('/proc/1/task/1/children').read().split();"
+        "import os; pid = '1'\n"
+        "while below := open(f'/proc/{pid}/task/{pid}/children').read().split(): pid = below[0]\n"
         f"os.kill(int(pid), {number:d})"
     )
     status, output, errors = engine.run("docker", "exec", container, "python", "-c", code)

@@ -61,7 +61,7 @@ class Reachable(MemoryStore):
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Reachable:
     store = Reachable()
-    monkeypatch.setattr(coordinator, "open_store", lambda _: store)
+    monkeypatch.setattr(coordinator, "open_store", lambda _, *, try_out: store)
     return store
 
 
