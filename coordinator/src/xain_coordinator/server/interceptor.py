@@ -30,6 +30,7 @@ from xain_coordinator.server.identity import WAITED_S, participant_of, waited_s
 from xain_coordinator.server.requests import bounded, only_request
 from xain_coordinator.server.statuses import status_of
 from xain_foundation.rate_limited_log import RateLimitedLog
+from xain_wire.fl import coordinator_pb2 as pb
 
 log = structlog.get_logger(__name__)
 
@@ -123,7 +124,9 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
                         WAITED_S.set(waited_s(context))
                     call = self._admission.admit(method, context)
                     reply = await serve(call, context)
-                    self._outage.worked(method)
+                    # On a disk that is full the first parts of an upload may have room.
+                    if not (isinstance(reply, pb.PutWeightsResponse) and reply.offset):
+                        self._outage.worked(method)
                     return reply
                 except (grpc.aio.AbortError, grpc.aio.InternalError):
                     raise
