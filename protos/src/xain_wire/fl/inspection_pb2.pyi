@@ -824,7 +824,7 @@ class ListModelsResponse(_message.Message):
     next_page_token: _builtins.str
     """empty on the last page, and without pages"""
     total_size: _builtins.int
-    """models of the session so far"""
+    """models that there are, without the removed ones"""
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelStatus]:
         """oldest first"""
