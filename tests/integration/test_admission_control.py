@@ -2,12 +2,14 @@
 they need."""
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from google.rpc.error_details_pb2 import RetryInfo
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -121,6 +123,29 @@ async def test_call_without_a_message_ends_with_deadline_exceeded(start, join):
     assert codes == [Code.DEADLINE_EXCEEDED] * 4
     await until_open(coordinator, 0)
     assert (await member.heartbeat()).state == pb.STANDBY
+
+
+async def test_no_message_of_an_upload_is_held_while_the_next_one_comes(start, join, monkeypatch):
+    """Each may be of megabytes, and its sender may pause for long."""
+    coordinator = await start()
+    admission = coordinator._server.admission
+    member = join(coordinator, "a")
+    await member.rendezvous()
+    await member.until(pb.ROUND, 0)
+    read, latest, is_held = admission.read, None, list[bool]()
+
+    async def noting(call: Any) -> Any:
+        nonlocal latest
+        if latest is not None:
+            is_held.append(sys.getrefcount(latest) > 2)  # more than the variable, and the argument
+        message = await read(call)
+        latest = message if isinstance(message, pb.PutWeightsRequest) else None
+        return message
+
+    monkeypatch.setattr(admission, "read", noting)
+    await member.upload(np.zeros(25_000, dtype=np.float32), chunk=20_000)
+    assert is_held == [False] * len(is_held)
+    assert len(is_held) > 3
 
 
 async def test_call_that_two_limits_end_at_once_is_ended_once(start, join, caplog, monkeypatch):

@@ -170,6 +170,7 @@ class AdmissionControl:
         while (message := await self.read(call)) is not grpc.aio.EOF:
             self.heard(method, call, message)
             yield message
+            del message  # not held while the next one comes
 
     def _enter(self, call: Call, name: Hashable) -> None:
         pool = self._pools.get(name)
