@@ -24,6 +24,7 @@ from xain_coordinator.server.admission_control import (
 )
 from xain_coordinator.server.serve import STREAMS_PER_CONNECTION
 from xain_coordinator.updates.bodies import StallTimer
+from xain_coordinator.updates.measured_upload import MeasuredUpload
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 
@@ -125,27 +126,35 @@ async def test_call_without_a_message_ends_with_deadline_exceeded(start, join):
     assert (await member.heartbeat()).state == pb.STANDBY
 
 
-async def test_no_message_of_an_upload_is_held_while_the_next_one_comes(start, join, monkeypatch):
-    """Each may be of megabytes, and its sender may pause for long."""
+async def test_no_message_of_an_upload_is_held_once_its_data_are_taken(start, join, monkeypatch):
+    """Each may be of megabytes, its data may wait to be written, and its sender may pause."""
     coordinator = await start()
     admission = coordinator._server.admission
     member = join(coordinator, "a")
     await member.rendezvous()
     await member.until(pb.ROUND, 0)
-    read, latest, is_held = admission.read, None, list[bool]()
+    read, write, latest, is_held = admission.read, MeasuredUpload.write, None, list[bool]()
 
-    async def noting(call: Any) -> Any:
-        nonlocal latest
+    def note() -> None:
         if latest is not None:
             is_held.append(sys.getrefcount(latest) > 2)  # more than the variable, and the argument
+
+    async def noting_read(call: Any) -> Any:
+        nonlocal latest
+        note()
         message = await read(call)
         latest = message if isinstance(message, pb.PutWeightsRequest) else None
         return message
 
-    monkeypatch.setattr(admission, "read", noting)
+    def noting_write(upload: MeasuredUpload, data: bytes) -> None:
+        note()
+        write(upload, data)
+
+    monkeypatch.setattr(admission, "read", noting_read)
+    monkeypatch.setattr(MeasuredUpload, "write", noting_write)
     await member.upload(np.zeros(25_000, dtype=np.float32), chunk=20_000)
     assert is_held == [False] * len(is_held)
-    assert len(is_held) > 3
+    assert len(is_held) > 6
 
 
 async def test_call_that_two_limits_end_at_once_is_ended_once(start, join, caplog, monkeypatch):

@@ -165,12 +165,9 @@ class AdmissionControl:
             if self._is_member(participant_id):
                 self.on_accepted(call.context.peer(), (participant_id,))
 
-    async def requests(self, method: str, call: Call) -> AsyncIterator[Any]:
+    def requests(self, method: str, call: Call) -> AsyncIterator[Any]:
         """The messages of a stream of requests."""
-        while (message := await self.read(call)) is not grpc.aio.EOF:
-            self.heard(method, call, message)
-            yield message
-            del message  # not held while the next one comes
+        return _Requests(self, method, call)
 
     def _enter(self, call: Call, name: Hashable) -> None:
         pool = self._pools.get(name)
@@ -249,6 +246,21 @@ class AdmissionControl:
         task = asyncio.get_running_loop().create_task(_abort(call, refusal))
         self._ends.add(task)
         task.add_done_callback(self._ends.discard)
+
+
+# No generator: it would keep each message until the next one has come.
+@dataclass(frozen=True, slots=True)
+class _Requests(AsyncIterator[Any]):
+    admission: AdmissionControl
+    method: str
+    call: Call
+
+    async def __anext__(self) -> Any:
+        message = await self.admission.read(self.call)
+        if message is grpc.aio.EOF:
+            raise StopAsyncIteration
+        self.admission.heard(self.method, self.call, message)
+        return message
 
 
 async def _abort(call: Call, refusal: Refusal) -> None:
