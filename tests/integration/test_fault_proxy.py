@@ -160,9 +160,9 @@ def test_a_delay_delays_and_healing_ends_it(proxy):
 
 
 def test_a_throttle_is_the_rate_of_bytes(proxy):
+    began = time.monotonic()
     with connect(proxy) as client:
         proxy.throttle(50_000)
-        began = time.monotonic()
         client.sendall(b"x" * 20_000)
         came = b""
         while came.count(b"x") < 20_000:

@@ -289,7 +289,7 @@ class _Connection:
 
     async def _pump(self, source: socket.socket, target: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        due = 0.0
+        due = loop.time()
         while True:
             data = await loop.sock_recv(source, PIECE_BYTES)
             await self._proxy.delayed()
