@@ -154,6 +154,9 @@ class Killer:
         coordinator = self._training.coordinator
         coordinator.dies_at = None
         if not await self._training.until(lambda: coordinator.status == -9):
+            # All is over before its step, at which it would die while it stops.
+            await coordinator.kill()
+            await self._start_coordinator()
             return False
         self.num_kills += 1
         await self._start_coordinator()
