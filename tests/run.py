@@ -38,7 +38,7 @@ E2E = Path("tests/e2e")
 CONTAINERS = [
     str(E2E / f"test_{name}.py") for name in ("containers", "compose", "launch_containers")
 ]
-# They run what the documents and the examples show, and the benchmarks.
+# Tests of what the documents and the examples show, and of the benchmarks.
 DOCS = [
     str(E2E / f"test_{name}.py")
     for name in [

@@ -140,7 +140,7 @@ FORGED = '1"\ncoordinator state=2i,round=9i 5\r\nx y="'
 
 @pytest.mark.parametrize("text", [FORGED, FORGED + "\\", "a\\", '\\"', "a\u2028b", "# a"])
 def test_a_point_forges_no_other(kept: Kept, text: str) -> None:
-    """Whatever a sender puts into names, tags and text, no number gets into another series."""
+    """Names, tags and text of a sender, whatever they hold, put no number into another series."""
     fields = {"loss": 0.5, f"f{text}": 2.0, "note": text}
     kept.store.write([Point("participant", fields, {"id": "me"}, START_NS)])
     kept.store.close()

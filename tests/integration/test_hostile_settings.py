@@ -111,7 +111,7 @@ TYPES = (
     *("true", "3", "-3", "1.5", '"text"', '""', "[]", "[1]", '["a"]', "[[1]]", "[{}]", "{}"),
     *("{a = 1}", "{a = {b = 1}}", "1979-05-27T00:00:00Z", "1979-05-27", "07:32:00"),
 )
-# What pydantic says of a value that does not fit.
+# Words of pydantic for a value that does not fit.
 WORDS = re.compile(
     r"constrained|input|validat|instance|strict|unexpected|finite_number|pydantic|literal_error"
     r"|_type|_parsing|-(int|str|float|bool|dict|tuple|list)\b|function|\bNone\b|\bdict\b|\btuple\b"

@@ -454,8 +454,8 @@ async def test_participant_goes_on_with_a_put_whose_connection_broke(start, join
         await asyncio.to_thread(proxy.heal)
         ref = pb.WeightsRef(size_bytes=len(update), digest=digest(update))
         ref.key = await stored
-        # What was in the buffers of the broken connection, some MiB, is sent again; with all of it
-        # sent again it would be 1.7 times the update.
+        # Bytes in the buffers of the broken connection, some MiB, are sent again. A whole update
+        # sent again would make it 1.7 times the update.
         assert proxy.num_bytes_up - before < 1.5 * len(update)
     await a.end(ref, round_=1)
     await a.until(pb.FINISHED, 1)

@@ -94,7 +94,7 @@ def named() -> set[str]:
     return found
 
 
-def test_what_users_are_told_of_is_what_has_a_test() -> None:
+def test_each_scheme_extra_and_example_that_is_named_has_a_test() -> None:
     assert named() == set(TESTS)
 
 

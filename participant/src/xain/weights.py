@@ -38,7 +38,8 @@ from xain_workloads.model import (
 
 _STATISTICS = ("running_mean", "running_var")
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
-# What DataParallel puts before the names of a model, and torch.compile before those of a part.
+# Prefixes of names: of DataParallel before those of a model, of torch.compile before those of a
+# part.
 _WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+|(?<=\.)_orig_mod\.")
 
 

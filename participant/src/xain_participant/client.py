@@ -182,14 +182,14 @@ class CoordinatorClient:
     # Answered when the update is durable: measured, synchronised to disk, and committed. One that
     # was put into the store the coordinator copies and reads before, which takes time by its size.
     hand_in_timeout_s = 60.0
-    # Of the call that brings a model of up to max_inline_bytes with its metadata.
+    # Time limit of the call that brings a model of up to max_inline_bytes with its metadata.
     work_timeout_s = 120.0
     max_inline_bytes = MAX_INLINE_BYTES
     # A larger update inside its call goes through the connection of transfers: on a line of 3 KB/s
     # heartbeats would wait behind it for longer than the lease.
     max_beside_heartbeats_bytes = 16 << 10
-    # Of one part of a transfer; see parts.py. A tile of an encoded update, of up to 128 KiB, is the
-    # largest one on a slow line.
+    # Time limit of one part of a transfer; see parts.py. A tile of an encoded update, of up to
+    # 128 KiB, is the largest part on a slow line.
     part_timeout_s = 90.0
 
     def __init__(

@@ -263,7 +263,8 @@ class Protocol:
             return  # late: said by a coordinator that has been replaced meanwhile
         if event.state is State.FINISHED and not self._serve:
             if event.rounds_contributed is not None:
-                # It knows of an earlier process of ours, and that initial weights do not count.
+                # The coordinator knows of an earlier process of this participant. A round of
+                # initial weights counts as one.
                 self._has_counted = event.rounds_contributed > 0
             self._on_finished(event.cause)
             return

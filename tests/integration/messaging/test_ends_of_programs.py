@@ -51,7 +51,7 @@ PROGRAM = textwrap.dedent(
     """
 )
 
-# It receives in a thread, and ends when it has received.
+# A program that receives in a thread, and ends when it has received.
 RECEIVER = textwrap.dedent(
     """
     import base64, pickle, sys, threading

@@ -46,6 +46,6 @@ def test_later_settings_override_earlier_ones() -> None:
         ({"train": 1, "train.a": 1}, "train.a is within train, which is given as a value"),
     ],
 )
-def test_what_toml_cannot_hold_is_named(settings: dict[str, Any], message: str) -> None:
+def test_setting_that_toml_cannot_hold_is_named(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         as_toml(settings)

@@ -195,7 +195,7 @@ class Network:
     def scores(self, features: NDArray[np.float64]) -> NDArray[np.float64]:
         """(n, num_outputs) float64, in evaluation mode and without gradients."""
         # Switches dropout and batch normalisation to evaluation mode; runs no text as code.
-        self.module.eval()
+        self.module.train(False)
         parts = [np.empty((0, self.num_outputs))]
         with import_torch().no_grad():
             for start in range(0, len(features), ROWS_AT_A_TIME):

@@ -193,7 +193,7 @@ def _layers_of(network: Network, layout: Layout, inputs: Any) -> list[_Layer]:
     children = list(network.module.named_children())
     if not isinstance(network.module, torch.nn.Sequential):
         # Switches dropout and batch normalisation to evaluation mode; runs no text as code.
-        network.module.eval()
+        network.module.train(False)
         with torch.no_grad():
             try:
                 outputs = inputs
@@ -261,7 +261,7 @@ def _rows_between(network: Network, layers: Sequence[_Layer], row: Any) -> list[
     """One row as it goes into each layer, and the output. Members learn from it the shapes of the
     tensors that they receive; otherwise torch would send shapes as pickles."""
     # Switches dropout and batch normalisation to evaluation mode; runs no text as code.
-    network.module.eval()
+    network.module.train(False)
     rows = [row]
     with import_torch().no_grad():
         for layer in layers:
@@ -326,7 +326,7 @@ class _Pipe:
         torch = import_torch()
         pipelining = import_module("torch.distributed.pipelining")
         # Switches dropout and batch normalisation to evaluation mode; runs no text as code.
-        self.stage.module.eval()
+        self.stage.module.train(False)
         inputs = self.stage.inputs(features)
         rows_of_batch = min(len(features), ROWS_AT_A_TIME)
         width = self._padded(rows_of_batch)

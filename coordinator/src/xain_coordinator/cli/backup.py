@@ -132,7 +132,8 @@ def _journal_copied(path: Path, target: Path) -> Iterator[None]:
         try:
             door.connect(os.fspath(socket_of(path)))
         except OSError:
-            # It does not run: its journal can be locked, and is, so that it cannot be started.
+            # The coordinator does not run: the lock of its journal is free, and taken so that
+            # nobody starts it meanwhile.
             with closing(_unused(path)) as journal:
                 journal.copy_to(target)
                 yield

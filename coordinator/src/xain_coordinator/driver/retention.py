@@ -58,7 +58,7 @@ class Retention:
         self._on_removed = on_removed
         self._removed: set[int] | None = None  # rounds whose models are gone; None: not known yet
         self._stop = threading.Event()
-        # Whoever holds it finds every object that the journal names for as long.
+        # While a caller holds the lock, no object that the journal names is removed.
         self.pause = asyncio.Lock()
         # First round of each folder that has not been looked through; rounds that were needed then
         # are looked through again.

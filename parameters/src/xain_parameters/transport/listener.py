@@ -61,7 +61,7 @@ class Listener:
         self._greeting: dict[Socket, threading.Thread] = {}
         self._silent: dict[Socket, None] = {}  # those without a Hello yet, the oldest first
         self._channels: set[Channel] = set()
-        # What any peer can cause, as often as it likes.
+        # Log lines that any peer can cause, as often as it likes.
         self._tls_failed = RateLimitedLog(log.warning, "tls_handshake_failed")
         self._malformed = RateLimitedLog(log.warning, "malformed_message")
         self._refused = RateLimitedLog(log.warning, "connection_refused")
