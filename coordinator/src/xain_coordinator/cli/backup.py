@@ -63,11 +63,13 @@ def back_up(config: CoordinatorConfig, folder: Path) -> int:
 
 def restore(config: CoordinatorConfig, folder: Path) -> int:
     """Put a backup where a configuration has its journal and weights, and check it. Returns the
-    exit status of `repair`."""
+    exit status of `repair`; EXIT_DAMAGED also if the backup lacks an object of an earlier
+    session."""
 
     def put_back() -> int:
-        _restore(config, folder)
-        return repair(config)
+        lost = _restore(config, folder)
+        # It looks at the latest session only.
+        return repair(config) or (EXIT_DAMAGED if lost else EXIT_SOUND)
 
     return _told("restore", put_back)
 
@@ -88,27 +90,41 @@ def _back_up(config: CoordinatorConfig, folder: Path) -> int:
         raise CommandFailed(f"{folder} is not empty; name a new folder")
     make_directory(folder)
     partial = folder / f"{JOURNAL}.partial"
-    lost = num_copied = 0
     with ExitStack() as stack:
         stack.enter_context(_journal_copied(config.journal.path, partial))
         source = stack.enter_context(closing(open_store(config.storage)))
         target = stack.enter_context(closing(FileStore(folder / WEIGHTS)))
         journal = stack.enter_context(closing(SqliteJournal(partial)))
-        for session_id, ref in _named_by(journal):
-            store = PrefixedStore(source, session_id)
-            try:
-                copy_object(store, ref, PrefixedStore(target, session_id), ref.key)
-            except StoreUnavailable:
-                raise
-            except StoreError as error:
-                typer.echo(f"lost     {session_id}: {error}")
-                lost += 1
-            else:
-                num_copied += 1
+        num_copied, lost = _copy_named(journal, source, target)
     partial.rename(folder / JOURNAL)
     sync_directory(folder)
     typer.echo(f"{folder} has the journal and {num_copied} objects")
     return EXIT_DAMAGED if lost else EXIT_SOUND
+
+
+def _copy_named(
+    journal: SqliteJournal, source: WeightsStore, target: WeightsStore
+) -> tuple[int, int]:
+    """Copy the objects that a journal names, unless the target has them, as a bucket does that
+    outlived its journal. Print a line for each that the source has not, or not sound.
+
+    Returns how many objects the target has, and how many it lacks. Raises StoreUnavailable.
+    """
+    num_copied = lost = 0
+    for session_id, ref in _named_by(journal):
+        held, wanted = PrefixedStore(source, session_id), PrefixedStore(target, session_id)
+        try:
+            if why_damaged(wanted, ref):
+                wanted.delete(ref.key)
+                copy_object(held, ref, wanted, ref.key)
+        except StoreUnavailable:
+            raise
+        except StoreError as error:
+            typer.echo(f"lost     {session_id}/{ref.key}: {error}")
+            lost += 1
+        else:
+            num_copied += 1
+    return num_copied, lost
 
 
 def _named_by(journal: SqliteJournal) -> Iterator[tuple[str, WeightsRef]]:
@@ -171,7 +187,8 @@ def _copy_file(source: Path, target: Path) -> None:
         os.fsync(copied.fileno())
 
 
-def _restore(config: CoordinatorConfig, folder: Path) -> None:
+def _restore(config: CoordinatorConfig, folder: Path) -> int:
+    """Returns how many objects the backup lacks."""
     path = config.journal.path
     if not (folder / JOURNAL).exists():
         raise CommandFailed(f"{folder} has no {JOURNAL}: it is no whole backup")
@@ -184,19 +201,7 @@ def _restore(config: CoordinatorConfig, folder: Path) -> None:
         source = stack.enter_context(closing(FileStore(folder / WEIGHTS)))
         target = stack.enter_context(closing(open_store(config.storage)))
         journal = stack.enter_context(closing(SqliteJournal(partial)))
-        for session_id, ref in _named_by(journal):
-            _put_back(PrefixedStore(source, session_id), ref, PrefixedStore(target, session_id))
+        _, lost = _copy_named(journal, source, target)
     partial.rename(path)
     sync_directory(path.absolute().parent)
-
-
-def _put_back(source: WeightsStore, ref: WeightsRef, target: WeightsStore) -> None:
-    """Copy an object, unless it is there, as in a bucket that outlived the journal."""
-    if why_damaged(target, ref):
-        target.delete(ref.key)
-        try:
-            copy_object(source, ref, target, ref.key)
-        except StoreUnavailable:
-            raise
-        except StoreError:
-            pass  # the backup lacks it too, as `repair` tells
+    return lost

@@ -317,22 +317,6 @@ _BACKUP_EXAMPLES = """**Examples**
 - `xain-coordinator backup --data-dir wards monday` : of one that runs on its embedded stores
 """
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the backup.")]
-
-
-@app.command("backup", help=_BACKUP_HELP, epilog=_BACKUP_EXAMPLES)
-def _backup(
-    folder: Folder,
-    config: Config = None,
-    data_dir: DataDir = None,
-    assignments: Assignments = None,
-) -> None:
-    resolved = _resolve(config, _values(data_dir, assignments))
-
-    from xain_coordinator.cli.backup import back_up
-
-    raise typer.Exit(back_up(resolved.config, folder))
-
 
 _RESTORE_HELP = """Put a backup where a coordinator has its journal and its weights, and check it.
 
@@ -349,8 +333,13 @@ _RESTORE_EXAMPLES = """**Examples**
 """
 
 
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the backup.")]
+
+
 @app.command("restore", help=_RESTORE_HELP, epilog=_RESTORE_EXAMPLES)
-def _restore(
+@app.command("backup", help=_BACKUP_HELP, epilog=_BACKUP_EXAMPLES)
+def _backup_or_restore(
+    context: typer.Context,
     folder: Folder,
     config: Config = None,
     data_dir: DataDir = None,
@@ -358,9 +347,10 @@ def _restore(
 ) -> None:
     resolved = _resolve(config, _values(data_dir, assignments))
 
-    from xain_coordinator.cli.backup import restore
+    from xain_coordinator.cli import backup
 
-    raise typer.Exit(restore(resolved.config, folder))
+    work = backup.back_up if context.info_name == "backup" else backup.restore
+    raise typer.Exit(work(resolved.config, folder))
 
 
 _EXTEND_HELP = """With the coordinator stopped, prepare a finished session to be trained further.
