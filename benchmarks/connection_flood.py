@@ -2,14 +2,16 @@
 
 For each kind of connection it opens --connections at once, opens another one for each that is
 ended (with --hold it does not), and prints how long a new participant takes to join, which health
-checks and questions for the status failed, the longest gap between heartbeats of a participant
-that was there before, and the peak memory of the coordinator.
+checks and questions for the status failed, those over the Unix socket among them (`alive`, which
+liveness probes ask), the longest gap between heartbeats of a participant that was there before, and
+the peak memory of the coordinator.
 """
 
 import argparse
 import asyncio
 import multiprocessing
 import resource
+import socket
 import tempfile
 import threading
 import time
@@ -93,11 +95,12 @@ def flood(port: int, greeting: bytes, num_connections: int, reopens: bool) -> No
 class Seen:
     """Honest clients, and what they have seen. Times in seconds."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, folder: Path) -> None:
         self.joins: list[float] = []
         self.results: Counter[str] = Counter()
         self.gap_s = 0.0
         self._target = f"127.0.0.1:{port}"
+        self._socket = folder / "journal.sock"
         self._ended = threading.Event()
         self._threads = [
             threading.Thread(target=work) for work in (self._beat, self._join, self._probe)
@@ -162,6 +165,13 @@ class Seen:
 
         asked: dict[str, Callable[[grpc.Channel], None]] = {"check": check, "status": status}
         while not self._ended.wait(0.3):
+            with socket.socket(socket.AF_UNIX) as local:
+                local.settimeout(PROBE_S)
+                try:
+                    local.connect(str(self._socket))
+                    self.results[f"alive {local.recv(64).decode().strip()}"] += 1
+                except OSError as error:
+                    self.results[f"alive {error}"] += 1
             for name, ask in asked.items():
                 with self._channel() as channel:
                     try:
@@ -175,17 +185,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--connections", type=int, default=3000)
     parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--participants", type=int, default=100, help="that the session waits for")
     parser.add_argument("--hold", action="store_true")
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--kinds", nargs="+", default=list(KINDS))
     given = parser.parse_args()
     for kind in given.kinds:
-        settings = {"rounds.min_participants": 1000, "rounds.max_participants": 1000}
+        settings = dict.fromkeys(
+            ("rounds.min_participants", "rounds.max_participants"), given.participants
+        )
         settings |= dict(pair.split("=", 1) for pair in given.set)
         with tempfile.TemporaryDirectory() as folder:
             coordinator = processes.CoordinatorProcess(Path(folder), settings)
             coordinator.start()
-            seen = Seen(coordinator.port)
+            seen = Seen(coordinator.port, Path(folder))
             time.sleep(1)
             flooding = multiprocessing.get_context("spawn").Process(
                 target=flood,

@@ -109,7 +109,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             coordinator = processes.CoordinatorProcess(Path(folder), settings)
             coordinator.start()
-            seen = Seen(coordinator.port)
+            seen = Seen(coordinator.port, Path(folder))
             if kind in BODIES:
                 work = [(post, (url, BODIES[kind], ended, codes))] * given.clients
             else:
