@@ -208,6 +208,51 @@ def test_proxy_that_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ("HTTP/1.1 502 Bad Gateway", "does not reach fleet.invalid:1: 502 Bad Gateway"),
+        ("HTTP/1.1 503 Service Unavailable", "does not reach fleet.invalid:1: 503 Serv"),
+        ("HTTP/1.1 407 Proxy Authentication Required", "refuses: 407 Proxy Authentication Re"),
+        ("SSH-2.0-OpenSSH_9.2", "is no HTTP proxy"),
+        ("", "does not answer whether it reaches fleet.invalid:1"),
+    ],
+)
+def test_proxy_that_is_reached_is_not_said_to_be_away(
+    monkeypatch: pytest.MonkeyPatch, answer: str, why: str
+) -> None:
+    """It is told apart whether the proxy refuses, or does not reach the host behind it."""
+    said = f"{answer}\r\n\r\n".encode() if answer else b""
+    with accepting(lambda connection: connection.sendall(said)) as port:
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port}")
+        found = why_unreachable("fleet.invalid:1", timeout_s=0.2 if not answer else PATIENCE_S)
+    assert found.startswith(f"the proxy http://127.0.0.1:{port} (http_proxy) {why}")
+
+
+def test_server_that_hangs_up_behind_a_proxy_is_told_from_the_proxy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with ConnectProxy() as proxy:
+        monkeypatch.setenv("http_proxy", f"http://{proxy.address}")
+        assert why_unreachable(f"fleet.invalid:{closed_port()}", timeout_s=PATIENCE_S).startswith(
+            f"behind the proxy http://{proxy.address} (http_proxy): it closes the connection"
+        )
+
+
+def test_name_service_that_never_answers_is_waited_for_no_longer_than_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """getaddrinfo() itself knows no limit, and cannot be cancelled."""
+    answers = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers.wait(PATIENCE_S) and [])
+    try:
+        why = why_unreachable("fleet.invalid:1", timeout_s=0.2)
+        assert not answers.is_set()
+    finally:
+        answers.set()
+    assert why == "the name service has not answered for fleet.invalid within 0.2 s"
+
+
 def test_server_behind_a_proxy_has_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving() as port, ConnectProxy() as proxy:
         monkeypatch.setenv("http_proxy", f"http://{proxy.address}")

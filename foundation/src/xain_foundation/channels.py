@@ -4,7 +4,10 @@ import os
 import re
 import socket
 import ssl
+import threading
+import time
 from collections.abc import Iterable
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from xain_foundation.fields import join_host_port
@@ -69,7 +72,7 @@ def why_unreachable(address: str, *, is_encrypted: bool = False, timeout_s: floa
     """Look why calls to "HOST:PORT" reach no gRPC server. Returns the end of a sentence; empty if a
     server answers.
 
-    is_encrypted: the calls use TLS.
+    is_encrypted: the calls use TLS. timeout_s: for each step: the name, the connection, an answer.
     """
     # Not by gRPC's own words: they change, and name neither the proxy nor what listens there.
     at = _split(address)
@@ -80,52 +83,114 @@ def why_unreachable(address: str, *, is_encrypted: bool = False, timeout_s: floa
         return f"the proxy of {proxy}"
     host, port = at if proxy is None else (proxy.host, proxy.port)
     try:
-        with socket.create_connection((host, port), timeout_s) as connection:
-            if proxy is not None and (refused := _connect_through(connection, proxy, *at)):
-                return f"the proxy {proxy} refuses: {refused}"
-            return _why_no_call(connection, is_encrypted)
+        connection = _connect(_addresses(host, port, timeout_s), timeout_s)
     except (OSError, UnicodeError) as error:  # the latter for an impossible name
         subject = "" if proxy is None else f"the proxy {proxy} cannot be reached: "
         return f"{subject}{_reason(error, host, timeout_s)}"
+    with connection:
+        if proxy is None:
+            return _why_no_call(connection, is_encrypted)
+        if why := _connect_through(connection, proxy, *at):
+            return f"the proxy {proxy} {why}"
+        why = _why_no_call(connection, is_encrypted)
+        return why and f"behind the proxy {proxy}: {why}"
+
+
+def _addresses(host: str, port: int, timeout_s: float) -> list[Any]:
+    """Addresses of a host, as getaddrinfo() returns them. Raises OSError, and UnicodeError."""
+    answers: SimpleQueue[list[Any] | Exception] = SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except Exception as error:  # raised again
+            answers.put(error)
+
+    # getaddrinfo() has no limit and cannot be cancelled. No process waits for a daemon.
+    threading.Thread(target=ask, name="resolve", daemon=True).start()
+    try:
+        found = answers.get(timeout=timeout_s)
+    except Empty:
+        raise _NoNameService from None
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+class _NoNameService(OSError):
+    """The name service has not answered in time."""
+
+
+def _connect(addresses: Iterable[Any], timeout_s: float) -> socket.socket:
+    """Connect to the first address that takes the connection. Raises the OSError of the last.
+
+    timeout_s: for all addresses together.
+    """
+    deadline = time.monotonic() + timeout_s
+    failed: OSError = TimeoutError()
+    for family, kind, protocol, _, address in addresses:
+        try:
+            connection = socket.socket(family, kind, protocol)
+            try:
+                connection.settimeout(max(0.01, deadline - time.monotonic()))
+                connection.connect(address)
+                connection.settimeout(timeout_s)
+            except BaseException:
+                connection.close()
+                raise
+            return connection
+        except OSError as error:
+            failed = error
+    raise failed
 
 
 def _connect_through(connection: socket.socket, proxy: Proxy, host: str, port: int) -> str:
-    """Ask a proxy for a connection. Returns its refusal."""
+    """Ask a proxy for a connection. Returns what it does instead; empty if it connects."""
     to = join_host_port(host, port)
     headers = "".join(f"{name}: {value}\r\n" for name, value in proxy.headers.items())
-    connection.sendall(f"CONNECT {to} HTTP/1.1\r\nHost: {to}\r\n{headers}\r\n".encode())
     head = b""
-    # A byte at a time: what follows is of the host behind it.
-    while not head.endswith(b"\r\n\r\n") and len(head) < _MAX_LINE:
-        byte = connection.recv(1)
-        if not byte:
-            return "it closes the connection"
-        head += byte
+    try:
+        connection.sendall(f"CONNECT {to} HTTP/1.1\r\nHost: {to}\r\n{headers}\r\n".encode())
+        # A byte at a time: what follows is of the host behind it.
+        while not head.endswith(b"\r\n\r\n") and len(head) < _MAX_LINE:
+            byte = connection.recv(1)
+            if not byte:
+                return "closes the connection"
+            head += byte
+    except TimeoutError:
+        return f"does not answer whether it reaches {to}"
+    except OSError:
+        return "closes the connection"
     status = head.split(b"\r\n", 1)[0].decode("latin-1")
     found = re.fullmatch(r"HTTP/1\.[01] ([0-9]{3})( .*)?", status)
     if found is None:
-        return "it is no HTTP proxy"
+        return "is no HTTP proxy"
     text = "".join(letter for letter in status.partition(" ")[2] if letter.isprintable())
-    return "" if found[1] == "200" else text
+    match found[1][0]:
+        case "2":
+            return ""
+        case "5":  # of what is behind it
+            return f"does not reach {to}: {text}"
+        case _:
+            return f"refuses: {text}"
 
 
 def _why_no_call(connection: socket.socket, is_encrypted: bool) -> str:
     """Say what answers on a connection instead of a gRPC server that takes our calls."""
-    if is_encrypted:
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        try:
-            context.wrap_socket(connection).close()
-        except ssl.SSLError:
-            return "it does not speak TLS as we do"
-        # Whether it takes our certificate shows only in a call.
-        return "it speaks TLS, and either is slow or does not accept a certificate"
-    connection.sendall(_HELLO)
     try:
+        if is_encrypted:
+            context = ssl.create_default_context()
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            context.wrap_socket(connection).close()
+            # Whether it takes our certificate shows only in a call.
+            return "it speaks TLS, and either is slow or does not accept a certificate"
+        connection.sendall(_HELLO)
         answer = connection.recv(64)
     except TimeoutError:
         return "it takes the connection and says nothing"
-    except ConnectionError:
+    except ssl.SSLError:
+        return "it does not speak TLS as we do"
+    except OSError:
         answer = b""
     if len(answer) > 3 and answer[3] == _SETTINGS:
         return ""
@@ -134,6 +199,8 @@ def _why_no_call(connection: socket.socket, is_encrypted: bool) -> str:
     if answer.startswith(b"\x15\x03"):
         return "it speaks TLS, and we do not"
     if not answer:
+        if is_encrypted:
+            return "it closes the connection"
         return "it closes the connection: it speaks TLS, or no gRPC"
     return "it speaks no gRPC"
 
@@ -142,6 +209,8 @@ def _reason(error: Exception, host: str, timeout_s: float) -> str:
     match error:
         case socket.gaierror() | UnicodeError():
             return f"the name {host} is not known"
+        case _NoNameService():
+            return f"the name service has not answered for {host} within {timeout_s:g} s"
         case ConnectionRefusedError():
             return "connection refused"
         case TimeoutError():

@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 
@@ -141,6 +142,11 @@ async def test_latest_models_and_the_best_one_are_kept(start, join, tmp_path, st
     async with asyncio.timeout(PATIENCE_S):
         while models_of(coordinator) != kept:  # noqa: ASYNC110  # files have no event to wait for
             await asyncio.sleep(0.02)  # a poll, not a race: it ends when it is so
+
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await member.download("3/global")
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+    assert refused.value.details() == "the model '3/global' was removed by [storage] keep_models"
 
     address = f"127.0.0.1:{coordinator.port}"
 

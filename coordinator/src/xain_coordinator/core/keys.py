@@ -12,6 +12,7 @@ MAX_KEY_BYTES = 1024  # that of S3, so that a key that fits one store fits all
 # A byte becomes three where a store escapes it. The rest of the longest key takes 445 bytes then.
 MAX_PREFIX_BYTES = 140
 
+_MODEL = re.compile(rf"(?:0|[1-9][0-9]{{0,18}})/{GLOBAL}")
 _ATTEMPT = re.compile(r"\.[0-9a-f]{32}(?:/journal)?\Z")
 _JOURNALLED = re.compile(r"\.[0-9a-f]{32}/journal\Z")
 
@@ -41,8 +42,7 @@ def model_key(round_: int) -> str:
 
 def is_model(key: str) -> bool:
     """Whether a global model lies under this key."""
-    number = key.partition("/")[0]
-    return number.isdecimal() and key == model_key(int(number))
+    return _MODEL.fullmatch(key) is not None
 
 
 def state_key(round_: int, name: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from xain_coordinator.core.errors import Unavailable, UnknownModel
-from xain_coordinator.core.keys import incoming_key, update_key
+from xain_coordinator.core.keys import incoming_key, is_model, round_of, update_key
 from xain_coordinator.core.values import BYTES, GlobalModel, WeightsRef
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import (
@@ -85,6 +85,8 @@ class Downloads:
         """
         model = self.driver.history.models.get(key)
         if model is None:
+            if is_model(key) and round_of(key) in self.driver.history.removed:
+                raise UnknownModel(f"the model {key!r} was removed by [storage] keep_models")
             raise UnknownModel(f"there is no global model under {shortened(key)!r}")
         ref = model.ref
         end, message_bytes = ref.size_bytes, self.message_bytes
