@@ -221,7 +221,7 @@ def test_proxy_that_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_proxy_that_is_reached_is_not_said_to_be_away(
     monkeypatch: pytest.MonkeyPatch, answer: str, why: str
 ) -> None:
-    """It is told apart whether the proxy refuses, or does not reach the host behind it."""
+    """A proxy that refuses is told from one that does not reach the host behind it."""
     said = f"{answer}\r\n\r\n".encode() if answer else b""
     with accepting(lambda connection: connection.sendall(said)) as port:
         monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port}")

@@ -7,7 +7,8 @@ sends the heartbeats, so they go on while the participant trains. A worker threa
 work at a time, and handles the events of its work itself while the calling thread waits: two
 threads that wake each other four times took a sixth of a small round's processor time. A watch
 thread listens, and only posts events. Where fitted estimators stay at the participant, one more
-thread answers questions for predictions.
+thread answers questions for predictions. Why no coordinator answers, a thread looks that ends with
+its line of the log.
 """
 
 import logging
@@ -600,14 +601,22 @@ class Agent:
         log = self._log.debug if again else self._log.warning
         fields = {"round": self._protocol.round, "call": refused.call.name.lower()}
         if not refused.reason and refused.status in _AWAY:
-            log(
-                "coordinator_away",
-                **fields,
-                coordinator=self._target,
-                message=refused.message,
-                cause="" if again else self._client.why_away(),
-                hint="tried again until a coordinator answers there",
-            )
+
+            def note(cause: str) -> None:
+                log(
+                    "coordinator_away",
+                    **fields,
+                    coordinator=self._target,
+                    message=refused.message,
+                    cause=cause,
+                    hint="tried again until a coordinator answers there",
+                )
+
+            if again:
+                note("")
+            else:
+                # In a thread that nothing waits for, also not at the end: it may take seconds.
+                self._runtime.spawn(f"look-{self.participant_id}", lambda: self._note_cause(note))
         else:
             log(
                 "refused",
@@ -618,6 +627,11 @@ class Agent:
             )
         if not again:
             self._tell("refused", refused.message or refused.reason or refused.status)
+
+    def _note_cause(self, note: Callable[[str], None]) -> None:
+        cause = self._client.why_away()
+        if not self._closing:
+            note(cause)
 
     def _note_failed_offer(self, failed: OfferFailed) -> None:
         """Called by the worker. The weights go on their way through the coordinator."""

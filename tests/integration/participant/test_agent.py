@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,12 +26,19 @@ from support.messaging import until
 from xain_foundation.proxies import PROXIES, WITHOUT
 from xain_participant import Agent, run
 from xain_participant.alive import SLACK_S, Alive
+from xain_participant.client import CoordinatorClient
 from xain_participant.protocol import MAX_BACKOFF_S
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_workloads.model import TensorSpec
 
 Serve = Callable[..., ScriptedCoordinator]
 Launch = Callable[..., Running]
+
+
+def closed_target() -> str:
+    """An address at which nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def test_agent_trains_every_round_and_ends_with_the_session(
@@ -173,13 +181,17 @@ def test_more_metrics_than_the_coordinator_takes_are_cut(serve: Serve, adder: Ad
     assert entry["num_points"] == 901 - len(points)
 
 
-def test_a_coordinator_that_is_away_is_worth_one_warning(serve: Serve, adder: Adder) -> None:
-    server = serve()
-    server.before["Rendezvous"].extend([failure(grpc.StatusCode.UNAVAILABLE)] * 3)
+def test_a_coordinator_that_is_away_is_worth_one_warning(adder: Adder, launch: Launch) -> None:
     with capture_logs() as logs:
-        assert run(adder, server.target, "ward-7") == 0
-    levels = [entry["log_level"] for entry in logs if entry["event"] == "coordinator_away"]
-    assert levels == ["warning", "debug", "debug"]
+
+        def levels() -> list[str]:
+            return [entry["log_level"] for entry in logs if entry["event"] == "coordinator_away"]
+
+        agent = launch(adder, closed_target())
+        until(lambda: levels().count("debug") >= 2 and "warning" in levels(), "the lines")
+        agent.agent.stop()
+        assert agent.code() == 0
+    assert levels().count("warning") == 1
 
 
 def test_proxy_is_told_at_the_start_and_with_the_cause(
@@ -187,23 +199,41 @@ def test_proxy_is_told_at_the_start_and_with_the_cause(
 ) -> None:
     """Behind a dead proxy nothing else says why no coordinator answers."""
     caplog.set_level(logging.INFO, "xain_participant")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        dead = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    dead = f"http://{closed_target()}"
     for name in (*PROXIES, *WITHOUT):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
     monkeypatch.setenv("HTTPS_PROXY", dead)
     with capture_logs() as logs:
         agent = launch(adder, "fleet.invalid:50051")
-        until(lambda: any(entry["event"] == "coordinator_away" for entry in logs), "the warning")
+        until(lambda: any(entry.get("cause") for entry in logs), "the warning")
         agent.agent.stop()
         assert agent.code() == 0
     (starting,) = [entry for entry in logs if entry["event"] == "starting"]
     assert starting["proxy"] == f"{dead} (HTTPS_PROXY)"
-    away = next(entry for entry in logs if entry["event"] == "coordinator_away")
+    away = next(entry for entry in logs if entry.get("cause"))
     assert away["cause"] == (
         f"the proxy {dead} (HTTPS_PROXY) cannot be reached: connection refused"
     )
+
+
+def test_nothing_waits_for_the_look_why_no_coordinator_answers(
+    adder: Adder, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls are tried again, and a stop ends the run, while a name service does not answer."""
+    ends = threading.Event()
+    monkeypatch.setattr(CoordinatorClient, "why_away", lambda _: ends.wait(120.0) and "late")
+    with capture_logs() as logs:
+        agent = launch(adder, closed_target())
+        until(lambda: any(entry["event"] == "coordinator_away" for entry in logs), "another try")
+        agent.agent.stop()
+        assert agent.code() == 0
+        assert not ends.is_set()
+        ends.set()
+        for thread in threading.enumerate():
+            if thread.name.startswith("look-"):
+                thread.join()
+    assert {e["log_level"] for e in logs if e["event"] == "coordinator_away"} == {"debug"}
 
 
 def test_every_event_names_participant_and_round(
