@@ -6,10 +6,14 @@ import contextlib
 import os
 import shutil
 import socket
+import struct
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+
+import structlog
 
 from xain_coordinator.ports import JournalError
 
@@ -19,6 +23,9 @@ SERVING, NOT_SERVING = b"SERVING\n", b"NOT_SERVING\n"
 COPY_JOURNAL, COPIED = b"COPY_JOURNAL\n", "COPIED "
 
 _LISTENS_S = 10.0  # for a line; health checks hang up at once
+_READ_BYTES = 64 << 10
+
+log = structlog.get_logger(__name__)
 
 
 class HealthSocket:
@@ -30,6 +37,10 @@ class HealthSocket:
 
     moved_to: where it is then; empty while it is beside the journal, or not open.
     """
+
+    # A backup that lasts so long is told, and again each time. It is not ended: nothing that comes
+    # from it shows whether it still copies.
+    long_backup_s = 600.0
 
     def __init__(self, journal: Path) -> None:
         self._beside = socket_beside(journal)
@@ -60,7 +71,7 @@ class HealthSocket:
 
             def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
                 writer.write(SERVING if is_serving() else NOT_SERVING)
-                task = asyncio.create_task(_serve(reader, writer, journal_copied))
+                task = asyncio.create_task(self._serve(reader, writer, journal_copied))
                 under_way.add(task)
                 task.add_done_callback(under_way.discard)
 
@@ -71,26 +82,49 @@ class HealthSocket:
                     for task in under_way:
                         task.cancel()
 
+    async def _serve(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        journal_copied: Callable[[], AbstractAsyncContextManager[Path]],
+    ) -> None:
+        """Do what the line asks for that the other side sends, if it sends one."""
+        with contextlib.closing(writer), contextlib.suppress(TimeoutError, ValueError, OSError):
+            async with asyncio.timeout(_LISTENS_S):
+                line = await reader.readline()
+            if line != COPY_JOURNAL:
+                return
+            async with contextlib.AsyncExitStack() as until_end:
+                try:
+                    copy = await until_end.enter_async_context(journal_copied())
+                except (JournalError, OSError) as error:
+                    writer.write(f"{error}\n".encode())
+                else:
+                    writer.write(f"{COPIED}{copy.name}\n".encode())
+                    # Until the other side has copied the objects.
+                    told = asyncio.create_task(self._tell_long_backup(copy, _pid_of(writer)))
+                    until_end.callback(told.cancel)
+                    while await reader.read(_READ_BYTES):
+                        pass
 
-async def _serve(
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
-    journal_copied: Callable[[], AbstractAsyncContextManager[Path]],
-) -> None:
-    """Do what the line asks for that the other side sends, if it sends one."""
-    with contextlib.closing(writer), contextlib.suppress(TimeoutError, ValueError, OSError):
-        async with asyncio.timeout(_LISTENS_S):
-            line = await reader.readline()
-        if line != COPY_JOURNAL:
-            return
-        async with contextlib.AsyncExitStack() as until_end:
-            try:
-                copy = await until_end.enter_async_context(journal_copied())
-            except (JournalError, OSError) as error:
-                writer.write(f"{error}\n".encode())
-            else:
-                writer.write(f"{COPIED}{copy.name}\n".encode())
-                await reader.read()  # until the other side has copied the objects
+    async def _tell_long_backup(self, copy: Path, pid: int | None) -> None:
+        """Warn in intervals that a backup holds up the removal of objects."""
+        lasted_s = 0.0
+        while True:
+            await asyncio.sleep(self.long_backup_s)
+            lasted_s += self.long_backup_s
+            log.warning("backup_holds_up_removal", pid=pid, copy=str(copy), lasted_s=lasted_s)
+
+
+def _pid_of(writer: asyncio.StreamWriter) -> int | None:
+    """Process at the other end of a Unix socket, where the system tells it."""
+    if sys.platform != "linux":
+        return None
+    credentials = writer.get_extra_info("socket").getsockopt(
+        socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
+    )
+    pid, _, _ = struct.unpack("3i", credentials)
+    return int(pid)
 
 
 def socket_beside(journal: Path) -> Path:
