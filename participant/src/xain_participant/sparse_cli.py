@@ -270,7 +270,9 @@ def _work(
         )
 
     try:
-        # Wrong paths are found before the others wait for this worker.
+        # Wrong paths are found before the others wait for this worker. A driver says nothing while
+        # it tries to reach its servers.
+        log.info("looking_for_data", worker=name, data=data, test=test)
         rows: LibsvmFiles | None = LibsvmFiles(data) if data and job.num_epochs else None
         held_out = LibsvmFiles(test) if test and job.index == 0 else None
         with connect_sync(target, worker=name, timeout_s=CONNECT_S, tls=certificates) as server:

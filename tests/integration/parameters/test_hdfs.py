@@ -1,5 +1,6 @@
 """Training data in a real HDFS."""
 
+import time
 from collections.abc import Iterator
 
 import fsspec
@@ -7,6 +8,8 @@ import numpy as np
 import pytest
 
 from support.hdfs import BLOCK_BYTES, Hdfs, missing
+from support.process import PATIENCE_S
+from xain_foundation.sockets import free_ports
 from xain_workloads.errors import DataError
 from xain_workloads.sparse.libsvm import LibsvmFiles
 
@@ -42,3 +45,13 @@ def test_each_line_in_hdfs_is_read_exactly_once(hdfs: Hdfs) -> None:
 def test_missing_file_in_hdfs_is_a_data_error(hdfs: Hdfs) -> None:
     with pytest.raises(DataError, match="nowhere"):
         LibsvmFiles(f"{hdfs.url}/nowhere/*.svm")
+
+
+def test_name_node_that_does_not_answer_is_told_in_time() -> None:
+    """hdfs-native by itself tries for minutes, longer than a test waits for anything."""
+    (port,) = free_ports(1)
+    url = f"hdfs://127.0.0.1:{port}/clicks"
+    began = time.monotonic()
+    with pytest.raises(DataError, match=f"{url} cannot be read.*Connection refused"):
+        LibsvmFiles(url)
+    assert time.monotonic() - began < PATIENCE_S

@@ -26,6 +26,10 @@ MAX_LINE_BYTES = 64 << 20
 LINE_BYTES = 64 << 10  # read at once where the end of a line is looked for
 MAX_KEY = 1 << 53  # keys are read as float64
 
+# hdfs-native tries a name node fifteen times, for minutes and without a word. A first look with
+# these settings shows within seconds whether one answers; reading is as patient as configured.
+_FIRST_LOOK = {"hdfs": {"dfs.client.failover.max.attempts": "3"}}
+
 _COMMENT = re.compile(rb"#[^\n]*")
 _QUERY = re.compile(rb"\bqid:\d+")
 _BLANK = re.compile(rb"\n[ \t\r\n]*")
@@ -127,6 +131,9 @@ class LibsvmFiles:
                 "come with the extras s3 and hdfs of xain-participant"
             ) from None
         with _driver_errors(source):
+            if scheme in _FIRST_LOOK:
+                files, _ = fsspec.core.url_to_fs(source, **_FIRST_LOOK[scheme])
+                files.info("/")
             self._files, found = fsspec.core.url_to_fs(source)
             if self._files.isdir(found):
                 found = posixpath.join(found, "*")
