@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "limits.md"
-UNITS = {"": 1, "bytes": 1, "s": 1, "KiB": 1 << 10, "MiB": 1 << 20}
+UNITS = {"": 1, "bytes": 1, "s": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 CONSTANT = re.compile(r'`([\w.]+):([\w.]+)(?:\["(.+)"\])?`')
 
 # Where a row is driven over its bound, by the row's first two columns.
@@ -67,9 +67,43 @@ DRIVEN: Mapping[tuple[str, str], str] = {
         "integration/coordinator/test_http_bounds.py"
         "::test_body_with_too_many_rows_or_of_another_path_is_refused"
     ),
+    ("HTTP face", "downloads of models"): (
+        "integration/coordinator/test_http_bounds.py"
+        "::test_downloads_that_are_not_read_leave_connections_to_others"
+    ),
     ("HTTP face", "readers of events"): (
         "integration/coordinator/test_http_bounds.py"
         "::test_readers_of_events_leave_connections_to_others"
+    ),
+    ("Membership", "connections on which no member has called"): (
+        "integration/test_connection_floods.py"
+        "::test_unregistered_connections_of_a_membership_service_are_ended_and_members_kept"
+    ),
+    ("Membership", "members of all groups"): (
+        "contract/discovery/test_membership_service.py::test_members_are_bounded"
+    ),
+    ("Membership", "barriers at which a member waits"): (
+        "contract/discovery/test_barriers.py::test_barriers_of_a_member_are_bounded"
+    ),
+    ("gRPC driver", "connections without a packet"): (
+        "integration/test_connection_floods.py"
+        "::test_unregistered_connections_of_a_driver_are_ended_and_peers_kept"
+    ),
+    ("gRPC driver", "streams of peers"): (
+        "contract/drivers/test_grpc.py"
+        "::test_a_stream_beyond_the_bound_is_served_when_another_has_ended"
+    ),
+    ("gRPC driver", "a packet"): (
+        "contract/drivers/test_connections.py::test_a_stream_that_carries_no_packets_is_ended"
+    ),
+    ("gRPC driver", "packets up to 16 MiB that are put together"): (
+        "contract/drivers/test_connections.py::test_packets_that_are_put_together_have_a_bound"
+    ),
+    ("gRPC driver", "larger packets that are put together"): (
+        "contract/drivers/test_connections.py::test_stalled_large_packet_holds_up_no_small_one"
+    ),
+    ("ZeroMQ driver", "packets of a peer that nobody has taken"): (
+        "contract/drivers/test_zeromq.py::test_fast_sender_over_zeromq_waits"
     ),
     ("parameter server", "connections of a server"): (
         "integration/parameters/test_transport.py::test_connections_beyond_the_limit_are_closed"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from integration.conftest import config_for
@@ -21,14 +22,16 @@ from xain_coordinator.http_face.connections import MAX_HEAD_BYTES
 from xain_coordinator.http_face.server import open_listener, serving
 
 PATIENCE_S = 60.0
+MODEL_BYTES = 32 << 20  # more than the buffers of a connection hold
 HEAD = b"POST /v1/predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 
 
 @asynccontextmanager
-async def face(folder: Path, **bounds: Any) -> AsyncIterator[int]:
-    """The port of an HTTP face with these bounds."""
-    config = config_for(folder, http={"port": 0}, workload={"name": "sgd"})
-    coordinator = Coordinator(config, resume=True)
+async def face(folder: Path, from_model: str = "", **bounds: Any) -> AsyncIterator[int]:
+    """The port of an HTTP face with these bounds, of a coordinator with this model, if any."""
+    workload = {} if from_model else {"name": "sgd"}
+    config = config_for(folder, http={"port": 0}, workload=workload)
+    coordinator = Coordinator(config, resume=True, from_model=from_model)
     await coordinator.start()
 
     async def no_next(_: object) -> Coordinator | None:
@@ -145,6 +148,20 @@ async def test_readers_of_events_leave_connections_to_others(tmp_path):
             at_end.push_async_callback(reader.close)
             statuses[await reader.status()] += 1
         assert statuses == {200: app.MAX_OPEN["/events"], 503: 2}
+        assert await served(port) == 200
+
+
+async def test_downloads_that_are_not_read_leave_connections_to_others(tmp_path):
+    path = tmp_path / "model.npz"
+    np.savez(path, w=np.zeros(MODEL_BYTES // 4, np.float32))
+    download = b"GET /v1/models/0/download HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    async with face(tmp_path / "face", str(path)) as port, AsyncExitStack() as at_end:
+        readers = []
+        for _ in range(app.MAX_OPEN["/download"] + 2):
+            readers.append(await Peer.saying(port, download))
+            at_end.push_async_callback(readers[-1].close)
+        statuses = Counter([await reader.status() for reader in readers])
+        assert statuses == {200: app.MAX_OPEN["/download"], 503: 2}
         assert await served(port) == 200
 
 

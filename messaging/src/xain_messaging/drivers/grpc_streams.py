@@ -50,6 +50,10 @@ STOP_S: Final = 5.0
 # Streams at a time, which each have a thread. A peer of a group has one.
 MAX_STREAMS: Final = 4096
 
+# Bytes of packets of more than one chunk that are put together at the same time, of all peers.
+SMALL_ROOM_BYTES: Final = 256 << 20
+LARGE_ROOM_BYTES: Final = 768 << 20
+
 # A stream that waits looks so often whether it has ended.
 LOOK_S: Final = 1.0
 
@@ -279,11 +283,10 @@ class GrpcDriver:
         self.num_refused = 0
         self._counting = threading.Lock()
         self._tls = tls
-        # Packets of more than one chunk that are put together at the same time, of all peers. Each
-        # counts with the size that it announces. One that finds no room waits, and its stream is
-        # not read meanwhile; one that is larger than the room is put together alone. A peer that
-        # announces a large one and then stalls holds up only other large ones.
-        self._small, self._large = Room(256 << 20), Room(768 << 20)
+        # Each packet counts with the size that it announces. One that finds no room waits, and its
+        # stream is not read meanwhile; one that is larger than the room is put together alone. A
+        # peer that announces a large one and then stalls holds up only other large ones.
+        self._small, self._large = Room(SMALL_ROOM_BYTES), Room(LARGE_ROOM_BYTES)
         self._on_packet: Callable[[Frames], None] = lambda frames: None
         self._on_lost: Callable[[str], None] = lambda peer: None
         self._is_served = threading.Event()
