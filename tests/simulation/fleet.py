@@ -129,7 +129,7 @@ class ParticipantMachine:
         self._hub.note(self.name, f"exits with {code}")
         session = self._oracle.session
         is_completed = session is not None and session.cause == "completed"
-        # 5 also where only an earlier process of the participant made initial weights or measured.
+        # 5 also where the participant made initial weights or measured, and trained nothing.
         expected = (EXIT_OK, EXIT_NOTHING_COUNTED) if is_completed else (EXIT_FAILED,)
         if is_completed and code == EXIT_OK and not self._oracle.has_counted(self.name):
             self._oracle.fail(f"{self.name} ends as done, and nothing of it counted")

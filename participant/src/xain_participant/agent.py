@@ -86,7 +86,7 @@ def run(
 
     0: finished. 1: the participant's code failed, the coordinator refuses us or our updates for
     good, or the session has ended without a result. 5: there is nothing to train on, or the session
-    is finished and no update of ours counted in it.
+    is finished and nothing that we trained counted in it; initial weights are not trained.
     target: HOST:PORT. participant_id: by default the state's, or the host's name and a random
     suffix.
     tags: what a selection may ask for, such as {"site": "north"}.
@@ -213,7 +213,7 @@ class Agent:
         self._noted_transfer: weakref.ref[Download | Upload] | None = None
 
         left = self._work.result  # by an earlier process
-        held = Held(left.session_id, left.round) if left is not None else None
+        held = None if left is None else Held(left.session_id, left.round, left.is_training)
         self._serve = serve
         self._finished_session = ""  # the last one whose end was logged, with serve
         self._protocol = Protocol(chance, held, serve=serve)

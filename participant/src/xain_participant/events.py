@@ -79,10 +79,12 @@ class Saving:
 @dataclass(frozen=True, slots=True)
 class Trained:
     """Train has made a result, which the adapter keeps until it is told to Drop it.
-    is_durable: whether the result outlives the process."""
+    is_durable: whether the result outlives the process. is_training: whether samples were trained
+    on; not for initial weights and evaluations."""
 
     round: int
     is_durable: bool = False
+    is_training: bool = True
 
 
 @dataclass(frozen=True, slots=True)

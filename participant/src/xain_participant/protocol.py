@@ -104,10 +104,12 @@ class _Busy:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A result on the disk that an earlier process has left. session_id: not empty."""
+    """A result on the disk that an earlier process has left. session_id: not empty.
+    is_training: as in Trained."""
 
     session_id: str
     round: int
+    is_training: bool = True
 
 
 class Protocol:
@@ -132,12 +134,14 @@ class Protocol:
         self._previous_session_id = ""
         self._finishing = False
         self._cause = ""  # why the session is finished
-        self._has_counted = False  # an update of ours, as far as is known
+        self._has_counted = False  # what we have trained, as far as is known
         self._was_asked_to_wait = False
 
         self._advertised: e.Advertised | None = None
         self._held = held.round if held is not None else None
         self._is_durable = held is not None  # what is held
+        # Round of the latest result if that was not trained: initial weights, or an evaluation.
+        self._untrained = held.round if held is not None and not held.is_training else None
         self._accepted: int | None = None  # round of a result whose copy on the disk stays
         self._done: deque[int] = deque(maxlen=NUM_DONE_KEPT)
         self._invalid: tuple[int, int] = (-1, 0)  # round, updates of it that were refused
@@ -263,8 +267,7 @@ class Protocol:
             return  # late: said by a coordinator that has been replaced meanwhile
         if event.state is State.FINISHED and not self._serve:
             if event.rounds_contributed is not None:
-                # The coordinator knows of an earlier process of this participant. A round of
-                # initial weights counts as one.
+                # The coordinator knows of an earlier process of this participant.
                 self._has_counted = event.rounds_contributed > 0
             self._on_finished(event.cause)
             return
@@ -358,6 +361,7 @@ class Protocol:
         self._done.clear()
         self._invalid = (-1, 0)
         self._attempt, self._broken = (-1, 0), None
+        self._untrained = None
         self._advertised = None
         if self._busy is not None:
             self._busy.void = True
@@ -429,8 +433,9 @@ class Protocol:
                 self._broken = None
                 self._over(round_, "its process group broke")
                 self._work()
-            case e.Trained(round_, is_durable):
+            case e.Trained(round_, is_durable, is_training):
                 self._work_backoff.reset()
+                self._untrained = None if is_training else round_
                 self._held, self._accepted = round_, None
                 self._is_durable = is_durable
                 if round_ in self._done:
@@ -466,7 +471,8 @@ class Protocol:
     def _accept(self, round_: int, why: str) -> None:
         """The coordinator has the update of this round. It may ask again if its stored copy gets
         damaged, so a copy on the disk, which costs no memory, stays until the round is over."""
-        self._has_counted = True
+        if round_ != self._untrained:
+            self._has_counted = True
         if self._held == round_ and self._is_durable:
             self._out.append(a.Drop(round_, why, accepted=True))
             self._held, self._accepted = None, round_

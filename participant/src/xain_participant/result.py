@@ -42,6 +42,11 @@ class Result:
         """Whether the round was evaluated and not trained."""
         return self.vector.size == 0 and self.evaluation is not None
 
+    @property
+    def is_training(self) -> bool:
+        """Whether samples were trained on; not for initial weights and evaluations."""
+        return self.num_samples > 0
+
 
 class NotKept(Exception):
     """The result was not written to disk and is lost with the process, for the reason in the

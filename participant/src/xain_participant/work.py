@@ -171,7 +171,7 @@ class Work:
         self._put = None
         if (kept := self._kept(round_)) is not None:
             self.result = kept
-            return e.Trained(round_, is_durable=True)
+            return e.Trained(round_, is_durable=True, is_training=kept.is_training)
         task = _TASKS.get(assignment.task)
         if task is None:
             raise RuntimeError(f"the coordinator asks for an unknown task, {assignment.task}")
@@ -228,7 +228,7 @@ class Work:
             evaluation,
             self._attempt,
         )
-        return e.Trained(round_, self._keep(self.result))
+        return e.Trained(round_, self._keep(self.result), self.result.is_training)
 
     def _model(self, assignment: pb.StartTrainingRoundResponse) -> NDArray[Any]:
         """Download the global model. Raises Refused."""

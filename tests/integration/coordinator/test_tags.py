@@ -83,7 +83,7 @@ async def test_an_agent_sends_its_tags(start: Any) -> None:
     north = Agent(Same(), target, "n", tags={"site": "north"})
     assert await asyncio.wait_for(asyncio.to_thread(north.run), 60) == 0
     assert await asyncio.wait_for(south_ends, 60) == EXIT_NOTHING_COUNTED
-    assert coordinator.driver.history.accounts.contributions() == {"n": 2}
+    assert coordinator.driver.history.accounts.contributions() == {"n": 1}
 
 
 @pytest.mark.parametrize("tags", [{"": "x"}, {"a": "\n"}])

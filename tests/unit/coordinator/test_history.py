@@ -81,6 +81,34 @@ def test_a_round_as_it_was() -> None:
     assert history.accounts.contributions() == {"a": 1, "b": 1}
 
 
+def test_round_of_initial_weights_counts_for_nobody_and_against_nobody() -> None:
+    """The record of the round has all names; the accounts have what was trained."""
+    empty = replace(model(0), shape=(0,))
+    history = fold(
+        joined("a"),
+        joined("b"),
+        joined("c"),
+        e.ModelInitialised(empty, 0.0),
+        e.RoundOpened(0, ("a", "b"), 0, 1.0),
+        e.ParticipantLeft("b", "left"),
+        e.ParticipantsSelected(0, ("c",)),
+        accepted(0, "a"),
+        accepted(0, "c"),
+        e.UpdateDamaged("c", 0, 1, "bits", 1.5),
+        e.RoundClosed(0),
+        e.ModelPublished(0, model(1), 2.0),
+    )
+    assert history.rounds[-1].contributors == ("a",)
+    assert history.rounds[-1].missing == {"b": "left", "c": "damaged"}
+    assert history.accounts.contributions() == {}
+    assert history.accounts.never() == []
+    assert history.lost_share() == 0
+    history.apply(e.RoundOpened(1, ("a", "c"), 1, 3.0))
+    history.apply(accepted(1, "a"))
+    assert history.accounts.contributions() == {"a": 1}
+    assert history.accounts.by_name["c"].num_selected == 1
+
+
 def test_selected_are_all_that_were_with_the_reasons_of_those_that_went() -> None:
     """One that handed in before it left counts."""
     history = fold(

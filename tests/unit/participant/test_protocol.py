@@ -739,15 +739,16 @@ def test_an_end_without_a_result_is_a_failure(
 def test_one_of_whom_nothing_counted_ends_with_a_status_of_its_own(joined: Talk) -> None:
     """A site that was never let in, never selected, or always too late must not look done.
 
-    A site whose update counted is done, also if the coordinator, like XAIN's, does not say so. A
-    coordinator that says that nothing counted is right: a site may have made initial weights only.
+    A site whose update counted is done, also if the coordinator, like XAIN's, does not say so; one
+    that has made initial weights only is not. A coordinator that says that nothing counted is
+    right.
     """
     end = e.Advertised(State.FINISHED, 2, session_id="s1", cause="completed")
     waiting = Talk()
     waiting.hear(e.Started(), e.AskedToWait(1.0), e.Joined("s1", 5.0))
     let_in_later = deepcopy(waiting)
     let_in_later.hear(e.Advertised(State.STANDBY, 1, session_id="s1"))
-    late, counted = deepcopy(joined), deepcopy(joined)
+    late, counted, made = deepcopy(joined), deepcopy(joined), deepcopy(joined)
     for talk, why in (
         (waiting, "it was never let in, since rounds.max_participants were connected"),
         (let_in_later, "it was never selected to train"),
@@ -761,6 +762,24 @@ def test_one_of_whom_nothing_counted_ends_with_a_status_of_its_own(joined: Talk)
     told = deepcopy(counted)
     assert counted.hear(end) == FINISHED
     (exit_,) = told.hear(replace(end, rounds_contributed=0))
+    assert exit_.code == 5
+    made.advertise(3)
+    made.hear(e.Assigned(3), e.Trained(3, is_training=False), e.HandedIn(3))
+    trained_too = deepcopy(made)
+    (exit_,) = made.hear(end)
+    assert exit_.code == 5
+    trained_too.advertise(4)
+    trained_too.hear(e.Assigned(4), e.Trained(4), e.HandedIn(4))
+    assert trained_too.hear(end) == FINISHED
+
+
+def test_initial_weights_of_an_earlier_process_are_not_trained() -> None:
+    talk = Talk(held=Held("s1", 3, is_training=False))
+    talk.hear(e.Started(), e.Joined("s1", 5.0))
+    talk.advertise(3)
+    talk.hear(e.HandedIn(3))
+    *_, exit_ = talk.hear(e.Advertised(State.FINISHED, 4, session_id="s1", cause="completed"))
+    assert isinstance(exit_, a.Exit)
     assert exit_.code == 5
 
 

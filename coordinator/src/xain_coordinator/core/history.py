@@ -322,8 +322,6 @@ class History:
                 self._note(event)
             case e.RoundOpened(number, selected, _, at, task=task):
                 record = RoundRecord(number, selected, at, task=task)
-                if task is Task.TRAIN:
-                    self.accounts.select(number, selected)
                 if self.evaluated is not None and self.evaluated[0] == number:
                     record = replace(record, coordinator_evaluation=self.evaluated[1])
                 self.evaluated = None
@@ -332,6 +330,8 @@ class History:
                     self._num_site_metrics -= old.num_site_metrics
                     self._rounds[-self.max_detailed] = old.without_names()
                 self._rounds.append(record)
+                if self._is_training:
+                    self.accounts.select(number, selected)
             case e.ModelEvaluated(number, evaluation) if evaluation is not None:
                 self._add_own(number, evaluation)
             case e.ModelInitialised(model):
@@ -352,8 +352,12 @@ class History:
 
     @property
     def _is_training(self) -> bool:
-        """Whether the latest round trains. Taking part in another round does not count."""
-        return bool(self._rounds) and self._rounds[-1].task is Task.TRAIN
+        """Whether the latest round trains. Taking part in another round does not count, also where
+        all the selected make initial weights, whose average is the first model."""
+        if not self._rounds or self._rounds[-1].task is not Task.TRAIN:
+            return False
+        base = self.models.get(model_key(self._rounds[-1].round))
+        return base is None or not base.is_empty
 
     def copy(self) -> "History":
         """A copy of the history for a reader in another thread."""
@@ -394,8 +398,8 @@ class History:
             self._unwritten = []
 
     def _end_round(self, at: float) -> None:
-        record = self.rounds.pop()
-        if record.task is Task.TRAIN:
+        is_training, record = self._is_training, self.rounds.pop()
+        if is_training:
             lost = self.accounts.round_over(
                 record.round, record.selected, record.contributors, record.missing
             )
