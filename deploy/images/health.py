@@ -1,10 +1,13 @@
 """The health check of the coordinator's image: is the coordinator in this container serving?
 
-    health.py [FOLDER]
+    health.py [--alive] [FOLDER]
 
 It asks the Unix socket beside the journal, in FOLDER or where the image and the files of deploy/
 have it. Exit status 0 if the coordinator is serving; 1, with the reason in one line, if it is not,
 also while it starts and while it drains.
+
+--alive: is it one that need not be started again? Exit status 0 if it answers at all. The socket
+    is there from when it serves to the beginning of its drain.
 """
 
 # ruff: noqa: T201 - a script speaks by printing
@@ -26,7 +29,9 @@ def ask(path: str) -> str:
     return connection.recv(64).decode("ascii", "replace").strip()
 
 
-def main(folders: tuple[str, ...]) -> int:
+def main(arguments: list[str]) -> int:
+    enough = ("SERVING", "NOT_SERVING") if "--alive" in arguments else ("SERVING",)
+    folders = [word for word in arguments if word != "--alive"] or FOLDERS
     why = ""
     for folder in folders:
         path = f"{folder}/journal.sock"
@@ -36,10 +41,10 @@ def main(folders: tuple[str, ...]) -> int:
             why = why or f"{path}: {error.strerror or error}"
             continue
         print(answer)
-        return 0 if answer == "SERVING" else 1
+        return 0 if answer in enough else 1
     print(why)
     return 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(tuple(sys.argv[1:]) or FOLDERS))
+    sys.exit(main(sys.argv[1:]))

@@ -5,6 +5,7 @@ import signal
 import stat
 import subprocess
 import sys
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,16 @@ from integration.conftest import config_for
 from support.process import PATIENCE_S, CoordinatorProcess
 from xain_coordinator.cli.backup import back_up
 from xain_coordinator.server import inspection_client
+from xain_coordinator.server.health_socket import HealthSocket
 
 pytestmark = pytest.mark.e2e
 SCRIPT = Path(__file__).parents[2] / "deploy/images/health.py"
 PYTHON = [sys.executable, "-IS"]
 
 
-async def check(folder: Path) -> tuple[int, str]:
+async def check(folder: Path, *flags: str) -> tuple[int, str]:
     """Exit status of the health check and what it prints."""
-    command = [*PYTHON, str(SCRIPT), str(folder)]
+    command = [*PYTHON, str(SCRIPT), *flags, str(folder)]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     output, _ = await process.communicate()
     assert process.returncode is not None
@@ -42,7 +44,8 @@ async def test_health_check_follows_the_coordinator(process: CoordinatorProcess)
     await until((0, "SERVING\n"), folder)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     process.send(signal.SIGSTOP)
-    assert await check(folder) == (1, f"{path}: timed out\n")
+    for flags in ([], ["--alive"]):
+        assert await check(folder, *flags) == (1, f"{path}: timed out\n")
     process.send(signal.SIGCONT)
     await until((0, "SERVING\n"), folder)
     await process.kill()
@@ -51,6 +54,23 @@ async def test_health_check_follows_the_coordinator(process: CoordinatorProcess)
     await until((0, "SERVING\n"), folder)
     assert await process.stop() == 0
     assert await check(folder) == (1, f"{path}: No such file or directory\n")
+
+
+@pytest.mark.parametrize("is_serving", [True, False])
+async def test_check_whether_it_is_alive_takes_any_answer(
+    tmp_path: Path, *, is_serving: bool
+) -> None:
+    """A coordinator that does not serve need not be started again. One without a socket is to be,
+    once it has had the time for its start."""
+    assert (await check(tmp_path, "--alive"))[0] == 1
+    async with HealthSocket(tmp_path / "journal.sqlite").open(lambda: is_serving, no_copy):
+        answer = "SERVING\n" if is_serving else "NOT_SERVING\n"
+        assert await check(tmp_path, "--alive") == (0, answer)
+        assert await check(tmp_path) == (0 if is_serving else 1, answer)
+
+
+def no_copy() -> AbstractAsyncContextManager[Path]:
+    raise AssertionError("a health check asks for no copy")
 
 
 async def test_socket_whose_path_is_too_long_is_elsewhere_and_status_says_where(

@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,8 @@ import yaml
 
 from support.command_lines import parsed
 from xain_coordinator.config.coordinator import CoordinatorConfig
-from xain_coordinator.server.serve import LIVENESS
+from xain_coordinator.process.run import LAST_STEPS_S, PATIENCE_S
+from xain_coordinator.server.health_socket import socket_beside
 from xain_foundation.exit_statuses import EXIT_FAILED, FINAL
 from xain_foundation.settings import load
 from xain_parameters.config import ENV_PREFIX, ServerSettings
@@ -411,11 +413,23 @@ def test_probes_restart_hanging_containers_only(name):
         liveness, startup = container["livenessProbe"], container["startupProbe"]
         patience_s = liveness["periodSeconds"] * liveness["failureThreshold"]
         if title == "StatefulSet/coordinator":
-            port = settings.server.port
-            assert liveness["grpc"] == {"port": port, "service": LIVENESS}
-            assert startup["grpc"] == container["readinessProbe"]["grpc"] == {"port": port}
-            # From the beginning of a drain no client can connect.
-            assert patience_s > settings.server.drain_s + 8
+            command = liveness["exec"]["command"]
+            assert command == startup["exec"]["command"]
+            assert command[-1] == "--alive"
+            dockerfile = (root / "coordinator/Dockerfile").read_text(encoding="utf-8")
+            assert f"CMD {json.dumps(command[:-1])}" in dockerfile
+            # Where the socket is that it asks.
+            health = runpy.run_path(str(root / "deploy/images/health.py"))
+            folder = str(socket_beside(settings.journal.path).parent)
+            assert folder in health["FOLDERS"]
+            assert {"name": "data", "mountPath": folder} in container["volumeMounts"]
+            for probe in (liveness, startup):
+                assert probe["timeoutSeconds"] > health["TIMEOUT_S"]
+            assert container["readinessProbe"]["grpc"] == {"port": settings.server.port}
+            # A start that waits for its store ends by itself.
+            assert startup["periodSeconds"] * startup["failureThreshold"] >= 2 * PATIENCE_S
+            # From the beginning of a drain there is no socket.
+            assert patience_s > settings.server.drain_s + LAST_STEPS_S
         else:
             command = liveness["exec"]["command"]
             assert command == startup["exec"]["command"]
