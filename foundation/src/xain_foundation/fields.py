@@ -2,17 +2,24 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainValidator,
+    ValidationInfo,
+    model_validator,
+)
 
 
 class WrongSetting(ValueError):
-    """Raised by a model's validator where one key is wrong because of another.
+    """A conflict: one key is wrong because of another one.
 
     key: dotted, relative to the model. text: how the sentence "`key` is `value`; ..." goes on.
     """
@@ -34,8 +41,37 @@ class Allowed:
     is_url: bool = False
 
 
+class WrongSettings(ValueError):
+    """Raised by the validation of a section: all of its conflicts."""
+
+    def __init__(self, conflicts: Sequence[WrongSetting]) -> None:
+        super().__init__("; ".join(map(str, conflicts)))
+        self.conflicts = conflicts
+
+
+Conflicts = Iterator[WrongSetting]
+UNCHECKED = object()  # context of a validation that leaves the checks out
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Decorates a method of a section that yields conflicts between keys, or raises its last one.
+
+    All checks of a section run. A check ends where it reads a key whose value is wrong, so that
+    keys that have nothing to do with each other belong into different checks.
+    """
+
+    find: Callable[[Any], Iterable[WrongSetting] | None]
+
+
+class UnknownValue(Exception):
+    """A check has read a key whose value is not known, because what is given for it is wrong."""
+
+
 class Section(BaseModel):
     """Base of all settings: immutable, strict, and without unknown keys.
+
+    Validation refuses a section whose checks find conflicts, with WrongSettings.
 
     moved: what has become of keys and sections that older systems knew, such as
         {"ai.rounds": "is called rounds.rounds now"}. Read from the outermost model only.
@@ -47,9 +83,43 @@ class Section(BaseModel):
         strict=True,
         allow_inf_nan=False,
         hide_input_in_errors=True,  # should pydantic's own error be printed, it has no secrets
+        ignored_types=(Check,),
     )
 
     moved: ClassVar[Mapping[str, str]] = {}
+
+    if not TYPE_CHECKING:  # mypy would take any attribute for one
+
+        def __getattr__(self, name: str) -> Any:
+            if name in type(self).model_fields:
+                raise UnknownValue(name)
+            return super().__getattr__(name)
+
+    def known(self, *names: str) -> list[str]:
+        """The fields among `names` whose values are known."""
+        return [name for name in names if name in vars(self)]
+
+    def changed(self, *names: str) -> list[str]:
+        """The fields among `names` that are known not to have their defaults."""
+        fields = type(self).model_fields
+        return [name for name in self.known(*names) if getattr(self, name) != fields[name].default]
+
+    def conflicts(self) -> Conflicts:
+        """Conflicts between keys whose values are known."""
+        for each in [each for base in type(self).__mro__ for each in vars(base).values()]:
+            if isinstance(each, Check):
+                try:
+                    yield from each.find(self) or ()
+                except WrongSetting as conflict:
+                    yield conflict
+                except UnknownValue:
+                    pass
+
+    @model_validator(mode="after")
+    def _has_no_conflict(self, info: ValidationInfo) -> Self:
+        if info.context is not UNCHECKED and (conflicts := list(self.conflicts())):
+            raise WrongSettings(conflicts)
+        return self
 
 
 _MAX_PATH = 4096  # Linux's

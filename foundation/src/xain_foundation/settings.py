@@ -15,7 +15,7 @@ text for numbers in a file if it does so in the environment.
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
-from xain_foundation.fields import WrongSetting
+from xain_foundation.fields import UNCHECKED, WrongSettings
 from xain_foundation.schema import (
     MASK,
     Key,
@@ -106,9 +106,13 @@ class Resolved(Generic[Model]):
 
 
 def _value_of(section: BaseModel, key: str) -> Any:
-    """A field of a section by the name of its key, which is its alias if it has one."""
+    return getattr(section, _field(section, key))
+
+
+def _field(section: BaseModel, key: str) -> str:
+    """The field of a section by the name of its key, which is its alias if it has one."""
     fields = type(section).model_fields
-    return getattr(section, next(name for name in fields if (fields[name].alias or name) == key))
+    return next(name for name in fields if (fields[name].alias or name) == key)
 
 
 def load(
@@ -154,17 +158,8 @@ def resolve(
     try:
         config = model.model_validate(_tree(given))
     except ValidationError as error:
-        wrong = list(_wrong_values(schema, given, error))
-        problems += [_Problem(key, text) for key, text, is_conflict in wrong if not is_conflict]
-        # Two keys at odds are worth a word only if all others of the section are right: one of the
-        # two may be a default that stands in for a misspelt key.
-        unsure = {problem.key[0] for problem in problems}
-        if unsure <= {section[0] for section in schema.sections}:
-            problems += [
-                _Problem(key, text)
-                for key, text, is_conflict in wrong
-                if is_conflict and key[0] not in unsure
-            ]
+        problems += _wrong_values(schema, given, error)
+        problems += _conflicts(schema, model, given, problems)
     if problems:
         texts = list(dict.fromkeys(problem.text for problem in problems))
         if len(texts) > MAX_PROBLEMS:
@@ -333,29 +328,59 @@ def _unknown(schema: Schema, key: Key, name: Callable[[Key], str]) -> str:
 
 def _wrong_values(
     schema: Schema, given: Mapping[Key, _Given], error: ValidationError
-) -> Iterator[tuple[Key, str, bool]]:
-    """(key, message, whether two keys are at odds) of each wrong value."""
+) -> Iterator[_Problem]:
+    """Values that are wrong by themselves."""
     seen = set()
     for details in error.errors(include_url=False):
+        if isinstance(details.get("ctx", {}).get("error"), WrongSettings):
+            continue
         at = tuple(map(str, details["loc"]))
-        cause = details.get("ctx", {}).get("error")
-        if isinstance(cause, WrongSetting):
-            key, must = (*at, *_split(schema, at, cause.key)), cause.text
-        else:
-            # pydantic goes on after the key, with the member of a union that did not fit.
-            leaf = next((at[:n] for n in range(1, len(at) + 1) if at[:n] in schema.leaves), None)
-            key = at if leaf is None else at[: len(leaf) + schema.is_table(leaf)]
-            must = _must(schema, key, details["type"])
+        # pydantic goes on after the key, with the member of a union that did not fit.
+        leaf = next((at[:n] for n in range(1, len(at) + 1) if at[:n] in schema.leaves), None)
+        key = at if leaf is None else at[: len(leaf) + schema.is_table(leaf)]
         if key not in seen:  # every member of a union complains
             seen.add(key)
-            source, value = _origin(given, key)
-            if may_hold_password(value) and not schema.is_url(key):
-                must = "a URL is not taken here"  # the cause may repeat what is not shown
-            if value is _NO_VALUE:
-                text = f"{source}: {dotted(key)}: {must}"
-            else:
-                text = f"{source}: {_is(schema, key, value)}; {must}"
-            yield key, text, isinstance(cause, WrongSetting)
+            yield _problem(schema, given, key, _must(schema, key, details["type"]))
+
+
+def _conflicts(
+    schema: Schema,
+    model: type[BaseModel],
+    given: Mapping[Key, _Given],
+    problems: Sequence[_Problem],
+) -> Iterator[_Problem]:
+    """Conflicts between keys, of the checks that read nothing of what the problems are about.
+
+    What an unknown key probably meant is unknown too: its default is not what the user wants.
+    Checks of the whole read nothing of the conflicts within a section.
+    """
+    unsure = {leaf for problem in problems for leaf in _meant(schema, problem.key)}
+    sure = {key: one for key, one in given.items() if schema.leaf_of(key) not in unsure}
+    # A copy, because a section without a key that is given is the default of its model.
+    config = model.model_validate(_tree(sure), context=UNCHECKED).model_copy(deep=True)
+    for at in sorted([*schema.sections, ()], key=len, reverse=True):  # inner sections first
+        for leaf in unsure:
+            section = reduce(_value_of, leaf[:-1], cast(Any, config))
+            vars(section).pop(_field(section, leaf[-1]), None)
+        for conflict in reduce(_value_of, at, cast(Any, config)).conflicts():
+            key = (*at, *_split(schema, at, conflict.key))
+            unsure |= _meant(schema, key)
+            yield _problem(schema, given, key, conflict.text)
+
+
+def _meant(schema: Schema, key: Key) -> set[Key]:
+    """Leaves that a key with a mistake is, has or was meant to be."""
+    meant = key if key in schema.sections else schema.leaf_of(key) or schema.nearest(key)
+    return {leaf for leaf in schema.leaves if meant and leaf[: len(meant)] == meant}
+
+
+def _problem(schema: Schema, given: Mapping[Key, _Given], key: Key, must: str) -> _Problem:
+    source, value = _origin(given, key)
+    if may_hold_password(value) and not schema.is_url(key):
+        must = "a URL is not taken here"  # the cause may repeat what is not shown
+    if value is _NO_VALUE:
+        return _Problem(key, f"{source}: {dotted(key)}: {must}")
+    return _Problem(key, f"{source}: {_is(schema, key, value)}; {must}")
 
 
 _NO_VALUE = object()

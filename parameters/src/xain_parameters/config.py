@@ -5,11 +5,11 @@ environment, then flags.
 """
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
-from xain_foundation.fields import Allowed, FilePath, Section, WrongSetting
+from xain_foundation.fields import Allowed, Check, Conflicts, FilePath, Section, WrongSetting
 from xain_foundation.logs import LoggingSettings
 from xain_parameters.scheduler.state import Settings
 
@@ -32,14 +32,13 @@ class SchedulerSettings(Section):
     num_ranges: Annotated[int, Field(ge=0, le=4096)] = 0
     worker_lease_s: Annotated[float, Field(ge=2.5, le=86_400)] = 10.0
 
-    @model_validator(mode="after")
-    def _has_folder_for_checkpoints(self) -> Self:
+    @Check
+    def _has_folder_for_checkpoints(self) -> Conflicts:
         if self.checkpoint_interval and not self.checkpoints:
-            raise WrongSetting(
+            yield WrongSetting(
                 "checkpoint_interval",
                 "scheduler.checkpoints must be given too: the folder or s3:// URL for them",
             )
-        return self
 
     def settings(self) -> Settings:
         # Servers, which may have other working directories, write to this folder too.

@@ -6,13 +6,15 @@ environment, then flags.
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from xain_foundation import tags as tag_rules
 from xain_foundation.fields import (
     Allowed,
+    Check,
+    Conflicts,
     FilePath,
     Host,
     Section,
@@ -101,14 +103,13 @@ class ParticipantSettings(Section):
     report_failures: Literal["type", "full"] = "type"
     tags: dict[str, TagValue] = Field(default_factory=dict)
 
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
+    @Check
+    def _tags_are_taken(self) -> Conflicts:
         for key in self.tags:
             if (why := tag_rules.why_not_key(key)) is not None:
-                raise WrongSetting(f"tags.{key}", f"its name cannot be that of a tag: {why}")
+                yield WrongSetting(f"tags.{key}", f"its name cannot be that of a tag: {why}")
         if len(self.tags) > tag_rules.MAX_TAGS:
-            raise WrongSetting("tags", f"there must be at most {tag_rules.MAX_TAGS} of them")
-        return self
+            yield WrongSetting("tags", f"there must be at most {tag_rules.MAX_TAGS} of them")
 
 
 class DataSettings(Section):
@@ -132,32 +133,34 @@ class DataSettings(Section):
     test_fraction: float = Field(default=0.0, ge=0, lt=1)
     min_category_count: int = Field(default=MIN_CATEGORY_COUNT, ge=1)
 
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
+    @Check
+    def _source_can_be_read(self) -> Conflicts:
         """Check what can be checked without reading the file."""
         if not self.source:
-            return self
+            return
         has_no_suffix = self.source in BUNDLED or is_folder(self.source)
         suffix = "" if has_no_suffix else Path(self.source).suffix.lower()
         if (not has_no_suffix and suffix not in SUFFIXES) or "://" in self.source:
-            raise WrongSetting(
+            yield WrongSetting(
                 "source",
                 f"it must be one of: {', '.join(BUNDLED)}, a file that ends in one of: "
                 f"{', '.join(SUFFIXES)}, or a folder with {' and '.join(FOLDER_FILES)}",
             )
-        if self.target is not None and suffix not in WITH_COLUMN_NAMES:
-            raise WrongSetting(
+        elif self.target is not None and suffix not in WITH_COLUMN_NAMES:
+            yield WrongSetting(
                 "target",
                 f"only files that end in one of: {', '.join(WITH_COLUMN_NAMES)}, have a column to "
                 "choose",
             )
-        if self.classes and self.task == "regression":
-            raise WrongSetting("classes", 'there are none with data.task = "regression"')
+
+    @Check
+    def _task_is_that_of_the_data(self) -> Conflicts:
+        if self.source and self.classes and self.task == "regression":
+            yield WrongSetting("classes", 'there are none with data.task = "regression"')
         if self.source == "diabetes" and self.task == "classification":
-            raise WrongSetting(
+            yield WrongSetting(
                 "task", 'it must be "regression": the target of diabetes is a measurement'
             )
-        return self
 
     def load(self) -> Table:
         """Read the table. Raises DataError that names the file, and column and row if possible."""
@@ -174,14 +177,13 @@ class PartitionSettings(Section):
     alpha: float = Field(default=0.5, gt=0, le=MAX_ALPHA)
     seed: int = Field(default=0, ge=0)
 
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
+    @Check
+    def _parts_can_be_made(self) -> Conflicts:
         if self.index >= self.num_parts:
-            raise WrongSetting("index", f"it must be below num_parts, {self.num_parts}")
+            yield WrongSetting("index", f"it must be below num_parts, {self.num_parts}")
         if self.kind == "none" and self.num_parts > 1:
             # Every participant would train on all rows, which looks like success.
-            raise WrongSetting("num_parts", "but kind is 'none'; choose a kind")
-        return self
+            yield WrongSetting("num_parts", "but kind is 'none'; choose a kind")
 
     def partition(self) -> Partition:
         """The part of the data set that this participant trains on."""

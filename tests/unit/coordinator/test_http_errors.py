@@ -44,3 +44,13 @@ def test_requests_cannot_choose_code_or_have_estimators_sent(options: dict[str, 
     with pytest.raises(HttpError, match=f"workload.options.{next(iter(options))}: only") as caught:
         fits.changed(config, request)
     assert caught.value.code == "INVALID_SETTING"
+
+
+def test_all_settings_that_a_request_makes_wrong_are_told() -> None:
+    """A client mends them in one go."""
+    changes = {"workload": {"name": "best"}, "aggregation": {"rule": "sum", "optimizer": "best"}}
+    request = bodies.FitRequest.model_validate({"epochs": 2**31 - 1, **changes})
+    with pytest.raises(HttpError) as caught:
+        fits.changed(CoordinatorConfig(), request)
+    told = [part.split(": ")[0] for part in caught.value.message.split("; ")]
+    assert told == ["rounds.epochs", "workload.name", "aggregation.optimizer"]

@@ -2,12 +2,14 @@ import errno
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, ValidationError
 
 from xain_foundation.fields import (
+    Check,
+    Conflicts,
     FilePath,
     Host,
     Section,
@@ -32,11 +34,17 @@ class Server(Section):
     path: FilePath = Path("data")
     options: dict[str, int | str] = Field(default_factory=dict)
 
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
+    @Check
+    def _fits(self) -> Conflicts:
         if self.limit is not None and self.port == 7:
-            raise WrongSetting("limit", "it must not be set with port 7")
-        return self
+            yield WrongSetting("limit", "it must not be set with port 7")
+        if self.kind == "memory" and self.keep == 3:
+            yield WrongSetting("keep", "there is no third one")
+
+    @Check
+    def _is_kept(self) -> None:
+        if self.path == Path("data") and self.keep == 3:
+            raise WrongSetting("path", "it must be given too")
 
 
 class Store(Section):
@@ -267,24 +275,77 @@ def test_all_mistakes_are_told_at_once(toml: Path) -> None:
     assert "server.verbose is 3; it must be" in told[2]
 
 
-def test_conflict_is_told_beside_mistakes_of_other_sections(toml: Path) -> None:
-    told = error_of(toml, "[server]\nport = 7\nlimit = 1\n[store]\nkey = 3\n").splitlines()
-    assert len(told) == 2
-    assert "unknown key store.key" in told[0]
-    assert "server.limit is 1; it must not be set with port 7" in told[1]
-
-
 def test_mistakes_without_number_are_counted(toml: Path) -> None:
     told = error_of(toml, "[server]\n" + "".join(f"x{i} = 1\n" for i in range(70))).splitlines()
     assert len(told) == 51
     assert told[-1] == "further mistakes: 20"
 
 
-def test_conflict_with_the_default_of_a_misspelt_key_is_not_told(toml: Path) -> None:
-    """The second mistake would vanish with the first."""
-    told = error_of(toml, "[server]\nport = 7\nlimit = 1\nkindd = 'memory'\n")
-    assert "server.kindd; did you mean server.kind?" in told
-    assert "more" not in told
+def test_all_conflicts_of_a_section_are_told(toml: Path) -> None:
+    """One check may find several, and several checks do; also beside mistakes of other kinds."""
+    conflicts = "port = 7\nlimit = 1\nkind = 'memory'\nkeep = 3\n"
+    told = [
+        "fleet.toml: server.limit is 1; it must not be set with port 7",
+        "fleet.toml: server.keep is 3; there is no third one",
+        "fleet.toml: server.path: it must be given too",
+    ]
+    assert error_of(toml, f"[server]\n{conflicts}").splitlines() == told
+    others = error_of(toml, f"[zzz]\n[server]\n{conflicts}\nzzz = 1\nverbose = 3").splitlines()
+    assert others[3:] == told
+    assert [line.split(";")[0].removeprefix("fleet.toml: ") for line in others[:3]] == [
+        "unknown key zzz",
+        "unknown key server.zzz",
+        "server.verbose is 3",
+    ]
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    ["path = ''", "pth = 'x'", "paths = ['x']", "path = 3", "path = '~nosuchuser/x'"],
+)
+def test_conflict_with_the_default_of_a_mistaken_key_is_not_told(toml: Path, mistake: str) -> None:
+    """A key with a wrong value or a misspelt name is not known; conflicts of others are told."""
+    text = f"[server]\nport = 7\nlimit = 1\nkeep = 3\n{mistake}"
+    told = error_of(toml, text).splitlines()
+    assert len(told) == 2
+    assert "server.p" in told[0]
+    assert "server.limit is 1; it must not be set with port 7" in told[1]
+
+
+def test_keys_of_a_conflict_within_a_section_are_read_by_no_check_of_the_whole(toml: Path) -> None:
+    """Such a check may rely on what those within the sections have found to be right."""
+
+    class Whole(Fleet):
+        @Check
+        def _fit(self) -> Conflicts:
+            if self.server.keep == 3:
+                yield WrongSetting("store.api_key", "it cannot be kept")
+            if self.server.limit is not None:
+                yield WrongSetting("server.limit", "there is none")
+
+        @Check
+        def _is_stored(self) -> Conflicts:
+            if not self.store.api_key:
+                yield WrongSetting("store.api_key", "it must be given")
+
+    toml.write_text("[server]\nlimit = 1\nkeep = 3\nport = 7\npath = 'x'\n[store]\nlogn = 'x'")
+    with pytest.raises(ConfigError) as caught:
+        load(Whole, toml)
+    assert str(caught.value).splitlines() == [
+        "fleet.toml: unknown key store.logn; did you mean store.login?",
+        "fleet.toml: server.limit is 1; it must not be set with port 7",
+        "settings: store.api_key: it cannot be kept",
+        "settings: store.api_key: it must be given",
+    ]
+    assert Fleet().store == Store(), "the default is as it was"
+
+
+def test_section_with_conflicts_cannot_be_made() -> None:
+    with pytest.raises(ValidationError) as caught:
+        Fleet.model_validate({"server": {"port": 7, "limit": 1, "keep": 3}})
+    (told,) = caught.value.errors()
+    assert told["loc"] == ("server",)
+    assert told["msg"].endswith("limit: it must not be set with port 7; path: it must be given too")
 
 
 def test_long_values_are_cut(toml: Path) -> None:

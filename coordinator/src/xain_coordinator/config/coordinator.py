@@ -7,10 +7,11 @@ environment, then flags.
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, SecretStr, model_validator
+from pydantic import Field, SecretStr
 
+from xain_coordinator.config import rule_fits
 from xain_coordinator.config.evaluate import EvaluateSettings
 from xain_coordinator.config.fields import (
     MAX_PREDICT_RETRIES,
@@ -24,12 +25,13 @@ from xain_coordinator.config.launch import LaunchSettings
 from xain_coordinator.config.named import naming
 from xain_coordinator.config.parameters import ParametersSettings
 from xain_coordinator.config.rounds import RoundsSettings
-from xain_coordinator.config.rule_fits import require_rule_fits
 from xain_coordinator.config.schema import SchemaSettings
 from xain_coordinator.core.values import Option, Rules
 from xain_coordinator.extensions.options import options_of
 from xain_foundation.fields import (
     Allowed,
+    Check,
+    Conflicts,
     FilePath,
     Host,
     Section,
@@ -108,22 +110,22 @@ class WorkloadSettings(Section):
     options: dict[str, Any] = Field(default_factory=dict)
     preprocessing: PreprocessingSettings = PreprocessingSettings()
 
-    @model_validator(mode="after")
-    def _usable(self) -> Self:
+    @Check
+    def _can_be_made(self) -> Conflicts:
         if not self.name:
             if self.options:
-                raise WrongSetting("options", "without workload.name nothing would read them")
-            return self
+                yield WrongSetting("options", "without workload.name nothing would read them")
+            return
         from xain_workloads import workload
 
         known = workload.known_workloads()
         if self.name not in known:
-            raise WrongSetting("name", f'it must be one of: {", ".join(known)}, or "" for none')
+            yield WrongSetting("name", f'it must be one of: {", ".join(known)}, or "" for none')
+            return
         try:
             workload.create(self.name, self.options)
         except ValueError as error:
-            raise _wrong_option(self.options, str(error)) from None
-        return self
+            yield _wrong_option(self.options, str(error))
 
     @property
     def task(self) -> str:
@@ -188,14 +190,16 @@ class AggregationSettings(Section):
         with naming("rule", "options", tuple):
             return options_of(self.made_rule(), self.options)
 
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
+    @Check
+    def _rule_can_be_made(self) -> None:
         _ = self.whole_options
+
+    @Check
+    def _optimizer_can_be_made(self) -> Conflicts:
         if self.made_optimizer() is None and self.optimizer_options:
-            raise WrongSetting(
+            yield WrongSetting(
                 "optimizer_options", "without aggregation.optimizer nothing would read them"
             )
-        return self
 
 
 class StorageSettings(Section):
@@ -222,37 +226,41 @@ class StorageSettings(Section):
     keep_updates: Annotated[int, Field(ge=0)] | Literal["all"] = 1
     keep_models: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
 
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
+    @Check
+    def _bucket_is_read(self) -> Conflicts:
         if self.kind == "s3" and not self.bucket:
-            raise WrongSetting("bucket", 'it must be given with storage.kind = "s3"')
-        for name, field in type(self).model_fields.items():
-            if (
-                self.kind != "s3"
-                and name not in ("kind", "path", "format", "keep_updates", "keep_models")
-                and getattr(self, name) != field.default
-            ):
-                raise WrongSetting(name, 'nothing would read it without storage.kind = "s3"')
+            yield WrongSetting("bucket", 'it must be given with storage.kind = "s3"')
+        if self.kind != "s3":
+            for name in self.changed(*type(self).model_fields):
+                if name not in ("kind", "path", "format", "keep_updates", "keep_models"):
+                    yield WrongSetting(name, 'nothing would read it without storage.kind = "s3"')
+
+    @Check
+    def _participants_find_weights(self) -> Conflicts:
         if self.format == "xain-pickle" and self.kind != "s3":
-            raise WrongSetting(
+            yield WrongSetting(
                 "format",
                 "XAIN's participants look for weights in S3: "
                 + hint("xain-coordinator", 'storage.kind = "s3"'),
             )
-        if self.format == "xain-pickle" and self.prefix:
-            raise WrongSetting("prefix", "XAIN's participants look in the root of the bucket")
+        elif self.format == "xain-pickle" and self.prefix:
+            yield WrongSetting("prefix", "XAIN's participants look in the root of the bucket")
+
+    @Check
+    def _credentials_are_whole(self) -> Conflicts:
+        if self.kind != "s3":
+            return
         for name in ("access_key_id", "secret_access_key", "session_token"):
             if self._has_text(name) and getattr(self, f"{name}_file"):
-                raise WrongSetting(f"{name}_file", f"storage.{name} is given too; keep one of them")
+                yield WrongSetting(f"{name}_file", f"storage.{name} is given too; keep one of them")
         has_id = self._has_text("access_key_id") or self.access_key_id_file is not None
         has_secret = self._has_text("secret_access_key") or self.secret_access_key_file is not None
         for name in ("session_token", "session_token_file"):
             if getattr(self, name) and not has_id:
-                raise WrongSetting(name, "it goes with storage.access_key_id")
+                yield WrongSetting(name, "it goes with storage.access_key_id")
         if has_id != has_secret:
             missing = "secret_access_key" if has_id else "access_key_id"
-            raise WrongSetting(missing, "one half of the credentials is given; give both or none")
-        return self
+            yield WrongSetting(missing, "one half of the credentials is given; give both or none")
 
     @property
     def location(self) -> str:
@@ -285,47 +293,24 @@ class MetricsSettings(Section):
     token_file: FilePath | None = None
     timeout_s: float = Field(default=10.0, gt=0, le=_MAX_SILENCE_S)
 
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
+    @Check
+    def _token_is_given_once(self) -> Conflicts:
         if self.token.get_secret_value() and self.token_file:
-            raise WrongSetting("token_file", "metrics.token is given too; keep one of them")
-        if self.kind != "influxdb" and self.url:
-            raise WrongSetting("url", 'nothing would read it without metrics.kind = "influxdb"')
-        if self.kind == "influxdb":
-            for name in ("url", "org", "bucket"):
-                if not getattr(self, name):
-                    raise WrongSetting(name, 'it must be given with metrics.kind = "influxdb"')
-        return self
+            yield WrongSetting("token_file", "metrics.token is given too; keep one of them")
+
+    @Check
+    def _database_is_given(self) -> Conflicts:
+        if self.kind != "influxdb":
+            for name in self.changed("url"):
+                yield WrongSetting(name, 'nothing would read it without metrics.kind = "influxdb"')
+            return
+        for name in self.known("url", "org", "bucket"):
+            if not getattr(self, name):
+                yield WrongSetting(name, 'it must be given with metrics.kind = "influxdb"')
 
 
 # Every assignment carries the whole section.
 _MAX_TRAIN_BYTES = 64 * 1024
-
-
-def _check_train(train: dict[str, Any]) -> dict[str, Any]:
-    """Raises WrongSetting that names the key that JSON cannot carry."""
-    for key, value in train.items():
-        try:
-            json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError):
-            raise WrongSetting(
-                key, "it must be a number, text, true, false, or a list or table of them"
-            ) from None
-    if "epochs" in train:
-        raise WrongSetting(
-            "epochs",
-            hint("xain-coordinator", "rounds.epochs = N")
-            + ": participants find it in the same place",
-        )
-    if len(json.dumps(train)) > _MAX_TRAIN_BYTES:
-        largest = max(train, key=lambda key: len(json.dumps(train[key])))
-        raise WrongSetting(
-            largest, f"the whole section must have at most {_MAX_TRAIN_BYTES} bytes as JSON"
-        )
-    return train
-
-
-Train = Annotated[dict[str, Any], AfterValidator(_check_train)]
 
 
 _NO_INFLUX = 'is gone: metrics.kind = "influxdb" has url, org, bucket and token'
@@ -344,11 +329,10 @@ class CoordinatorLoggingSettings(LoggingSettings):
     status_file: FilePath | None = None
     latency_file: FilePath | None = None
 
-    @model_validator(mode="after")
-    def _are_two(self) -> Self:
+    @Check
+    def _are_two(self) -> Conflicts:
         if self.latency_file is not None and self.latency_file == self.status_file:
-            raise WrongSetting("latency_file", "logging.status_file is the same; name another one")
-        return self
+            yield WrongSetting("latency_file", "logging.status_file is the same; name another one")
 
 
 class CoordinatorConfig(Section):
@@ -356,7 +340,7 @@ class CoordinatorConfig(Section):
 
     server: ServerSettings = ServerSettings()
     rounds: RoundsSettings = RoundsSettings()
-    train: Train = Field(default_factory=dict)
+    train: dict[str, Any] = Field(default_factory=dict)
     evaluate: EvaluateSettings = EvaluateSettings()
     workload: WorkloadSettings = WorkloadSettings()
     model: ModelSettings = ModelSettings()
@@ -389,18 +373,46 @@ class CoordinatorConfig(Section):
         "metrics.db_name": _NO_INFLUX,
     }
 
-    @model_validator(mode="after")
-    def _rule_fits(self) -> Self:
-        from xain_coordinator.aggregation.aggregator import RuleFailed
+    @Check
+    def _train_can_be_carried(self) -> Conflicts:
+        can_be = True
+        for key, value in self.train.items():
+            try:
+                json.dumps(value, allow_nan=False)
+            except (TypeError, ValueError):
+                can_be = False
+                yield WrongSetting(
+                    f"train.{key}",
+                    "it must be a number, text, true, false, or a list or table of them",
+                )
+        if "epochs" in self.train:
+            yield WrongSetting(
+                "train.epochs",
+                hint("xain-coordinator", "rounds.epochs = N")
+                + ": participants find it in the same place",
+            )
+        if can_be and len(json.dumps(self.train)) > _MAX_TRAIN_BYTES:
+            largest = max(self.train, key=lambda key: len(json.dumps(self.train[key])))
+            yield WrongSetting(
+                f"train.{largest}",
+                f"the whole section must have at most {_MAX_TRAIN_BYTES} bytes as JSON",
+            )
 
-        rule = self.aggregation.made_rule()
-        if self.rounds.max_staleness != 0 and not rule.takes_stale:
+    @Check
+    def _rule_takes_stale_updates(self) -> Conflicts:
+        if self.rounds.max_staleness != 0 and not self.aggregation.made_rule().takes_stale:
             key = "pacing" if self.rounds.pacing else "consistency"
-            raise WrongSetting(
+            yield WrongSetting(
                 "aggregation.rule",
                 f'rounds.{key} = "{getattr(self.rounds, key)}" mixes updates with the model '
                 'that there is, which only "weighted_average" can do',
             )
+
+    @Check
+    def _rule_takes_as_many_updates(self) -> None:
+        from xain_coordinator.aggregation.aggregator import RuleFailed
+
+        rule = self.aggregation.made_rule()
         for num_updates in (self.rounds.min_participants, self.rounds.max_updates):
             is_most = num_updates != self.rounds.min_participants
             is_open = is_most and self.rounds.max_participants is None
@@ -419,27 +431,37 @@ class CoordinatorConfig(Section):
                     f"its check() fails with num_updates = {num_updates}: "
                     f"{type(error).__name__}: {error}",
                 ) from error
-        return self
 
-    @model_validator(mode="after")
-    def _sections_fit(self) -> Self:
+    _rule_fits_workload = Check(rule_fits.workload_fits)
+    _rule_reads_all = Check(rule_fits.all_is_read)
+    _rule_fits_epochs = Check(rule_fits.epochs_fit)
+    _rule_fits_participants = Check(rule_fits.participants_fit)
+    _rule_fits_options = Check(rule_fits.options_fit)
+    _rule_fits_estimators = Check(rule_fits.estimators_fit)
+
+    @Check
+    def _task_is_that_of_the_workload(self) -> Conflicts:
         task, trained = self.data_schema.task, self.workload.task
         if task and trained and task != trained:
-            raise WrongSetting("schema.task", f'the workload trains for "{trained}"')
-        require_rule_fits(self)
+            yield WrongSetting("schema.task", f'the workload trains for "{trained}"')
+
+    @Check
+    def _fits_can_be_requested(self) -> Conflicts:
         if self.rounds.start == "request" and not self.http.is_on:
-            raise WrongSetting("rounds.start", "without http.port nothing could request a fit")
+            yield WrongSetting("rounds.start", "without http.port nothing could request a fit")
         if self.http.is_on and self.storage.format == "xain-pickle":
-            raise WrongSetting(
+            yield WrongSetting(
                 "http.port",
                 'each fit opens a session; leave it out with storage.format = "xain-pickle"',
             )
+
+    @Check
+    def _initial_weights_are_read(self) -> Conflicts:
         if self.workload.name and self.rounds.initial_weights is not None:
-            raise WrongSetting(
+            yield WrongSetting(
                 "rounds.initial_weights",
                 "nothing would read it with a workload, which makes the initial model",
             )
-        return self
 
     @property
     def keeps_estimators(self) -> bool:

@@ -1,12 +1,12 @@
 """The section [evaluate]: how often models are evaluated, by which metric, and on what."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from xain_coordinator.core.evaluation import WELL_KNOWN
-from xain_foundation.fields import Section, WrongSetting
+from xain_foundation.fields import Check, Conflicts, Section, WrongSetting
 from xain_wire.limits import MAX_INT32
 
 _MAX_WAIT_S = 24 * 3600.0
@@ -33,33 +33,37 @@ class EvaluateSettings(Section):
             not self.direction and WELL_KNOWN.get(self.metric, False)
         )
 
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
+    @Check
+    def _metric_has_a_direction(self) -> Conflicts:
         if self.direction and not self.metric:
-            raise WrongSetting("direction", "it is that of evaluate.metric, which is not set")
+            yield WrongSetting("direction", "it is that of evaluate.metric, which is not set")
         if self.metric and not self.direction and self.metric not in WELL_KNOWN:
-            raise WrongSetting(
+            yield WrongSetting(
                 "direction",
                 'it must be "max" or "min" for this evaluate.metric; it is known only of '
                 f"{', '.join(sorted(WELL_KNOWN))}",
             )
-        if self.patience and not (self.metric and self.every):
-            raise WrongSetting("patience", "it needs evaluate.metric, and evaluate.every above 0")
+
+    @Check
+    def _patience_has_a_metric(self) -> Conflicts:
         if self.min_delta and not self.patience:
-            raise WrongSetting("min_delta", "nothing would read it without evaluate.patience")
+            yield WrongSetting("min_delta", "nothing would read it without evaluate.patience")
+        if self.patience and not (self.metric and self.every):
+            yield WrongSetting("patience", "it needs evaluate.metric, and evaluate.every above 0")
+
+    @Check
+    def _data_can_be_read(self) -> Conflicts:
         if not self.data:
-            for name in ("target", "task", "scale"):
-                if getattr(self, name) != type(self).model_fields[name].default:
-                    raise WrongSetting(name, "nothing would read it without evaluate.data")
-            return self
+            for name in self.changed("target", "task", "scale"):
+                yield WrongSetting(name, "nothing would read it without evaluate.data")
+            return
         if self.every == 0:
-            raise WrongSetting("data", "with evaluate.every = 0 nothing is evaluated")
+            yield WrongSetting("data", "with evaluate.every = 0 nothing is evaluated")
         from xain_workloads.data import BUNDLED, SUFFIXES  # --help need not wait for it
 
         if self.data not in BUNDLED and Path(self.data).suffix.lower() not in SUFFIXES:
-            raise WrongSetting(
+            yield WrongSetting(
                 "data",
                 f"it must be one of: {', '.join(BUNDLED)}, or a file that ends in one of: "
                 f"{', '.join(SUFFIXES)}",
             )
-        return self

@@ -1,10 +1,16 @@
 """The section [http]: the HTTP face, which is off unless it has a port."""
 
-from typing import Self
+from pydantic import Field
 
-from pydantic import Field, model_validator
-
-from xain_foundation.fields import Host, Section, WrongSetting, is_loopback, join_host_port
+from xain_foundation.fields import (
+    Check,
+    Conflicts,
+    Host,
+    Section,
+    WrongSetting,
+    is_loopback,
+    join_host_port,
+)
 from xain_foundation.hints import hint
 
 _MAX_BODY_BYTES = 256 << 20  # a body is in memory as a whole, several times
@@ -29,14 +35,13 @@ class HttpSettings(Section):
         """The address of the face. port: where it listens."""
         return f"http://{join_host_port(self.host, port)}"
 
-    @model_validator(mode="after")
-    def _only_this_machine(self) -> Self:
+    @Check
+    def _only_this_machine(self) -> Conflicts:
         if not self.insecure and not is_loopback(self.host):
-            raise WrongSetting(
+            yield WrongSetting(
                 "host",
                 "whoever reaches it could fit and predict, and there is no encryption yet; "
                 + hint("xain-coordinator", 'http.host = "127.0.0.1"')
                 + ", or, in a network that you trust, "
                 + hint("xain-coordinator", "http.insecure = true"),
             )
-        return self

@@ -3,12 +3,21 @@
 A running coordinator does not read the section.
 """
 
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import Field, PlainValidator, model_validator
+from pydantic import Field, PlainValidator
 
 from xain_coordinator.config.fields import MAX_PREDICT_RETRIES, MAX_PREDICT_TIMEOUT_S
-from xain_foundation.fields import Allowed, Host, Section, Texts, WrongSetting, parse_json
+from xain_foundation.fields import (
+    Allowed,
+    Check,
+    Conflicts,
+    Host,
+    Section,
+    Texts,
+    WrongSetting,
+    parse_json,
+)
 from xain_foundation.names import shortened, why_not
 
 MAX_WORKERS = 1000
@@ -63,26 +72,32 @@ class LaunchSettings(Section):
         """The Docker network of this launch."""
         return self.network_name or f"xain-{self.name}"
 
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
+    @Check
+    def _names_can_be_given(self) -> Conflicts:
         if len(set(self.names)) < len(self.names):
-            raise WrongSetting("names", "two workers have the same name")
+            yield WrongSetting("names", "two workers have the same name")
         for name in self.names:
             if name == COORDINATOR or (why := why_not(name)) is not None:
                 said = "it is the coordinator's name" if name == COORDINATOR else why
-                raise WrongSetting(
+                yield WrongSetting(
                     "names", f"{shortened(repr(name))} cannot be the name of a worker: {said}"
                 )
+                break
         if self.workers is not None and self.names and self.workers != len(self.names):
-            raise WrongSetting("workers", f"launch.names has {len(self.names)} names")
+            yield WrongSetting("workers", f"launch.names has {len(self.names)} names")
+
+    @Check
+    def _are_two_ports(self) -> Conflicts:
         if len(self.ports) != 2 or not all(0 <= port <= 65535 for port in self.ports):
-            raise WrongSetting(
+            yield WrongSetting(
                 "ports",
                 "it must be two numbers from 0 to 65535: the port of gRPC, and the port of HTTP; 0 "
                 "takes a free one",
             )
-        if self.ports[0] and self.ports[0] == self.ports[1]:
-            raise WrongSetting("ports", "gRPC and HTTP need different ports")
+        elif self.ports[0] and self.ports[0] == self.ports[1]:
+            yield WrongSetting("ports", "gRPC and HTTP need different ports")
+
+    @Check
+    def _shares_are_dockers(self) -> Conflicts:
         if any(shares < MIN_CPU_SHARES for shares in self.cpu_shares):
-            raise WrongSetting("cpu_shares", f"all must be at least {MIN_CPU_SHARES}")
-        return self
+            yield WrongSetting("cpu_shares", f"all must be at least {MIN_CPU_SHARES}")

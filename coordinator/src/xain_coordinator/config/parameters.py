@@ -2,11 +2,12 @@
 
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from xain_foundation.fields import (
+    Check,
+    Conflicts,
     FilePath,
     Host,
     Section,
@@ -58,10 +59,10 @@ class ParametersSettings(Section):
         """Folder or fsspec URL of the checkpoints."""
         return self.checkpoints or str((self.path / "checkpoints").absolute())
 
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
+    @Check
+    def _host_can_be_reached(self) -> Conflicts:
         if not self.insecure and self.tls is None and not is_loopback(self.host):
-            raise WrongSetting(
+            yield WrongSetting(
                 "host",
                 "whoever reaches it could read and change all tables; "
                 + hint("xain-coordinator", 'parameters.tls = "FOLDER"')
@@ -71,12 +72,11 @@ class ParametersSettings(Section):
                 + hint("xain-coordinator", "parameters.insecure = true"),
             )
         if self.is_on and self.server and self.advertised is None and _is_any(self.host):
-            raise WrongSetting(
+            yield WrongSetting(
                 "advertised",
                 f"it must be given with parameters.host = {self.host}: the name or address of this "
                 "machine, by which workers reach the server in the coordinator's process",
             )
-        return self
 
 
 def _is_any(host: str) -> bool:

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from xain_coordinator.config.fields import (
     MAX_PARTICIPANTS,
@@ -24,7 +24,7 @@ from xain_coordinator.extensions.strategies import (
     make_pacing,
 )
 from xain_foundation import tags as tag_rules
-from xain_foundation.fields import Section, WrongSetting
+from xain_foundation.fields import Check, Conflicts, Section, WrongSetting
 from xain_foundation.names import why_not
 from xain_messaging.conditional_events import ConditionalEventError, parse
 from xain_wire.limits import MAX_INT32
@@ -127,110 +127,123 @@ class RoundsSettings(Section):
             return self.max_participants
         return max(DEFAULT_MAX_PARTICIPANTS, self.effective_start_participants)
 
-    @model_validator(mode="after")
-    def _countable(self) -> Self:
-        """Products that the wire carries as int32 fit into it."""
+    @Check
+    def _epochs_can_be_counted(self) -> Conflicts:
+        """The epochs of all rounds fit into an int32, as the wire carries them."""
         if self.rounds * self.epochs > MAX_INT32:
-            raise WrongSetting(
+            yield WrongSetting(
                 "epochs",
                 f"with rounds.rounds = {self.rounds} that comes to {self.rounds * self.epochs} "
                 f"epochs, and at most {MAX_INT32} can be counted",
             )
-        if self.num_required > MAX_PARTICIPANTS:
-            raise WrongSetting(
+
+    @Check
+    def _enough_can_be_connected(self) -> Conflicts:
+        required = self.num_required
+        if required > MAX_PARTICIPANTS:
+            yield WrongSetting(
                 "fraction_participants",
-                f"rounds.min_participants = {self.min_participants} need {self.num_required} "
+                f"rounds.min_participants = {self.min_participants} need {required} "
                 f"connected participants at this fraction, and at most {MAX_PARTICIPANTS} can be "
                 "connected",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
-        required = self.num_required
+            return
         # Where N comes from, since it is in no file.
         because = (
             f"the {required} connected participants that min_participants = {self.min_participants}"
             f" at fraction_participants = {self.fraction_participants} need"
         )
-        if self.max_participants is not None and self.max_participants < required:
-            raise WrongSetting("max_participants", f"it must not be less than {because}")
-        if self.start_participants is not None:
-            if self.start_participants < required:
-                raise WrongSetting("start_participants", f"it must not be less than {because}")
-            if self.start_participants > self.effective_max_participants:
-                raise WrongSetting(
-                    "start_participants",
-                    f"it must not be more than max_participants, {self.max_participants}",
-                )
-        return self
+        start = self.effective_start_participants
+        if start < required:
+            yield WrongSetting("start_participants", f"it must not be less than {because}")
+        most = self.effective_max_participants
+        if most < required:
+            yield WrongSetting("max_participants", f"it must not be less than {because}")
+        elif start > most:
+            yield WrongSetting(
+                "start_participants", f"it must not be more than max_participants, {most}"
+            )
 
-    @model_validator(mode="after")
-    def _can_select_and_close(self) -> Self:
+    @Check
+    def _controller_can_be_made(self) -> None:
         with naming("controller", "controller_options", known_controllers):
             _ = self.whole_controller_options
+
+    @Check
+    def _tags_can_be_met(self) -> Conflicts:
         for key in self.tags:
             if (why := tag_rules.why_not_key(key)) is not None:
-                raise WrongSetting(f"tags.{key}", f"no participant can have such a tag: {why}")
-        # A round that these settings describe can be complete.
+                yield WrongSetting(f"tags.{key}", f"no participant can have such a tag: {why}")
+
+    # A round that these settings describe can be complete.
+
+    @Check
+    def _consistency_is_whole(self) -> Conflicts:
         if self.consistency == "bsp":
-            for name in ("staleness", "buffer_size"):
-                if getattr(self, name) is not None:
-                    raise WrongSetting(name, 'nothing would read it with consistency = "bsp"')
-        else:
-            for name in ("over_selection", "quorum"):
-                if getattr(self, name):
-                    raise WrongSetting(
-                        name,
-                        f'with consistency = "{self.consistency}" a model is made of every '
-                        "rounds.buffer_size updates; leave this one out",
-                    )
+            for name in self.changed("staleness", "buffer_size"):
+                yield WrongSetting(name, 'nothing would read it with consistency = "bsp"')
+            return
+        for name in self.changed("over_selection", "quorum"):
+            yield WrongSetting(
+                name,
+                f'with consistency = "{self.consistency}" a model is made of every '
+                "rounds.buffer_size updates; leave this one out",
+            )
         if self.consistency == "ssp" and self.staleness is None:
-            raise WrongSetting("staleness", 'it must be given with consistency = "ssp"')
+            yield WrongSetting("staleness", 'it must be given with consistency = "ssp"')
         if self.consistency == "asp" and self.staleness is not None:
-            raise WrongSetting("staleness", 'there is no limit with consistency = "asp"; use "ssp"')
+            yield WrongSetting("staleness", 'there is no limit with consistency = "asp"; use "ssp"')
+
+    @Check
+    def _buffer_can_be_full(self) -> Conflicts:
+        if self.consistency == "bsp" or self.buffer_size is None:
+            return
         least, most = self.min_participants, self.max_selected
-        if self.buffer_size is not None and not least <= self.buffer_size <= most:
-            raise WrongSetting(
+        if least <= most and not least <= self.buffer_size <= most:
+            yield WrongSetting(
                 "buffer_size",
                 f"it must be from min_participants, {least}, to the number that trains at a time, "
                 f"{most}",
             )
-        if self.over_selection and (self.controller == "all" or self.fraction_participants == 1):
-            raise WrongSetting(
+
+    @Check
+    def _more_can_be_selected(self) -> Conflicts:
+        is_everybody = self.controller == "all" or self.fraction_participants == 1
+        if self.consistency == "bsp" and self.over_selection and is_everybody:
+            yield WrongSetting(
                 "over_selection",
                 "everybody is selected without it; it needs a fraction_participants below 1 and "
                 'another controller than "all"',
             )
-        if self.quorum:
-            self._check_quorum()
-        self._check_pacing()
-        return self
 
-    def _check_pacing(self) -> None:
+    @Check
+    def _pacing_closes_rounds(self) -> Conflicts:
         if not self.pacing:
             if self.pacing_options:
-                raise WrongSetting("pacing_options", "nothing would read it without rounds.pacing")
+                yield WrongSetting("pacing_options", "nothing would read it without rounds.pacing")
             return
-        for name, without in (("consistency", "bsp"), ("quorum", "")):
-            if getattr(self, name) != without:
-                raise WrongSetting(
-                    name, f'with pacing = "{self.pacing}" that rule closes rounds; leave this out'
-                )
+        for name in self.changed("consistency", "quorum"):
+            yield WrongSetting(
+                name, f'with pacing = "{self.pacing}" that rule closes rounds; leave this out'
+            )
         with naming("pacing", "pacing_options", known_pacings):
             made = make_pacing(self.pacing, self.pacing_options)
             _ = self.whole_pacing_options, made.closes_initial_round()
             limit, wait_s = made.max_staleness(), made.shortest_wait_s()
         if limit is not None and not 0 <= limit <= MAX_INT32:
-            raise WrongSetting("pacing", f"{self.pacing!r} answers max_staleness: {limit}")
+            yield WrongSetting("pacing", f"{self.pacing!r} answers max_staleness: {limit}")
         if wait_s is not None and wait_s <= 0:
-            raise WrongSetting("pacing", f"{self.pacing!r} answers shortest_wait_s: {wait_s}")
+            yield WrongSetting("pacing", f"{self.pacing!r} answers shortest_wait_s: {wait_s}")
 
-    def _check_quorum(self) -> None:
+    @Check
+    def _quorum_can_be_met(self) -> Conflicts:
+        if self.consistency != "bsp" or not self.quorum:
+            return
         try:
             condition = parse(self.quorum)
         except ConditionalEventError as error:
-            raise WrongSetting("quorum", str(error)) from None
+            yield WrongSetting("quorum", str(error))
+            return
         for unit in condition.units:
             is_one = unit.source not in ("*", pacing.PEER_TYPE)
             most = 1 if is_one else self.max_selected
@@ -239,8 +252,9 @@ class RoundsSettings(Section):
                 or (is_one and why_not(unit.source) is not None)
                 or (unit.count is not None and unit.count > most)
             ):
-                raise WrongSetting(
+                yield WrongSetting(
                     "quorum",
                     f'"{unit}" never happens: a round gets one "{pacing.TAG}" from each of at most '
                     f"{self.max_selected} participants",
                 )
+                return

@@ -1,11 +1,11 @@
 """The section [schema]: what the data of all participants have in common."""
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from xain_coordinator.core.values import Schema
-from xain_foundation.fields import Section, Texts, WrongSetting
+from xain_foundation.fields import Check, Conflicts, Section, Texts, WrongSetting
 from xain_workloads.schema import Column, ColumnType, check_names
 
 
@@ -21,22 +21,24 @@ class SchemaSettings(Section):
     allow_missing: bool = False
     allow_new_classes: bool = False
 
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
+    @Check
+    def _columns_fit(self) -> Conflicts:
         for name in self.units:
             if name not in self.columns:
-                raise WrongSetting(f"units.{name}", "schema.columns has no column of this name")
+                yield WrongSetting(f"units.{name}", "schema.columns has no column of this name")
         try:
             check_names(self._columns)
         except ValueError as error:
-            raise WrongSetting("columns", str(error)) from None
-        if self.target in self.columns:
-            raise WrongSetting("target", "schema.columns lists it as a column of features")
+            yield WrongSetting("columns", str(error))
+        if self.target and self.target in self.columns:
+            yield WrongSetting("target", "schema.columns lists it as a column of features")
+
+    @Check
+    def _classes_are_of_a_classification(self) -> Conflicts:
         if self.classes and self.task == "regression":
-            raise WrongSetting("classes", 'a schema.task = "regression" has none')
-        if self.classes and len(set(self.classes)) < 2:
-            raise WrongSetting("classes", "classification needs two classes or more")
-        return self
+            yield WrongSetting("classes", 'a schema.task = "regression" has none')
+        elif self.classes and len(set(self.classes)) < 2:
+            yield WrongSetting("classes", "classification needs two classes or more")
 
     @property
     def _columns(self) -> tuple[Column, ...]:
