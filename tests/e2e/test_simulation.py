@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import select
 import signal
 import sqlite3
 import sys
@@ -167,3 +168,42 @@ async def test_interrupt_ends_all_processes(tmp_path: Path) -> None:
     assert errors.count(b"Traceback") == 1, errors.decode()
     left = await asyncio.to_thread(lambda: list(tmp_path.glob("xain-*")))
     assert not left, "the folder of the coordinator is removed"
+
+
+async def test_processes_end_with_a_killed_script(tmp_path: Path) -> None:
+    """A script that is killed stops neither its coordinator nor its workers."""
+    begun = tmp_path / "begun"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        scripts.__file__,
+        str(begun),
+        stderr=asyncio.subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        start_new_session=True,
+    )
+    async with asyncio.timeout(PATIENCE_S):
+        while not begun.exists():  # noqa: ASYNC110  # another process makes it
+            await asyncio.sleep(0.02)
+    handles = [os.pidfd_open(pid) for pid in children_of(process.pid)]
+    try:
+        assert len(handles) >= 2, "a coordinator and a worker"
+        process.kill()
+        await process.wait()
+        for handle in handles:
+            ended, _, _ = await asyncio.to_thread(select.select, [handle], [], [], PATIENCE_S)
+            assert ended
+    finally:
+        for handle in handles:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+            os.close(handle)
+
+
+def children_of(pid: int) -> list[int]:
+    """Numbers of the processes that a process has started and that are alive."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if int((folder / "stat").read_text().rpartition(") ")[2].split()[1]) == pid:
+                found.append(int(folder.name))
+    return found

@@ -26,6 +26,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Thread
 from typing import Any, TextIO
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -35,7 +36,7 @@ from xain.loop import Loop, Rounds, rounds_of_site
 from xain.result import LastModel, ResultMissing, fetch_last_model
 from xain.round import Round
 from xain.settings_file import as_toml
-from xain_foundation import streams
+from xain_foundation import child, streams
 from xain_foundation.wheels import pip_install
 from xain_participant.client import open_channel
 from xain_participant.config import ENV_PREFIX
@@ -198,11 +199,12 @@ def _coordinator(folder: Path, settings: Mapping[str, Any]) -> Iterator[_Coordin
     text = as_toml({**in_folder, **settings, "server.port_file": port_file.absolute()})
     config.touch(0o600)  # it may hold secrets
     config.write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "xain_coordinator", f"--config={config}", "--new-session"]
+    command = child.command("xain_coordinator", f"--config={config}", "--new-session")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("XAIN_COORDINATOR_")}
     with log.open("wb") as file:
         process = subprocess.Popen(
             command,
+            pass_fds=[child.pipe()],
             stderr=file,
             stdout=file,
             stdin=subprocess.DEVNULL,
@@ -372,6 +374,7 @@ def _work(
         os._exit(128 + signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, end)
+    Thread(target=_end_with_parent, name="parent", daemon=True).start()
     for name in [name for name in os.environ if name.startswith(ENV_PREFIX)]:
         del os.environ[name]  # a setting of one participant, such as its name
 
@@ -400,6 +403,14 @@ def _work(
                 fail(sites[i], str(error))
         elif loops[i].is_asked:
             _run_main(main, sites[i], loops[i], fail)
+
+
+def _end_with_parent() -> None:
+    """End the worker when the script was killed, which stops nobody then."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a worker has a parent"
+    parent.join()
+    os._exit(1)
 
 
 def _run_main(main: Main, site: Site, loop: Loop, fail: Callable[[Site, str, str], None]) -> None:

@@ -1,15 +1,12 @@
-"""The process that trains stages for a participant: `python -m xain_participant.stage_process`.
+"""The process that trains stages for a participant, a child.py: it ends with the participant.
 
-It gets jobs through one descriptor and answers each with a StageResult or an exception. The end of
-the other descriptor is the end of the participant, and of this process.
+It gets jobs through a descriptor and answers each with a StageResult or an exception.
 """
 
-import os
 import signal
 import sys
 import traceback
 from multiprocessing.connection import Connection
-from threading import Thread
 
 from xain_foundation import streams
 from xain_participant.participant import GroupBroken
@@ -24,12 +21,11 @@ from xain_workloads.pipeline import StageResult, train_stage
 from xain_workloads.workload import from_metadata
 
 
-def main(connection: Connection, parent_pipe: int) -> None:
+def main(connection: Connection) -> None:
     """Train one job after the other, until the participant closes the connection."""
     streams.unblock()
     # Ctrl-C reaches all processes of a terminal, and the participant decides what follows.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Thread(target=_end_with, args=(parent_pipe,), daemon=True).start()
     path, builders, num_threads = connection.recv()
     sys.path[:] = path
     allow_builders(builders)
@@ -65,11 +61,5 @@ def _train(job: Job, data: Dataset) -> StageResult:
         )
 
 
-def _end_with(parent_pipe: int) -> None:
-    """End the process when its parent has ended and closed the pipe."""
-    os.read(parent_pipe, 1)
-    os._exit(1)
-
-
 if __name__ == "__main__":
-    main(Connection(int(sys.argv[1])), int(sys.argv[2]))
+    main(Connection(int(sys.argv[1])))

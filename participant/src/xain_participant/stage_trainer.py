@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from threading import Lock
 from typing import Any
 
+from xain_foundation import child
 from xain_participant.participant import Assignment, GroupBroken
 from xain_participant.process_groups import ListeningAddress, Member
 from xain_workloads import neural_builders
@@ -129,23 +130,14 @@ class _Process:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        # Nothing is sent through it: its end tells the process that its participant has died.
-        parent_pipe, self._parent_pipe = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "xain_participant.stage_process",
-                    str(theirs.fileno()),
-                    str(parent_pipe),
-                ],
-                pass_fds=(theirs.fileno(), parent_pipe),
+                child.command("xain_participant.stage_process", str(theirs.fileno())),
+                pass_fds=(theirs.fileno(), child.pipe()),
                 env={"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ},
             )
         finally:
             theirs.close()
-            os.close(parent_pipe)
         self._connection = Connection(ours.detach())
         # Builders are found and allowed as in this process.
         self._send((sys.path, sorted(neural_builders.allowed()), threads_in_use()))
@@ -181,7 +173,6 @@ class _Process:
     def close(self) -> None:
         self.kill()
         self._connection.close()
-        os.close(self._parent_pipe)
 
 
 def portable(error: Exception) -> Exception:

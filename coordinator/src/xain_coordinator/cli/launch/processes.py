@@ -5,13 +5,13 @@ The log goes to a file, which shows the lines before a program was killed and st
 
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
 from xain_coordinator.cli.launch.logs import LogFile
 from xain_coordinator.cli.launch.plan import COORDINATE, PARAMETERS, PARTICIPATE, Program
+from xain_foundation import child
 from xain_foundation.commands import CommandFailed
 from xain_foundation.fields import join_host_port
 from xain_foundation.sockets import free_ports
@@ -75,10 +75,8 @@ class ProcessBackend:
         with path.open("ab") as log:  # the lines before a restart stay
             lines = LogFile(path)
             popen = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "xain_coordinator.cli.launch.child", str(os.getpid())),
-                    *(MODULES[program.command], *program.arguments),
-                ],
+                child.command(MODULES[program.command], *program.arguments),
+                pass_fds=[child.pipe()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
