@@ -148,20 +148,27 @@ def test_numbers_that_make_no_sense_are_refused(settings: Any) -> None:
         xain.simulate(scripts.count, **{"participants": 1, **settings})
 
 
-async def test_interrupt_ends_all_processes(tmp_path: Path) -> None:
-    """Ctrl-C, which the terminal sends to the script and to its workers."""
-    begun = tmp_path / "begun"
+async def waiting_script(folder: Path) -> asyncio.subprocess.Process:
+    """A script whose first round lasts. folder: of its temporary files."""
+    begun = folder / "begun"
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         scripts.__file__,
         str(begun),
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
+        env={**os.environ, "TMPDIR": str(folder)},
         start_new_session=True,
     )
     async with asyncio.timeout(PATIENCE_S):
         while not begun.exists():  # noqa: ASYNC110  # another process makes it
             await asyncio.sleep(0.02)
+    return process
+
+
+async def test_interrupt_ends_all_processes(tmp_path: Path) -> None:
+    """Ctrl-C, which the terminal sends to the script and to its workers."""
+    process = await waiting_script(tmp_path)
+    async with asyncio.timeout(PATIENCE_S):
         process.send_signal(signal.SIGINT)
         _, errors = await process.communicate()
     assert process.returncode == -signal.SIGINT, errors.decode()
@@ -172,23 +179,11 @@ async def test_interrupt_ends_all_processes(tmp_path: Path) -> None:
 
 async def test_processes_end_with_a_killed_script(tmp_path: Path) -> None:
     """A script that is killed stops neither its coordinator nor its workers."""
-    begun = tmp_path / "begun"
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        scripts.__file__,
-        str(begun),
-        stderr=asyncio.subprocess.DEVNULL,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        start_new_session=True,
-    )
-    async with asyncio.timeout(PATIENCE_S):
-        while not begun.exists():  # noqa: ASYNC110  # another process makes it
-            await asyncio.sleep(0.02)
+    process = await waiting_script(tmp_path)
     handles = [os.pidfd_open(pid) for pid in children_of(process.pid)]
     try:
         assert len(handles) >= 2, "a coordinator and a worker"
         process.kill()
-        await process.wait()
         for handle in handles:
             ended, _, _ = await asyncio.to_thread(select.select, [handle], [], [], PATIENCE_S)
             assert ended
@@ -197,6 +192,7 @@ async def test_processes_end_with_a_killed_script(tmp_path: Path) -> None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
             os.close(handle)
+        await process.communicate()  # which lasts as long as its children
 
 
 def children_of(pid: int) -> list[int]:
