@@ -7,21 +7,36 @@ the parent, also of one that was killed. A signal at the parent's end exists on 
 
 import os
 import runpy
+import subprocess
 import sys
-from functools import cache
+from collections.abc import Sequence
 from threading import Thread
+from typing import Any
+
+# The two ends of the pipe for all children of this process. No program inherits the second one,
+# which is closed with the process.
+_pipes: list[tuple[int, int]] = []
 
 
-@cache
-def pipe() -> int:
-    """A descriptor for subprocess's `pass_fds`, the same for all children of this process."""
-    reading, _ = os.pipe()  # the other end is closed with the process, and inherited by no program
-    return reading
+def start(
+    module: str, *arguments: str, pass_fds: Sequence[int] = (), **options: Any
+) -> "subprocess.Popen[bytes]":
+    """Start a module as a child. options: of subprocess.Popen."""
+    if not _pipes:
+        _pipes.append(os.pipe())
+    reading, _ = _pipes[0]
+    command = [sys.executable, "-m", "xain_foundation.child", str(reading), module, *arguments]
+    return subprocess.Popen(command, pass_fds=(*pass_fds, reading), **options)
 
 
-def command(module: str, *arguments: str) -> list[str]:
-    """The command of a child. Start it with pass_fds=[pipe()]."""
-    return [sys.executable, "-m", "xain_foundation.child", str(pipe()), module, *arguments]
+def _forked() -> None:
+    """Close the pipe in a forked process, whose end is not the end of its parent's children."""
+    while _pipes:
+        for end in _pipes.pop():
+            os.close(end)
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def main() -> None:

@@ -47,7 +47,7 @@ from xain_workloads.model import unflatten
 
 START_S = 60.0
 STOP_S = 10.0
-# Pause between two looks at the coordinator.
+# Pause between two looks at another process.
 LOOK_S = 0.25
 _LOG_LINES = 5
 
@@ -199,12 +199,12 @@ def _coordinator(folder: Path, settings: Mapping[str, Any]) -> Iterator[_Coordin
     text = as_toml({**in_folder, **settings, "server.port_file": port_file.absolute()})
     config.touch(0o600)  # it may hold secrets
     config.write_text(text, encoding="utf-8")
-    command = child.command("xain_coordinator", f"--config={config}", "--new-session")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("XAIN_COORDINATOR_")}
     with log.open("wb") as file:
-        process = subprocess.Popen(
-            command,
-            pass_fds=[child.pipe()],
+        process = child.start(
+            "xain_coordinator",
+            f"--config={config}",
+            "--new-session",
             stderr=file,
             stdout=file,
             stdin=subprocess.DEVNULL,
@@ -409,7 +409,9 @@ def _end_with_parent() -> None:
     """End the worker when the script was killed, which stops nobody then."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "a worker has a parent"
-    parent.join()
+    # A process that the script has forked keeps the pipe of multiprocessing open.
+    while parent.is_alive() and os.getppid() == parent.pid:
+        parent.join(LOOK_S)
     os._exit(1)
 
 

@@ -9,7 +9,6 @@ that is killed.
 import os
 import signal
 import socket
-import subprocess
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -131,9 +130,10 @@ class _Process:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         try:
-            self._process = subprocess.Popen(
-                child.command("xain_participant.stage_process", str(theirs.fileno())),
-                pass_fds=(theirs.fileno(), child.pipe()),
+            self._process = child.start(
+                "xain_participant.stage_process",
+                str(theirs.fileno()),
+                pass_fds=[theirs.fileno()],
                 env={"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ},
             )
         finally:

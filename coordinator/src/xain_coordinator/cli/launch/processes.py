@@ -74,9 +74,9 @@ class ProcessBackend:
         path = self._logs / f"{program.name}.log"
         with path.open("ab") as log:  # the lines before a restart stay
             lines = LogFile(path)
-            popen = subprocess.Popen(
-                child.command(MODULES[program.command], *program.arguments),
-                pass_fds=[child.pipe()],
+            popen = child.start(
+                MODULES[program.command],
+                *program.arguments,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
