@@ -158,14 +158,33 @@ def resolve(
     try:
         config = model.model_validate(_tree(given))
     except ValidationError as error:
-        problems += _wrong_values(schema, given, error)
-        problems += _conflicts(schema, model, given, problems)
+        known = [problem.key for problem in problems]
+        for key, must in _mistakes(schema, model, given, error, known):
+            problems.append(_Problem(key, _line(schema, given, key, must)))
     if problems:
         texts = list(dict.fromkeys(problem.text for problem in problems))
         if len(texts) > MAX_PROBLEMS:
             texts[MAX_PROBLEMS:] = [f"further mistakes: {len(texts) - MAX_PROBLEMS}"]
         raise ConfigError("\n".join(texts))
     return Resolved(config, given)
+
+
+def mistakes(
+    model: type[BaseModel], values: Mapping[str, object], error: ValidationError
+) -> list[str]:
+    """All mistakes in settings that a program has put together, as "KEY: what it must be".
+
+    values: nested as the model is. error: raised by their validation.
+    """
+    schema = Schema(model)
+    given = {}
+    for leaf in schema.leaves:
+        table = reduce(lambda at, section: at.get(section, {}), leaf[:-1], cast(Any, values))
+        if leaf[-1] in table:
+            for key, value in schema.items(leaf, table[leaf[-1]]):
+                given[key] = _Given(value, "flag", "", "")
+    found = _mistakes(schema, model, given, error, ())
+    return [f"{dotted(key)}: {must}" for key, must in found]
 
 
 # --- the sources ----------------------------------------------------------------------------------
@@ -326,11 +345,30 @@ def _unknown(schema: Schema, key: Key, name: Callable[[Key], str]) -> str:
     return f"unknown key {dotted_unknown(key)}; {hint}"
 
 
-def _wrong_values(
-    schema: Schema, given: Mapping[Key, _Given], error: ValidationError
-) -> Iterator[_Problem]:
+def _mistakes(
+    schema: Schema,
+    model: type[BaseModel],
+    given: Mapping[Key, _Given],
+    error: ValidationError,
+    unsure: Sequence[Key],
+) -> Iterator[tuple[Key, str]]:
+    """Keys and what they must be: wrong values, then conflicts. unsure: keys with mistakes of other
+    kinds."""
+    wrong: dict[Key, str] = {}
+    for key, must in _wrong_values(schema, error):
+        wrong.setdefault(key, must)  # every member of a union complains
+    for key, must in (
+        *wrong.items(),
+        *_conflicts(schema, model, given, [*unsure, *wrong]),
+    ):
+        _, value = _origin(given, key)
+        # The cause may repeat what is not shown.
+        is_shown = schema.is_url(key) or not may_hold_password(value)
+        yield key, must if is_shown else "a URL is not taken here"
+
+
+def _wrong_values(schema: Schema, error: ValidationError) -> Iterator[tuple[Key, str]]:
     """Values that are wrong by themselves."""
-    seen = set()
     for details in error.errors(include_url=False):
         if isinstance(details.get("ctx", {}).get("error"), WrongSettings):
             continue
@@ -338,23 +376,21 @@ def _wrong_values(
         # pydantic goes on after the key, with the member of a union that did not fit.
         leaf = next((at[:n] for n in range(1, len(at) + 1) if at[:n] in schema.leaves), None)
         key = at if leaf is None else at[: len(leaf) + schema.is_table(leaf)]
-        if key not in seen:  # every member of a union complains
-            seen.add(key)
-            yield _problem(schema, given, key, _must(schema, key, details["type"]))
+        yield key, _must(schema, key, details["type"])
 
 
 def _conflicts(
     schema: Schema,
     model: type[BaseModel],
     given: Mapping[Key, _Given],
-    problems: Sequence[_Problem],
-) -> Iterator[_Problem]:
-    """Conflicts between keys, of the checks that read nothing of what the problems are about.
+    mistaken: Sequence[Key],
+) -> Iterator[tuple[Key, str]]:
+    """Conflicts between keys, of the checks that read nothing of what the mistakes are about.
 
     What an unknown key probably meant is unknown too: its default is not what the user wants.
     Checks of the whole read nothing of the conflicts within a section.
     """
-    unsure = {leaf for problem in problems for leaf in _meant(schema, problem.key)}
+    unsure = {leaf for key in mistaken for leaf in _meant(schema, key)}
     sure = {key: one for key, one in given.items() if schema.leaf_of(key) not in unsure}
     # A copy, because a section without a key that is given is the default of its model.
     config = model.model_validate(_tree(sure), context=UNCHECKED).model_copy(deep=True)
@@ -365,7 +401,7 @@ def _conflicts(
         for conflict in reduce(_value_of, at, cast(Any, config)).conflicts():
             key = (*at, *_split(schema, at, conflict.key))
             unsure |= _meant(schema, key)
-            yield _problem(schema, given, key, conflict.text)
+            yield key, conflict.text
 
 
 def _meant(schema: Schema, key: Key) -> set[Key]:
@@ -374,13 +410,11 @@ def _meant(schema: Schema, key: Key) -> set[Key]:
     return {leaf for leaf in schema.leaves if meant and leaf[: len(meant)] == meant}
 
 
-def _problem(schema: Schema, given: Mapping[Key, _Given], key: Key, must: str) -> _Problem:
+def _line(schema: Schema, given: Mapping[Key, _Given], key: Key, must: str) -> str:
     source, value = _origin(given, key)
-    if may_hold_password(value) and not schema.is_url(key):
-        must = "a URL is not taken here"  # the cause may repeat what is not shown
     if value is _NO_VALUE:
-        return _Problem(key, f"{source}: {dotted(key)}: {must}")
-    return _Problem(key, f"{source}: {_is(schema, key, value)}; {must}")
+        return f"{source}: {dotted(key)}: {must}"
+    return f"{source}: {_is(schema, key, value)}; {must}"
 
 
 _NO_VALUE = object()

@@ -1,5 +1,8 @@
 """Errors of the HTTP face."""
 
+import re
+from typing import Any
+
 import pytest
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
@@ -46,11 +49,33 @@ def test_requests_cannot_choose_code_or_have_estimators_sent(options: dict[str, 
     assert caught.value.code == "INVALID_SETTING"
 
 
-def test_all_settings_that_a_request_makes_wrong_are_told() -> None:
-    """A client mends them in one go."""
-    changes = {"workload": {"name": "best"}, "aggregation": {"rule": "sum", "optimizer": "best"}}
-    request = bodies.FitRequest.model_validate({"epochs": 2**31 - 1, **changes})
+@pytest.mark.parametrize(
+    ("request_", "keys"),
+    [
+        (
+            {
+                "epochs": 2**31 - 1,
+                "workload": {"name": "best"},
+                "aggregation": {"rule": "sum", "optimizer": "best"},
+            },
+            ["rounds.epochs", "workload.name", "aggregation.optimizer"],
+        ),
+        (
+            {
+                "epochs": 5,
+                "min_participants": 2**31 - 1,
+                "aggregation": {"rule": "gradient", "optimizer": "best"},
+            },
+            ["rounds.min_participants", "aggregation.optimizer", "rounds.epochs"],
+        ),
+        ({"workload": {"options": {"a": 2**70}}}, ["workload.options"]),
+    ],
+)
+def test_all_settings_that_a_request_makes_wrong_are_told(
+    request_: dict[str, Any], keys: list[str]
+) -> None:
+    """A client mends them in one go: wrong values and conflicts, within sections and between."""
     with pytest.raises(HttpError) as caught:
-        fits.changed(CoordinatorConfig(), request)
-    told = [part.split(": ")[0] for part in caught.value.message.split("; ")]
-    assert told == ["rounds.epochs", "workload.name", "aggregation.optimizer"]
+        fits.changed(CoordinatorConfig(), bodies.FitRequest.model_validate(request_))
+    assert re.findall(r"(?:^|; )([a-z_.]+): ", caught.value.message) == keys
+    assert "Input should" not in caught.value.message, "words of pydantic"

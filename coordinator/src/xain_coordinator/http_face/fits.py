@@ -26,7 +26,7 @@ from xain_coordinator.http_face.predicting import Predictor, Rows
 from xain_coordinator.server.inspection_client import Snapshot, ask_service
 from xain_coordinator.server.inspection_service import waiting_for
 from xain_coordinator.server.predictions import Predictions
-from xain_foundation.fields import WrongSettings
+from xain_foundation.settings import mistakes
 from xain_wire.metadata import COMPLETED
 
 T = TypeVar("T")
@@ -267,11 +267,5 @@ def changed(config: CoordinatorConfig, request: bodies.FitRequest) -> Coordinato
     try:
         return CoordinatorConfig.model_validate(whole)
     except ValidationError as error:
-        told = []
-        for each in error.errors(include_url=False, include_input=False):
-            at, cause = [*map(str, each["loc"])], each.get("ctx", {}).get("error")
-            if isinstance(cause, WrongSettings):
-                told += [".".join([*at, str(conflict)]) for conflict in cause.conflicts]
-            else:
-                told.append(f"{'.'.join(at)}: {each['msg']}")
+        told = mistakes(CoordinatorConfig, whole, error)
         raise HttpError("INVALID_SETTING", "; ".join(told)) from None
