@@ -68,7 +68,7 @@ def restore(config: CoordinatorConfig, folder: Path) -> int:
 
     def put_back() -> int:
         lost = _restore(config, folder)
-        # It looks at the latest session only.
+        # `repair` looks at the latest session only.
         return repair(config) or (EXIT_DAMAGED if lost else EXIT_SOUND)
 
     return _told("restore", put_back)
@@ -188,7 +188,8 @@ def _copy_file(source: Path, target: Path) -> None:
 
 
 def _restore(config: CoordinatorConfig, folder: Path) -> int:
-    """Returns how many objects the backup lacks."""
+    """Copy the journal and the objects of a backup to where a configuration has them. Returns how
+    many objects the backup lacks."""
     path = config.journal.path
     if not (folder / JOURNAL).exists():
         raise CommandFailed(f"{folder} has no {JOURNAL}: it is no whole backup")
