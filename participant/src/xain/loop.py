@@ -494,8 +494,8 @@ class Rounds:
 
     @property
     def exit_status(self) -> int:
-        """Status for the script to end with after the loop: 5 if the session is finished and none
-        of the script's updates counted, also if there was no round; else 0."""
+        """Status for the script to end with after the loop: 5 if the session is finished and
+        nothing that the script trained counted, also if there was no round; else 0."""
         return self._loop.exit_status
 
     @property

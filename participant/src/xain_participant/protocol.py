@@ -142,6 +142,7 @@ class Protocol:
         self._is_durable = held is not None  # what is held
         # Round of the latest result if that was not trained: initial weights, or an evaluation.
         self._untrained = held.round if held is not None and not held.is_training else None
+        self._has_trained = held is not None and held.is_training  # a result, as far as is known
         self._accepted: int | None = None  # round of a result whose copy on the disk stays
         self._done: deque[int] = deque(maxlen=NUM_DONE_KEPT)
         self._invalid: tuple[int, int] = (-1, 0)  # round, updates of it that were refused
@@ -361,7 +362,7 @@ class Protocol:
         self._done.clear()
         self._invalid = (-1, 0)
         self._attempt, self._broken = (-1, 0), None
-        self._untrained = None
+        self._untrained, self._has_trained = None, False
         self._advertised = None
         if self._busy is not None:
             self._busy.void = True
@@ -436,6 +437,7 @@ class Protocol:
             case e.Trained(round_, is_durable, is_training):
                 self._work_backoff.reset()
                 self._untrained = None if is_training else round_
+                self._has_trained = self._has_trained or is_training
                 self._held, self._accepted = round_, None
                 self._is_durable = is_durable
                 if round_ in self._done:
@@ -571,6 +573,8 @@ class Protocol:
             self._exit(EXIT_NOTHING_COUNTED, f"the session is finished without this one: {why}")
 
     def _why_nothing_counted(self) -> str:
+        if self._untrained is not None and not self._has_trained:
+            return "it has made initial weights or an evaluation, and trained nothing"
         if self._last_round >= 0:
             return "none of its updates counted; the coordinator's report says why"
         if self._was_asked_to_wait:

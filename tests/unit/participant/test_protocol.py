@@ -768,6 +768,15 @@ def test_one_of_whom_nothing_counted_ends_with_a_status_of_its_own(joined: Talk)
     trained_too = deepcopy(made)
     (exit_,) = made.hear(end)
     assert exit_.code == 5
+    assert isinstance(exit_, a.Exit)
+    assert "initial weights or an evaluation, and trained nothing" in exit_.message
+    was_late = deepcopy(trained_too)
+    was_late.advertise(4)
+    was_late.hear(e.Assigned(4), e.Trained(4), end)
+    *_, exit_ = was_late.hear(e.TimerFired(Timer.WORK))
+    assert isinstance(exit_, a.Exit)
+    assert exit_.code == 5
+    assert "none of its updates counted" in exit_.message
     trained_too.advertise(4)
     trained_too.hear(e.Assigned(4), e.Trained(4), e.HandedIn(4))
     assert trained_too.hear(end) == FINISHED
