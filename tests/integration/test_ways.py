@@ -161,8 +161,24 @@ def test_closed_port_refuses() -> None:
     assert why_unreachable(f"127.0.0.1:{closed_port()}") == "connection refused"
 
 
-def test_unknown_name_is_named() -> None:
-    assert why_unreachable("fleet.invalid:1") == "the name fleet.invalid is not known"
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [
+        (socket.EAI_NONAME, "the name fleet.invalid is not known"),
+        (socket.EAI_AGAIN, "the name service cannot answer for fleet.invalid now"),
+    ],
+)
+def test_unknown_name_is_told_from_a_name_service_that_is_away(
+    monkeypatch: pytest.MonkeyPatch, number: int, why: str
+) -> None:
+    def getaddrinfo(*_: object, **__: object) -> None:
+        raise socket.gaierror(number, "as the name service says")  # not that of this machine
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    assert why_unreachable("fleet.invalid:1") == why
+
+
+def test_impossible_name_is_not_known() -> None:
     assert "is not known" in why_unreachable(f"{'a' * 100}:1")
 
 

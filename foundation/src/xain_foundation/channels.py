@@ -207,6 +207,8 @@ def _why_no_call(connection: socket.socket, is_encrypted: bool) -> str:
 
 def _reason(error: Exception, host: str, timeout_s: float) -> str:
     match error:
+        case socket.gaierror(errno=socket.EAI_AGAIN):
+            return f"the name service cannot answer for {host} now"
         case socket.gaierror() | UnicodeError():
             return f"the name {host} is not known"
         case _NoNameService():
