@@ -259,6 +259,8 @@ def main(arguments: list[str]) -> int:
         print(f"no such part: {', '.join(unknown)}; there are {', '.join([*PARTS, *GROUPS])}")
         return 2
     os.chdir(ROOT)
+    # A shell lets its background jobs ignore SIGINT, and so do all processes that they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # The tests start thousands of processes: each would compile the modules of the product again,
     # and threads of linear algebra take processor time in each while they wait for work.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

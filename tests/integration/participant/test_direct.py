@@ -2,7 +2,6 @@
 
 import logging
 import ssl
-import subprocess
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from integration.participant.store import (
     send,
     status,
 )
+from support.certificates import certified, needs_openssl
 from xain_participant.direct import (
     LEAST_BYTES,
     PAUSE_S,
@@ -457,34 +457,17 @@ def test_a_proxy_of_another_kind_is_not_gone_around(
     assert store.calls == []
 
 
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For 127.0.0.1, signed by itself; its key is in the same file."""
-    file = tmp_path_factory.mktemp("tls") / "certificate.pem"
-    key = file.with_name("key.pem")
-    subprocess.run(
-        [
-            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
-            "-nodes", "-days", "2", "-subj", "/CN=store", "-addext",
-            "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(file),
-        ],
-        check=True,
-        capture_output=True,
-        timeout=PATIENCE_S,
-    )  # fmt: skip
-    file.write_bytes(file.read_bytes() + key.read_bytes())
-    return file
-
-
 @pytest.fixture
-def tls_store(certificate: Path, store: ScriptedStore) -> Iterator[ScriptedStore]:
+def tls_store(tmp_path: Path, store: ScriptedStore) -> Iterator[ScriptedStore]:
+    folder = certified(tmp_path / "tls")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate)
+    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
     tls_store = ScriptedStore(context)
     yield tls_store
     tls_store.stop()
 
 
+@needs_openssl
 def test_a_certificate_without_a_known_authority_is_not_accepted(
     direct: DirectTransfer, tls_store: ScriptedStore
 ) -> None:
@@ -493,13 +476,14 @@ def test_a_certificate_without_a_known_authority_is_not_accepted(
     assert tls_store.calls == []
 
 
+@needs_openssl
 def test_transfers_are_encrypted(
     direct: DirectTransfer,
     tls_store: ScriptedStore,
-    certificate: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "tls" / "ca.crt"))
     tls_store.faults.append(break_off(PART))
     fetch(direct, tls_store)
     told: list[int] = []
