@@ -128,7 +128,7 @@ class Same(Participant):
 async def test_agents_come_at_their_reserved_times(start_limited: Any) -> None:
     """One after another, with their streams as well; then they train as ever."""
     per_s = 4.0
-    coordinator = await start_limited(per_s, 1, rounds=1, min_participants=6)
+    coordinator = await start_limited(per_s, 1, rounds=2, min_participants=6)
     agents = [Agent(Same(), f"127.0.0.1:{coordinator.port}", f"site-{i}") for i in range(6)]
     joined_at: list[float] = []
     # Threads of their own: the loop's are few, and the coordinator needs them.
