@@ -169,16 +169,16 @@ async def test_coordinator_killed_while_the_last_model_is_evaluated_goes_on(laun
 
 async def test_participant_killed_while_it_evaluates_does_so_again(launch, tmp_path):
     gates = tmp_path / "gates"
-    close_gates(gates, "a-1")
-    coordinator = launch(rounds__rounds=1, rounds__min_participants=1)
+    close_gates(gates, "a-2")
+    coordinator = launch(rounds__rounds=2, rounds__min_participants=1)
     await coordinator.start()
     target = f"127.0.0.1:{coordinator.port}"
     a = ParticipantProcess(tmp_path, "a", target, "--size=10", "--scores=0.5", f"--gates={gates}")
     try:
         await a.start()
-        await until(lambda: ("at_gate", 1) in a.book())
+        await until(lambda: ("at_gate", 2) in a.book())
         await a.kill()
-        (gates / "a-1").unlink()
+        (gates / "a-2").unlink()
         await a.start()
         assert await a.died() == 0, a.log()
     finally:
