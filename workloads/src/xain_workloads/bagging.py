@@ -160,6 +160,18 @@ class BaggingWorkload:
         predicted = self.to_sklearn(model).predict(rows)
         return np.asarray(predicted, dtype=np.str_ if classes else np.float64)
 
+    def probabilities(self, model: Model, features: ArrayLike) -> Array | None:
+        """See Workload.probabilities: the weighted mean over the estimators with vote = "soft".
+
+        Raises ValueError if the ensemble has no estimators yet.
+        """
+        classes, num_features = self._open(model)
+        rows = rows_to_predict(num_features, features)
+        voting = self.to_sklearn(model)
+        if not classes or self.options.vote == "hard":
+            return None
+        return np.asarray(voting.predict_proba(rows), dtype=np.float64)
+
     def to_sklearn(self, model: Model) -> Any:
         """See Workload.to_sklearn: a VotingClassifier or VotingRegressor.
 

@@ -155,15 +155,27 @@ class BoostingWorkload:
 
     def predict(self, model: Model, features: ArrayLike) -> NDArray[Any]:
         """See Workload.predict. NaN stands for a missing value."""
+        classes, predicted = self._predicted(model, features)
+        if not classes:
+            return predicted
+        return np.array(classes, dtype=np.str_)[_best(predicted)]
+
+    def probabilities(self, model: Model, features: ArrayLike) -> Array | None:
+        """See Workload.probabilities."""
+        classes, predicted = self._predicted(model, features)
+        if not classes:
+            return None
+        return predicted if predicted.ndim == 2 else np.stack([1 - predicted, predicted], axis=1)
+
+    def _predicted(self, model: Model, features: ArrayLike) -> tuple[tuple[str, ...], Array]:
+        """The classes, and (n,) numbers or probabilities of the second class, or (n, k)."""
         classes, kind = self._open(model)
         try:
             rows = np.asarray(features, dtype=np.float64)
         except (TypeError, ValueError) as error:
             raise DataError(f"the features are not a matrix of numbers: {error}") from error
         predicted = self._booster(model).predict(_dmatrix(kind, rows))
-        if not classes:
-            return np.asarray(predicted, dtype=np.float64)
-        return np.array(classes, dtype=np.str_)[_best(predicted)]
+        return classes, np.asarray(predicted, dtype=np.float64)
 
     def to_sklearn(self, model: Model) -> Any:
         """See Workload.to_sklearn: an XGBClassifier, which predicts positions in metadata

@@ -37,6 +37,7 @@ from xain_workloads.supervised import (
     require_width,
     rows_to_predict,
     score_metrics,
+    softmax,
 )
 from xain_workloads.workload import TrainResult
 
@@ -157,6 +158,12 @@ class MlpWorkload:
         classes, layers = self._open(model)
         scores = self._scores(layers, rows_to_predict(len(layers[0][0]), features))
         return predictions(scores, classes, model.metadata)
+
+    def probabilities(self, model: Model, features: ArrayLike) -> Array | None:
+        """See Workload.probabilities."""
+        classes, layers = self._open(model)
+        rows = rows_to_predict(len(layers[0][0]), features)
+        return softmax(self._scores(layers, rows)) if classes else None
 
     def to_sklearn(self, model: Model) -> Any:
         """See Workload.to_sklearn: an MLPClassifier or MLPRegressor."""

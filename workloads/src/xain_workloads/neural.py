@@ -44,6 +44,7 @@ from xain_workloads.supervised import (
     require_width,
     rows_to_predict,
     score_metrics,
+    softmax,
 )
 from xain_workloads.workload import TrainResult
 
@@ -221,6 +222,12 @@ class NeuralWorkload:
         classes, width = self._opened(model)
         scores = self.network(model).scores(rows_to_predict(width, features))
         return predictions(scores, classes, model.metadata)
+
+    def probabilities(self, model: Model, features: ArrayLike) -> Array | None:
+        """See Workload.probabilities."""
+        classes, width = self._opened(model)
+        rows = rows_to_predict(width, features)
+        return softmax(self.network(model).scores(rows)) if classes else None
 
     def to_sklearn(self, model: Model) -> Any:
         """See Workload.to_sklearn: an MLPClassifier or MLPRegressor, for a list of linear layers

@@ -37,6 +37,7 @@ from xain_workloads.supervised import (
     require_training,
     require_width,
     rows_to_predict,
+    softmax,
 )
 from xain_workloads.workload import TrainResult
 
@@ -286,6 +287,31 @@ class SgdWorkload:
         classes, coef, intercept = self._open(model)
         scores = rows_to_predict(coef.shape[1], features) @ coef.T + intercept
         return predictions(scores, classes, model.metadata)
+
+    def probabilities(self, model: Model, features: ArrayLike) -> Array | None:
+        """See Workload.probabilities: those of scikit-learn's SGDClassifier, which has them for the
+        losses "log_loss" and "modified_huber"."""
+        _, coef, intercept = self._open(model)
+        return self._probabilities(rows_to_predict(coef.shape[1], features) @ coef.T + intercept)
+
+    def _probabilities(self, scores: Array) -> Array | None:
+        """(n, k) scores to (n, classes) probabilities; None for a loss without them.
+
+        Source: Zadrozny and Elkan 2002, for more than two classes one against the rest.
+        """
+        if self.options.loss == "log_loss":
+            if scores.shape[1] == 1 or self._is_multinomial(scores.shape[1]):
+                return softmax(scores)
+            # Logistic functions of sum 1, by their logarithms: they may all be too small.
+            return softmax(-np.logaddexp(0.0, -scores))
+        if self.options.loss == "modified_huber":
+            shares = (np.clip(scores, -1, 1) + 1) / 2
+            if scores.shape[1] == 1:
+                return np.concatenate([1 - shares, shares], axis=1)
+            sums = shares.sum(axis=1, keepdims=True)
+            even = np.full_like(shares, 1 / shares.shape[1])
+            return np.asarray(np.divide(shares, sums, out=even, where=sums > 0))
+        return None
 
     def to_sklearn(self, model: Model) -> Any:
         """See Workload.to_sklearn: an SGDClassifier or SGDRegressor."""

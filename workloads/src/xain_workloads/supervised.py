@@ -117,6 +117,17 @@ def best_class(scores: Array) -> NDArray[np.intp]:
     return best
 
 
+def softmax(scores: Array) -> Array:
+    """(n, k) scores to (n, k) probabilities; one score is the log odds of the second class of two.
+
+    Neither overflows, and a small probability keeps its digits where the other one is close to 1.
+    """
+    if scores.shape[1] == 1:
+        scores = np.concatenate([np.zeros_like(scores), scores], axis=1)
+    exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return np.asarray(exponentials / exponentials.sum(axis=1, keepdims=True))
+
+
 def predictions(
     scores: Array, classes: tuple[str, ...], metadata: Mapping[str, str]
 ) -> NDArray[Any]:

@@ -20,6 +20,7 @@ from xain_workloads.preprocessing import (
     preprocessing_of,
 )
 from xain_workloads.profile import DataProfile
+from xain_workloads.supervised import Array
 from xain_workloads.table import Table
 
 DEFAULT_PREPROCESSING = PreprocessingOptions()
@@ -89,6 +90,14 @@ class Workload(Protocol):
 
         Returns (n,): class names for classification, float64 for regression.
         Raises DataError if the features do not fit the model.
+        """
+
+    def probabilities(self, model: Model, features: ArrayLike) -> Array | None:
+        """Probability of each class for rows. features: (n, p) numbers.
+
+        Returns (n, k) float64 in the order of metadata "classes", each row of sum 1; None for
+        regression, and for a model that has no probabilities, such as one of hinge loss or of
+        votes. Raises as predict() does.
         """
 
     def to_sklearn(self, model: Model) -> Any:
@@ -190,6 +199,12 @@ def predict(model: Model, data: Table | Dataset) -> NDArray[Any]:
     """Predictions for rows as they are in a file. Raises as Workload.predict does."""
     features = prepare(model.metadata, data).features
     return from_metadata(model.metadata).predict(model, features)
+
+
+def probabilities(model: Model, data: Table | Dataset) -> Array | None:
+    """Probability of each class for rows as they are in a file. See Workload.probabilities."""
+    features = prepare(model.metadata, data).features
+    return from_metadata(model.metadata).probabilities(model, features)
 
 
 def fit_centralised(workload: Workload, data: Table | Dataset, *, epochs: int, seed: int) -> Model:

@@ -1,0 +1,94 @@
+"""Probabilities of classes that workloads give."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from xain_workloads.data import load
+from xain_workloads.dataset import Dataset
+from xain_workloads.model import Model
+from xain_workloads.preprocessing import prepare
+from xain_workloads.table import Table
+from xain_workloads.workload import Workload, create, initial_model, probabilities
+
+LAYERS = [
+    {"type": "linear", "out_features": 8},
+    {"type": "relu"},
+    {"type": "linear"},
+]
+WITH_PROBABILITIES: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    ("sgd", {}),
+    ("sgd", {"loss": "modified_huber"}),
+    ("sgd", {"mode": "gradient"}),
+    ("mlp", {"hidden_layers": [8]}),
+    ("neural", {"layers": LAYERS}),
+    ("xgboost", {"mode": "bagging", "max_depth": 3}),
+    ("bagging", {"estimator": "DecisionTreeClassifier", "publish": True}),
+)
+
+
+def trained(name: str, options: Mapping[str, Any], data: Dataset) -> tuple[Workload, Model]:
+    """A model after one round of one site."""
+    workload = create(name, options)
+    model = initial_model(workload, [Table.from_dataset(data).profile()])
+    prepared = prepare(model.metadata, Table.from_dataset(data))
+    result = workload.train(model, prepared, epochs=1, epoch_base=0, seed=1)
+    if options.get("mode") == "gradient":
+        return workload, replace(model, vector=model.vector - 5 * result.vector)
+    return workload, replace(model, vector=result.vector)
+
+
+@pytest.mark.parametrize("source", ["breast_cancer", "iris"])
+@pytest.mark.parametrize(("name", "options"), WITH_PROBABILITIES)
+def test_probabilities_are_those_of_the_exported_estimator(
+    name: str, options: Mapping[str, Any], source: str
+) -> None:
+    if name == "neural":
+        pytest.importorskip("torch")
+    data = load(source)
+    workload, model = trained(name, options, data)
+    rows = prepare(model.metadata, Table.from_dataset(data)).features
+    found = workload.probabilities(model, rows)
+    assert found is not None
+    expected = workload.to_sklearn(model).predict_proba(rows)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(found.sum(axis=1), 1.0, rtol=1e-6)
+    names = np.array(data.profile().classes)
+    assert names[found.argmax(axis=1)].tolist() == workload.predict(model, rows).tolist()
+    again = probabilities(model, Table.from_dataset(data))
+    assert again is not None
+    assert again.tolist() == found.tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "source"),
+    [
+        ("sgd", {"loss": "hinge"}, "iris"),
+        ("sgd", {"task": "regression"}, "diabetes"),
+        ("mlp", {"task": "regression", "hidden_layers": [4]}, "diabetes"),
+        ("xgboost", {"task": "regression", "mode": "bagging"}, "diabetes"),
+        ("bagging", {"estimator": "DecisionTreeClassifier", "vote": "hard"}, "iris"),
+    ],
+)
+def test_model_without_probabilities_has_none(
+    name: str, options: Mapping[str, Any], source: str
+) -> None:
+    data = load(source, task=options.get("task", "classification"))
+    options = {**options, "publish": True} if name == "bagging" else options
+    _, model = trained(name, options, data)
+    assert probabilities(model, Table.from_dataset(data)) is None
+
+
+@pytest.mark.parametrize("options", [{}, {"loss": "modified_huber"}, {"mode": "gradient"}])
+def test_probabilities_of_scores_far_from_zero_are_finite_and_of_sum_one(
+    options: Mapping[str, Any],
+) -> None:
+    """Logistic functions of -1000 are all 0, and their sum is no divisor."""
+    workload, model = trained("sgd", options, load("iris"))
+    far = replace(model, vector=np.full_like(model.vector, -1000.0))
+    found = workload.probabilities(far, np.ones((2, 4)))
+    assert found is not None
+    np.testing.assert_allclose(found, 1 / 3)
