@@ -88,15 +88,21 @@ def test_no_page_and_no_message_installs_ours_by_name() -> None:
 
 def test_extras_that_programs_tell_to_install_exist() -> None:
     num_calls = 0
-    for distribution in ("coordinator", "participant", "parameters"):
+    for distribution in ("coordinator", "participant", "parameters", "workloads"):
         for path in (ROOT / distribution / "src").rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if not isinstance(node, ast.Call) or ast.unparse(node.func) != "pip_install":
+                if not isinstance(node, ast.Call):
                     continue
+                called = ast.unparse(node.func)
+                values = [one.value if isinstance(one, ast.Constant) else "" for one in node.args]
+                match called, values:
+                    case "pip_install", [name, *extra]:
+                        names = [str(name or f"xain-{distribution}").removeprefix("xain-")]
+                    case "pip_install_extra", extra:
+                        names = ["coordinator", "participant"]
+                    case _:
+                        continue
                 num_calls += 1
-                name, *extra = (
-                    one.value if isinstance(one, ast.Constant) else "" for one in node.args
-                )
-                known = project(str(name or f"xain-{distribution}").removeprefix("xain-"))
-                assert not extra or extra[0] in known["optional-dependencies"], path
-    assert num_calls > 8
+                for known in map(project, names):
+                    assert not extra or extra[0] in known["optional-dependencies"], path
+    assert num_calls > 9

@@ -15,3 +15,13 @@ def pip_install(distribution: str, extra: str = "") -> str:
             continue
         return f"pip install '{wheel}[{extra}]'" if extra else f"pip install {wheel}"
     raise AssertionError("none of our distributions is installed")
+
+
+def pip_install_extra(extra: str) -> str:
+    """The command for an extra that coordinator and participant both have, with the wheel of the
+    one that is installed here."""
+    try:
+        version("xain-coordinator")
+    except PackageNotFoundError:
+        return pip_install("xain-participant", extra)
+    return pip_install("xain-coordinator", extra)

@@ -24,13 +24,14 @@ from unit.workloads.test_bagging import edit_schema, rewritten
 from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.assembly.warm_start import CannotStartFrom
 from xain_coordinator.driver.log_files import LatencyFile
-from xain_coordinator.export import formats
 from xain_participant import Agent, WorkloadParticipant
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.limits import MAX_INLINE_BYTES
 from xain_workloads.data import load
 from xain_workloads.dataset import Dataset
 from xain_workloads.ensembles import Frame, pack, unpack
+from xain_workloads.errors import NoModel
+from xain_workloads.exported import formats
 from xain_workloads.held import unpack_holdings
 from xain_workloads.model import Model
 from xain_workloads.partition import dirichlet
@@ -154,7 +155,7 @@ async def test_session_lists_the_estimators_that_stay_and_has_nothing_to_export(
     ]
     assert len({one.digest for one in found}) == 4
     for suffix in (".skops", ".npz"):
-        with pytest.raises(formats.NoModel, match="no model to export"):
+        with pytest.raises(NoModel, match="no model to export"):
             formats.write(tmp_path / f"model{suffix}", model, {})
 
 
@@ -197,7 +198,7 @@ async def test_exported_ensemble_predicts_the_same_in_plain_scikit_learn(
     assert pipeline.predict(test.features).tolist() == predict(model, test).tolist()
     assert formats.read(path).pipeline.predict(test.features[:3]).shape == (3,)
     for suffix in (".json", ".onnx"):
-        with pytest.raises(formats.NoModel, match=r"is exported to \.skops"):
+        with pytest.raises(NoModel, match=r"is exported to \.skops"):
             formats.write(tmp_path / f"model{suffix}", model, {})
 
 

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from xain_coordinator.assembly.warm_start import CannotStartFrom, load_model_file
 from xain_coordinator.cli import main as cli
-from xain_coordinator.export import formats
-from xain_coordinator.export.trained import NoModel
 from xain_workloads import neural_builders
+from xain_workloads.errors import NoModel
+from xain_workloads.exported import formats
 from xain_workloads.model import Model, TensorSpec, flatten
 from xain_workloads.preprocessing import prepare
 from xain_workloads.schema import Column
@@ -323,7 +323,7 @@ REGISTER = """
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from xain_coordinator.export import formats
+from xain_workloads.exported import formats
 from xain_coordinator.export.registry import register
 read = formats.read(Path(sys.argv[1]))
 about = {"session": "5e5510", "round": 7, "digest": "d", "workload": "sgd", "num_samples": 60,

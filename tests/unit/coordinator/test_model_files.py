@@ -12,10 +12,9 @@ from typer.testing import CliRunner
 
 from xain_coordinator.assembly.warm_start import CannotStartFrom, load_model_file
 from xain_coordinator.cli.main import app
-from xain_coordinator.export import formats
-from xain_coordinator.export.trained import NoModel
-from xain_workloads import model_files
-from xain_workloads.model_files import (
+from xain_workloads.errors import NoModel
+from xain_workloads.exported import formats, model_files
+from xain_workloads.exported.model_files import (
     MAX_DEPTH,
     MAX_JSON_BYTES,
     MAX_RATIO,

@@ -17,5 +17,9 @@ class NoWorkload(WorkloadError, RuntimeError):
     """The coordinator names no workload to train a table with."""
 
 
+class NoModel(WorkloadError):
+    """The model does not exist, cannot be read, or has no form in the format that was asked for."""
+
+
 class Diverged(WorkloadError, ArithmeticError):
     """Training ran away to infinity, or towards it: take smaller steps or scale the data."""

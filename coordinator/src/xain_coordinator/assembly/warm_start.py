@@ -21,20 +21,20 @@ from xain_coordinator.core.keys import model_key, state_key
 from xain_coordinator.core.values import BYTES, DataProfile, GlobalModel, Lineage, Rules
 from xain_coordinator.driver.effects import store_model
 from xain_coordinator.driver.model_folder import MODELS_INDEX
-from xain_coordinator.export.formats import read_weights
-from xain_coordinator.export.trained import NoModel
 from xain_coordinator.journal.restore import restore_session
 from xain_coordinator.ports import Journal, Snapshot, WeightsStore
 from xain_coordinator.stores.journalled import store_of_session
 from xain_foundation.commands import CommandFailed
 from xain_foundation.hints import hint
 from xain_foundation.names import shortened
-from xain_workloads.model import Model, TensorSpec, size_of
-from xain_workloads.model_files import (
+from xain_workloads.errors import NoModel
+from xain_workloads.exported.formats import read_weights
+from xain_workloads.exported.model_files import (
     UNREADABLE,
     metadata_of,
     read_json,
 )
+from xain_workloads.model import Model, TensorSpec, size_of
 from xain_workloads.schema import Column
 from xain_workloads.unlike_rows import KEY as POINTS_KEY
 from xain_workloads.workload import create

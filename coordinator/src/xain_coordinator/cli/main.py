@@ -612,7 +612,7 @@ def _explained(command: str) -> Iterator[None]:
     """Report a command's error as one line and exit with status 1."""
     from xain_coordinator.ports import JournalError, StoreError
     from xain_foundation import logs
-    from xain_workloads.errors import DataError
+    from xain_workloads.errors import WorkloadError
 
     logs.configure("warning", console=sys.stderr.isatty(), third_party=False)
     program = f"{PROGRAM} {command}"
@@ -622,7 +622,7 @@ def _explained(command: str) -> Iterator[None]:
         may_ask = command != "extend"
         ask = "; to ask one that runs, " + hint("xain-coordinator", "--address HOST:PORT")
         fail(program, f"{error}{ask if may_ask else ''}", EXIT_FAILED)
-    except (CommandFailed, StoreError, DataError, ModuleNotFoundError) as error:
+    except (CommandFailed, StoreError, WorkloadError, ModuleNotFoundError) as error:
         fail(program, str(error), EXIT_FAILED)
     except OSError as error:
         has_file = error.filename is not None and error.strerror is not None

@@ -21,13 +21,14 @@ from rich.text import Text
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core import profiles
 from xain_coordinator.core.values import Evaluation
-from xain_coordinator.export import formats
-from xain_coordinator.export.trained import Entry, NoModel, Trained, ask, open_files
+from xain_coordinator.export.trained import Entry, Trained, ask, open_files
 from xain_coordinator.server.inspection_client import open_channel
 from xain_foundation.grpc_calls import details_of
 from xain_wire.fl.inspection_pb2 import AskPredictionsRequest
 from xain_wire.fl.inspection_pb2_grpc import InspectionStub
 from xain_workloads.dataset import Task
+from xain_workloads.errors import NoModel
+from xain_workloads.exported import formats
 from xain_workloads.table import Table
 
 # A request has [server] max_message_bytes at most, 2 MiB or more.

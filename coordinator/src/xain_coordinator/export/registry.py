@@ -6,8 +6,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from xain_coordinator.export import formats
-from xain_coordinator.export.trained import NoModel
+from xain_workloads.errors import NoModel
+from xain_workloads.exported import formats
 from xain_workloads.model import Model
 
 _PARAMETERS = ("session", "round", "digest", "workload", "num_samples")

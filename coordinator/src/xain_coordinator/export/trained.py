@@ -21,18 +21,14 @@ from xain_coordinator.server.translate import layout_of
 from xain_coordinator.stores.integrity import parse_vector, read_weights
 from xain_coordinator.stores.journalled import store_of_session
 from xain_coordinator.stores.opening import open_store
-from xain_foundation.commands import CommandFailed
 from xain_foundation.grpc_calls import details_of
 from xain_foundation.hints import hint
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.coordinator_pb2_grpc import CoordinatorStub
+from xain_workloads.errors import NoModel
 from xain_workloads.model import Model
 
 DOWNLOAD_S = 600.0
-
-
-class NoModel(CommandFailed):
-    """The model does not exist or cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 
 from xain_coordinator.config.http import HttpSettings
-from xain_coordinator.export import formats
 from xain_coordinator.export.commands import described
-from xain_coordinator.export.trained import NoModel
 from xain_coordinator.http_face import bodies, chimera
 from xain_coordinator.http_face.admission import RELEASE, Bodies, Gone
 from xain_coordinator.http_face.docs_page import HEADERS, docs_page
@@ -29,6 +27,8 @@ from xain_coordinator.ports import Reader
 from xain_coordinator.server.inspection_client import as_json
 from xain_coordinator.stores.reading import chunks
 from xain_foundation.fields import is_loopback
+from xain_workloads.errors import NoModel
+from xain_workloads.exported import formats
 
 log = structlog.get_logger(__name__)
 

@@ -12,10 +12,9 @@ from xain_coordinator.core.errors import (
     TooManyCalls,
     Unavailable,
 )
-from xain_coordinator.export.trained import NoModel
 from xain_coordinator.ports import JournalError, StoreError
 from xain_foundation.wheels import pip_install
-from xain_workloads.errors import DataError
+from xain_workloads.errors import DataError, NoModel
 
 
 class HttpError(Exception):

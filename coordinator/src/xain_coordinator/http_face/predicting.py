@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xain_coordinator.core.values import GlobalModel
-from xain_coordinator.export.formats import columns_of
 from xain_coordinator.http_face.errors import HttpError
 from xain_coordinator.server.predictions import Predictions
 from xain_workloads import workload
 from xain_workloads.bagging_options import options_of_model
+from xain_workloads.exported.formats import columns_of
 from xain_workloads.model import Model
 from xain_workloads.preprocessing import COLUMNS_KEY, prepare
 from xain_workloads.rows import table_of_rows

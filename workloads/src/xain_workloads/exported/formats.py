@@ -19,22 +19,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xain_coordinator.export.trained import NoModel
 from xain_foundation.names import shortened
-from xain_foundation.wheels import pip_install
+from xain_foundation.wheels import pip_install_extra
 from xain_workloads import ensembles, held
-from xain_workloads.model import Model, TensorSpec, flatten, unflatten
-from xain_workloads.model_files import (
+from xain_workloads.errors import NoModel
+from xain_workloads.exported.model_files import (
     UNREADABLE,
     check_archive,
     metadata_of,
     parse_json,
     read_json,
 )
+from xain_workloads.model import Model, TensorSpec, flatten, unflatten
 from xain_workloads.preprocessing import preprocessing_of
 from xain_workloads.workload import from_metadata
 
-_PROGRAM = "xain-coordinator"
 KEY = "xain"  # name of the JSON object, where the format has names
 WHOLE = "weights"  # name of the one tensor of a model without a layout
 
@@ -146,7 +145,7 @@ def columns_of(metadata: Mapping[str, str]) -> list[dict[str, str]]:
 def _missing(missing: ModuleNotFoundError, path: Path) -> NoModel:
     return NoModel(
         f"{path}: a {path.suffix} file needs {missing.name}: "
-        + ("pip install xgboost" if missing.name == "xgboost" else pip_install(_PROGRAM, "export"))
+        + ("pip install xgboost" if missing.name == "xgboost" else pip_install_extra("export"))
     )
 
 

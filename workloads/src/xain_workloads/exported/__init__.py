@@ -1,0 +1,1 @@
+"""Trained models as files that anybody can use: their formats, and predictions from them."""
