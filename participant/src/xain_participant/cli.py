@@ -449,6 +449,7 @@ def _load_participant(
         settings.training.seed,
         test,
         min_category_count=settings.data.min_category_count,
+        min_known=settings.data.min_known,
         personal=personal,
         estimators=estimators,
         stages=StageTrainer(

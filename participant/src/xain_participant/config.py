@@ -34,7 +34,7 @@ from xain_workloads.data import (
 )
 from xain_workloads.partition import MAX_ALPHA, Partition
 from xain_workloads.schema import ColumnType
-from xain_workloads.statistics import MIN_CATEGORY_COUNT
+from xain_workloads.statistics import MIN_CATEGORY_COUNT, MIN_KNOWN
 from xain_workloads.table import Table
 
 ENV_PREFIX = "XAIN_PARTICIPANT_"
@@ -132,6 +132,7 @@ class DataSettings(Section):
     decimal: Literal["", ".", ","] = ""
     test_fraction: float = Field(default=0.0, ge=0, lt=1)
     min_category_count: int = Field(default=MIN_CATEGORY_COUNT, ge=1)
+    min_known: int = Field(default=MIN_KNOWN, ge=1)
 
     @Check
     def _source_can_be_read(self) -> Conflicts:
@@ -164,7 +165,9 @@ class DataSettings(Section):
 
     def load(self) -> Table:
         """Read the table. Raises DataError that names the file, and column and row if possible."""
-        arguments = self.model_dump(exclude={"columns", "test_fraction", "min_category_count"})
+        arguments = self.model_dump(
+            exclude={"columns", "test_fraction", "min_category_count", "min_known"}
+        )
         return load_table(**arguments, select=self.columns)
 
 

@@ -16,7 +16,7 @@ from xain_workloads.errors import NoWorkload
 from xain_workloads.model import Layout, Model
 from xain_workloads.preprocessing import KEY, prepare
 from xain_workloads.profile import DataProfile
-from xain_workloads.statistics import MIN_CATEGORY_COUNT
+from xain_workloads.statistics import MIN_CATEGORY_COUNT, MIN_KNOWN
 from xain_workloads.table import Table
 from xain_workloads.workload import Workload, from_metadata
 
@@ -33,7 +33,7 @@ class WorkloadParticipant(Participant):
     test: rows that are not trained on. If there are any, the global models that the coordinator
         wants evaluated are measured on them; what is measured is also sent as metrics whose names
         begin with "test_".
-    min_category_count: rows that a category must have for its name to travel, 1 or more.
+    min_category_count, min_known: what travels of the data, as statistics.describe() takes them.
     stages: trains a stage of a network in a process group, as the coordinator asks for it.
     personal: keeps the tensors that do not travel; None keeps them in memory.
     estimators: keeps the fitted estimators that do not travel; None keeps them in memory.
@@ -47,6 +47,7 @@ class WorkloadParticipant(Participant):
         test: Table | Dataset | None = None,
         *,
         min_category_count: int = MIN_CATEGORY_COUNT,
+        min_known: int = MIN_KNOWN,
         personal: PersonalTensors | None = None,
         estimators: KeptEstimators | None = None,
         stages: StageTrainer | None = None,
@@ -56,7 +57,7 @@ class WorkloadParticipant(Participant):
         self._estimators = estimators or KeptEstimators()
         self._seed = seed
         self._test = None if test is None else _as_table(test)
-        self._min_category_count = min_category_count
+        self._told = min_category_count, min_known
         self._profile: DataProfile | None = None  # of a large table it takes seconds
         self._prepared: tuple[str | None, Dataset, Dataset | None] | None = None
         self._workload: Workload | None = None
@@ -70,7 +71,7 @@ class WorkloadParticipant(Participant):
     def profile(self) -> DataProfile:
         """Sizes, columns, classes and statistics of the data."""
         if self._profile is None:
-            self._profile = self._data.profile(self._min_category_count)
+            self._profile = self._data.profile(*self._told)
         return self._profile
 
     def on_model(self, layout: Layout, metadata: Mapping[str, str]) -> None:

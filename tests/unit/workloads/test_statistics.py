@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
 from xain_workloads.errors import DataError
@@ -25,11 +26,13 @@ from xain_workloads.statistics import (
     merge,
 )
 
-NO_TARGET = np.array([], dtype=np.str_)
+
+def one_class(num_rows: int) -> NDArray[np.str_]:
+    return np.full(num_rows, "y", dtype=np.str_)
 
 
 def of_numbers(numbers: NDArray[np.float64]) -> Statistics:
-    return describe({"x": numbers}, NO_TARGET)
+    return describe({"x": numbers}, one_class(len(numbers)))
 
 
 def number(statistics: Statistics, name: str = "x") -> NumberStatistics:
@@ -164,7 +167,7 @@ def test_quantiles_of_very_many_sites_have_the_stated_rank_error() -> None:
     parts = [chance.normal(i % 7, 1 + i % 3, 320) for i in range(600)]
     pooled = np.sort(np.concatenate(parts))
     others = {f"column {i}": np.arange(320.0) for i in range(249)}  # a wide table has less room
-    wide = describe(others, NO_TARGET).columns
+    wide = describe(others, one_class(320)).columns
     sites = [Statistics(320, {**wide, **of_numbers(part).columns}) for part in parts]
     merged = merge(sites)
     for share in (0.01, 0.25, 0.5, 0.75, 0.99):
@@ -188,15 +191,19 @@ def test_no_single_row_is_in_the_sketch() -> None:
 def test_rare_categories_and_long_texts_do_not_travel() -> None:
     statistics = describe(
         {"x": texts(*["often"] * 5, *["rare"] * 4, *["t" * (MAX_NAME_BYTES + 1)] * 9, None)},
-        NO_TARGET,
+        one_class(19),
     )
-    assert category(statistics) == CategoryStatistics(1, {"often": 5}, 13)
+    assert category(statistics) == CategoryStatistics(1, {"often": 5}, 13, 3)
     assert "rare" not in statistics.to_json()
 
 
 def test_column_with_very_many_categories_tells_the_most_frequent() -> None:
     names = [f"c{i}" for i in range(MAX_CATEGORIES + 10)]
-    column = category(describe({"x": texts(*names, names[-1])}, NO_TARGET, min_category_count=1))
+    column = category(
+        describe(
+            {"x": texts(*names, names[-1])}, one_class(MAX_CATEGORIES + 11), min_category_count=1
+        )
+    )
     assert len(column.counts) == MAX_CATEGORIES
     assert column.counts[names[-1]] == 2
     assert column.infrequent == 10
@@ -225,8 +232,8 @@ def test_same_statistics_give_the_same_text() -> None:
 
 
 def test_column_of_other_types_at_two_sites_is_named() -> None:
-    numbers = describe({"age": np.array([1.0])}, NO_TARGET)
-    names = describe({"age": texts("old")}, NO_TARGET)
+    numbers = describe({"age": np.array([1.0])}, one_class(1))
+    names = describe({"age": texts("old")}, one_class(1))
     with pytest.raises(DataError, match="column 'age' holds numbers at some sites"):
         merge([numbers, names])
 
@@ -298,3 +305,76 @@ def test_damaged_statistics_are_refused(path: list[Any], value: Any, complaint: 
 def test_text_that_is_no_statistics_is_refused(text: str, complaint: str) -> None:
     with pytest.raises(DataError, match=complaint):
         from_json(text)
+
+
+def test_association_of_a_number_is_its_auc_and_pearson_r() -> None:
+    """To three digits, against scikit-learn and numpy; classes of few rows have none."""
+    chance = np.random.RandomState(0)
+    x = chance.randint(0, 9, 200).astype(np.float64)
+    x[::7] = np.nan
+    labels = np.where(chance.rand(200) < 0.4, "b", "a").astype("U9")
+    labels[:12] = "rare"
+    labels[:4] = np.array(["few"] * 4)
+    statistics = describe({"x": x}, labels)
+    assert list(statistics.class_counts) == ["a", "b", "rare"]
+    known = ~np.isnan(x) & (labels != "few")
+    expected = [roc_auc_score(labels[known] == name, x[known]) for name in ("a", "b")]
+    assert number(statistics).association[:2] == pytest.approx(expected, abs=5e-4)
+    assert number(statistics).association[2] is None
+    y = 3 * np.nan_to_num(x) + chance.standard_normal(200)
+    known = ~np.isnan(x)
+    told = number(describe({"x": x}, y)).association
+    assert told == pytest.approx([np.corrcoef(x[known], y[known])[0, 1]], abs=5e-4)
+    assert number(describe({"x": x[:9]}, y[:9])).association == ()
+
+
+def test_association_of_a_category_tells_strength_and_side() -> None:
+    """A category that decides the class has 0 or 1, whatever the order of its names; sites whose
+    labels are exchanged are on opposite sides."""
+    names = texts(*["mid"] * 20, *["high"] * 15, *["low"] * 15)
+    labels = np.array(["ill"] * 20 + ["well"] * 30)
+    told = category(describe({"x": names}, labels)).association
+    assert set(told) == {0.0, 1.0}
+    swapped = np.where(labels == "ill", "well", "ill")
+    assert category(describe({"x": names}, swapped)).association == (told[1], told[0])
+    few = texts(*["a", "b", "c", "d"] * 10)
+    chance = np.random.RandomState(0)
+    noise = category(describe({"x": few}, chance.permutation([1.0, 2.0] * 20))).association
+    assert abs(noise[0] or 0) < 0.4
+
+
+@pytest.mark.parametrize("min_known", [1, 2, 5])
+def test_min_known_decides_what_travels_of_few_rows(min_known: int) -> None:
+    """Nothing of fewer known values travels but the number of those that are missing; names of
+    categories and counts of classes included."""
+    x, c = np.array([1.5, 2.5, np.nan]), texts("a", "a", "a")
+    statistics = describe({"x": x, "c": c}, np.array(["u", "u", "v"]), min_known=min_known)
+    text = statistics.to_json()
+    assert from_json(text) == statistics
+    assert number(statistics).moments.count == (2 if min_known <= 2 else 0)
+    assert number(statistics).distinct == (2 if min_known <= 2 else None)
+    assert category(statistics, "c").counts == ({"a": 3} if min_known <= 3 else {})
+    assert category(statistics, "c").distinct == (1 if min_known <= 3 else None)
+    counts = {1: {"u": 2, "v": 1}, 2: {"u": 2}, 5: {}}
+    assert statistics.class_counts == counts[min_known]
+
+
+def test_merged_statistics_have_target_buckets_and_class_counts() -> None:
+    one, two = np.arange(20.0), np.arange(20.0, 60.0)
+    parts = [describe({"x": part}, part) for part in (one, two)]
+    merged = merge(parts)
+    assert sum(rows for _, rows in merged.target_buckets) == 60
+    classes = [describe({"x": one}, np.array(["a"] * 12 + ["b"] * 8)) for _ in range(3)]
+    assert merge(classes).class_counts == {"a": 36, "b": 24}
+
+
+def test_statistics_without_the_newer_keys_are_read() -> None:
+    """Participants of earlier versions send none of them."""
+    entry = json.loads(describe({"x": np.arange(30.0)}, np.arange(30.0)).to_json())
+    del entry["target"]["buckets"]
+    for key in ("distinct", "whole", "association"):
+        del entry["columns"][0][key]
+    read = from_json(json.dumps(entry))
+    assert (number(read).distinct, number(read).whole, number(read).association) == (None, None, ())
+    assert read.target_buckets == ()
+    assert read.class_counts == {}

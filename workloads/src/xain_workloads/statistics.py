@@ -2,13 +2,17 @@
 
 A site sends the statistics as JSON text in its data profile. Statistics of several sites merge to
 the statistics of all their rows. No row travels, and no minimum or maximum of a column. A column
-with fewer than MIN_KNOWN numbers has no moments: the mean of one number is the number.
+with fewer than MIN_KNOWN numbers has no moments, unless the site says otherwise: the mean of one
+number is the number.
+
+For checks and descriptions there is more, which merge() does not need and leaves out: the number
+of distinct values, whether all are whole, and how each column goes with the target.
 """
 
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from json import JSONDecodeError, dumps, loads
 from math import fsum
 from typing import Any, ClassVar
@@ -28,8 +32,13 @@ MAX_STATISTICS_BYTES = 512 << 10
 # A bucket of the quantile sketch has at least MIN_BUCKET rows, so its mean is not one row's value.
 MAX_BUCKETS = 64
 MIN_BUCKET = 5
-MIN_KNOWN = MIN_BUCKET  # numbers of a column, for its moments to travel
+MIN_KNOWN = MIN_BUCKET  # values of a column, for anything of them to travel, by default
+
+MIN_OF_CLASS = 10  # rows of a class, and of all others, for its associations to travel
+# Classes times columns up to which associations travel: a number of 5 bytes each.
+_MAX_ASSOCIATIONS = 20_000
 _BUCKET_BYTES = 24  # a float as JSON writes it, and a comma
+_MAX_CLASSES = 10_000  # as many as a data profile may have
 
 # The square of a value, times any number of rows, stays finite.
 MAX_VALUE = 1e140
@@ -40,7 +49,7 @@ _MAX_SQUARES = 1e300
 class Moments:
     """Count, mean and M2, the sum of squared differences from the mean, of known values.
 
-    A site with fewer than MIN_KNOWN of them tells none: count is 0 then.
+    A site with fewer of them than its min_known tells none: count is 0 then.
     """
 
     count: int = 0
@@ -59,11 +68,16 @@ class NumberStatistics:
 
     buckets: (value, rows) pairs in ascending order: the sorted values are cut into buckets of
         nearly equal size, and each bucket tells its mean. Empty if a table is too wide for them.
+    distinct, whole: number of distinct values, and whether all are whole; None if not told.
+    association: see associations(); empty if not told.
     """
 
     missing: int
     moments: Moments
     buckets: tuple[tuple[float, int], ...] = ()
+    distinct: int | None = None
+    whole: bool | None = None
+    association: tuple[float | None, ...] = ()
     type: ClassVar[str] = "number"
 
     @property
@@ -100,11 +114,15 @@ class CategoryStatistics:
 
     counts: rows by category, for categories with at least the site's minimum count.
     infrequent: rows of all other categories.
+    distinct: number of distinct categories; None if not told.
+    association: see associations(); empty if not told.
     """
 
     missing: int
     counts: Mapping[str, int] = field(default_factory=dict)
     infrequent: int = 0
+    distinct: int | None = None
+    association: tuple[float | None, ...] = ()
     type: ClassVar[str] = "category"
 
     @property
@@ -121,21 +139,30 @@ class Statistics:
     """Statistics of a table, by column name in the order of the table.
 
     rows: of the table. target: moments of a target of numbers; None for classification.
+    target_buckets: of a target of numbers, as of a column.
+    class_counts: rows by class, for classes with at least the site's minimum, in the order of
+        their names as text.
     """
 
     rows: int
     columns: Mapping[str, ColumnStatistics]
     target: Moments | None = None
+    target_buckets: tuple[tuple[float, int], ...] = ()
+    class_counts: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """JSON text; the same statistics give the same text."""
-        entry = {
+        entry: dict[str, Any] = {
             "version": VERSION,
             "rows": self.rows,
             "columns": [_column_to_json(name, column) for name, column in self.columns.items()],
         }
         if self.target is not None:
             entry["target"] = _moments_to_json(self.target)
+            if self.target_buckets:
+                entry["target"]["buckets"] = [value for value, _ in self.target_buckets]
+        if self.class_counts:
+            entry["class_counts"] = dict(self.class_counts)
         return dumps(entry, separators=(",", ":"), allow_nan=False)
 
 
@@ -144,39 +171,79 @@ def describe(
     target: NDArray[Any],
     *,
     min_category_count: int = MIN_CATEGORY_COUNT,
+    min_known: int = MIN_KNOWN,
 ) -> Statistics:
     """Compute the statistics of a table's columns.
 
     values: by column, (n,) float64 with NaN for missing, or (n,) objects: str, None for missing.
     target: (n,); moments are computed if it is float64.
     min_category_count: rows that a category must have for its name to travel, 1 or more.
+    min_known: known values that a column or a class must have for anything of them to travel, 1 or
+        more. Below min_category_count it takes its place.
     Raises DataError that names the column if one of its numbers is above MAX_VALUE.
     """
     num_numbers = sum(column.dtype.kind == "f" for column in values.values())
     # A wide table has coarser sketches; one of more than some 5000 columns has none.
     room = MAX_STATISTICS_BYTES // 2 // max(num_numbers, 1)
     max_buckets = min(MAX_BUCKETS, room // _BUCKET_BYTES)
+    min_category_count = min(min_category_count, min_known)
+    is_number = target.dtype.kind == "f"
+    class_counts = {} if is_number else _class_counts(target, min_known)
+    told = max(len(class_counts), 1) * len(values) <= _MAX_ASSOCIATIONS
+    codes = _codes(target, class_counts) if told and not is_number else None
     columns: dict[str, ColumnStatistics] = {}
     for name, column in values.items():
+        described: ColumnStatistics
         if column.dtype.kind == "f":
-            columns[name] = _describe_numbers(name, column, max_buckets)
+            described = _describe_numbers(f"column {name!r}", column, max_buckets, min_known)
+            described = replace(described, **_about_numbers(column, min_known))
         else:
-            columns[name] = _describe_categories(column, min_category_count)
-    moments = _moments("the target", target) if target.dtype.kind == "f" else None
-    return Statistics(len(target), columns, moments)
+            described = _describe_categories(column, min_category_count, min_known)
+        if told:
+            found = associations(column, target if codes is None else codes, len(class_counts))
+            described = replace(described, association=found)
+        columns[name] = described
+    if not is_number:
+        return Statistics(len(target), columns, class_counts=class_counts)
+    about = _describe_numbers("the target", target, MAX_BUCKETS, min_known)
+    return Statistics(len(target), columns, about.moments, about.buckets)
 
 
-def _describe_numbers(name: str, column: NDArray[Any], max_buckets: int) -> NumberStatistics:
+def _class_counts(target: NDArray[Any], min_known: int) -> dict[str, int]:
+    names, counts = np.unique(target, return_counts=True)
+    found = zip(names.tolist(), counts.tolist(), strict=True)
+    return {str(name): count for name, count in found if count >= min_known}
+
+
+def _codes(target: NDArray[Any], class_counts: Mapping[str, int]) -> NDArray[np.intp]:
+    """(n,) position of each row's class in class_counts; -1 for a class that is not told."""
+    position = {name: code for code, name in enumerate(class_counts)}
+    return np.array([position.get(str(label), -1) for label in target.tolist()], np.intp)
+
+
+def _describe_numbers(
+    where: str, column: NDArray[Any], max_buckets: int, min_known: int
+) -> NumberStatistics:
     known = np.sort(column[~np.isnan(column)])
     num_buckets = min(max_buckets, len(known) // MIN_BUCKET)
     buckets: tuple[tuple[float, int], ...] = ()
-    moments = _moments(f"column {name!r}", known)
+    moments = _moments(where, known, min_known)
     if num_buckets > 1:  # one bucket would repeat the mean
         pieces = np.array_split(known, num_buckets)
         buckets = tuple((_shortened(float(piece.mean())), len(piece)) for piece in pieces)
     elif moments.count:
         buckets = ((_shortened(moments.mean), moments.count),)
+    if not moments.count:
+        buckets = ()
     return NumberStatistics(len(column) - len(known), moments, buckets)
+
+
+def _about_numbers(column: NDArray[Any], min_known: int) -> dict[str, Any]:
+    known = column[~np.isnan(column)]
+    if len(known) < min_known or not len(known):
+        return {}
+    is_whole = bool((known == np.trunc(known)).all())
+    return {"distinct": len(np.unique(known)), "whole": is_whole}
 
 
 def _shortened(value: float) -> float:
@@ -184,7 +251,9 @@ def _shortened(value: float) -> float:
     return float(f"{value:.9g}")
 
 
-def _describe_categories(column: NDArray[Any], min_count: int) -> CategoryStatistics:
+def _describe_categories(
+    column: NDArray[Any], min_count: int, min_known: int
+) -> CategoryStatistics:
     counts = Counter(value for value in column.tolist() if value is not None)
     frequent = sorted(
         (-count, name)
@@ -193,16 +262,99 @@ def _describe_categories(column: NDArray[Any], min_count: int) -> CategoryStatis
     )[:MAX_CATEGORIES]
     kept = {name: -count for count, name in sorted(frequent, key=lambda pair: pair[1])}
     num_known = sum(counts.values())
-    return CategoryStatistics(len(column) - num_known, kept, num_known - sum(kept.values()))
+    infrequent = num_known - sum(kept.values())
+    distinct = len(counts) if num_known >= min_known else None
+    return CategoryStatistics(len(column) - num_known, kept, infrequent, distinct)
 
 
-def _moments(where: str, known: NDArray[Any]) -> Moments:
+def associations(
+    column: NDArray[Any], target: NDArray[Any], num_classes: int
+) -> tuple[float | None, ...]:
+    """How a column goes with the target, to three digits.
+
+    target: (n,) codes from 0 to num_classes - 1, or -1 for none of the classes; or float64.
+    For classes: by class the probability that a row of the class has a larger value than a row of
+    another class (AUC), None for a class with fewer than MIN_OF_CLASS known rows or others. For a
+    target of numbers: Pearson's r, with MIN_OF_CLASS known rows or more.
+    A category counts as the mean of the target, or the share of the class, in its rows; those of
+    fewer than MIN_KNOWN rows count as one. Then the figure is on the side of 0.5, or 0, on which
+    the order of the names would be. Returns () without figures.
+    """
+    is_number = column.dtype.kind == "f"
+    known = ~np.isnan(column) if is_number else np.array([v is not None for v in column], bool)
+    if target.dtype.kind == "f":
+        if known.sum() < MIN_OF_CLASS:
+            return ()
+        y = target[known]
+        x = column[known] if is_number else _category_codes(column[known])
+        if is_number:
+            r = _pearson(x, y)
+        else:
+            r = _pearson(_means_of(x, y), y)
+            r = None if r is None else float(np.copysign(r, _pearson(x, y) or 1.0))
+        return () if r is None else (_rounded(r),)
+    known &= target >= 0
+    codes = target[known]
+    x = column[known] if is_number else _category_codes(column[known])
+    found: list[float | None] = []
+    for code in range(num_classes):
+        of_class = codes == code
+        if min(of_class.sum(), len(codes) - of_class.sum()) < MIN_OF_CLASS:
+            found.append(None)
+            continue
+        if is_number:
+            found.append(_rounded(_auc(x, of_class)))
+            continue
+        strength = abs(_auc(_means_of(x, of_class.astype(np.float64)), of_class) - 0.5)
+        found.append(_rounded(0.5 + float(np.copysign(strength, _auc(x, of_class) - 0.5))))
+    return tuple(found) if any(one is not None for one in found) else ()
+
+
+def _rounded(value: float) -> float:
+    return round(value, 3)
+
+
+def _category_codes(column: NDArray[Any]) -> NDArray[np.float64]:
+    """(n,) the position of each category among those of the column; -1 for a rare one."""
+    counts = Counter(column.tolist())
+    frequent = sorted(name for name, count in counts.items() if count >= MIN_KNOWN)
+    position = {name: float(i) for i, name in enumerate(frequent)}
+    return np.array([position.get(value, -1.0) for value in column.tolist()], np.float64)
+
+
+def _means_of(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(n,) the mean of y over the rows with the same x."""
+    _, codes = np.unique(x, return_inverse=True)
+    sums, counts = np.bincount(codes, weights=y), np.bincount(codes)
+    means: NDArray[np.float64] = (sums / counts)[codes] if len(x) else x
+    return means
+
+
+def _auc(x: NDArray[np.float64], of_class: NDArray[np.bool_]) -> float:
+    """The share of pairs in which the row of the class has the larger value; equal ones: a half."""
+    _, codes, counts = np.unique(x, return_inverse=True, return_counts=True)
+    ranks = np.cumsum(counts) - (counts - 1) / 2
+    n1 = int(of_class.sum())
+    above = float(ranks[codes][of_class].sum()) - n1 * (n1 + 1) / 2
+    return above / (n1 * (len(x) - n1))
+
+
+def _pearson(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:
+    """The correlation; None if one of them does not vary."""
+    x, y = x - x.mean(), y - y.mean()
+    # Scaled, so that squares of large values stay finite.
+    x, y = x / (np.abs(x).max() or 1.0), y / (np.abs(y).max() or 1.0)
+    spread = float(np.sqrt(np.square(x).sum() * np.square(y).sum()))
+    return float((x * y).sum()) / spread if spread > 0 else None
+
+
+def _moments(where: str, known: NDArray[Any], min_known: int) -> Moments:
     if not len(known):
         return Moments()
     largest = float(np.abs(known).max())
     if not largest <= MAX_VALUE:
         raise DataError(f"{where} has a value of {largest:g}; at most {MAX_VALUE:g} is taken")
-    if len(known) < MIN_KNOWN:
+    if len(known) < min_known:
         return Moments()
     mean = float(known.mean())
     return Moments(len(known), mean, float(np.square(known - mean).sum()))
@@ -221,13 +373,16 @@ def merge(parts: Iterable[Statistics], names: Sequence[str] = ()) -> Statistics:
     Source: Chan, Golub and LeVeque 1979, for the moments.
     """
     merged: dict[str, _Numbers | _Categories] = {}
-    targets, rows, most = _MomentSums(), 0, 0
+    targets, has_target, rows, most = _Numbers(_MERGED_BUCKETS), False, 0, 0
+    classes: Counter[str] = Counter()
     for part in parts:
         names = names or tuple(part.columns)
         most = most or _MERGED_BUCKETS // max(len(names), 1)
         rows += part.rows
+        classes.update(part.class_counts)
         if part.target is not None:
-            targets.add(part.target)
+            has_target = True
+            targets.add(NumberStatistics(0, part.target, part.target_buckets), part.rows)
         for name in names:
             column = part.columns.get(name)
             if column is None:
@@ -241,7 +396,11 @@ def merge(parts: Iterable[Statistics], names: Sequence[str] = ()) -> Statistics:
                 )
             merged[name].add(column, part.rows)
     columns = {name: merged[name].total(rows) for name in names if name in merged}
-    return Statistics(rows, columns, targets.total() if targets.is_told else None)
+    counts = dict(sorted(classes.items()))
+    if not has_target:
+        return Statistics(rows, columns, class_counts=counts)
+    target = targets.total(rows)
+    return Statistics(rows, columns, target.moments, target.buckets, counts)
 
 
 # Numbers of columns times buckets that are kept while sites are merged; 16 bytes each.
@@ -254,13 +413,11 @@ class _MomentSums:
     """Moments of the sites of a column, as arrays of numbers: there may be thousands of sites."""
 
     def __init__(self) -> None:
-        self.is_told = False
         self._counts = array("q")
         self._means = array("d")
         self._m2 = array("d")
 
     def add(self, moments: Moments) -> None:
-        self.is_told = True
         if moments.count:
             self._counts.append(moments.count)
             self._means.append(moments.mean)
@@ -377,9 +534,14 @@ def from_json(text: str) -> Statistics:
         if name in columns:
             raise DataError(f"the statistics have column {name!r} twice")
         columns[name] = _column_from_json(column)
-    target = entry.get("target")
     rows = expect_count(entry, "rows")
-    return Statistics(rows, columns, None if target is None else _moments_from_json(target))
+    counts = _counts_from_json(entry, "class_counts", _MAX_CLASSES)
+    target = entry.get("target")
+    if target is None:
+        return Statistics(rows, columns, class_counts=counts)
+    moments = _moments_from_json(target)
+    buckets = _buckets_from_json(target, moments) if "buckets" in target else ()
+    return Statistics(rows, columns, moments, buckets, counts)
 
 
 def _moments_to_json(moments: Moments) -> dict[str, Any]:
@@ -394,37 +556,77 @@ def _column_to_json(name: str, column: ColumnStatistics) -> dict[str, Any]:
             "missing": column.missing,
             "counts": dict(column.counts),
             "infrequent": column.infrequent,
+            **_told_of(column),
         }
     entry = {"name": name, "type": "number", "missing": column.missing}
     entry |= _moments_to_json(column.moments)
     # Sizes of buckets differ by one at most and follow from their number, so they do not travel.
-    return {**entry, "buckets": [value for value, _ in column.buckets]}
+    return {**entry, "buckets": [value for value, _ in column.buckets], **_told_of(column)}
+
+
+def _told_of(column: ColumnStatistics) -> dict[str, Any]:
+    """The optional keys of a column."""
+    told: dict[str, Any] = {}
+    if column.distinct is not None:
+        told["distinct"] = column.distinct
+    if isinstance(column, NumberStatistics) and column.whole is not None:
+        told["whole"] = column.whole
+    if column.association:
+        told["association"] = list(column.association)
+    return told
 
 
 def _column_from_json(entry: Mapping[str, Any]) -> ColumnStatistics:
     missing = expect_count(entry, "missing")
+    distinct = expect_count(entry, "distinct") if "distinct" in entry else None
+    association = _association_from_json(entry)
     match entry.get("type"):
         case "category":
-            counts = entry.get("counts")
-            if not isinstance(counts, dict) or len(counts) > MAX_CATEGORIES:
-                raise DataError(f"'counts' is not a JSON object of at most {MAX_CATEGORIES} names")
-            checked = {name: expect_count(counts, name) for name in sorted(counts)}
-            return CategoryStatistics(missing, checked, expect_count(entry, "infrequent"))
+            if "counts" not in entry:
+                raise DataError("a column of categories has no 'counts'")
+            counts = _counts_from_json(entry, "counts", MAX_CATEGORIES)
+            infrequent = expect_count(entry, "infrequent")
+            return CategoryStatistics(missing, counts, infrequent, distinct, association)
         case "number":
             moments = _moments_from_json(entry)
-            values = expect_list(entry, "buckets")
-            if len(values) > min(MAX_BUCKETS, moments.count):
-                raise DataError(f"{len(values)} buckets for {moments.count} values")
-            # Checked at once, as thousands of sites may send thousands of them.
-            is_good = all(type(value) is float and abs(value) <= MAX_VALUE for value in values)
-            numbers = (
-                values
-                if is_good
-                else [expect_number({"buckets": value}, "buckets") for value in values]
-            )
-            sizes = _sizes(moments.count, len(numbers))
-            return NumberStatistics(missing, moments, tuple(zip(numbers, sizes, strict=True)))
+            buckets = _buckets_from_json(entry, moments)
+            whole = entry.get("whole")
+            if whole is not None and not isinstance(whole, bool):
+                raise DataError("'whole' is neither true nor false")
+            return NumberStatistics(missing, moments, buckets, distinct, whole, association)
     raise DataError(f"a column is of type {entry.get('type')!r}, neither number nor category")
+
+
+def _counts_from_json(entry: Mapping[str, Any], key: str, most: int) -> dict[str, int]:
+    """Rows by name, in the order of the names; none without the key."""
+    counts = entry.get(key, {})
+    if not isinstance(counts, dict) or len(counts) > most:
+        raise DataError(f"{key!r} is not a JSON object of at most {most} names")
+    return {name: expect_count(counts, name) for name in sorted(counts)}
+
+
+def _association_from_json(entry: Mapping[str, Any]) -> tuple[float | None, ...]:
+    if "association" not in entry:
+        return ()
+    values = expect_list(entry, "association")
+    if len(values) > _MAX_ASSOCIATIONS:
+        raise DataError(f"'association' has more than {_MAX_ASSOCIATIONS} values")
+    return tuple(
+        None if value is None else expect_number({"association": value}, "association", largest=1.0)
+        for value in values
+    )
+
+
+def _buckets_from_json(entry: Mapping[str, Any], moments: Moments) -> tuple[tuple[float, int], ...]:
+    values = expect_list(entry, "buckets")
+    if len(values) > min(MAX_BUCKETS, moments.count):
+        raise DataError(f"{len(values)} buckets for {moments.count} values")
+    # Checked at once, as thousands of sites may send thousands of them.
+    is_good = all(type(value) is float and abs(value) <= MAX_VALUE for value in values)
+    numbers = (
+        values if is_good else [expect_number({"buckets": value}, "buckets") for value in values]
+    )
+    return tuple(zip(numbers, _sizes(moments.count, len(numbers)), strict=True))
 
 
 def _sizes(count: int, num_buckets: int) -> list[int]:

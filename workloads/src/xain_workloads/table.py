@@ -18,7 +18,12 @@ from xain_workloads.dataset import Dataset, Target, Task
 from xain_workloads.errors import DataError
 from xain_workloads.profile import DataProfile, sort_classes
 from xain_workloads.schema import MAX_COLUMNS, Column
-from xain_workloads.statistics import MAX_STATISTICS_BYTES, MIN_CATEGORY_COUNT, describe
+from xain_workloads.statistics import (
+    MAX_STATISTICS_BYTES,
+    MIN_CATEGORY_COUNT,
+    MIN_KNOWN,
+    describe,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,15 +97,19 @@ class Table:
         """The task that the type of the target stands for."""
         return "regression" if self.target.dtype.kind == "f" else "classification"
 
-    def profile(self, min_category_count: int = MIN_CATEGORY_COUNT) -> DataProfile:
+    def profile(
+        self, min_category_count: int = MIN_CATEGORY_COUNT, min_known: int = MIN_KNOWN
+    ) -> DataProfile:
         """Sizes, names, types and statistics of this table, as a participant sends them. No rows.
 
-        min_category_count: rows that a category must have for its name to travel.
+        min_category_count, min_known: as describe() takes them.
         A table whose statistics take more than MAX_STATISTICS_BYTES has none, as one with more
         than some 5000 columns; then nothing is prepared for the session.
         """
         columns = {column.name: self.values[column.name] for column in self.columns}
-        described = describe(columns, self.target, min_category_count=min_category_count)
+        described = describe(
+            columns, self.target, min_category_count=min_category_count, min_known=min_known
+        )
         statistics = described.to_json()  # ASCII: one byte a character
         return DataProfile(
             num_samples=self.num_samples,
