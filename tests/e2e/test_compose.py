@@ -33,6 +33,7 @@ from xain_participant.config import ParticipantConfig
 from xain_workloads import workload
 from xain_workloads.data import load
 from xain_workloads.model import Model, TensorSpec
+from xain_workloads.reading.dialect import Dialect
 
 pytestmark = pytest.mark.e2e
 
@@ -537,7 +538,7 @@ def check_model(stack, session):
     assert told.ref.size_bytes == len(body)
     layout = tuple(TensorSpec(t.name, tuple(t.shape), t.dtype) for t in told.layout)
     model = Model(vector, layout, dict(told.metadata))
-    digits = load("digits", scale=0.0625)
+    digits = load("digits", dialect=Dialect(scale=0.0625))
     measured = workload.from_metadata(model.metadata).evaluate(model, digits)
     assert measured["accuracy"] > 0.8
 
@@ -555,7 +556,7 @@ def check_take_home(stack, folder):
         stack.compose(*words)
     assert {file.name for file in folder.iterdir()} == {"best.skops", "last.onnx", "report.html"}
     data = folder / "digits.csv"
-    digits = load("digits", scale=0.0625)
+    digits = load("digits", dialect=Dialect(scale=0.0625))
     header = ",".join(digits.feature_names)
     np.savetxt(data, digits.features, "%.6g", ",", header=header, comments="")
     predict = ["-m", "xain_coordinator", "predict", f"--data={data}", f"--to={folder / 'p.csv'}"]

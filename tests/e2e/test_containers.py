@@ -278,6 +278,7 @@ def test_health_follows_the_coordinator(containers):
 EVERYTHING = """
 from xain_workloads import workload
 from xain_workloads.data import BUNDLED, load
+from xain_workloads.reading.dialect import Dialect
 from xain_workloads.sgd import LOSSES
 
 for source in ("/data/x.csv", "/data/x.parquet", "/data/x.npz", "/data/x.svm"):
@@ -286,7 +287,7 @@ for source in ("/data/x.csv", "/data/x.parquet", "/data/x.npz", "/data/x.svm"):
     print(source)
 for source in BUNDLED:
     task = "regression" if source == "diabetes" else "classification"
-    data = load(source, task=task, scale=1 / 1024)
+    data = load(source, task=task, dialect=Dialect(scale=1 / 1024))
     for loss in LOSSES[task]:
         for penalty in ("l2", "elasticnet"):
             options = {"task": task, "loss": loss, "penalty": penalty, "eta0": 1e-4}

@@ -33,6 +33,7 @@ from xain_workloads.data import (
     load_table,
 )
 from xain_workloads.partition import MAX_ALPHA, Partition
+from xain_workloads.reading.dialect import Dialect
 from xain_workloads.schema import ColumnType
 from xain_workloads.statistics import MIN_CATEGORY_COUNT, MIN_KNOWN
 from xain_workloads.table import Table
@@ -56,15 +57,6 @@ def _checked(why_not: Callable[[str], str | None]) -> AfterValidator:
 
 ParticipantName = Annotated[str, _checked(why_not), Allowed(RULE)]  # "": make one
 TagValue = Annotated[str, _checked(tag_rules.why_not_value), Allowed(tag_rules.VALUE_RULE)]
-
-
-def _check_scale(scale: float) -> float:
-    if scale == 0:
-        raise ValueError("nothing of the features would be left")
-    return scale
-
-
-Scale = Annotated[float, AfterValidator(_check_scale), Allowed("a number, not 0")]
 
 
 def _check_group_address(address: str) -> str:
@@ -112,24 +104,19 @@ class ParticipantSettings(Section):
             yield WrongSetting("tags", f"there must be at most {tag_rules.MAX_TAGS} of them")
 
 
-class DataSettings(Section):
+class DataSettings(Dialect):
     """[data]"""
 
     source: str = ""
     target: str | None = None
     task: Literal["classification", "regression"] = "classification"
-    scale: Scale = 1.0
     num_features: int | None = Field(default=None, ge=1, le=_MAX_FEATURES)
     zero_based: bool = False
     columns: Texts = ()
     drop: Texts = ()
-    rename: dict[str, str] = Field(default_factory=dict)
     types: dict[str, ColumnType] = Field(default_factory=dict)
     units: dict[str, str] = Field(default_factory=dict)
     classes: Texts = ()
-    missing: Texts = ()
-    separator: Literal["", ",", ";", "\t", "|"] = ""
-    decimal: Literal["", ".", ","] = ""
     test_fraction: float = Field(default=0.0, ge=0, lt=1)
     min_category_count: int = Field(default=MIN_CATEGORY_COUNT, ge=1)
     min_known: int = Field(default=MIN_KNOWN, ge=1)
@@ -165,10 +152,19 @@ class DataSettings(Section):
 
     def load(self) -> Table:
         """Read the table. Raises DataError that names the file, and column and row if possible."""
-        arguments = self.model_dump(
-            exclude={"columns", "test_fraction", "min_category_count", "min_known"}
+        return load_table(
+            self.source,
+            target=self.target,
+            task=self.task,
+            num_features=self.num_features,
+            zero_based=self.zero_based,
+            select=self.columns,
+            drop=self.drop,
+            types=self.types,
+            units=self.units,
+            classes=self.classes,
+            dialect=Dialect.of(self),
         )
-        return load_table(**arguments, select=self.columns)
 
 
 class PartitionSettings(Section):

@@ -19,6 +19,7 @@ from xain_coordinator.stores.memory import MemoryStore
 from xain_workloads.data import load_table
 from xain_workloads.errors import DataError
 from xain_workloads.model import Model
+from xain_workloads.reading.dialect import DETECTED
 from xain_workloads.table import Table
 from xain_workloads.workload import create, initial_model
 
@@ -78,7 +79,7 @@ def test_category_of_number_codes_is_read_as_the_model_takes_it(
     site = load_table(file, target="y", types={"ward": "category"})
     model = store_model(store, 0, initial_model(create("sgd"), [site.profile(5)]))
     found = evaluate_stored(
-        store, model, partial(load_own_data, str(file), "y", "classification", 1.0)
+        store, model, partial(load_own_data, str(file), "y", "classification", DETECTED)
     )
     assert found.num_samples == 40
     assert found.metrics["accuracy"] == 0.5
@@ -91,14 +92,14 @@ def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(
         DataError, match=r"without pyarrow: pip install 'xain_participant-.*\[tables\]'"
     ):
-        load_own_data(str(file), "y", "classification", 1.0)
+        load_own_data(str(file), "y", "classification", DETECTED)
 
 
 def test_data_without_rows_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     file.write_text("a,y\n")
     with pytest.raises(DataError, match="no rows"):
-        load_own_data(str(file), "y", "classification", 1.0)
+        load_own_data(str(file), "y", "classification", DETECTED)
 
 
 async def test_evaluation_that_fails_is_a_warning(store: MemoryStore) -> None:

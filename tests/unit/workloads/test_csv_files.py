@@ -8,6 +8,7 @@ import pytest
 
 from xain_workloads.data import load_rows, load_table
 from xain_workloads.errors import DataError
+from xain_workloads.reading.dialect import Dialect
 from xain_workloads.table import Table
 
 PLAIN = "age,weight,sex,outcome\n63,71.5,f,alive\n41,,m,dead\n58,1066.25,f,alive\n"
@@ -78,7 +79,7 @@ def test_commas_in_a_comma_separated_file_are_no_decimal_marks(tmp_path: Path) -
     path = write(tmp_path, 'a,y\n"1,5",u\n"2,5",v\n')
     with refused("column 'a', row 1: '1,5' is not a number where the decimal mark is '.'; set dat"):
         load_table(path)
-    assert cells(load_table(path, decimal=","))["a"] == [1.5, 2.5]
+    assert cells(load_table(path, dialect=Dialect(decimal=",")))["a"] == [1.5, 2.5]
     assert cells(load_table(path, types={"a": "category"}))["a"] == ["1,5", "2,5"]
 
 
@@ -97,9 +98,9 @@ def test_unclear_decimal_mark_is_asked_for(tmp_path: Path, text: str, complaint:
 
 def test_stated_decimal_mark_decides(tmp_path: Path) -> None:
     path = write(tmp_path, "a;y\n1,234;u\n2,345;v\n")
-    assert cells(load_table(path, decimal=","))["a"] == [1.234, 2.345]
+    assert cells(load_table(path, dialect=Dialect(decimal=",")))["a"] == [1.234, 2.345]
     with refused("column 'a', row 1: '1,234' is not a number where the decimal mark is '.'"):
-        load_table(path, decimal=".")
+        load_table(path, dialect=Dialect(decimal="."))
 
 
 @pytest.mark.parametrize("thousands", ["1.234", "1.234,5"])
@@ -112,8 +113,8 @@ def test_marks_between_thousands_are_refused(tmp_path: Path, thousands: str) -> 
 
 def test_stated_separator_decides(tmp_path: Path) -> None:
     path = write(tmp_path, "a;b,y\n1;2,0\n3;4,1\n")
-    assert load_table(path, separator=",").columns[0].name == "a;b"
-    assert load_table(path, separator=";").columns[0].name == "a"
+    assert load_table(path, dialect=Dialect(separator=",")).columns[0].name == "a;b"
+    assert load_table(path, dialect=Dialect(separator=";")).columns[0].name == "a"
 
 
 @pytest.mark.parametrize(

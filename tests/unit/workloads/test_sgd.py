@@ -17,6 +17,7 @@ from xain_workloads.errors import DataError, Diverged, NoData
 from xain_workloads.model import Model, TensorSpec, unflatten
 from xain_workloads.partition import Partition, split_train_test
 from xain_workloads.profile import DataProfile
+from xain_workloads.reading.dialect import Dialect
 from xain_workloads.sgd import LEARNING_RATES, LOSSES, PENALTIES
 from xain_workloads.workload import (
     Workload,
@@ -31,7 +32,7 @@ REGRESSION = {"task": "regression"}
 
 @pytest.fixture(scope="module")
 def digits() -> Dataset:
-    return load("digits", scale=1 / 16)
+    return load("digits", dialect=Dialect(scale=1 / 16))
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def binary() -> Dataset:
 
 @pytest.fixture(scope="module")
 def diabetes() -> Dataset:
-    return load("diabetes", task="regression", scale=20.0)
+    return load("diabetes", task="regression", dialect=Dialect(scale=20.0))
 
 
 def _start(workload: Workload, *data: Dataset) -> Model:

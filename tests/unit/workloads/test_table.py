@@ -14,6 +14,7 @@ from pyarrow import parquet
 from xain_workloads.data import MISSING, Table, load_table
 from xain_workloads.errors import DataError
 from xain_workloads.partition import Partition, split_train_test
+from xain_workloads.reading.dialect import Dialect
 from xain_workloads.schema import MAX_COLUMNS, Column
 
 WriteCsv = Callable[[str], Path]
@@ -104,7 +105,7 @@ def test_stray_text_among_numbers_is_named(write: WriteCsv) -> None:
     assert "set data.missing = [" in str(caught.value)
     with _refused(complaint):
         load_table(path, types={"age": "number"})
-    assert _cells(load_table(path, missing=["n/a"]), "age") == [50, 61, None]
+    assert _cells(load_table(path, dialect=Dialect(missing=["n/a"])), "age") == [50, 61, None]
     assert _cells(load_table(path, types={"age": "category"}), "age") == ["50", "61", "n/a"]
 
 
@@ -121,8 +122,8 @@ def test_columns_are_selected_dropped_and_renamed(write: WriteCsv) -> None:
         path,
         select=["weight", "sex", "outcome", "age"],
         drop=["sex"],
-        rename={"weight": "weight_kg", "outcome": "status"},
         units={"weight": "kg"},
+        dialect=Dialect(rename={"weight": "weight_kg", "outcome": "status"}),
     )
     assert table.columns == (Column("weight_kg", "number", "kg"), Column("age"))
     assert table.target_name == "status"
@@ -133,12 +134,15 @@ def test_columns_are_selected_dropped_and_renamed(write: WriteCsv) -> None:
             "[data] columns names 'hight', which is no column of the file",
         ),
         ({"drop": ["hight"]}, "drop names 'hight'"),
-        ({"rename": {"hight": "height"}}, "rename names 'hight'"),
+        ({"dialect": Dialect(rename={"hight": "height"})}, "rename names 'hight'"),
         ({"types": {"hight": "number"}}, "types names 'hight'"),
         ({"units": {"hight": "cm"}}, "units names 'hight'"),
         ({"drop": ["outcome"]}, "drop names 'outcome', which is the target"),
-        ({"rename": {"age": "sex"}}, "more than one column is called 'sex'"),
-        ({"rename": {"age": "outcome"}}, "more than one column is called 'outcome'"),
+        ({"dialect": Dialect(rename={"age": "sex"})}, "more than one column is called 'sex'"),
+        (
+            {"dialect": Dialect(rename={"age": "outcome"})},
+            "more than one column is called 'outcome'",
+        ),
         ({"select": ["age"], "drop": ["age"]}, "no column of features is left"),
     ):
         with _refused(complaint):
@@ -175,7 +179,9 @@ def test_parquet_columns_have_the_types_of_the_file(tmp_path: Path) -> None:
 def test_arrays_may_have_gaps(tmp_path: Path) -> None:
     """NaN in an array is a missing value of a table, and refused in a data set."""
     np.savez(tmp_path / "a.npz", X=[[1.0, np.nan]], y=[1])
-    table = load_table(tmp_path / "a.npz", types={"x1": "category"}, rename={"target": "y"})
+    table = load_table(
+        tmp_path / "a.npz", types={"x1": "category"}, dialect=Dialect(rename={"target": "y"})
+    )
     assert (_cells(table, "x0"), _cells(table, "x1"), table.target_name) == ([1], [None], "y")
     with _refused("column 'x1', row 1: the value is missing"):
         load_table(tmp_path / "a.npz").to_dataset()

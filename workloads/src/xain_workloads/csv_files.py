@@ -10,7 +10,7 @@ from typing import Any
 
 from xain_foundation.hints import hint
 from xain_workloads.errors import DataError
-from xain_workloads.reading import reading
+from xain_workloads.reading.errors import reading
 
 SUFFIXES = (".csv", ".tsv")
 # Commas are last: a row of `;` and decimal commas may divide at both, and the opposite is rare.

@@ -24,7 +24,8 @@ from xain_workloads.dataset import (
     class_name,
 )
 from xain_workloads.errors import DataError
-from xain_workloads.reading import reading
+from xain_workloads.reading.dialect import DETECTED, Dialect
+from xain_workloads.reading.errors import reading
 from xain_workloads.schema import Column, ColumnType, shown
 from xain_workloads.table import Table
 
@@ -102,18 +103,14 @@ def load_table(
     *,
     target: str | None = None,
     task: Task = "classification",
-    scale: float = 1.0,
     num_features: int | None = None,
     zero_based: bool = False,
     select: Sequence[str] = (),
     drop: Sequence[str] = (),
-    rename: Mapping[str, str] | None = None,
     types: Mapping[str, ColumnType] | None = None,
     units: Mapping[str, str] | None = None,
     classes: Sequence[str] = (),
-    missing: Sequence[str] = (),
-    separator: str = "",
-    decimal: str = "",
+    dialect: Dialect = DETECTED,
 ) -> Table:
     """Load a table from a file, or one that scikit-learn brings along.
 
@@ -121,30 +118,24 @@ def load_table(
         FOLDER_FILES, whose rows belong together in their order. A CSV file has a header; an .npz
         file has the arrays `features` and `target`, or `X` and `y`.
     target: the target's column in CSV and Parquet files, by default the last.
-    scale: factor on all columns of numbers; the pixels of digits are 0..16, so 0.0625 brings them
-        to 0..1.
     num_features: how many columns the file must have. LIBSVM files leave out zeros, so their parts
         agree on a width only if it is given here.
     zero_based: whether the first feature of a LIBSVM file is 0 instead of 1. It is not guessed,
         since parts of one data set could guess differently.
     select: the columns to keep, in this order; empty for all. drop: columns to leave out.
-    rename: new names by names in the file. All other arguments use the names in the file.
     types: types of columns. A column of a CSV file without one is of type "number" if all of its
         values are numbers, and a category if fewer than half of them are; one in between is an
         error. A column of a Parquet file has the type that the file gives it.
     units: units of columns, for comparison with other participants.
     classes: all labels that the target may have; empty for those in the file, and for all of those
         of a bundled set.
-    missing: texts beside those in MISSING that stand for a missing value in CSV and Parquet files.
-    separator, decimal: between the cells of a CSV file, and in its numbers; "" to tell them by the
-        file, see csv_files.
+    dialect: how the file is written, and what its cells mean. Its names of columns, as those of all
+        other arguments, are those in the file.
     A file without rows is a table without rows: an empty part must not stop a participant.
     Raises DataError that names the file and, where there is one, the column and the row.
     """
     if task not in get_args(Task):
         raise DataError(f"task is {task!r}; choose one of: {', '.join(get_args(Task))}")
-    if not isfinite(scale) or scale == 0:
-        raise DataError(f"scale is {scale}; it must be finite and not 0")
     if isinstance(source, str) and source in BUNDLED:
         suffix, path = "", Path()
     elif is_folder(source):
@@ -163,7 +154,8 @@ def load_table(
     if target is not None and suffix not in WITH_COLUMN_NAMES:
         raise DataError(f"{source}: a target column can be chosen in CSV and Parquet files only")
 
-    missing = (*MISSING, *missing)
+    missing = (*MISSING, *dialect.missing)
+    separator, decimal = dialect.separator, dialect.decimal
     match suffix:
         case "":
             opened = _open_bundled(str(source), task)
@@ -186,11 +178,11 @@ def load_table(
         opened,
         select=select,
         drop=drop,
-        rename=rename or {},
+        rename=dialect.rename,
         types=types or {},
         units=units or {},
         classes=classes,
-        scale=scale,
+        scale=dialect.scale,
     )
 
 
@@ -208,11 +200,13 @@ def load_rows(
     *,
     target: str = "",
     task: Task = "classification",
+    dialect: Dialect = DETECTED,
 ) -> tuple[Table, bool]:
     """Load rows that are to be predicted from a CSV or Parquet file.
 
     types: types of the columns to take, in this order; empty for all columns but the target.
     target: the target's column, which the file need not have.
+    dialect: of the site whose file it is, from the model that it has trained.
     Returns the table, and whether its target is that of the file; else it is NaN.
     Raises DataError that names the file, and the column that is missing or of another type.
     """
@@ -227,7 +221,7 @@ def load_rows(
     if suffix == ".parquet":
         arrow, decimal = _read_parquet(path), "."
     else:
-        arrow, decimal = csv_files.read_cells(path)
+        arrow, decimal = csv_files.read_cells(path, dialect.separator, dialect.decimal)
         _require_columns(path, arrow.column_names)
     found = target if target in arrow.column_names else None
     for name in types:
@@ -235,7 +229,7 @@ def load_rows(
             raise DataError(
                 f"{path}: no column {name!r}; there are: {shown(arrow.column_names, 20)}"
             )
-    opened = _open_arrow(path, arrow, found, task, MISSING, decimal)
+    opened = _open_arrow(path, arrow, found, task, (*MISSING, *dialect.missing), decimal)
     table = _choose(
         opened, select=tuple(types), drop=(), rename={}, types=types, units={}, classes=()
     )

@@ -6,13 +6,14 @@ from typing import Literal
 from pydantic import Field
 
 from xain_coordinator.core.evaluation import WELL_KNOWN
-from xain_foundation.fields import Check, Conflicts, Section, WrongSetting
+from xain_foundation.fields import Check, Conflicts, WrongSetting
 from xain_wire.limits import MAX_INT32
+from xain_workloads.reading.dialect import Dialect
 
 _MAX_WAIT_S = 24 * 3600.0
 
 
-class EvaluateSettings(Section):
+class EvaluateSettings(Dialect):
     """[evaluate]"""
 
     every: int = Field(default=1, ge=0, le=MAX_INT32)
@@ -24,7 +25,6 @@ class EvaluateSettings(Section):
     data: str = ""
     target: str | None = None
     task: Literal["classification", "regression"] = "classification"
-    scale: float = Field(default=1.0, allow_inf_nan=False)
 
     @property
     def is_minimised(self) -> bool:
@@ -54,7 +54,7 @@ class EvaluateSettings(Section):
     @Check
     def _data_can_be_read(self) -> Conflicts:
         if not self.data:
-            for name in self.changed("target", "task", "scale"):
+            for name in self.changed("target", "task", *Dialect.model_fields):
                 yield WrongSetting(name, "nothing would read it without evaluate.data")
             return
         if self.every == 0:

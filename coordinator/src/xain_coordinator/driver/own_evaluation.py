@@ -13,6 +13,7 @@ from xain_workloads.dataset import Task
 from xain_workloads.errors import DataError
 from xain_workloads.model import Model
 from xain_workloads.preprocessing import preprocessing_of
+from xain_workloads.reading.dialect import Dialect
 from xain_workloads.schema import ColumnType
 from xain_workloads.table import Table
 from xain_workloads.workload import evaluate
@@ -43,11 +44,11 @@ def evaluate_stored(
 
 @lru_cache(maxsize=1)
 def load_own_data(
-    source: str, target: str | None, task: Task, scale: float, types: Types = ()
+    source: str, target: str | None, task: Task, dialect: Dialect, types: Types = ()
 ) -> Table:
     """Load the coordinator's own data set. Raises DataError."""
     try:
-        data = load_table(source, target=target, task=task, scale=scale, types=dict(types))
+        data = load_table(source, target=target, task=task, types=dict(types), dialect=dialect)
     except ModuleNotFoundError as missing:
         raise DataError(
             f"{source} cannot be read without {missing.name}: "

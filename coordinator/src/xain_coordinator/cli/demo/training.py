@@ -6,6 +6,7 @@ import numpy as np
 
 from xain_workloads.data import Dataset, load
 from xain_workloads.partition import Partition, split_train_test
+from xain_workloads.reading.dialect import Dialect
 from xain_workloads.workload import create, evaluate, fit_centralised
 
 SOURCE = "digits"
@@ -26,7 +27,7 @@ class Split:
 
 def split(num_parts: int, alpha: float, seed: int) -> Split:
     """Split the data set as each participant does by itself."""
-    data = load(SOURCE, scale=SCALE)
+    data = load(SOURCE, dialect=Dialect(scale=SCALE))
     pairs = [
         split_train_test(
             Partition("dirichlet", num_parts, index, alpha, seed).apply(data), TEST_FRACTION, seed

@@ -1,0 +1,1 @@
+"""Reading of tables: files of several formats, and what their cells mean."""
