@@ -27,6 +27,7 @@ from xain_workloads.preprocessing import preprocessing_of
 from xain_workloads.profile import DataProfile, union
 from xain_workloads.supervised import (
     Array,
+    Measured,
     classes_of,
     classes_to_learn,
     coded_target,
@@ -36,6 +37,7 @@ from xain_workloads.supervised import (
     require_width,
     rows_to_predict,
 )
+from xain_workloads.tallies import tally_classes, tally_numbers
 from xain_workloads.unlike_rows import KEY as POINTS_KEY
 from xain_workloads.unlike_rows import fit_points, points_of, with_unlike_rows
 from xain_workloads.workload import TrainResult
@@ -134,24 +136,32 @@ class BaggingWorkload:
     def evaluate(self, model: Model, data: Dataset) -> dict[str, float]:
         """Metrics on data: "accuracy", and "loss" with vote = "soft", the mean cross-entropy; or
         "r2" and "mse"."""
+        return self.measure(model, data).metrics
+
+    def measure(self, model: Model, data: Dataset) -> Measured:
+        """See Workload.measure."""
         classes, num_features = self._open(model)
         target = coded_target(self.options.task, classes, data)
         require_width(num_features, data.features)
         voting = self._voting(model)
         if not classes:
             predicted = np.zeros(len(target)) if voting is None else voting.predict(data.features)
-            return regression_metrics(predicted, target)
-        names = np.array(classes, dtype=np.str_)
+            return Measured(regression_metrics(predicted, target), tally_numbers(target, predicted))
         if self.options.vote == "hard" and voting is not None:
-            return {"accuracy": float(np.mean(voting.predict(data.features) == names[target]))}
+            position = {name: code for code, name in enumerate(classes)}
+            codes = np.array([position[name] for name in voting.predict(data.features)])
+            accuracy = {"accuracy": float(np.mean(codes == target))}
+            return Measured(accuracy, tally_classes(len(classes), target, codes))
         if voting is None:
             probabilities = np.full((len(target), len(classes)), 1 / len(classes))
         else:
             probabilities = voting.predict_proba(data.features)
-        return {
-            "accuracy": float(np.mean(np.argmax(probabilities, axis=1) == target)),
+        codes = np.argmax(probabilities, axis=1)
+        metrics = {
+            "accuracy": float(np.mean(codes == target)),
             "loss": cross_entropy(probabilities[np.arange(len(target)), target]),
         }
+        return Measured(metrics, tally_classes(len(classes), target, codes, probabilities))
 
     def predict(self, model: Model, features: ArrayLike) -> NDArray[Any]:
         """See Workload.predict. Raises ValueError if the ensemble has no estimators yet."""

@@ -27,6 +27,7 @@ from xain_workloads.profile import DataProfile, union
 from xain_workloads.statistics import from_json
 from xain_workloads.supervised import (
     Array,
+    Measured,
     classes_of,
     classes_to_learn,
     coded_target,
@@ -36,6 +37,7 @@ from xain_workloads.supervised import (
     require_training,
     require_width,
 )
+from xain_workloads.tallies import tally_classes, tally_numbers
 from xain_workloads.trees import BoosterKind
 from xain_workloads.workload import TrainResult
 
@@ -149,9 +151,18 @@ class BoostingWorkload:
 
     def evaluate(self, model: Model, data: Dataset) -> dict[str, float]:
         """Metrics on data: "accuracy" and "loss", the mean cross-entropy, or "r2" and "mse"."""
+        return self.measure(model, data).metrics
+
+    def measure(self, model: Model, data: Dataset) -> Measured:
+        """See Workload.measure."""
         classes, kind = self._open(model)
         matrix, target = self._matrix(kind, classes, data)
-        return self._metrics(self._booster(model).predict(matrix), target)
+        predicted = np.asarray(self._booster(model).predict(matrix), dtype=np.float64)
+        if not classes:
+            return Measured(self._metrics(predicted, target), tally_numbers(target, predicted))
+        shares = _of_each(predicted)
+        tallies = tally_classes(len(classes), target, _best(predicted), shares)
+        return Measured(self._metrics(predicted, target), tallies)
 
     def predict(self, model: Model, features: ArrayLike) -> NDArray[Any]:
         """See Workload.predict. NaN stands for a missing value."""
@@ -165,7 +176,7 @@ class BoostingWorkload:
         classes, predicted = self._predicted(model, features)
         if not classes:
             return None
-        return predicted if predicted.ndim == 2 else np.stack([1 - predicted, predicted], axis=1)
+        return _of_each(predicted)
 
     def _predicted(self, model: Model, features: ArrayLike) -> tuple[tuple[str, ...], Array]:
         """The classes, and (n,) numbers or probabilities of the second class, or (n, k)."""
@@ -248,6 +259,13 @@ def _best(probabilities: Array) -> NDArray[np.intp]:
         return (probabilities > 0.5).astype(np.intp)
     best: NDArray[np.intp] = np.argmax(probabilities, axis=1)
     return best
+
+
+def _of_each(probabilities: Array) -> Array:
+    """(n,) of the second class or (n, k) of each to (n, k) of each, whose sum is 1 in float64."""
+    if probabilities.ndim == 2:
+        return np.asarray(probabilities / probabilities.sum(axis=1, keepdims=True))
+    return np.stack([1 - probabilities, probabilities], axis=1)
 
 
 def _vector(data: bytes) -> Any:

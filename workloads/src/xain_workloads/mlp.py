@@ -27,6 +27,7 @@ from xain_workloads.profile import DataProfile, union
 from xain_workloads.supervised import (
     DIVERGED_SCORE,
     Array,
+    Measured,
     classes_of,
     classes_to_learn,
     coded_target,
@@ -37,6 +38,7 @@ from xain_workloads.supervised import (
     require_width,
     rows_to_predict,
     score_metrics,
+    score_tallies,
     softmax,
 )
 from xain_workloads.workload import TrainResult
@@ -146,12 +148,20 @@ class MlpWorkload:
 
         loss: the mean cross-entropy, without the penalty. mse: in the unit of the target, squared.
         """
+        return self.measure(model, data).metrics
+
+    def measure(self, model: Model, data: Dataset) -> Measured:
+        """See Workload.measure."""
         classes, layers = self._open(model)
         target = coded_target(self.options.task, classes, data)
         require_width(len(layers[0][0]), data.features)
         scores = self._scores(layers, data.features)
         scale = Scale() if classes else target_scale(model.metadata)
-        return score_metrics(self.options.task, scores, target, scale)
+        probabilities = softmax(scores) if classes else None
+        return Measured(
+            score_metrics(self.options.task, scores, target, scale),
+            score_tallies(len(classes), scores, target, scale, probabilities),
+        )
 
     def predict(self, model: Model, features: ArrayLike) -> NDArray[Any]:
         """See Workload.predict. Two scores that are equal go to the class that comes first."""

@@ -36,6 +36,7 @@ from xain_workloads.profile import DataProfile, union
 from xain_workloads.supervised import (
     DIVERGED_SCORE,
     Array,
+    Measured,
     classes_of,
     classes_to_learn,
     coded_target,
@@ -44,6 +45,7 @@ from xain_workloads.supervised import (
     require_width,
     rows_to_predict,
     score_metrics,
+    score_tallies,
     softmax,
 )
 from xain_workloads.workload import TrainResult
@@ -211,11 +213,20 @@ class NeuralWorkload:
 
         loss: the mean cross-entropy, without a penalty. mse: in the unit of the target, squared.
         """
+        return self.measure(model, data).metrics
+
+    def measure(self, model: Model, data: Dataset) -> Measured:
+        """See Workload.measure."""
         classes, width = self._opened(model)
         target = coded_target(self.options.task, classes, data)
         require_width(width, data.features)
         scale = Scale() if classes else target_scale(model.metadata)
-        return self.metrics_of(self.network(model).scores(data.features), target, scale)
+        scores = self.network(model).scores(data.features)
+        probabilities = softmax(scores) if classes else None
+        return Measured(
+            self.metrics_of(scores, target, scale),
+            score_tallies(len(classes), scores, target, scale, probabilities),
+        )
 
     def predict(self, model: Model, features: ArrayLike) -> NDArray[Any]:
         """See Workload.predict. Two scores that are equal go to the class that comes first."""

@@ -26,6 +26,7 @@ from xain_workloads.profile import DataProfile, union
 from xain_workloads.supervised import (
     DIVERGED_SCORE,
     Array,
+    Measured,
     best_class,
     classes_of,
     classes_to_learn,
@@ -37,6 +38,7 @@ from xain_workloads.supervised import (
     require_training,
     require_width,
     rows_to_predict,
+    score_tallies,
     softmax,
 )
 from xain_workloads.workload import TrainResult
@@ -274,13 +276,21 @@ class SgdWorkload:
         over the one-versus-rest problems. For two classes and log_loss that is the cross-entropy.
         mse: in the unit of the target, squared. r2: see regression_metrics().
         """
+        return self.measure(model, data).metrics
+
+    def measure(self, model: Model, data: Dataset) -> Measured:
+        """See Workload.measure."""
         classes, coef, intercept = self._open(model)
-        target = coded_target(self.options.task, classes, data)
+        codes = coded_target(self.options.task, classes, data)
         require_width(coef.shape[1], data.features)
         scale = Scale() if classes else target_scale(model.metadata)
-        if not classes:
-            target = (target - scale.center) / scale.scale
-        return self._metrics(data.features @ coef.T + intercept, target, scale)
+        target = codes if classes else (codes - scale.center) / scale.scale
+        scores = data.features @ coef.T + intercept
+        probabilities = self._probabilities(scores)
+        return Measured(
+            self._metrics(scores, target, scale),
+            score_tallies(len(classes), scores, codes, scale, probabilities),
+        )
 
     def predict(self, model: Model, features: ArrayLike) -> NDArray[Any]:
         """See Workload.predict. Two scores that are equal go to the class that comes first."""

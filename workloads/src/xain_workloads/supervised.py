@@ -1,6 +1,7 @@
 """Common parts of workloads for classification and regression: classes, targets and metrics."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from json import JSONDecodeError, loads
 from typing import Any
 
@@ -12,8 +13,19 @@ from xain_workloads.errors import DataError, NoData
 from xain_workloads.options import require_range
 from xain_workloads.preprocessing import Scale, target_scale
 from xain_workloads.profile import DataProfile
+from xain_workloads.tallies import Tallies, tally_classes, tally_numbers
 
 Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Scores of a model on data. metrics: finite numbers by name, of these rows alone.
+    tallies: None if the predictions are too far off to be squared."""
+
+    metrics: dict[str, float]
+    tallies: Tallies | None
+
 
 # scikit-learn cuts the derivative of the loss at 1e12, so squared losses that diverge seldom reach
 # infinity: they hover around 1e12 and look like weights. Such scores are taken for divergence, with
@@ -157,6 +169,20 @@ def regression_metrics(predicted: Array, target: Array) -> dict[str, float]:
         "mse": float(squared_errors.mean()),
         "r2": 1 - total / spread if spread > 0 else constant,
     }
+
+
+def score_tallies(
+    num_classes: int,
+    scores: Array,
+    target: NDArray[Any],
+    scale: Scale,
+    probabilities: Array | None,
+) -> Tallies | None:
+    """Tallies of (n, k) scores. target: (n,), as coded_target() gives it. probabilities: (n,
+    classes), None if the model has none."""
+    if num_classes:
+        return tally_classes(num_classes, target, best_class(scores), probabilities)
+    return tally_numbers(target, scores[:, 0] * scale.scale + scale.center)
 
 
 def score_metrics(task: str, scores: Array, target: NDArray[Any], scale: Scale) -> dict[str, float]:

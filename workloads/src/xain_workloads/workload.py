@@ -20,7 +20,7 @@ from xain_workloads.preprocessing import (
     preprocessing_of,
 )
 from xain_workloads.profile import DataProfile
-from xain_workloads.supervised import Array
+from xain_workloads.supervised import Array, Measured
 from xain_workloads.table import Table
 
 DEFAULT_PREPROCESSING = PreprocessingOptions()
@@ -84,6 +84,9 @@ class Workload(Protocol):
 
     def evaluate(self, model: Model, data: Dataset) -> dict[str, float]:
         """Metrics of a model on data. Raises NoData and DataError as train() does."""
+
+    def measure(self, model: Model, data: Dataset) -> Measured:
+        """Metrics as evaluate() gives them, and tallies, by one prediction of the rows."""
 
     def predict(self, model: Model, features: ArrayLike) -> NDArray[Any]:
         """Predict rows. features: (n, p) numbers.
@@ -192,7 +195,12 @@ def initial_model(
 
 def evaluate(model: Model, data: Table | Dataset) -> dict[str, float]:
     """Metrics of a model on rows as they are in a file. Raises as Workload.evaluate does."""
-    return from_metadata(model.metadata).evaluate(model, prepare(model.metadata, data))
+    return measure(model, data).metrics
+
+
+def measure(model: Model, data: Table | Dataset) -> Measured:
+    """Metrics and tallies of a model on rows as they are in a file. See Workload.measure."""
+    return from_metadata(model.metadata).measure(model, prepare(model.metadata, data))
 
 
 def predict(model: Model, data: Table | Dataset) -> NDArray[Any]:

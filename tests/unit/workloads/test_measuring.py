@@ -1,4 +1,4 @@
-"""Probabilities of classes that workloads give."""
+"""Probabilities and tallies that workloads give of a model on data."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn import metrics as sk
 
 from xain_workloads.data import load
 from xain_workloads.dataset import Dataset
+from xain_workloads.figures import figures
 from xain_workloads.model import Model
 from xain_workloads.preprocessing import prepare
 from xain_workloads.table import Table
@@ -92,3 +94,44 @@ def test_probabilities_of_scores_far_from_zero_are_finite_and_of_sum_one(
     found = workload.probabilities(far, np.ones((2, 4)))
     assert found is not None
     np.testing.assert_allclose(found, 1 / 3)
+
+
+REGRESSIONS: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    ("sgd", {}),
+    ("mlp", {"hidden_layers": [4]}),
+    ("neural", {"layers": [{"type": "linear", "out_features": 4}, {"type": "linear"}]}),
+    ("xgboost", {"mode": "bagging"}),
+    ("bagging", {"estimator": "DecisionTreeRegressor", "publish": True}),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "task"),
+    [
+        *((name, options, "classification") for name, options in WITH_PROBABILITIES),
+        ("sgd", {"loss": "hinge"}, "classification"),
+        *((name, {**options, "task": "regression"}, "regression") for name, options in REGRESSIONS),
+    ],
+)
+def test_tallies_of_a_model_give_the_figures_of_its_own_predictions(
+    name: str, options: Mapping[str, Any], task: str
+) -> None:
+    if name == "neural":
+        pytest.importorskip("torch")
+    data = load("diabetes" if task == "regression" else "iris", task=task)
+    workload, model = trained(name, options, data)
+    prepared = prepare(model.metadata, Table.from_dataset(data))
+    measured = workload.measure(model, prepared)
+    assert measured.tallies is not None
+    assert measured.metrics == workload.evaluate(model, prepared)
+    found = figures(measured.tallies)
+    predicted = workload.predict(model, prepared.features)
+    if task == "regression":
+        assert found["r2"].value == pytest.approx(sk.r2_score(data.target, predicted), rel=1e-9)
+        assert found["mse"].value == pytest.approx(measured.metrics["mse"], rel=1e-9)
+        return
+    assert found["accuracy"].value == np.mean(predicted == data.target)
+    p = workload.probabilities(model, prepared.features)
+    assert ("log_loss" in found) == (p is not None)
+    if p is not None:
+        assert found["log_loss"].value == pytest.approx(sk.log_loss(data.target, p), rel=1e-9)
