@@ -102,7 +102,11 @@ class Section(BaseModel):
     def changed(self, *names: str) -> list[str]:
         """The fields among `names` that are known not to have their defaults."""
         fields = type(self).model_fields
-        return [name for name in self.known(*names) if getattr(self, name) != fields[name].default]
+        return [
+            name
+            for name in self.known(*names)
+            if getattr(self, name) != fields[name].get_default(call_default_factory=True)
+        ]
 
     def conflicts(self) -> Conflicts:
         """Conflicts between keys whose values are known."""
