@@ -113,7 +113,7 @@ async def test_kills_in_the_fit_and_after_it_lose_no_estimator_and_no_prediction
         status, whole, told = await ask(coordinator, rows, "--max-retries=1")
         assert status == 0, told
         assert told.startswith("answered: north, south, west\naccuracy 0.9"), told
-        assert whole.startswith("diagnosis\n")
+        assert whole.startswith("row,diagnosis,p(")
 
         await sites[2].kill()
         status, left, told = await ask(coordinator, rows)
@@ -149,7 +149,10 @@ async def test_commands_of_the_page_ask_the_participants(tmp_path):
         outputs = [await terminals.do(line) for line in commands]
     finally:
         await terminals.end()
-    assert outputs[-1].splitlines() == ["target", "setosa", "virginica", "answered: north, south"]
+    lines = outputs[-1].splitlines()
+    assert lines[0] == "row,target,p(setosa),p(versicolor),p(virginica)"
+    assert [line[: len("1,setosa")] for line in lines[1:3]] == ["1,setosa", "2,virgin"]
+    assert lines[3:] == ["answered: north, south"]
 
 
 @pytest.mark.parametrize(

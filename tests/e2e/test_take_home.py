@@ -18,6 +18,7 @@ from xain_coordinator.cli import main as cli
 
 pytestmark = pytest.mark.e2e
 
+PAGE = Path(__file__).parents[2] / "docs/export.md"
 ROUNDS = 4
 SITES = ("north", "south", "west")
 FORMATS = (".skops", ".npz", ".safetensors", ".json")
@@ -50,10 +51,14 @@ class Site(Process):
         self._process = await self.run(words)
 
 
-async def called(*words: str) -> tuple[int, str, str]:
+async def called(*words: str, cwd: Path | None = None) -> tuple[int, str, str]:
     """Exit status, standard output and standard error of a program."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        sys.executable,
+        *words,
+        cwd=cwd,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
     )
     out, err = await process.communicate()
     assert process.returncode is not None
@@ -145,10 +150,10 @@ async def test_an_exported_model_scores_the_same_everywhere(tmp_path: Path) -> N
         )
         assert status == 0, err
         predictions.add(out)
-        scores.add(err.split()[1])
+        scores.update(re.findall(r"^accuracy ([\d.]+) of 300 rows", err, re.MULTILINE))
     assert len(predictions) == 1
     (header,) = {next(csv.reader(text.splitlines()))[0] for text in predictions}
-    assert header == "outcome"
+    assert header == "row"
 
     names = ",".join(column["name"] for column in best["columns"])
     words = (str(tmp_path / "model.skops"), str(tmp_path / "test.csv"), names)
@@ -156,6 +161,16 @@ async def test_an_exported_model_scores_the_same_everywhere(tmp_path: Path) -> N
     assert status == 0, err
     assert {out.strip()} == scores
     assert float(out) > 0.8
+
+    # The code of the page, whose files have these names.
+    page_code = re.search(r"```python\n(.+?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert page_code
+    (tmp_path / "model.skops").rename(tmp_path / "wards.skops")
+    (tmp_path / "test.csv").rename(tmp_path / "new-patients.csv")
+    status, out, err = await called("-c", page_code[1], cwd=tmp_path)
+    assert status == 0, err
+    (lines,) = (list(csv.DictReader(text.splitlines())) for text in predictions)
+    assert [line.split()[0] for line in out.splitlines()] == [line["outcome"] for line in lines]
 
     status, _, err = await command("export", data_dir, "--round=9", f"--to={tmp_path}/no.npz")
     assert status == 1

@@ -38,8 +38,8 @@ COMMAND = re.compile(
     r"(?:^|\s|bin/)(xain-(?:coordinator|participant|parameter-server))((?: .*)?)$", re.MULTILINE
 )
 SETTINGS = [Schema(CoordinatorConfig), Schema(ParticipantConfig)]
-# A package that no checkout has, and a script of examples/.
-OPTIONAL = {"pandas", "torch_local"}
+# A script of examples/.
+OPTIONAL = {"torch_local"}
 
 
 def name_of(page: Path) -> str:

@@ -33,6 +33,42 @@ Config = Annotated[
     typer.Option("--config", "-c", metavar="FILE", help="TOML file; without it, the defaults."),
 ]
 
+# Flags of `predict`, which coordinator and participant have.
+RowsFile = Annotated[
+    Path, typer.Option("--data", metavar="FILE", help="CSV or Parquet with the columns.")
+]
+PredictionsFile = Annotated[
+    Path | None, typer.Option("--to", metavar="FILE", help="Write the predictions here, as CSV.")
+]
+IdColumn = Annotated[
+    str,
+    typer.Option(
+        "--id",
+        metavar="COLUMN",
+        help="It identifies the rows in the predictions, such as a patient's number; without it "
+        "their row numbers do.",
+        show_default=False,
+    ),
+]
+MaxUnknown = Annotated[
+    float,
+    typer.Option(
+        metavar="SHARE",
+        min=0.0,
+        max=1.0,
+        help="Exit with status 6 if of one column a larger share is missing or unknown to the "
+        "model.",
+    ),
+]
+Builders = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-builder",
+        metavar="PACKAGE.MODULE:FUNCTION",
+        help="Import this builder of the model's network; a pattern allows several.",
+    ),
+]
+
 
 class CommandFailed(Exception):
     """A command cannot be carried out. The message is one line for the operator."""
@@ -143,6 +179,11 @@ def parse_assignments(
             fail(program, message, EXIT_BAD_CONFIG)
         values[key.strip()] = value
     return values
+
+
+def note(text: str) -> None:
+    """Print a line that is not the command's result."""
+    typer.echo(text, err=True)
 
 
 def fail(program: str, message: str, status: int) -> NoReturn:

@@ -15,9 +15,15 @@ import typer
 from xain_foundation import streams
 from xain_foundation.commands import (
     DEFAULT_PORT,
+    Builders,
     Config,
+    IdColumn,
+    MaxUnknown,
+    PredictionsFile,
+    RowsFile,
     fail,
     make_app,
+    note,
     parse_assignments,
     run_app,
     set_option,
@@ -121,6 +127,25 @@ _NEW_EXAMPLES = """**Examples**
 - `xain-participant new --template sklearn study` : then `cd study`, and follow its README.md
 
 - `xain-participant new --template torch study`
+"""
+
+_PREDICT_HELP = """Predict the rows of a table with a model that `fetch` or the coordinator wrote.
+
+Each line of CSV has the row's number (or its --id), the prediction, and the probability of each
+class. Columns are matched by name. Standard error tells, by column, which values the model does not
+know: categories that no site had in training, and missing values. If the table has the target, in
+some rows or in all, the score of these is printed too. Nothing leaves this machine.
+
+Exit status: 0 if there are predictions; 1 if there are none; 2 if a setting is wrong; 6 if there
+are predictions, but the model does not know more than --max-unknown of the values of a column.
+"""
+
+_PREDICT_EXAMPLES = """**Examples**
+
+- `xain-participant predict --model wards.skops --data new-patients.csv`
+
+- `xain-participant predict --model wards.skops --data new.csv --id patient --to out.csv` : with the
+  patients' numbers, into a file
 """
 
 
@@ -374,6 +399,40 @@ def _new(
     typer.echo(f"Now: cd {folder}, and follow README.md")
 
 
+@app.command("predict", help=_PREDICT_HELP, epilog=_PREDICT_EXAMPLES)
+def _predict(
+    model: Annotated[
+        Path, typer.Option(metavar="FILE", help="What `fetch` wrote; not an .onnx file.")
+    ],
+    data: RowsFile,
+    to: PredictionsFile = None,
+    id_column: IdColumn = "",
+    max_unknown: MaxUnknown = 0.2,
+    allow_builder: Builders = None,
+) -> None:
+    _require_table_modules()
+    from xain_workloads.errors import WorkloadError
+    from xain_workloads.exported.formats import read
+    from xain_workloads.exported.predicting import predict_file, predict_with
+    from xain_workloads.neural_builders import allow_builders
+
+    allow_builders(allow_builder or ())
+    try:
+        exported = read(model)
+        status = predict_file(
+            exported.about,
+            predict_with(exported),
+            data,
+            to,
+            id_column=id_column,
+            max_unknown=max_unknown,
+            note=note,
+        )
+    except (WorkloadError, OSError) as error:
+        fail(f"{PROGRAM} predict", str(error), EXIT_FAILED)
+    raise typer.Exit(status)
+
+
 app.command("sparse", help=sparse_cli.SPARSE_HELP, epilog=sparse_cli.SPARSE_EXAMPLES)(
     sparse_cli.sparse
 )
@@ -401,6 +460,13 @@ def _load_settings(file: Path | None, values: dict[str, Any]) -> "ParticipantCon
     return settings
 
 
+def _require_table_modules() -> None:
+    """End the process if packages to read and train tables are missing."""
+    if missing := [name for module, name in _TABLE_MODULES.items() if find_spec(module) is None]:
+        message = f"tables need {' and '.join(missing)}: {pip_install(PROGRAM, 'tables')}"
+        fail(PROGRAM, message, EXIT_FAILED)
+
+
 def _load_data(settings: "ParticipantConfig") -> "tuple[Table, Table]":
     """The rows to train on, and those to test with.
 
@@ -408,9 +474,7 @@ def _load_data(settings: "ParticipantConfig") -> "tuple[Table, Table]":
     """
     from xain_workloads.errors import DataError
 
-    if missing := [name for module, name in _TABLE_MODULES.items() if find_spec(module) is None]:
-        message = f"tables need {' and '.join(missing)}: {pip_install(PROGRAM, 'tables')}"
-        fail(PROGRAM, message, EXIT_FAILED)
+    _require_table_modules()
     from xain_workloads.partition import split_train_test
 
     try:

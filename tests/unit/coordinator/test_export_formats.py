@@ -283,7 +283,7 @@ def test_builder_predicts_from_the_command_line_once_it_is_allowed(
     model = initial_model(create("neural", options), [data.profile(MIN_CATEGORY_COUNT)])
     path, rows = tmp_path / "model.npz", tmp_path / "rows.csv"
     formats.write(path, model, {**ABOUT, "columns": formats.columns_of(model.metadata)})
-    rows.write_text("age,dose,ward\n50,0.001,north\n60,,south\n")
+    rows.write_text("age,dose,ward\n50,0.001,north\n60,0.001,south\n")
     monkeypatch.setattr(neural_builders, "_allowed", set())
     asked = ["predict", f"--model={path}", f"--data={rows}"]
     refused = CliRunner().invoke(cli.app, asked)

@@ -58,9 +58,9 @@ def test_separator_and_decimal_mark_are_told_by_the_file(
     assert cells(table)["weight"] == [71.5, None, 1066.25]
     assert table.target.tolist() == expected.target.tolist()
     types = {column.name: column.type for column in table.columns}
-    rows, has_target = load_rows(path, types, target="outcome")
-    assert has_target
-    assert cells(rows) == cells(expected)
+    rows = load_rows(path, types, target="outcome")
+    assert rows.truth.tolist() == expected.target.tolist()
+    assert cells(rows.table) == cells(expected)
 
 
 def test_regression_target_may_have_decimal_commas(tmp_path: Path) -> None:

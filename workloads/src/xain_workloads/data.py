@@ -37,6 +37,7 @@ __all__ = [
     "WITH_COLUMN_NAMES",
     "Dataset",
     "Features",
+    "Rows",
     "Table",
     "Target",
     "Task",
@@ -194,20 +195,37 @@ def is_folder(source: str | PathLike[str]) -> bool:
         return False
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Rows that are to be predicted.
+
+    table: without a target, which is NaN. truth: (n,) object, the target of each row as a class
+    name or a number; None where the file has none. ids: (n,) texts as in the file; row numbers,
+    from 1, without a column of ids.
+    """
+
+    table: Table
+    truth: NDArray[Any]
+    ids: Sequence[str]
+
+
 def load_rows(
     source: str | PathLike[str],
     types: Mapping[str, ColumnType],
     *,
     target: str = "",
     task: Task = "classification",
+    id_column: str = "",
     dialect: Dialect = DETECTED,
-) -> tuple[Table, bool]:
+) -> Rows:
     """Load rows that are to be predicted from a CSV or Parquet file.
 
-    types: types of the columns to take, in this order; empty for all columns but the target.
-    target: the target's column, which the file need not have.
-    dialect: of the site whose file it is, from the model that it has trained.
-    Returns the table, and whether its target is that of the file; else it is NaN.
+    types: types of the columns to take, in this order; empty for all columns but the target and
+        the ids.
+    target: the target's column, which the file need not have, or only for some rows.
+    id_column: identifies the rows; "" for none.
+    dialect: of the site whose file it is, from the model that it has trained. Columns may have
+        their names in the file or those in the session.
     Raises DataError that names the file, and the column that is missing or of another type.
     """
     path = Path(source)
@@ -223,17 +241,53 @@ def load_rows(
     else:
         arrow, decimal = csv_files.read_cells(path, dialect.separator, dialect.decimal)
         _require_columns(path, arrow.column_names)
-    found = target if target in arrow.column_names else None
+    missing = (*MISSING, *dialect.missing)
+    names = [dialect.rename.get(name, name) for name in arrow.column_names]
+    _require_columns(path, names)
     for name in types:
-        if name not in arrow.column_names:
-            raise DataError(
-                f"{path}: no column {name!r}; there are: {shown(arrow.column_names, 20)}"
-            )
-    opened = _open_arrow(path, arrow, found, task, (*MISSING, *dialect.missing), decimal)
+        if name not in names:
+            raise DataError(f"{path}: no column {name!r}; there are: {shown(names, 20)}")
+    if id_column and id_column not in arrow.column_names:
+        raise DataError(
+            f"{path}: no column {id_column!r}; there are: {shown(arrow.column_names, 20)}"
+        )
+    ids = list(map(str, range(1, arrow.num_rows + 1)))
+    if id_column:
+        cells = _plain(arrow.column(id_column)).to_pylist()
+        ids = ["" if cell is None else str(cell) for cell in cells]
+    arrow = arrow.rename_columns(names)
+    truth = np.full(arrow.num_rows, None, dtype=object)
+    if target in arrow.column_names:
+        truth = _read_truth(path, target, arrow.column(target), task, missing, decimal)
+    if not types:
+        others = {target, dialect.rename.get(id_column, id_column)}
+        arrow = arrow.select([name for name in names if name not in others])
+    opened = _open_arrow(path, arrow, None, task, missing, decimal)
     table = _choose(
-        opened, select=tuple(types), drop=(), rename={}, types=types, units={}, classes=()
+        opened,
+        select=tuple(types),
+        drop=(),
+        rename={},
+        types=types,
+        units={},
+        classes=(),
+        scale=dialect.scale,
     )
-    return table, found is not None
+    return Rows(table, truth, ids)
+
+
+def _read_truth(
+    path: Path, name: str, column: Any, task: Task, missing: Sequence[str], decimal: str
+) -> NDArray[Any]:
+    """(n,) class names or numbers, None where a value is missing."""
+    if task == "classification":
+        labels = _read_labels(path, name, column, missing).tolist()
+        return _categories([None if label != label else label for label in labels])
+    infer = path.suffix.lower() != ".parquet"
+    _, numbers = _read_column(path, name, column, "number", missing, infer, decimal)
+    truth = numbers.astype(object)
+    truth[np.isnan(numbers)] = None
+    return truth
 
 
 def _choose(

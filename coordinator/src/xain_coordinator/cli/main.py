@@ -13,17 +13,23 @@ import typer
 
 from xain_foundation.commands import (
     DEFAULT_PORT,
+    Builders,
     CommandFailed,
     Config,
+    IdColumn,
+    MaxUnknown,
+    PredictionsFile,
+    RowsFile,
     fail,
     make_app,
+    note,
     parse_assignments,
     run_app,
     set_option,
     split_host_port,
     version_option,
 )
-from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED
+from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_OK
 from xain_foundation.hints import hint
 
 if TYPE_CHECKING:
@@ -476,14 +482,21 @@ runs there; with bagging whose fitted estimators stay at the participants, these
 standard error tells which of them answered, and why others did not. Those that stay after the end
 of the training, with xain-participant --serve, answer as well.
 
-Columns are matched by name. If the table has the target, the score is printed too.
+Each line has the row's number (or its --id), the prediction, and the probability of each class.
+Columns are matched by name. Standard error tells, by column, which values the model does not know:
+categories that no site had in training, and missing values. If the table has the target, in some
+rows or in all, the score of these is printed too.
 
-Exit status: 0 if there are predictions; 1 if there are none, as when no participant answers.
+Exit status: 0 if there are predictions; 1 if there are none, as when no participant answers; 6 if
+there are, but the model does not know more than --max-unknown of the values of a column.
 """
 
 _PREDICT_EXAMPLES = """**Examples**
 
 - `xain-coordinator predict --model wards.skops --data new-patients.csv` : with an exported model
+
+- `xain-coordinator predict --model wards.skops --data new.csv --id patient --to out.csv` : with the
+  patients' numbers, into a file
 
 - `xain-coordinator predict --address localhost:50051 --data new-patients.csv --max-retries 2` : ask
   a coordinator, which asks a participant that does not answer up to three times
@@ -492,14 +505,14 @@ _PREDICT_EXAMPLES = """**Examples**
 
 @app.command("predict", help=_PREDICT_HELP, epilog=_PREDICT_EXAMPLES)
 def _predict(
-    data: Annotated[Path, typer.Option(metavar="FILE", help="CSV or Parquet with the columns.")],
+    data: RowsFile,
     model: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What `export` wrote; not an .onnx file.")
     ] = None,
     address: Address = None,
-    to: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the predictions here, as CSV.")
-    ] = None,
+    to: PredictionsFile = None,
+    id_column: IdColumn = "",
+    max_unknown: MaxUnknown = 0.2,
     timeout_s: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", help="For each participant. [predict.timeout_s]"),
@@ -511,13 +524,7 @@ def _predict(
             help="Times that a silent participant is asked again. [predict.max_retries]",
         ),
     ] = None,
-    allow_builder: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PACKAGE.MODULE:FUNCTION",
-            help="Import this builder of the model's network; a pattern allows several.",
-        ),
-    ] = None,
+    allow_builder: Builders = None,
 ) -> None:
     if (model is None) == (address is None):
         fail(
@@ -539,10 +546,13 @@ def _predict(
         from xain_workloads.neural_builders import allow_builders
 
         allow_builders(allow_builder or ())
+        options = {"id_column": id_column, "max_unknown": max_unknown, "note": note}
+        status = EXIT_OK
         if address is not None:
-            commands.ask_predictions(address, data, to, timeout_s, max_retries)
+            status = commands.ask_predictions(address, data, to, timeout_s, max_retries, **options)
         elif model is not None:
-            commands.predict(model, data, to)
+            status = commands.predict(model, data, to, **options)
+    raise typer.Exit(status)
 
 
 @app.command("report")

@@ -1,11 +1,11 @@
 """`xain-coordinator models`, `export` and `predict`."""
 
-import csv
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 import grpc
 import numpy as np
 import typer
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
@@ -26,9 +25,9 @@ from xain_coordinator.server.inspection_client import open_channel
 from xain_foundation.grpc_calls import details_of
 from xain_wire.fl.inspection_pb2 import AskPredictionsRequest
 from xain_wire.fl.inspection_pb2_grpc import InspectionStub
-from xain_workloads.dataset import Task
 from xain_workloads.errors import NoModel
 from xain_workloads.exported import formats
+from xain_workloads.exported.predicting import Predictions, predict_file, predict_with
 from xain_workloads.table import Table
 
 # A request has [server] max_message_bytes at most, 2 MiB or more.
@@ -75,54 +74,39 @@ def export(
         typer.echo(f"{told} is {register(registered_name, model, about)}")
 
 
-def predict(file: Path, data: Path, to: Path | None) -> None:
-    """Predict the rows of a file with an exported model.
+def predict(file: Path, data: Path, to: Path | None, **options: Any) -> int:
+    """Predict the rows of a file with an exported model. options: of predict_file().
 
-    The score is printed to standard error if the data have the target.
-    Raises NoModel, DataError and OSError.
+    Returns the exit status. Raises NoModel, DataError and OSError.
     """
     exported = formats.read(file)
-    predicted, truth = _predict(exported, data)
-    _show_predicted(str(exported.about.get("target") or "prediction"), predicted, truth, to)
-
-
-def _show_predicted(
-    name: str, predicted: NDArray[Any], truth: NDArray[Any] | None, to: Path | None
-) -> None:
-    if to is None:
-        _write_csv(sys.stdout, name, predicted)
-    else:
-        with to.open("w", encoding="utf-8", newline="") as opened:
-            _write_csv(opened, name, predicted)
-    if truth is not None:
-        typer.echo(_score(truth, predicted), err=True)
+    return predict_file(exported.about, predict_with(exported), data, to, **options)
 
 
 def ask_predictions(
-    address: str, data: Path, to: Path | None, timeout_s: float | None, max_retries: int | None
-) -> None:
+    address: str,
+    data: Path,
+    to: Path | None,
+    timeout_s: float | None,
+    max_retries: int | None,
+    **options: Any,
+) -> int:
     """Predict the rows of a file through the coordinator that runs at "host:port".
 
     With bagging whose estimators stay at the participants, these are asked; who answered is printed
     to standard error. Any other model is fetched, and used here.
     timeout_s, max_retries: of the question; None: as the coordinator is configured.
-    Raises NoModel, NoStatus, DataError and OSError.
+    options: of predict_file().
+    Returns the exit status. Raises NoModel, NoStatus, DataError and OSError.
     """
     with ask(address) as trained:
         entry = trained.choose("last")
-        metadata = entry.model.metadata
         model = trained.load(entry.model)
-    about = {
-        "target": metadata.get("target", ""),
-        "classes": json.loads(metadata.get("classes", "[]")),
-        "columns": formats.columns_of(metadata),
-    }
-    if not formats.is_held(model):
-        predicted, truth = _predict(formats.Exported(about, model), data)
-    else:
-        table, truth = _rows(about, data)
-        predicted = _asked(address, table, timeout_s, max_retries)
-    _show_predicted(str(about["target"] or "prediction"), predicted, truth, to)
+        about = {**described(trained, entry), "metadata": model.metadata}
+    if formats.is_held(model):
+        ask_them = partial(_asked, address, timeout_s=timeout_s, max_retries=max_retries)
+        return predict_file(about, ask_them, data, to, **options)
+    return predict_file(about, predict_with(formats.Exported(about, model)), data, to, **options)
 
 
 def _opened(config: CoordinatorConfig, address: str | None) -> AbstractContextManager[Trained]:
@@ -202,39 +186,9 @@ def _measured(entry: Entry, name: str) -> str:
 # --- predictions ---
 
 
-def _predict(exported: formats.Exported, data: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    """Predict the rows of a file. Returns the predictions, and the target or None if the file has
-    none, (n,) each."""
-    from xain_workloads import workload
-
-    about = exported.about
-    table, truth = _rows(about, data)
-    if exported.model is not None:
-        if "workload" not in exported.model.metadata:
-            raise NoModel("only the script that trained this model can use it")
-        return workload.predict(exported.model, table), truth
-    rows = np.empty((table.num_samples, len(table.columns)), dtype=object)
-    for i, column in enumerate(table.columns):
-        rows[:, i] = table.values[column.name]
-    predicted = np.asarray(exported.pipeline.predict(rows))
-    if about.get("classes") and predicted.dtype.kind in "iu":  # XGBoost knows no names
-        predicted = np.array(about["classes"], dtype=np.str_)[predicted]
-    return predicted, truth
-
-
-def _rows(about: Mapping[str, Any], data: Path) -> tuple[Table, NDArray[Any] | None]:
-    """The rows of a file, and their target; None if the file does not have it."""
-    from xain_workloads.data import load_rows
-
-    types = {column["name"]: column["type"] for column in about.get("columns", ())}
-    task: Task = "classification" if about.get("classes") else "regression"
-    table, has_target = load_rows(data, types, target=str(about.get("target", "")), task=task)
-    return table, table.target if has_target else None
-
-
 def _asked(
     address: str, table: Table, timeout_s: float | None, max_retries: int | None
-) -> NDArray[Any]:
+) -> Predictions:
     """Ask the participants for predictions for the rows of a table. Raises NoModel."""
     names = [column.name for column in table.columns]
     columns = [table.values[name].tolist() for name in names]
@@ -242,6 +196,8 @@ def _asked(
     answered: set[str] | None = None
     missing: dict[str, str] = {}
     values: list[Any] = []
+    classes: tuple[str, ...] = ()
+    shares = b""
     with open_channel(address) as channel:
         stub = InspectionStub(channel)
         for part in _parts(rows):
@@ -253,13 +209,15 @@ def _asked(
             except grpc.RpcError as error:
                 raise NoModel(f"{address}: {details_of(error)}") from None
             values += json.loads(response.values)
+            classes, shares = tuple(response.classes), shares + response.probabilities
             missing |= response.missing
             found = set(response.answered)
             answered = found if answered is None else answered & found
     typer.echo(f"answered: {', '.join(sorted(answered or ()))}", err=True)
     for name, why in sorted(missing.items()):
         typer.echo(f"missing: {name}: {why}", err=True)
-    return np.array(values)
+    probabilities = np.frombuffer(shares, "<f8").reshape(len(values), -1) if shares else None
+    return Predictions(np.array(values), classes, probabilities)
 
 
 def _parts(rows: list[list[Any]]) -> Iterator[str]:
@@ -274,17 +232,3 @@ def _parts(rows: list[list[Any]]) -> Iterator[str]:
         part.append(text)
         num_bytes += len(text) + 1
     yield f"[{','.join(part)}]"
-
-
-def _write_csv(file: Any, name: str, predicted: NDArray[Any]) -> None:
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([name])
-    writer.writerows([value] for value in predicted.tolist())
-
-
-def _score(truth: NDArray[Any], predicted: NDArray[Any]) -> str:
-    if truth.dtype.kind != "f":
-        return f"accuracy {float(np.mean(truth == predicted)):.4f} of {len(truth)} rows"
-    spread = float(np.sum(np.square(truth - truth.mean())))
-    r2 = 1.0 - float(np.sum(np.square(truth - predicted))) / spread if spread else float("nan")
-    return f"R² {r2:.4f} of {len(truth)} rows"

@@ -1,0 +1,158 @@
+"""Predictions for the rows of a file: what is written of each, and what the model does not know."""
+
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from xain_foundation.exit_statuses import EXIT_OK, EXIT_UNKNOWN_INPUT
+from xain_workloads.data import load_table
+from xain_workloads.exported import formats
+from xain_workloads.exported.formats import Exported
+from xain_workloads.exported.predicting import predict_file, predict_with
+from xain_workloads.workload import create, fit_centralised
+
+SEXES = ("female", "male")
+
+
+def trained(folder: Path, task: str = "classification") -> Exported:
+    """A model of age and sex, of which one number is missing in training."""
+    lines = ["age,sex,outcome"]
+    for i in range(60):
+        age = "" if i == 7 else str(20 + i)
+        value = f"{20.0 + i}" if task == "regression" else "yn"[i % 2]
+        lines.append(f"{age},{SEXES[i % 2]},{value}")
+    (folder / "train.csv").write_text("\n".join(lines))
+    table = load_table(folder / "train.csv", target="outcome", task=task)  # type: ignore[arg-type]
+    model = fit_centralised(create("sgd", {"task": task}), table, epochs=20, seed=1)
+    about = {
+        "target": "outcome",
+        "classes": ["n", "y"] if task == "classification" else [],
+        "columns": formats.columns_of(model.metadata),
+        "metadata": dict(model.metadata),
+    }
+    return Exported(about, model)
+
+
+def predicted(
+    folder: Path, exported: Exported, text: str, **options: object
+) -> tuple[int, list[list[str]], list[str]]:
+    """Exit status, cells of the file that is written, and lines to the user."""
+    (folder / "new.csv").write_text(text)
+    notes: list[str] = []
+    status = predict_file(
+        exported.about,
+        predict_with(exported),
+        folder / "new.csv",
+        folder / "out.csv",
+        note=notes.append,
+        **options,  # type: ignore[arg-type]
+    )
+    with (folder / "out.csv").open(newline="") as file:
+        return status, list(csv.reader(file)), notes
+
+
+def test_each_line_has_row_class_and_probabilities(tmp_path: Path) -> None:
+    """Probabilities are in the order of the classes, and of sum 1; rows are counted from 1."""
+    exported = trained(tmp_path)
+    status, cells, notes = predicted(tmp_path, exported, "age,sex\n30,male\n50,female\n")
+    assert (status, notes) == (EXIT_OK, [])
+    assert cells[0] == ["row", "outcome", "p(n)", "p(y)"]
+    assert [line[:2] for line in cells[1:]] == [["1", "n"], ["2", "y"]]
+    for line in cells[1:]:
+        shares = list(map(float, line[2:]))
+        assert math.isclose(sum(shares), 1, abs_tol=1e-5)
+        assert "ny"[int(np.argmax(shares))] == line[1]
+
+
+def test_ids_stay_as_they_are_in_the_file(tmp_path: Path) -> None:
+    """007 and 1.10 are no numbers."""
+    exported = trained(tmp_path)
+    text = "age,patient,sex\n30,007,male\n31,1.10,male\n"
+    _, cells, _ = predicted(tmp_path, exported, text, id_column="patient")
+    assert [line[0] for line in cells] == ["patient", "007", "1.10"]
+
+
+def test_regression_has_numbers(tmp_path: Path) -> None:
+    exported = trained(tmp_path, "regression")
+    text = "age,sex,outcome\n30,male,30\n50,female,\n60,male,60\n"
+    status, cells, notes = predicted(tmp_path, exported, text)
+    assert status == EXIT_OK
+    assert cells[0] == ["row", "outcome"]
+    assert float(cells[1][1]) == pytest.approx(30, abs=3)
+    (score,) = notes
+    assert score.startswith("R² 0.9")
+    assert score.endswith("of 2 rows")
+
+
+def test_categories_that_the_model_does_not_know_are_named(tmp_path: Path) -> None:
+    """With the share of the rows and what the model knows; the predictions are written first, and
+    the score says on how many rows it stands."""
+    exported = trained(tmp_path)
+    text = "age,sex,outcome\n" + "30,M,n\n" * 3 + "30,F,y\n"
+    status, cells, notes = predicted(tmp_path, exported, text)
+    assert status == EXIT_UNKNOWN_INPUT
+    assert len(cells) == 5
+    warning, score, honest, end = notes
+    assert warning == (
+        "warning: column 'sex': 4 of 4 values are unknown to the model, which knows"
+        " 'female', 'male'; the file has 'M', 'F'"
+    )
+    assert " of 4 rows, log loss " in score
+    assert honest.startswith("each of these rows")
+    assert "100%" in end
+    assert "--max-unknown" in end
+
+
+def test_score_without_the_rows_of_unknown_values_is_told_too(tmp_path: Path) -> None:
+    exported = trained(tmp_path)
+    text = "age,sex,outcome\n" + "30,male,n\n" * 9 + ",male,y\n"
+    status, _, notes = predicted(tmp_path, exported, text)
+    assert status == EXIT_OK
+    known, score, without = notes
+    assert known == "column 'age': 1 of 10 values are missing"
+    assert score.startswith("accuracy 0.9000 of 10 rows, log loss")
+    assert without.startswith("accuracy 1.0000 of the 9 rows without a missing value")
+
+
+@pytest.mark.parametrize(("share", "status"), [(0.49, EXIT_UNKNOWN_INPUT), (0.5, EXIT_OK)])
+def test_status_depends_on_the_share_of_one_column(
+    tmp_path: Path, share: float, status: int
+) -> None:
+    exported = trained(tmp_path)
+    text = "age,sex\n30,male\n31,M\n"
+    assert predicted(tmp_path, exported, text, max_unknown=share)[0] == status
+
+
+@pytest.mark.parametrize("outcomes", [("", ""), ("n", "")])
+def test_rows_without_outcome_are_predicted(tmp_path: Path, outcomes: tuple[str, str]) -> None:
+    """A column of outcomes may be blank; the rows that have one are scored."""
+    exported = trained(tmp_path)
+    text = "age,sex,outcome\n" + "".join(f"30,male,{outcome}\n" for outcome in outcomes)
+    status, cells, notes = predicted(tmp_path, exported, text)
+    assert (status, len(cells)) == (EXIT_OK, 3)
+    assert len(notes) == any(outcomes)
+
+
+def test_classes_of_another_name_are_not_scored_as_wrong(tmp_path: Path) -> None:
+    exported = trained(tmp_path)
+    text = "age,sex,outcome\n30,male,no\n30,female,y\n"
+    _, _, notes = predicted(tmp_path, exported, text)
+    other, score = notes
+    assert other.startswith("1 rows are not scored: their class is 'no'")
+    assert " of 1 rows, log loss" in score
+
+
+@pytest.mark.parametrize("suffix", [".skops", ".npz"])
+def test_files_of_all_formats_have_the_same_probabilities(tmp_path: Path, suffix: str) -> None:
+    exported = trained(tmp_path)
+    assert exported.model is not None
+    path = tmp_path / f"model{suffix}"
+    about = {key: value for key, value in exported.about.items() if key != "metadata"}
+    formats.write(path, exported.model, about)
+    text = "age,sex\n30,male\n,F\n"
+    _, expected, notes = predicted(tmp_path, exported, text, max_unknown=1.0)
+    _, cells, same_notes = predicted(tmp_path, formats.read(path), text, max_unknown=1.0)
+    assert (cells, same_notes) == (expected, notes)
