@@ -234,4 +234,6 @@ def sections(model: type[Section]) -> Iterator[type[Section]]:
 def test_conflicts_are_found_by_checks_alone(model: type[Section]) -> None:
     """A validator of pydantic that raises would hide all checks of its section."""
     for section in sections(model):
-        assert list(section.__pydantic_decorators__.model_validators) == ["_has_no_conflict"]
+        validators = section.__pydantic_decorators__.model_validators.items()
+        after = [name for name, each in validators if each.info.mode == "after"]
+        assert after == ["_has_no_conflict"]

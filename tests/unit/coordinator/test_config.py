@@ -575,6 +575,28 @@ STAGES = f'{SLICES} workload.name=neural workload.options={{"mode":"pipeline","c
 SGD = "workload.name=sgd"
 
 
+@pytest.mark.parametrize(
+    ("workload", "rule"),
+    [
+        ("", "weighted_average"),
+        (SGD, "weighted_average"),
+        ("workload.name=sgd workload.options.mode=gradient", "gradient"),
+        ("workload.name=xgboost", "trees"),
+        ("workload.name=bagging", "ensemble"),
+        ('workload.name=neural workload.options={"mode":"pipeline","cuts":[2]}', "assemble"),
+    ],
+)
+@pytest.mark.parametrize("unset", ["", "aggregation.rule="])
+def test_workload_brings_its_rule(workload: str, rule: str, unset: str) -> None:
+    """--workload xgboost is enough: the only rule that fits needs no word."""
+    assert config(**given_as(f"{workload} {unset}")).aggregation.rule == rule
+
+
+def test_options_are_those_of_the_rule_that_the_workload_brings() -> None:
+    written = "workload.name=xgboost aggregation.options.mode=bagging"
+    assert config(**given_as(written)).rules().aggregation_options == {"mode": "bagging"}
+
+
 def test_trees_are_joined_by_the_rule_for_trees() -> None:
     """Histograms are the default; cyclic training has one participant a round."""
     assert config(**given_as(TREES)).rules().aggregation_options == {"mode": "histogram"}
@@ -604,9 +626,9 @@ def test_number_of_stages_follows_from_the_workload() -> None:
         (SGD, "workload.options.eta0=fast", "workload.options.eta0 | it must be of type float"),
         (SGD, "workload.options.eta=1", "workload.options | unknown option 'eta' | known: alpha,"),
         (
-            "",
             "workload.name=xgboost",
-            'settings: aggregation.rule | workload.name = "xgboost" needs "trees"',
+            "aggregation.rule=mean",
+            'aggregation.rule is "mean"; workload.name = "xgboost" needs "trees"',
         ),
         ("", "aggregation.rule=trees", 'aggregation.rule | it needs workload.name = "xgboost"'),
         (

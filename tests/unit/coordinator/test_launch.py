@@ -142,20 +142,6 @@ def test_defaults_yield_to_everything_that_is_given(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "rule"),
-    [
-        ({"workload.name": "sgd"}, None),
-        ({"workload.name": "sgd", "workload.options.mode": "gradient"}, "gradient"),
-        ({"workload.name": "xgboost"}, "trees"),
-        ({"workload.name": "bagging"}, "ensemble"),
-        ({"workload.name": "bagging", "aggregation.rule": "mine"}, None),
-    ],
-)
-def test_workload_brings_its_rule(given: dict[str, object], rule: str | None) -> None:
-    assert plan.workload_defaults(given).get("aggregation.rule") == rule
-
-
-@pytest.mark.parametrize(
     ("kind", "serve", "http", "is_published"),
     [
         ("process", True, {}, True),

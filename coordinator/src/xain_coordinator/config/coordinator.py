@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 
 from xain_coordinator.config import rule_fits
 from xain_coordinator.config.evaluate import EvaluateSettings
@@ -153,10 +153,13 @@ class ModelSettings(Section):
     personal: Texts = ()
 
 
+_ANY_RULE = "weighted_average"  # where the workload needs none
+
+
 class AggregationSettings(Section):
     """[aggregation]"""
 
-    rule: str = "weighted_average"
+    rule: str = _ANY_RULE
     options: dict[str, Option] = Field(default_factory=dict)
     optimizer: str = ""
     optimizer_options: dict[str, Option] = Field(default_factory=dict)
@@ -355,6 +358,15 @@ class CoordinatorConfig(Section):
     http: HttpSettings = HttpSettings()
     parameters: ParametersSettings = ParametersSettings()
     launch: LaunchSettings = LaunchSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _workload_chooses_rule(cls, given: Any) -> Any:
+        workload, aggregation = given.get("workload", {}), given.get("aggregation", {})
+        if not (isinstance(workload, Mapping) and isinstance(aggregation, Mapping)):
+            return given
+        rule = aggregation.get("rule") or rule_fits.own_rule(workload) or _ANY_RULE
+        return {**given, "aggregation": {**aggregation, "rule": rule}}
 
     moved: ClassVar[Mapping[str, str]] = {
         "ai": "is called [rounds] now",

@@ -1,7 +1,7 @@
 """Checks that the rule of aggregation, the workload and the other settings fit together."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from xain_foundation.fields import Conflicts, WrongSetting
 from xain_foundation.hints import hint
@@ -17,6 +17,18 @@ _PAIRS = {
     "gradient": ("workload.options.mode", "gradient"),
     "assemble": ("workload.options.mode", "pipeline"),
 }
+
+
+def own_rule(workload: Mapping[str, Any]) -> str:
+    """The only rule that can train a workload; "" where any rule can.
+
+    workload: [workload] as it was given.
+    """
+    options = workload.get("options")
+    mode = options.get("mode") if isinstance(options, Mapping) else None
+    given = {"workload.name": workload.get("name"), "workload.options.mode": mode}
+    return next((rule for rule, (key, value) in _PAIRS.items() if given[key] == value), "")
+
 
 _OF_BYTES = ("aggregation.optimizer", "model.personal", "server.max_update_norm", "storage.format")
 # Settings that must have their defaults with a rule.

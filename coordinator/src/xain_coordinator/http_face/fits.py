@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from xain_coordinator.assembly.sessions import Sessions
 from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.config.rule_fits import own_rule
 from xain_coordinator.core.answers import TRAINING_FAILED
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.strategy import Strategy
@@ -238,6 +239,7 @@ class Fits:
 def changed(config: CoordinatorConfig, request: bodies.FitRequest) -> CoordinatorConfig:
     """The configuration with what a request changes. Raises HttpError that names the key."""
     sections: dict[str, dict[str, Any]] = {}
+    whole = config.model_dump(by_alias=True, exclude_unset=True)
     for key in ("rounds", "epochs", "seed", "min_participants"):
         if (value := getattr(request, key)) is not None:
             sections.setdefault("rounds", {})[key] = value
@@ -248,9 +250,11 @@ def changed(config: CoordinatorConfig, request: bodies.FitRequest) -> Coordinato
             key = f"workload.options.{refused[0]}"
             raise HttpError("INVALID_SETTING", f"{key}: {_NOT_FROM_REQUESTS[refused[0]]}")
         sections["workload"] = {"name": name, "options": {**kept, **change.options}}
+        if own_rule(sections["workload"]) != own_rule(whole.get("workload", {})):
+            whole.setdefault("aggregation", {}).update(rule="", options={})
     if (other := request.aggregation) is not None:
         now = config.aggregation
-        rule = other.rule or now.rule
+        rule = other.rule or whole.get("aggregation", {}).get("rule", now.rule)
         optimizer = now.optimizer if other.optimizer is None else other.optimizer
         kept = now.options if rule == now.rule else {}
         kept_of_optimizer = now.optimizer_options if optimizer == now.optimizer else {}
@@ -262,7 +266,6 @@ def changed(config: CoordinatorConfig, request: bodies.FitRequest) -> Coordinato
         }
     if not sections:
         return config
-    whole = config.model_dump(by_alias=True, exclude_unset=True)
     for name, changes in sections.items():
         whole[name] = {**whole.get(name, {}), **changes}
     try:

@@ -138,17 +138,9 @@ def workload_defaults(
     given: settings by dotted key. can_publish: whether the coordinator can predict with estimators
     of `bagging`, which are then published: all of them stay on this machine.
     """
-    name, mode = given.get("workload.name"), given.get("workload.options.mode")
-    defaults: dict[str, object] = {}
-    if rule := _RULES_OF_MODES.get(str(mode)) or _RULES.get(str(name)):
-        defaults["aggregation.rule"] = rule
-    if name == "bagging" and can_publish:
-        defaults["workload.options.publish"] = True
-    return {key: value for key, value in defaults.items() if key not in given}
-
-
-_RULES = {"bagging": "ensemble", "xgboost": "trees"}
-_RULES_OF_MODES = {"gradient": "gradient", "pipeline": "assemble"}
+    key = "workload.options.publish"
+    is_needed = given.get("workload.name") == "bagging" and can_publish and key not in given
+    return {key: True} if is_needed else {}
 
 
 def chimera_defaults(environ: Mapping[str, str]) -> dict[str, object]:

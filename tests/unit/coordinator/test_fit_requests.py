@@ -1,0 +1,38 @@
+"""What a request for a fit changes in the configuration of the coordinator."""
+
+from typing import Any
+
+import pytest
+
+from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.http_face.bodies import FitRequest
+from xain_coordinator.http_face.fits import changed
+from xain_foundation.settings import load
+
+TREES = {"workload.name": "xgboost", "aggregation.options.mode": "bagging"}
+
+
+@pytest.mark.parametrize(
+    ("request_", "rule", "options"),
+    [
+        ({}, "trees", {"mode": "bagging"}),
+        ({"workload": {"options": {"eta": 0.1}}}, "trees", {"mode": "bagging"}),
+        ({"workload": {"name": "sgd"}}, "weighted_average", {}),
+        ({"workload": {"name": "sgd", "options": {"mode": "gradient"}}}, "gradient", {}),
+        ({"workload": {"name": "sgd"}, "aggregation": {"rule": "median"}}, "median", {}),
+        (
+            {"workload": {"name": "sgd"}, "aggregation": {"optimizer": "fedavgm"}},
+            "weighted_average",
+            {},
+        ),
+        ({"aggregation": {"options": {"mode": "histogram"}}}, "trees", {"mode": "histogram"}),
+    ],
+)
+def test_another_workload_brings_its_rule(
+    request_: dict[str, Any], rule: str, options: dict[str, str]
+) -> None:
+    """The rule and its options stay as long as the workload needs the same one."""
+    config = load(CoordinatorConfig, overrides=TREES)
+    fit = changed(config, FitRequest.model_validate(request_))
+    assert fit.aggregation.rule == rule
+    assert fit.aggregation.options == options
