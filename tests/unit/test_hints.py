@@ -16,9 +16,10 @@ from pydantic import BaseModel
 from support.command_lines import APPS, parsed
 from xain_coordinator.cli.launch.sparse import SparseConfig
 from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_foundation.commands import parse_assignments
 from xain_foundation.hints import PLACEHOLDERS, hint
 from xain_foundation.schema import Schema
-from xain_foundation.settings import ConfigError, load
+from xain_foundation.settings import ConfigError, _from_file, _from_flags, load
 from xain_parameters.config import SchedulerConfig, ServerConfig
 from xain_participant.config import ParticipantConfig
 
@@ -123,7 +124,26 @@ def test_hint_can_be_typed(found: Found, tmp_path: Path) -> None:
         parsed(name, arguments)
     else:
         file = tmp_path / "settings.toml"
-        assert any(is_taken(program, each, file) for each in filled(typed)), f"{where}: {typed}"
+        taken = [each for each in filled(typed) if is_taken(program, each, file)]
+        assert taken, f"{where}: {typed}"
+        for each in taken:
+            require_flag_is_read_the_same(program, each, file)
+
+
+def require_flag_is_read_the_same(program: str, setting: str, file: Path) -> None:
+    """What a hint of a setting shows behind --set is read as the setting is in a file."""
+    # Between double quotes neither sh, PowerShell nor cmd changes other characters than these.
+    shown = re.search(r'\(--set "([^"$`\\%!]*)"\)$', hint(cast(Any, program), setting))
+    if shown is None:
+        return
+    file.write_text(setting)
+    for schema in map(Schema, MODELS[program]):
+        flags = _from_flags(schema, parse_assignments(program, [shown[1]], "a=b"))
+        values = [
+            {key: given.value for key, given in source.given.items()}
+            for source in (flags, _from_file(schema, file))
+        ]
+        assert values[0] == values[1], shown[0]
 
 
 def test_hints_are_made_by_one_function() -> None:
@@ -152,6 +172,13 @@ def _is_hint(node: ast.AST) -> bool:
     ("typed", "words"),
     [
         ("rounds.epochs = 3", "set rounds.epochs = 3"),
+        ('storage.kind = "s3"', 'set storage.kind = "s3"'),
+        ('data.decimal = ","', 'set data.decimal = "," (--set "data.decimal=\',\'")'),
+        (
+            'data.units."body mass" = "kg"',
+            'set data.units."body mass" = "kg" (--set "data.units.\'body mass\'=\'kg\'")',
+        ),
+        ('data.drop = ["it\'s"]', 'set data.drop = ["it\'s"]'),
         ("--port 0", "add --port 0"),
         ("xain-participant sparse-data clicks", "run `xain-participant sparse-data clicks`"),
     ],

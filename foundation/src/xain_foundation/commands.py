@@ -169,7 +169,10 @@ def version_option(program: str, distribution: str = "") -> Any:
 def parse_assignments(
     program: str, texts: Iterable[str] | None, example: str, *, flag: str = "--set"
 ) -> dict[str, str]:
-    """The values of this flag by key. Ends the process if one is not of the form KEY=VALUE."""
+    """The values of this flag by key. Ends the process if one is not of the form KEY=VALUE.
+
+    Blanks around "=", as in TOML, are no part of the value.
+    """
     values = {}
     for text in texts or ():
         key, equals, value = text.partition("=")
@@ -177,7 +180,7 @@ def parse_assignments(
             # Without the text: it may be the value of a secret that lost its key.
             message = f"command line: {flag} takes KEY=VALUE, such as {example}"
             fail(program, message, EXIT_BAD_CONFIG)
-        values[key.strip()] = value
+        values[key.strip()] = value.lstrip() if key[-1].isspace() else value
     return values
 
 

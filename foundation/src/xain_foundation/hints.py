@@ -1,11 +1,17 @@
 """Hints of error messages: what a user may type so that the error does not come again."""
 
+import re
 from typing import Final, Literal
 
 Program = Literal["xain-coordinator", "xain-participant", "xain-parameter-server"]
 
 # Words in capitals stand for what only the user knows.
 PLACEHOLDERS: Final = ("FILE", "FOLDER", "HOST", "KEY", "N", "NAME", "PORT", "VALUE")
+
+# A setting that can be typed behind --set in every shell as it is, without the blanks.
+_PLAIN = re.compile(r'[\w.]+ = (?:[\w.:%/+-]*|"[\w.:%/+-]*")')
+# What a shell of Unix or of Windows changes between double quotes, and quotes of the value itself.
+_CHANGED = re.compile(r"[$`\\%!'\n]")
 
 
 def hint(program: Program, typed: str) -> str:
@@ -20,4 +26,7 @@ def hint(program: Program, typed: str) -> str:
         return f"add {typed}"
     if typed.startswith("xain-"):
         return f"run `{typed}`"
-    return f"set {typed}"
+    if _PLAIN.fullmatch(typed) or _CHANGED.search(typed):
+        return f"set {typed}"
+    flag = typed.replace(" = ", "=", 1).replace('"', "'")
+    return f'set {typed} (--set "{flag}")'

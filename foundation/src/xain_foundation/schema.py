@@ -183,7 +183,8 @@ class Schema:
         """Parse text as a value of the key's type. Text that cannot be parsed stays text, and the
         check refuses it.
 
-        Items of tables have no type, so what would be a value in TOML is one: 3, 0.5, true.
+        Text may be in quotes, and a list in brackets, as in TOML. Items of tables have no type, so
+        what would be a value in TOML is one: 3, 0.5, true.
         """
         leaf = self.leaf_of(key)
         assert leaf is not None
@@ -191,7 +192,8 @@ class Schema:
         if key != leaf:
             return _parse_toml(text)
         if dict in types:
-            return _parse_json(text)
+            table = _parse_json(text)
+            return _parse_toml(text) if table is text else table
         if NoneType in types and not text:
             return None
         if bool in types and text.lower() in _BOOLEANS:
@@ -202,7 +204,10 @@ class Schema:
                     return number(text)
                 except ValueError:
                     continue
-        return text
+        read = _parse_toml(text)
+        return (
+            read if isinstance(read, str) or (isinstance(read, list) and tuple in types) else text
+        )
 
     def allowed(self, key: Key) -> str:
         """The values that a key may have: "it must be ..."."""

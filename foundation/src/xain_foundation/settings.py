@@ -309,7 +309,7 @@ def _from_flags(schema: Schema, overrides: Mapping[str, object]) -> _Source:
         leaf = schema.leaf_of(key)
         if leaf is not None and len(key) > len(leaf):
             # gRPC's options have dots in their names.
-            key = (*leaf, ".".join(key[len(leaf) :]).strip('"'))
+            key = (*leaf, ".".join(key[len(leaf) :]).strip("\"'"))
         if leaf is None:
             source.refuse(key, f"{COMMAND_LINE}: {_unknown(schema, key, dotted)}")
             continue

@@ -4,7 +4,7 @@ import pytest
 
 from xain_coordinator.cli.main import app as coordinator
 from xain_coordinator.config.coordinator import CoordinatorConfig, ServerSettings
-from xain_foundation.commands import DEFAULT_PORT, run_app, split_host_port
+from xain_foundation.commands import DEFAULT_PORT, parse_assignments, run_app, split_host_port
 from xain_parameters import config as parameters
 from xain_parameters.cli import app as parameter_server
 from xain_participant.config import CoordinatorSettings
@@ -24,6 +24,15 @@ from xain_workloads.workload import known_workloads
 )
 def test_split_host_port(address: str, host: str, port: str | None) -> None:
     assert split_host_port(address) == (host, port)
+
+
+def test_assignments_may_have_blanks_as_in_a_file() -> None:
+    given = ["rounds.epochs=3", 'data.decimal = ","', "data.missing= -"]
+    assert parse_assignments("xain-participant", given, "a=b") == {
+        "rounds.epochs": "3",
+        "data.decimal": '","',
+        "data.missing": " -",
+    }
 
 
 def test_default_port_is_the_same_on_both_sides() -> None:

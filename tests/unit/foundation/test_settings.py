@@ -260,6 +260,28 @@ def test_a_wrong_flag_is_told_in_one_line(key: str, value: object, message: str)
     assert str(caught.value).startswith(f"command line: {message}")
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('"a, b"', "a, b"),
+        ("'a'", "a"),
+        (r'"\t"', "\t"),
+        ("a", "a"),
+        ('"', '"'),
+        ("[a]", "[a]"),
+        ("[1]", "[1]"),
+    ],
+)
+def test_text_of_a_flag_may_be_in_quotes_as_in_a_file(text: str, value: str) -> None:
+    """The line of a file can be typed as it is, and text is text without quotes."""
+    assert load(Fleet, overrides={"store.api_key": text}).store.api_key == value
+
+
+@pytest.mark.parametrize("text", ['{"a": 1, "b": "x"}', "{a = 1, b = 'x'}", '{"a" = 1, b = "x"}'])
+def test_table_of_a_flag_is_json_or_toml(text: str) -> None:
+    assert load(Fleet, overrides={"server.options": text}).server.options == {"a": 1, "b": "x"}
+
+
 def test_flags_that_were_not_given_change_nothing() -> None:
     """A command passes all its flags, None for those that are absent."""
     assert load(Fleet, overrides={"server.port": None}) == Fleet()
