@@ -256,6 +256,7 @@ def in_processes(
                 *(sys.executable, "-m", "xain_participant"),
                 *("--coordinator", f"127.0.0.1:{proxy.port}", "--id", f"p{number}"),
                 *("--data", str(path), "--target", "target", "--task", task),
+                "--test-fraction=0",  # the score is of rows that no site has
                 "--set=logging.level=error",
                 *(["--serve", f"--state-dir={path.with_suffix('')}"] if is_bagging else []),
             ]

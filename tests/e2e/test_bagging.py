@@ -53,7 +53,7 @@ class Site(Process):
         name = self.log_path.stem
         words = ["-m", "xain_participant", f"--coordinator=127.0.0.1:{port}", "--serve"]
         words += [f"--data={self.folder / name}.csv", f"--state-dir={self.folder / name}"]
-        self._process = await self.run([*words, f"--id={name}"])
+        self._process = await self.run([*words, f"--id={name}", "--test-fraction=0"])
 
 
 @asynccontextmanager

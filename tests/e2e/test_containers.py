@@ -213,7 +213,6 @@ def test_neural_network_trains_between_containers(containers):
         containers.start(
             NEURAL,
             *("--coordinator=coordinator:50051", "--data=breast_cancer", f"--id=site-{index}"),
-            "--set=data.test_fraction=0.2",
             options=("--memory=1g", *torch_mounts()),
         )
         for index in range(2)

@@ -34,7 +34,6 @@ class Site(Process):
             f"--num-parts={SITES}",
             f"--index={index}",
             f"--set=data.scale={SCALE}",
-            "--set=data.test_fraction=0.2",
         ]
 
     async def start(self) -> None:

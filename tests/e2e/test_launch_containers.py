@@ -94,7 +94,7 @@ async def test_killed_launch_is_found_by_its_label_and_bagging_trains(
         assert await shown.end() == -signal.SIGKILL
     assert labelled(name).keys() == {"coordinator", "north", "south"}
 
-    bagging = ("--workload=bagging", "--rounds=1", "--worker-set=data.test_fraction=0.2")
+    bagging = ("--workload=bagging", "--rounds=1")
     async with launched(tmp_path, *common, *bagging) as shown:
         assert await shown.end() == 0, shown.output
     assert f"an earlier launch called {name} was killed; stopping xain-{name}-" in shown.output

@@ -50,7 +50,7 @@ class Stage(Process):
         super().__init__(folder, name)
         self.participant_id = name
         self._command = ["-m", "xain_participant", "--data=iris", f"--id={name}"]
-        self._command += [f"--coordinator=127.0.0.1:{port}", *flags]
+        self._command += [f"--coordinator=127.0.0.1:{port}", "--test-fraction=0", *flags]
 
     async def start(self) -> None:
         self._process = await self.run(self._command)

@@ -47,7 +47,7 @@ class Site(Process):
 
     async def start(self, port: int, file: Path) -> None:
         words = ["-m", "xain_participant", f"--coordinator=127.0.0.1:{port}", f"--data={file}"]
-        words += [f"--id={self.log_path.stem}", "--target=outcome", "--set=data.test_fraction=0.2"]
+        words += [f"--id={self.log_path.stem}", "--target=outcome"]
         self._process = await self.run(words)
 
 

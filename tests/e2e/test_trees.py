@@ -75,6 +75,7 @@ async def train(
         for site in sites:
             name = site.log_path.stem
             flags = ["-m", "xain_participant", f"--data={tables / name}.csv", f"--id={name}"]
+            flags.append("--test-fraction=0")  # figures are of rows that write_tables() held out
             site._process = await site.run([*flags, f"--coordinator=127.0.0.1:{coordinator.port}"])
         if dies_at is not None:
             assert await coordinator.died() < 0

@@ -74,6 +74,7 @@ class Served:
                 f"--coordinator=127.0.0.1:{self.port}",
                 f"--data={data}",
                 f"--task={task}",
+                "--test-fraction=0",
                 f"--id={name}",
                 "--partition=iid",
                 f"--num-parts={len(names)}",

@@ -192,6 +192,15 @@ def _data_values(
             help="number or category, where the values do not tell. Repeatable. [data.types]",
         ),
     ] = None,
+    test_fraction: Annotated[
+        str | None,
+        typer.Option(
+            "--test-fraction",
+            metavar="SHARE",
+            help="Share of the rows that is not trained on but measures each model, by default "
+            "0.2. [data.test_fraction]",
+        ),
+    ] = None,
     partition: Annotated[
         str | None,
         typer.Option(
@@ -218,6 +227,7 @@ def _data_values(
         "data.task": task,
         "data.columns": columns,
         "data.drop": drop,
+        "data.test_fraction": test_fraction,
         "partition.kind": partition,
         "partition.num_parts": num_parts,
         "partition.index": index,
@@ -482,7 +492,9 @@ def _load_data(settings: "ParticipantConfig") -> "tuple[Table, Table]":
     except DataError as error:
         fail(PROGRAM, str(error), EXIT_FAILED)
     ours = settings.partition.partition().apply(everything)
-    return split_train_test(ours, settings.data.test_fraction, settings.training.seed)
+    # What is measured on so few rows tells of each of them, and travels.
+    least = settings.data.min_known
+    return split_train_test(ours, settings.data.test_fraction, settings.training.seed, least=least)
 
 
 def _load_participant(
@@ -504,6 +516,13 @@ def _load_participant(
     log.info("loading_data", source=settings.data.source)
     train, test = _load_data(settings)
     log.info("data_loaded", rows=train.num_samples, held_out=test.num_samples)
+    if settings.data.test_fraction and train.num_samples and not test.num_samples:
+        log.warning(
+            "nothing_held_out",
+            rows=train.num_samples,
+            test_fraction=settings.data.test_fraction,
+            least=settings.data.min_known,
+        )
     personal = estimators = None
     if state is not None:
         personal = PersonalTensors(settings.participant.state_dir, state.participant_id)

@@ -117,7 +117,7 @@ class DataSettings(Dialect):
     types: dict[str, ColumnType] = Field(default_factory=dict)
     units: dict[str, str] = Field(default_factory=dict)
     classes: Texts = ()
-    test_fraction: float = Field(default=0.0, ge=0, lt=1)
+    test_fraction: float = Field(default=0.2, ge=0, lt=1)
     min_category_count: int = Field(default=MIN_CATEGORY_COUNT, ge=1)
     min_known: int = Field(default=MIN_KNOWN, ge=1)
 

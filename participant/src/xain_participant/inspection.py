@@ -46,6 +46,8 @@ def _lines(train: Table, test: Table, profile: DataProfile, least: int) -> Itera
     if profile.classes:
         yield f"classes  {shown(profile.classes, _SHOWN_CLASSES)}"
     yield ""
+    if not test.num_samples:
+        yield "note: no row is held out, so that models are not measured here"
     yield from (f"note: {note}" for note in _notes(profile, statistics))
     yield (
         "A coordinator is told the above, and takes it if the data of the session have the same"

@@ -159,6 +159,23 @@ def test_split_of_tiny_sets(target: list[Any], num_test: int) -> None:
     assert (train.num_samples, test.num_samples) == (len(target) - num_test, num_test)
 
 
+@pytest.mark.parametrize(("least", "num_test"), [(5, 5), (6, 0)])
+def test_split_holds_out_enough_rows_or_none(least: int, num_test: int) -> None:
+    dataset = Dataset(np.ones((25, 1)), _target(["a"] * 10 + ["b"] * 15))
+    train, test = split_train_test(dataset, 0.2, seed=0, least=least)
+    assert (train.num_samples, test.num_samples) == (25 - num_test, num_test)
+
+
+def test_rows_that_are_added_move_few_others() -> None:
+    """A row is drawn by its place, so that a table that grows is not measured on trained rows."""
+    target = _target(["a", "b"] * 100)
+    rows = np.arange(200, dtype=np.float64)[:, np.newaxis]
+    before = split_train_test(Dataset(rows, target), 0.2, seed=0)[1]
+    after = split_train_test(Dataset(rows[:190], target[:190]), 0.2, seed=0)[1]
+    moved = set(before.features[before.features < 190]) ^ set(after.features.ravel())
+    assert len(moved) <= 4
+
+
 def test_split_names_a_wrong_fraction() -> None:
     """A fraction of 1 or more would leave nothing to train on."""
     dataset = load("iris")

@@ -91,12 +91,16 @@ def dirichlet(target: Target, num_parts: int, *, alpha: float, seed: int) -> lis
     return [np.sort(np.concatenate([empty, *part])) for part in parts]
 
 
-def split_train_test(data: Data, test_fraction: float, seed: int) -> tuple[Data, Data]:
+def split_train_test(
+    data: Data, test_fraction: float, seed: int, *, least: int = 1
+) -> tuple[Data, Data]:
     """Set rows aside for testing: as many of each label, or decile, as its share asks for.
 
     test_fraction: [0, 1). The test set has round(test_fraction * n) rows, but at least one if the
     fraction is not 0, and never the last row of a label: what is not trained cannot be tested. So
-    a tiny data set may end with fewer test rows, or none.
+    a tiny data set may end with fewer test rows. least: rows of a test set; with fewer it is empty.
+    Chance gives each place in the table a number, which depends on the seed alone; of a label the
+    rows with the smallest ones are set aside. So rows that are added at the end move few others.
     Returns (train, test). Raises ValueError that names test_fraction.
     """
     require_range("test_fraction", test_fraction, at_least=0)
@@ -109,10 +113,11 @@ def split_train_test(data: Data, test_fraction: float, seed: int) -> tuple[Data,
         wanted = max(wanted, 1)
     counts = _proportional(sizes, wanted)
 
-    chance = random_state(seed)
+    drawn = random_state(seed).random_sample(data.num_samples)
     is_test = np.zeros(data.num_samples, dtype=np.bool_)
-    for rows, count in zip(strata, counts, strict=True):
-        is_test[rows[chance.permutation(len(rows))][:count]] = True
+    if counts.sum() >= least:
+        for rows, count in zip(strata, counts, strict=True):
+            is_test[rows[np.argsort(drawn[rows], kind="stable")][:count]] = True
     return data.subset(np.flatnonzero(~is_test)), data.subset(np.flatnonzero(is_test))
 
 

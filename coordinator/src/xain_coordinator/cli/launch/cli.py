@@ -37,7 +37,7 @@ from xain_foundation.wheels import pip_install
 
 PROGRAM = "xain-coordinator launch"
 EXAMPLE = "rounds.epochs=3"
-WORKER_EXAMPLE = "data.test_fraction=0.2"
+WORKER_EXAMPLE = "training.threads=2"
 BACKENDS = ("process", "docker")
 
 app = make_app()

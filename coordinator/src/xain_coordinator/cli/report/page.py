@@ -82,7 +82,7 @@ def _curves(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
     if not evaluated and not trained:
         return (
             "<h2>Learning</h2><p>Nothing was measured. Participants measure models on rows that "
-            "they hold out, [data] test_fraction.</p>"
+            "they hold out, [data] test_fraction of them, if these are enough.</p>"
         )
     if status.metric in evaluated:  # the metric that models are compared by comes first
         evaluated = {status.metric: None, **evaluated}

@@ -1,0 +1,64 @@
+"""The first training of a new user: the commands of the README, with no setting beside them."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.process import CoordinatorProcess, Process
+from support.tables import write_rows
+
+pytestmark = pytest.mark.e2e
+
+
+class Site(Process):
+    """A participant with a CSV file and further flags."""
+
+    async def start(self, port: int, *flags: str) -> None:
+        name = self.log_path.stem
+        words = ["-m", "xain_participant", f"--coordinator=127.0.0.1:{port}", f"--id={name}"]
+        words += [f"--data={self.folder / name}.csv", "--target=outcome", *flags]
+        self._process = await self.run(words)
+
+
+async def shown(*words: str) -> str:
+    """Standard output of a command of the coordinator that ends well."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "xain_coordinator", *words, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    assert process.returncode == 0
+    return out.decode()
+
+
+@pytest.mark.parametrize("workload", ["sgd", "xgboost"])
+async def test_first_training_is_measured_without_a_further_flag(
+    tmp_path: Path, workload: str
+) -> None:
+    """The workload alone chooses the rule. Each site holds out a fifth of its rows, but for one
+    whose fifth is fewer than five rows: nothing that is measured on these leaves it."""
+    sizes = {"north": 100, "south": 60, "tiny": 12}
+    coordinator = CoordinatorProcess(
+        tmp_path / "data",
+        {"workload.name": workload, "rounds.min_participants": 3, "rounds.rounds": 3},
+    )
+    sites = [Site(tmp_path, name) for name in sizes]
+    try:
+        await coordinator.start()
+        for i, (site, size) in enumerate(zip(sites, sizes.values(), strict=True)):
+            write_rows(tmp_path / f"{site.log_path.stem}.csv", i, size)
+            await site.start(coordinator.port)
+        assert await asyncio.gather(*(site.died() for site in sites)) == [0, 0, 0]
+        status = json.loads(
+            await shown("status", f"--address=127.0.0.1:{coordinator.port}", "--json")
+        )
+    finally:
+        for process in (*sites, coordinator):
+            await process.end()
+    measured = [one["evaluation"] for one in status["rounds"] if one["evaluation"]]
+    assert all(one["num_samples"] == 20 + 12 for one in measured)
+    assert measured[-1]["metrics"]["accuracy"] > 0.5
+    assert '"nothing_held_out"' in sites[2].log()
+    assert not any("nothing_held_out" in site.log() for site in sites[:2])
