@@ -131,7 +131,7 @@ def test_hint_can_be_typed(found: Found, tmp_path: Path) -> None:
 
 
 def require_flag_is_read_the_same(program: str, setting: str, file: Path) -> None:
-    """What a hint of a setting shows behind --set is read as the setting is in a file."""
+    """The flag that a hint of a setting shows is read as the setting is in a file."""
     # Between double quotes neither sh, PowerShell nor cmd changes other characters than these.
     shown = re.search(r'\(--set "([^"$`\\%!]*)"\)$', hint(cast(Any, program), setting))
     if shown is None:

@@ -1,4 +1,4 @@
-"""What a request for a fit changes in the configuration of the coordinator."""
+"""Requests for a fit change the configuration of the coordinator."""
 
 from typing import Any
 
