@@ -7,18 +7,22 @@ from typing import Any
 from numpy.typing import NDArray
 
 from xain_foundation.hints import hint
+from xain_foundation.logger import get_logger
 from xain_participant.estimators import KeptEstimators, Votes
 from xain_participant.participant import Assignment, Participant
 from xain_participant.personal import PersonalTensors
 from xain_participant.stage_trainer import StageTrainer
 from xain_workloads.dataset import Dataset
-from xain_workloads.errors import NoWorkload
+from xain_workloads.errors import Diverged, NoWorkload
 from xain_workloads.model import Layout, Model
-from xain_workloads.preprocessing import KEY, prepare
+from xain_workloads.preprocessing import KEY, at_site, prepare
 from xain_workloads.profile import DataProfile
 from xain_workloads.statistics import MIN_CATEGORY_COUNT, MIN_KNOWN
+from xain_workloads.supervised import cause_of_divergence
 from xain_workloads.table import Table
 from xain_workloads.workload import Workload, from_metadata
+
+log = get_logger(__name__)
 
 
 class WorkloadParticipant(Participant):
@@ -162,9 +166,14 @@ class WorkloadParticipant(Participant):
                 **{**stage.metrics, "samples": stage.num_samples, "seconds": seconds}
             )
             return stage.vector, stage.num_samples
-        result = self._workload.train(
-            model, data, epochs=epochs, epoch_base=epoch_base, seed=self._seed_of_workload()
-        )
+        seed = self._seed_of_workload()
+        try:
+            result = self._workload.train(
+                model, data, epochs=epochs, epoch_base=epoch_base, seed=seed
+            )
+        except Diverged as error:
+            cause = cause_of_divergence(self._metadata, data)
+            raise Diverged(f"{error}; {cause}" if cause else str(error)) from error
         seconds = time.monotonic() - started_at
         self.update_metrics(**{**result.metrics, "samples": result.num_samples, "seconds": seconds})
         if result.kept:
@@ -184,11 +193,21 @@ class WorkloadParticipant(Participant):
         They are prepared once for all rounds of a session."""
         text = self._metadata.get(KEY)
         if self._prepared is None or self._prepared[0] != text:
+            metadata = at_site(self._metadata, self._data)
             test = None
             if self._test is not None and self._test.num_samples > 0:
-                test = prepare(self._metadata, self._test, fill_absent=True)
+                test = prepare(metadata, self._test, fill_absent=True)
             # The coordinator has compared the columns with the schema, so absent ones are allowed.
-            data = prepare(self._metadata, self._data, fill_absent=True)
+            data = prepare(metadata, self._data, fill_absent=True, to_train=True)
+            if (left_out := self._data.num_samples - data.num_samples) > 0:
+                log.warning(
+                    "targets_far_outside",
+                    rows=left_out,
+                    of=self._data.num_samples,
+                    hint="these rows are not trained on, as their target is far from all others: "
+                    "correct them, or let them count: "
+                    + hint("xain-coordinator", "workload.preprocessing.clip = 0"),
+                )
             self._prepared = text, data, test
         return self._prepared[1:]
 

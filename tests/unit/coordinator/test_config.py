@@ -666,6 +666,16 @@ def test_number_of_stages_follows_from_the_workload() -> None:
             "workload.preprocessing.scaling=none",
             'workload.preprocessing.scaling is "none"; | vote = "open" needs',
         ),
+        (
+            BAGGING,
+            "workload.preprocessing.scaling=site",
+            'workload.preprocessing.scaling is "site"; | "site" is for the workloads sgd, mlp and',
+        ),
+        (
+            TREES,
+            "workload.preprocessing.scaling=site",
+            'workload.preprocessing.scaling is "site"; | "site" is for the workloads sgd, mlp and',
+        ),
         (SLICES, "aggregation.optimizer=fedadam", "aggregation.optimizer is "),
         (SLICES, "server.update_encoding=int8", "server.update_encoding is "),
         (SLICES, "server.max_update_norm=3.0", "server.max_update_norm is "),

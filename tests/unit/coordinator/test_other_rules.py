@@ -1,6 +1,6 @@
 """Which settings of a start are not those of the session."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -37,6 +37,20 @@ def test_session_of_the_default_of_earlier_versions_goes_on():
     before = config_of(rounds={"min_participants": 2, "max_participants": 2})
     assert told(before, now) == []
     assert told(config_of(rounds={"min_participants": 2, "max_participants": 3}), now)
+
+
+def test_session_without_a_limit_of_scaled_numbers_goes_on():
+    """The key came later: a session that was opened without it does not differ from a start without
+    it, and differs from one with it."""
+    session = config_of(workload={"name": "sgd"})
+    rules = replace(
+        session.rules(), preprocessing='{"scaling":"","missing":"","indicate_missing":false}'
+    )
+    assert list(differences(Session("5e55104", rules), session)) == []
+    limited = config_of(workload={"name": "sgd", "preprocessing": {"clip": 3.0}})
+    assert told(session, limited) == [
+        "workload.preprocessing.clip = (not set) (configured: 3.0)",
+    ]
 
 
 def test_every_rule_names_its_key():

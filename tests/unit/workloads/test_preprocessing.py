@@ -8,8 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import skops.io
 from hypothesis import given
 from hypothesis import strategies as st
+from onnxruntime import InferenceSession
+from skl2onnx import to_onnx
+from skl2onnx.common.data_types import FloatTensorType, StringTensorType
 from sklearn.compose import ColumnTransformer
 from sklearn.preprocessing import StandardScaler
 
@@ -25,15 +29,19 @@ from xain_workloads.preprocessing import (
     NumberColumn,
     Preprocessing,
     PreprocessingOptions,
-    Scale,
+    at_site,
     fit,
     prepare,
+    preprocessing_of,
+    target_center,
 )
+from xain_workloads.scales import Scale
 from xain_workloads.schema import Column
 from xain_workloads.table import Table
 from xain_workloads.workload import create, evaluate, initial_model, predict
 
-STANDARD = PreprocessingOptions("standard")
+SITE = PreprocessingOptions("site")
+STANDARD = PreprocessingOptions("standard", clip=0)
 
 
 def mixed_table(num_rows: int = 300, seed: int = 0, *, task: str = "regression") -> Table:
@@ -67,12 +75,15 @@ def matrix_of(table: Table, preprocessing: Preprocessing) -> Any:
 
 @pytest.mark.parametrize("num_sites", [1, 3, 7])
 def test_standard_scaling_over_sites_equals_one_on_the_pooled_rows(num_sites: int) -> None:
-    """scikit-learn's StandardScaler on all rows gives the same numbers, to 1e-9."""
+    """scikit-learn's StandardScaler on all rows gives the same numbers, to 1e-9, but for those
+    beyond the limit."""
     table = load_table("breast_cancer")
-    parts = parts_of(table, num_sites)
-    preprocessing = fit([part.profile() for part in parts], STANDARD)
+    profiles = [part.profile() for part in parts_of(table, num_sites)]
     pooled = StandardScaler().fit_transform(table.to_dataset().features)
-    np.testing.assert_allclose(preprocessing.apply(table).features, pooled, rtol=0, atol=1e-9)
+    for clip in (0.0, 5.0):
+        prepared = fit(profiles, PreprocessingOptions("standard", clip=clip)).apply(table).features
+        expected = np.clip(pooled, -clip or None, clip or None)
+        np.testing.assert_allclose(prepared, expected, rtol=0, atol=1e-9)
 
 
 @given(
@@ -80,14 +91,17 @@ def test_standard_scaling_over_sites_equals_one_on_the_pooled_rows(num_sites: in
     scaling=st.sampled_from(SCALINGS),
     indicate=st.booleans(),
     missing=st.sampled_from(["mean", "median", "keep"]),
+    clip=st.sampled_from([0.0, 0.5, 5.0]),
+    cell=st.sampled_from([1.0, -1e9, 1e9]),
 )
 def test_sklearn_transformer_gives_the_same_numbers(
-    cuts: list[int], scaling: str, indicate: bool, missing: str
+    cuts: list[int], scaling: str, indicate: bool, missing: str, clip: float, cell: float
 ) -> None:
     """For any split into sites and all options; unknown and missing categories are zeros."""
     table = mixed_table(60)
+    table.values["noise"][3] = cell
     parts = [table.subset(rows) for rows in np.split(np.arange(60), sorted(cuts)) if len(rows)]
-    options = PreprocessingOptions(scaling, missing, indicate)
+    options = PreprocessingOptions(scaling, missing, indicate, clip)
     preprocessing = fit([part.profile(2) for part in parts], options)
     table.values["colour"][0] = "never seen"
     prepared = preprocessing.apply(table).features
@@ -98,6 +112,34 @@ def test_sklearn_transformer_gives_the_same_numbers(
     rows[[cell is None for cell in rows.ravel()] and np.equal(rows, None)] = np.nan  # as pandas
     np.testing.assert_allclose(transformer.transform(rows), prepared, rtol=0, atol=1e-12)
     assert not prepared[0, [i for i, n in enumerate(preprocessing.feature_names) if "=" in n]].any()
+
+
+@pytest.mark.parametrize("clip", [0.0, 2.0])
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_skops_and_onnx_give_the_same_numbers(scaling: str, clip: float) -> None:
+    """skops reads the transformer without trusting more than numpy's dtype; ONNX has float32."""
+    table = mixed_table()
+    table.values["noise"][3] = 5e-4
+    preprocessing = fit([table.profile()], PreprocessingOptions(scaling, "median", clip=clip))
+    prepared = preprocessing.apply(table).features
+    is_clipped = clip > 0 and scaling != "none"
+    assert (np.abs(prepared[:, :3]).max() <= clip) == is_clipped
+    transformer, rows = preprocessing.to_sklearn(), matrix_of(table, preprocessing)
+    read = skops.io.loads(skops.io.dumps(transformer), trusted=["numpy.dtype"])
+    np.testing.assert_allclose(read.transform(rows), prepared, rtol=0, atol=1e-12)
+
+    kinds = {"number": FloatTensorType, "category": StringTensorType}
+    types = preprocessing.types
+    inputs = [(name, kinds[kind]([None, 1])) for name, kind in types.items()]
+    session = InferenceSession(to_onnx(transformer, initial_types=inputs).SerializeToString())
+    columns = {}
+    for name, kind in types.items():
+        values = table.values[name][:, np.newaxis]
+        values = np.where(np.equal(values, None), "", values) if kind == "category" else values
+        columns[name] = values.astype(np.float32 if kind == "number" else object)
+    (found,) = session.run(None, columns)
+    sizes = np.maximum(np.abs(prepared).max(axis=0), 1)
+    np.testing.assert_allclose(found / sizes, prepared / sizes, rtol=0, atol=1e-5)
 
 
 def test_order_of_sites_changes_nothing_but_the_order_of_columns() -> None:
@@ -148,8 +190,99 @@ def test_robust_scaling_ignores_one_wild_value() -> None:
     assert scale.scale == pytest.approx(1.35, abs=0.15)
 
 
+@pytest.mark.parametrize("scaling", ["standard", "robust"])
+@pytest.mark.parametrize("factor", [1e-3, 0.01, 100.0, 365.25, 1e6])
+def test_one_of_three_sites_with_another_unit_does_not_set_the_scale(
+    factor: float, scaling: str
+) -> None:
+    """Not even where it has the most rows: numbers of the others keep centre and spread, and those
+    of the site end at the limit. The target likewise."""
+    chance = np.random.default_rng(0)
+    sites = [chance.normal(100, 10, size) for size in (90, 90, 200)]
+    sites[2] *= factor
+    tables = [Table((Column("x"),), {"x": numbers}, numbers) for numbers in sites]
+    preprocessing = fit([table.profile() for table in tables], PreprocessingOptions(scaling))
+    prepared = [preprocessing.apply(table).features[:, 0] for table in tables]
+    assert 0.4 < np.std(np.concatenate(prepared[:2])) < 1.6
+    assert abs(np.median(np.concatenate(prepared[:2]))) < 1
+    assert (np.abs(prepared[2]) == preprocessing.clip).mean() > 0.5
+    assert preprocessing.target is not None
+    assert preprocessing.target.center == pytest.approx(100, abs=5)
+    assert 5 < preprocessing.target.scale < 20
+
+
+@pytest.mark.parametrize("scaling", ["standard", "robust"])
+def test_rare_values_of_a_column_are_kept(scaling: str) -> None:
+    """Of a column of zeros quantiles say nothing, and its few ones differ from the zeros."""
+    rare = np.zeros(2000)
+    rare[:3] = 1.0
+    table = Table((Column("rare"),), {"rare": rare}, rare)
+    profiles = [part.profile() for part in parts_of(table, 2)]
+    prepared = fit(profiles, PreprocessingOptions(scaling)).apply(table).features[:, 0]
+    assert (prepared[:3] - prepared[-1] >= 1).all()
+
+
+def test_column_of_which_no_site_tells_anything_is_bounded() -> None:
+    """Four numbers at each site are no statistics, and are not taken as they are either."""
+    few = np.array([1e6, -2e6, 0.5, 3.0])
+    table = Table((Column("x"), Column("few")), {"x": np.arange(4.0), "few": few}, few)
+    prepared = fit([table.profile()] * 3, PreprocessingOptions("standard")).apply(table)
+    assert prepared.features[:, 1].tolist() == [5.0, -5.0, 0.5, 3.0]
+
+
+def test_each_site_scales_by_its_own_statistics() -> None:
+    """An instrument that is off, and a gap, are as at the other site. The pooled scale stays in the
+    model, and the metadata of a site hold its own, for rows that come later."""
+    chance = np.random.default_rng(3)
+    true = chance.normal(50, 10, 400)
+    tables = []
+    for numbers in (true.copy(), 2 * true + 30):
+        numbers[7] = np.nan
+        few = np.full(400, np.nan)
+        few[:3] = 4.0
+        values = {"x": numbers, "few": few, "same": np.full(400, float(len(tables)))}
+        tables.append(Table(tuple(map(Column, values)), values, true))
+    profiles = [table.profile() for table in tables]
+    model = initial_model(create("sgd", {"task": "regression"}), profiles, SITE)
+    own = [at_site(model.metadata, table) for table in tables]
+    prepared = [prepare(o, table).features for o, table in zip(own, tables, strict=True)]
+    np.testing.assert_allclose(prepared[0], prepared[1], rtol=0, atol=1e-7)
+    assert np.std(prepared[1][:, 0]) == pytest.approx(1, abs=0.01)
+    pooled, at_second = (preprocessing_of(one) for one in (model.metadata, own[1]))
+    assert pooled is not None
+    assert at_second is not None
+    assert replace(pooled, is_per_site=False) == fit(profiles, PreprocessingOptions("standard"))
+    assert at_second.target == pooled.target
+    assert at_second.numbers[1] == pooled.numbers[1]  # three values say too little
+    assert at_second.numbers[2].scale.scale == pooled.numbers[2].scale.scale  # one value no spread
+    assert at_site(own[1], tables[0]) is own[1]
+    assert at_site({}, tables[0]) == {}
+
+
+def test_row_whose_target_is_far_outside_is_not_trained_on() -> None:
+    """It is evaluated. A site all of whose targets are far outside is refused, without a value."""
+    target = np.random.default_rng(0).normal(50, 10, 300)
+    target[5] = 1e9
+    table = Table((Column("x"),), {"x": np.arange(300.0)}, target, "price")
+    for name in ("sgd", "xgboost"):
+        workload = create(name, {"task": "regression"})
+        model = initial_model(workload, [table.profile()])
+        assert prepare(model.metadata, table).num_samples == 300
+        trained = prepare(model.metadata, table, to_train=True)
+        assert trained.num_samples == 299
+        assert trained.target.max() < 100
+        assert target_center(model.metadata) == pytest.approx(50, abs=3)
+        cents = replace(table, target=100 * target)
+        with pytest.raises(DataError, match="'price' is the target, and all of its values") as told:
+            prepare(model.metadata, cents, to_train=True)
+        assert "5000" not in str(told.value)
+        unlimited = initial_model(workload, [table.profile()], PreprocessingOptions(clip=0))
+        assert prepare(unlimited.metadata, cents, to_train=True).num_samples == 300
+
+
 def test_preprocessing_is_read_back_as_it_was_written() -> None:
-    preprocessing = fit([mixed_table().profile()], PreprocessingOptions(indicate_missing=True))
+    options = PreprocessingOptions("site", indicate_missing=True)
+    preprocessing = fit([mixed_table().profile()], options)
     assert Preprocessing.from_json(preprocessing.to_json()) == preprocessing
     assert Preprocessing.from_json(preprocessing.to_readable_json()) == preprocessing
 
@@ -186,6 +319,9 @@ GOOD = Preprocessing(
         (["columns", 1, "categories"], ["a", 1], "is not text"),
         (["columns", 1, "categories"], ["a", "a"], "a category twice"),
         (["target"], 5, "a scale of the model's preprocessing"),
+        (["location"], {"center": 0, "scale": 0}, "must be above 0"),
+        (["clip"], -1, "must be 0 or more"),
+        (["limit"], "x", "'limit' is 'x'"),
     ],
 )
 def test_damaged_preprocessing_is_refused(path: list[Any], value: Any, complaint: str) -> None:

@@ -10,7 +10,6 @@ participants, each scaled by the participant's share of rows (see trees.joined).
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from json import dumps
-from math import fsum
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -22,9 +21,8 @@ from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError
 from xain_workloads.model import Model
 from xain_workloads.options import from_mapping, to_text
-from xain_workloads.preprocessing import preprocessing_of
+from xain_workloads.preprocessing import preprocessing_of, target_center
 from xain_workloads.profile import DataProfile, union
-from xain_workloads.statistics import from_json
 from xain_workloads.supervised import (
     Array,
     Measured,
@@ -64,7 +62,7 @@ class BoostingWorkload:
     ) -> Model:
         """A booster without trees, made without xgboost.
 
-        It predicts the mean of the target for regression, if all profiles have statistics, else 0.
+        It predicts target_center() for regression, which is 0 without statistics of all sites.
         Classification begins with equal probabilities and needs two classes in all profiles.
         """
         given = metadata or {}
@@ -73,7 +71,7 @@ class BoostingWorkload:
         if trees.KEY in given:
             kind = BoosterKind.from_metadata(given)
         else:
-            kind = _kind(classes, profile.num_features, profiles)
+            kind = _kind(classes, profile.num_features, given)
         made = {
             "workload": self.name,
             "options": to_text(self.options, later=("mode",)),
@@ -272,24 +270,9 @@ def _vector(data: bytes) -> Any:
     return np.frombuffer(data, dtype=np.uint8)
 
 
-def _kind(
-    classes: tuple[str, ...], num_features: int, profiles: Sequence[DataProfile]
-) -> BoosterKind:
+def _kind(classes: tuple[str, ...], num_features: int, metadata: Mapping[str, str]) -> BoosterKind:
     if not classes:
-        return BoosterKind("reg:squarederror", num_features, 0, _mean_target(profiles))
+        return BoosterKind("reg:squarederror", num_features, 0, target_center(metadata))
     if len(classes) == 2:
         return BoosterKind("binary:logistic", num_features, 0, 0.5)
     return BoosterKind("multi:softprob", num_features, len(classes), 0.5)
-
-
-def _mean_target(profiles: Sequence[DataProfile]) -> float:
-    """The mean of the target over all rows; 0 if a profile has no statistics of it."""
-    known = [profile for profile in profiles if profile.num_samples > 0]
-    if not all(profile.statistics for profile in known):
-        return 0.0
-    targets = [from_json(profile.statistics).target for profile in known]
-    moments = [target for target in targets if target is not None]
-    if len(moments) < len(known):
-        return 0.0
-    count = sum(target.count for target in moments)
-    return fsum(target.count * target.mean for target in moments) / count if count else 0.0

@@ -22,8 +22,9 @@ from xain_workloads.mlp_options import MlpOptions
 from xain_workloads.model import Layout, Model, TensorSpec, Vector, flatten, unflatten
 from xain_workloads.neural_modules import import_torch
 from xain_workloads.options import from_mapping, to_text
-from xain_workloads.preprocessing import Scale, target_scale
+from xain_workloads.preprocessing import target_scale
 from xain_workloads.profile import DataProfile, union
+from xain_workloads.scales import Scale
 from xain_workloads.supervised import (
     DIVERGED_SCORE,
     Array,

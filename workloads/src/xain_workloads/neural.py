@@ -31,8 +31,9 @@ from xain_workloads.neural_modules import (
 )
 from xain_workloads.neural_options import NeuralOptions
 from xain_workloads.options import from_mapping
-from xain_workloads.preprocessing import Scale, target_scale
+from xain_workloads.preprocessing import target_scale
 from xain_workloads.profile import DataProfile, union
+from xain_workloads.scales import Scale
 from xain_workloads.supervised import (
     DIVERGED_SCORE,
     Array,

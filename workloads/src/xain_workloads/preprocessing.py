@@ -7,8 +7,9 @@ categories of each category column as zeros and ones (one-hot).
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from json import dumps
 from math import isnan, nan
 from typing import TYPE_CHECKING, Any, Self
@@ -19,13 +20,16 @@ from numpy.typing import NDArray
 from xain_foundation.hints import hint
 from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError
-from xain_workloads.options import require_choice
+from xain_workloads.options import require_choice, require_range
 from xain_workloads.profile import DataProfile
+from xain_workloads.scales import Scale, SiteScales, is_constant, scale_of
 from xain_workloads.schema import ColumnType
 from xain_workloads.statistics import (
     CategoryStatistics,
-    Moments,
+    ColumnStatistics,
     NumberStatistics,
+    Statistics,
+    describe,
     expect_list,
     expect_number,
     expect_text,
@@ -41,7 +45,12 @@ if TYPE_CHECKING:
 KEY = "preprocessing"  # in the metadata of a model
 COLUMNS_KEY = "columns"  # in the metadata of a model without preprocessing
 VERSION = 1
-SCALINGS = ("standard", "robust", "none")
+SCALINGS = ("standard", "robust", "site", "none")
+# Chosen on sixteen real tables, see docs/decisions/0041: unspoilt none is worse by it, some that
+# diverged converge, and one wrong cell or one site with another unit changes least with it.
+CLIP = 5.0  # spreads
+# Among real targets values beyond 5 spreads matter to the model, and beyond 10 none did.
+TARGET_LIMITS = 2.0  # times clip
 MAX_PREPROCESSING_BYTES = 1 << 20  # it travels to every participant
 
 
@@ -50,29 +59,26 @@ class PreprocessingOptions:
     """Options of [workload.preprocessing].
 
     scaling: "standard" subtracts the mean of a number column and divides by its standard
-        deviation, "robust" takes the median and the distance of the quartiles, "none" leaves
-        numbers as they are; "" chooses what the workload needs.
+        deviation, "robust" takes the median and the distance of the quartiles, "site" does as
+        "standard" by the statistics of each site alone, "none" leaves numbers as they are; ""
+        chooses what the workload needs.
     missing: "median" or "mean", which replaces a missing number, or "keep", which leaves it NaN;
         "" chooses what the workload needs.
     indicate_missing: add a column of zeros and ones for each number column with missing values.
+    clip: largest size of a scaled number; a larger one counts as it. A row whose target is further
+        than TARGET_LIMITS times as many spreads from the centre is not trained on. 0: no limits.
     Raises ValueError that names the field.
     """
 
     scaling: str = ""
     missing: str = ""
     indicate_missing: bool = False
+    clip: float = CLIP
 
     def __post_init__(self) -> None:
         require_choice("scaling", self.scaling, ("", *SCALINGS))
         require_choice("missing", self.missing, ("", "median", "mean", "keep"))
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """Standardisation of numbers: (value - center) / scale. scale: above 0."""
-
-    center: float = 0.0
-    scale: float = 1.0
+        require_range("clip", self.clip, at_least=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +109,19 @@ class Preprocessing:
     columns: in the order of the session's schema, which is that of to_sklearn()'s input.
     target: scale of a target of numbers, on which linear models and networks train; their
         predictions are in the target's own unit. None for classification, and without scaling.
+    clip: largest size of a scaled number; 0 for no limit.
+    location: where the targets of numbers of all sites lie, for any scaling. None for
+        classification, and of models of earlier versions.
+    limit: scales of `location` beyond which a target is not trained on; 0 for none.
+    is_per_site: each site scales by its own statistics; see at_site().
     """
 
     columns: tuple[NumberColumn | CategoryColumn, ...]
     target: Scale | None = None
+    clip: float = 0.0
+    location: Scale | None = None
+    limit: float = 0.0
+    is_per_site: bool = False
 
     @property
     def numbers(self) -> tuple[NumberColumn, ...]:
@@ -157,6 +172,9 @@ class Preprocessing:
             values = found[number.name]
             known = np.where(np.isnan(values), number.fill, values)
             features[:, i] = (known - number.scale.center) / number.scale.scale
+        if self.clip:
+            scaled = features[:, : len(self.numbers)]
+            np.clip(scaled, -self.clip, self.clip, out=scaled)
         at = len(self.numbers)
         for number in self.numbers:
             if number.has_indicator:
@@ -181,21 +199,22 @@ class Preprocessing:
         from sklearn.compose import ColumnTransformer
         from sklearn.impute import MissingIndicator, SimpleImputer
         from sklearn.pipeline import Pipeline
-        from sklearn.preprocessing import OneHotEncoder, StandardScaler
+        from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, StandardScaler
 
         position = {column.name: i for i, column in enumerate(self.columns)}
         indicated = [column for column in self.numbers if column.has_indicator]
         encoded = [column for column in self.categories if column.categories]
-        scaling = Pipeline(
-            [("impute", SimpleImputer(keep_empty_features=True)), ("scale", StandardScaler())]
-        )
+        steps = [("impute", SimpleImputer(keep_empty_features=True)), ("scale", StandardScaler())]
+        if self.clip:
+            bounds = (-self.clip, self.clip)
+            steps.append(("clip", MinMaxScaler(feature_range=bounds, clip=True)))
         encoder = OneHotEncoder(
             categories=[np.array(column.categories, dtype=object) for column in encoded],
             handle_unknown="ignore",
             sparse_output=False,
         )
         parts = [
-            ("numbers", scaling, [position[column.name] for column in self.numbers]),
+            ("numbers", Pipeline(steps), [position[column.name] for column in self.numbers]),
             (
                 "missing",
                 MissingIndicator(features="all"),
@@ -211,11 +230,14 @@ class Preprocessing:
             row[0, i] = 0.0 if isinstance(column, NumberColumn) else "".join(column.categories[:1])
         transformer.fit(row)
         if self.numbers:
-            imputer, scaler = (step for _, step in transformer.named_transformers_["numbers"].steps)
+            fitted = transformer.named_transformers_["numbers"].named_steps
+            imputer, scaler = fitted["impute"], fitted["scale"]
             scales = np.array([column.scale.scale for column in self.numbers])
             imputer.statistics_ = np.array([column.fill for column in self.numbers])
             scaler.mean_ = np.array([column.scale.center for column in self.numbers])
             scaler.scale_, scaler.var_ = scales, np.square(scales)
+            if self.clip:  # which changes nothing but what lies beyond its bounds
+                fitted["clip"].scale_, fitted["clip"].min_ = np.ones_like(scales), 0 * scales
         return transformer
 
     def to_json(self) -> str:
@@ -240,8 +262,13 @@ class Preprocessing:
                     "indicate_missing": column.has_indicator,
                 }
             entry["columns"].append({"name": column.name, **one})
-        if self.target is not None:
-            entry["target"] = {"center": self.target.center, "scale": self.target.scale}
+        for key, scale in (("target", self.target), ("location", self.location)):
+            if scale is not None:
+                entry[key] = {"center": scale.center, "scale": scale.scale}
+        # Keys that came later are left out where they say nothing new.
+        entry |= {k: v for k, v in (("clip", self.clip), ("limit", self.limit)) if v}
+        if self.is_per_site:
+            entry["per_site"] = True
         return entry
 
     @classmethod
@@ -260,8 +287,14 @@ class Preprocessing:
         columns = tuple(_column_from_json(column) for column in expect_list(entry, "columns"))
         if len({column.name for column in columns}) < len(columns):
             raise DataError("the model's preprocessing has a column twice")
-        target = entry.get("target")
-        return cls(columns, None if target is None else _scale_from_json(target))
+        target, location = (
+            _scale_from_json(entry[key]) if entry.get(key) is not None else None
+            for key in ("target", "location")
+        )
+        clip, limit = (expect_number({key: 0.0, **entry}, key) for key in ("clip", "limit"))
+        if min(clip, limit) < 0:
+            raise DataError(f"'clip' and 'limit' are {clip} and {limit}; they must be 0 or more")
+        return cls(columns, target, clip, location, limit, entry.get("per_site") is True)
 
 
 def preprocessing_of(metadata: Mapping[str, str]) -> Preprocessing | None:
@@ -275,13 +308,63 @@ def target_scale(metadata: Mapping[str, str]) -> Scale:
     return (preprocessing.target if preprocessing else None) or Scale()
 
 
+def target_center(metadata: Mapping[str, str]) -> float:
+    """The mean of the target over all sites, or their median if one value or one site is far from
+    the others; 0 for classification and without preprocessing. Raises DataError."""
+    preprocessing = preprocessing_of(metadata)
+    if preprocessing is None:
+        return 0.0
+    return (preprocessing.location or preprocessing.target or Scale()).center
+
+
+def at_site(metadata: Mapping[str, str], table: Table) -> Mapping[str, str]:
+    """The metadata of a model as they are for one site: with scaling = "site" numbers are scaled by
+    the statistics of this table, which has at least MIN_KNOWN numbers of a column; else unchanged.
+
+    Raises DataError if a number of the table is too large.
+    """
+    preprocessing = preprocessing_of(metadata)
+    if preprocessing is None or not preprocessing.is_per_site:
+        return metadata
+    numbers = {
+        column.name: table.values[column.name]
+        for column in preprocessing.numbers
+        if column.name in table.values and table.values[column.name].dtype.kind == "f"
+    }
+    own = describe(numbers, table.target).columns
+    columns = tuple(
+        _scaled_by(column, own[column.name])
+        if isinstance(column, NumberColumn) and column.name in own
+        else column
+        for column in preprocessing.columns
+    )
+    whole = replace(preprocessing, columns=columns, is_per_site=False)
+    return {**metadata, KEY: whole.to_json()}
+
+
+def _scaled_by(column: NumberColumn, own: ColumnStatistics) -> NumberColumn:
+    """The column with the scale of one site; as it is if the site tells too little of it."""
+    assert isinstance(own, NumberStatistics)
+    if not own.moments.count:
+        return column
+    scale = scale_of(own, SiteScales([own]), "standard")
+    if is_constant(own.moments):
+        scale = replace(scale, scale=column.scale.scale)
+    return replace(column, scale=scale, fill=nan if isnan(column.fill) else own.quantile(0.5))
+
+
 def prepare(
-    metadata: Mapping[str, str], data: Table | Dataset, *, fill_absent: bool = False
+    metadata: Mapping[str, str],
+    data: Table | Dataset,
+    *,
+    fill_absent: bool = False,
+    to_train: bool = False,
 ) -> Dataset:
     """The rows of a site as the model of these metadata takes them. fill_absent: as in apply().
+    to_train: without rows whose target lies beyond the limit of the preprocessing.
 
-    Raises DataError if the data do not fit the model, or if they need preprocessing and the model
-    has none.
+    Raises DataError if the data do not fit the model, if they need preprocessing and the model has
+    none, or if the targets of all rows to train on lie beyond the limit.
     """
     preprocessing = preprocessing_of(metadata)
     if isinstance(data, Dataset):
@@ -301,7 +384,23 @@ def prepare(
                     + ", or see the coordinator's warning no_preprocessing"
                 )
         return table.to_dataset()
-    return preprocessing.apply(data, fill_absent=fill_absent)
+    prepared = preprocessing.apply(data, fill_absent=fill_absent)
+    location, limit = preprocessing.location, preprocessing.limit
+    if not to_train or location is None or not limit:
+        return prepared
+    distances = np.abs(np.asarray(prepared.target, np.float64) - location.center)
+    rows = np.flatnonzero(distances <= limit * location.scale)
+    if len(rows) == data.num_samples:
+        return prepared
+    if not len(rows):
+        reach = limit * location.scale
+        raise DataError(
+            f"column {data.target_name!r} is the target, and all of its values lie outside of "
+            f"{location.center - reach:g} to {location.center + reach:g}, far from those of the "
+            "other sites: is it in another unit? Correct it, or let it count as it is: "
+            + hint("xain-coordinator", "workload.preprocessing.clip = 0")
+        )
+    return replace(prepared, features=prepared.features[rows], target=prepared.target[rows])
 
 
 def _column_names(metadata: Mapping[str, str]) -> list[str]:
@@ -326,19 +425,36 @@ def fit(profiles: Sequence[DataProfile], options: PreprocessingOptions) -> Prepr
     names = [column.name for column in profiles[0].columns]
     # In an order of their own, so that the result does not depend on the order of joining.
     texts = sorted(profile.statistics for profile in profiles)
-    merged = merge(map(from_json, texts), names)
+    sites: dict[str | None, SiteScales] = defaultdict(SiteScales)
+    merged = merge(_noted(map(from_json, texts), sites), names)
     columns: list[NumberColumn | CategoryColumn] = []
     for name, column in merged.columns.items():
         if isinstance(column, CategoryStatistics):
             columns.append(CategoryColumn(name, tuple(sorted(column.counts))))
             continue
-        fill = _fill(column, options.missing)
+        scale = scale_of(column, sites[name], options.scaling)
+        match options.missing:
+            case "keep":
+                fill = nan
+            case "mean":
+                fill = scale_of(column, sites[name], "standard").center
+            case _:
+                fill = column.quantile(0.5)
         has_indicator = options.indicate_missing and column.missing > 0
-        columns.append(NumberColumn(name, fill, _scale(column, options.scaling), has_indicator))
-    target = None
-    if merged.target is not None and options.scaling != "none":
-        target = Scale(merged.target.mean, _deviation(merged.target))
-    fitted = Preprocessing(tuple(columns), target)
+        columns.append(NumberColumn(name, fill, scale, has_indicator))
+    location = None
+    if merged.target is not None:
+        known = NumberStatistics(0, merged.target, merged.target_buckets)
+        location = scale_of(known, sites[None], "standard")
+    is_scaled = options.scaling != "none"
+    fitted = Preprocessing(
+        tuple(columns),
+        location if is_scaled else None,
+        options.clip if is_scaled else 0.0,
+        location,
+        TARGET_LIMITS * options.clip if location else 0.0,
+        options.scaling == "site",
+    )
     if fitted.num_features == 0:
         raise DataError("no column is left: there is no number column, and no frequent category")
     if len(fitted.to_json()) > MAX_PREPROCESSING_BYTES:
@@ -349,32 +465,17 @@ def fit(profiles: Sequence[DataProfile], options: PreprocessingOptions) -> Prepr
     return fitted
 
 
-def _fill(column: NumberStatistics, missing: str) -> float:
-    match missing:
-        case "keep":
-            return nan
-        case "mean":
-            return column.moments.mean
-    return column.quantile(0.5)
-
-
-def _scale(column: NumberStatistics, scaling: str) -> Scale:
-    match scaling:
-        case "none":
-            return Scale()
-        case "robust":
-            width = column.quantile(0.75) - column.quantile(0.25)
-            # A column that is mostly one value has quartiles without distance.
-            return Scale(column.quantile(0.5), width if width > 0 else _deviation(column.moments))
-    return Scale(column.moments.mean, _deviation(column.moments))
-
-
-def _deviation(moments: Moments) -> float:
-    """The standard deviation; 1 where it is 0 but for rounding, as scikit-learn decides it."""
-    epsilon = float(np.finfo(np.float64).eps)
-    bound = moments.count * epsilon * moments.variance
-    bound += (moments.count * moments.mean * epsilon) ** 2
-    return 1.0 if moments.variance <= bound else float(np.sqrt(moments.variance))
+def _noted(
+    parts: Iterable[Statistics], sites: Mapping[str | None, SiteScales]
+) -> Iterator[Statistics]:
+    """The same statistics, of which each column of numbers is noted; the target under None."""
+    for part in parts:
+        for name, column in part.columns.items():
+            if isinstance(column, NumberStatistics):
+                sites[name].note(column)
+        if part.target is not None:
+            sites[None].note(NumberStatistics(0, part.target, part.target_buckets))
+        yield part
 
 
 def _values(

@@ -21,8 +21,9 @@ from xain_workloads.errors import Diverged
 from xain_workloads.losses import margin_loss, multinomial_loss, penalty, residual_loss
 from xain_workloads.model import Model, TensorSpec, Vector, flatten, size_of, unflatten
 from xain_workloads.options import from_mapping, require_choice, require_range, to_text
-from xain_workloads.preprocessing import Scale, target_scale
+from xain_workloads.preprocessing import target_scale
 from xain_workloads.profile import DataProfile, union
+from xain_workloads.scales import Scale
 from xain_workloads.supervised import (
     DIVERGED_SCORE,
     Array,

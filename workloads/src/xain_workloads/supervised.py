@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from xain_foundation.hints import hint
 from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError, NoData
 from xain_workloads.options import require_range
-from xain_workloads.preprocessing import Scale, target_scale
+from xain_workloads.preprocessing import target_scale
 from xain_workloads.profile import DataProfile
+from xain_workloads.scales import Scale
 from xain_workloads.tallies import Tallies, tally_classes, tally_numbers
 
 Array = NDArray[np.float64]
@@ -31,6 +33,9 @@ class Measured:
 # infinity: they hover around 1e12 and look like weights. Such scores are taken for divergence, with
 # a factor of ten to spare, since one participant's would spoil the average of all.
 DIVERGED_SCORE = 1e11
+_LARGE = (
+    100.0  # features and targets of this size make steps that were chosen for scaled ones too long
+)
 _SMALLEST_PROBABILITY = 1e-15  # so that the loss of a wrong certainty is finite
 
 
@@ -99,6 +104,22 @@ def coded_target(task: str, classes: tuple[str, ...], data: Dataset) -> NDArray[
         raise DataError(
             f"label {error.args[0]!r} is none of the model's classes: {list(classes)}"
         ) from None
+
+
+def cause_of_divergence(metadata: Mapping[str, str], data: Dataset) -> str:
+    """The column that has likely made a training diverge, and what to do; "" if none is known."""
+    sizes = dict(zip(data.feature_names, np.abs(data.features).max(axis=0).tolist(), strict=True))
+    if data.task == "regression":
+        scale = target_scale(metadata)
+        target = np.asarray(data.target, dtype=np.float64)
+        sizes["the target"] = float(np.abs((target - scale.center) / scale.scale).max())
+    name = max(sizes, key=lambda one: sizes[one])
+    if not sizes[name] > _LARGE:
+        return ""
+    named = name if name == "the target" else f"column {name!r}"
+    return f"likely because of {named}, whose numbers are large and not scaled: " + hint(
+        "xain-coordinator", 'workload.preprocessing.scaling = "standard"'
+    )
 
 
 def require_width(num_features: int, features: Array) -> None:

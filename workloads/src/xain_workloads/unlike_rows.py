@@ -48,7 +48,9 @@ def fit_points(profiles: Sequence[DataProfile], preprocessing: Preprocessing) ->
     for number in preprocessing.numbers:
         statistics = merged.columns[number.name]
         assert isinstance(statistics, NumberStatistics), "preprocessing is fitted from the same"
-        found.append((statistics.quantiles(shares) - number.scale.center) / number.scale.scale)
+        points = (statistics.quantiles(shares) - number.scale.center) / number.scale.scale
+        limit = preprocessing.clip or np.inf
+        found.append(np.clip(points, -limit, limit))
     for number in preprocessing.numbers:
         if number.has_indicator:
             statistics = merged.columns[number.name]
@@ -60,8 +62,8 @@ def fit_points(profiles: Sequence[DataProfile], preprocessing: Preprocessing) ->
         for name in category.categories:
             share = counts.counts[name] / max(counts.num_rows, 1)
             found.append(_zeros_and_ones(share, num_points))
-    limit = np.finfo("<f4").max
-    points = np.clip(np.column_stack(found), -limit, limit)
+    largest = np.finfo("<f4").max
+    points = np.clip(np.column_stack(found), -largest, largest)
     return b64encode(points.astype("<f4").tobytes()).decode()
 
 

@@ -219,6 +219,6 @@ def fit_centralised(workload: Workload, data: Table | Dataset, *, epochs: int, s
     """Train on all data in one place: the baseline that federated training is measured against."""
     table = data if isinstance(data, Table) else Table.from_dataset(data)
     model = initial_model(workload, [table.profile()])
-    prepared = prepare(model.metadata, table)
+    prepared = prepare(model.metadata, table, to_train=True)
     result = workload.train(model, prepared, epochs=epochs, epoch_base=0, seed=seed)
     return replace(model, vector=result.vector)

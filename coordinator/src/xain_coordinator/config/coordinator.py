@@ -92,15 +92,18 @@ class ServerSettings(Section):
 class PreprocessingSettings(Section):
     """[workload.preprocessing]"""
 
-    scaling: Literal["", "standard", "robust", "none"] = ""
+    scaling: Literal["", "standard", "robust", "site", "none"] = ""
     missing: Literal["", "median", "mean"] = ""
     indicate_missing: bool = False
+    # None, so that a session that was opened without the key is continued without it.
+    clip: float | None = Field(default=None, ge=0, allow_inf_nan=False)
 
     def options(self) -> "PreprocessingOptions":
         """Options with which the initial model is made."""
-        from xain_workloads.preprocessing import PreprocessingOptions
+        from xain_workloads.preprocessing import CLIP, PreprocessingOptions
 
-        return PreprocessingOptions(self.scaling, self.missing, self.indicate_missing)
+        clip = CLIP if self.clip is None else self.clip
+        return PreprocessingOptions(self.scaling, self.missing, self.indicate_missing, clip)
 
 
 class WorkloadSettings(Section):
@@ -536,7 +539,7 @@ class CoordinatorConfig(Section):
             workload_options=(
                 json.dumps(self.workload.options, sort_keys=True) if self.workload.options else ""
             ),
-            preprocessing=self.workload.preprocessing.model_dump_json(),
+            preprocessing=self.workload.preprocessing.model_dump_json(exclude_none=True),
             initial=self._initial(),
             pacing=rounds.pacing,
             pacing_options=rounds.whole_pacing_options,

@@ -125,6 +125,12 @@ def options_fit(config: "CoordinatorConfig") -> Conflicts:
         yield WrongSetting(
             "aggregation.options.stages", hint("xain-coordinator", "workload.options.stages = N")
         )
+    if rule in ("trees", "ensemble") and config.workload.preprocessing.scaling == "site":
+        yield WrongSetting(
+            "workload.preprocessing.scaling",
+            f'aggregation.rule = "{rule}" joins what was learnt from columns that all sites scale '
+            'alike; "site" is for the workloads sgd, mlp and neural',
+        )
 
 
 def estimators_fit(config: "CoordinatorConfig") -> Conflicts:
