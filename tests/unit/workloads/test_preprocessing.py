@@ -213,7 +213,7 @@ def test_one_of_three_sites_with_another_unit_does_not_set_the_scale(
 
 @pytest.mark.parametrize("scaling", ["standard", "robust"])
 def test_rare_values_of_a_column_are_kept(scaling: str) -> None:
-    """Of a column of zeros quantiles say nothing, and its few ones differ from the zeros."""
+    """Quantiles of a column of zeros say nothing, and its few ones differ from the zeros."""
     rare = np.zeros(2000)
     rare[:3] = 1.0
     table = Table((Column("rare"),), {"rare": rare}, rare)
@@ -260,7 +260,7 @@ def test_each_site_scales_by_its_own_statistics() -> None:
 
 
 def test_row_whose_target_is_far_outside_is_not_trained_on() -> None:
-    """It is evaluated. A site all of whose targets are far outside is refused, without a value."""
+    """The row is evaluated. A site with no other rows is refused, in words without a value."""
     target = np.random.default_rng(0).normal(50, 10, 300)
     target[5] = 1e9
     table = Table((Column("x"),), {"x": np.arange(300.0)}, target, "price")
