@@ -1,0 +1,311 @@
+"""Mistakes in the data of one site are named with site and column; honest data have none."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris, load_wine
+
+from xain_workloads.checks import CHECKS, Finding, check
+from xain_workloads.checks.checking import MAX_FINDINGS
+from xain_workloads.profile import DataProfile
+from xain_workloads.schema import Column
+from xain_workloads.table import Table
+
+Values = dict[str, NDArray[Any]]
+NAMES = ("north", "south", "east", "west", "mid")
+
+
+def table_of(values: Mapping[str, Any], target: Any, name: str = "outcome") -> Table:
+    columns, arrays = [], {}
+    for column, given in values.items():
+        array = np.asarray(given)
+        is_number = array.dtype.kind in "iuf"
+        columns.append(Column(column, "number" if is_number else "category"))
+        arrays[column] = array.astype(np.float64) if is_number else array.astype(object)
+    aim = np.asarray(target)
+    return Table(
+        tuple(columns), arrays, aim.astype(np.float64 if aim.dtype.kind == "f" else "U40"), name
+    )
+
+
+def patients(num_rows: int, seed: int) -> tuple[Values, NDArray[Any]]:
+    """A column of each kind, which go with the outcome as in life."""
+    chance = np.random.RandomState(seed)
+    age = np.clip(chance.normal(61, 12, num_rows), 18, 99).round()
+    sex = np.where(chance.rand(num_rows) < 0.45, "female", "male").astype(object)
+    values: Values = {
+        "age": age,
+        "weight": chance.normal(79, 14, num_rows).round(1),
+        "lactate": np.exp(chance.normal(0.6, 0.6, num_rows)).round(2),
+        "sex": sex,
+        "ward": chance.choice(np.array(["A", "B", "C"], dtype=object), num_rows),
+    }
+    risk = (age - 61) / 12 + 1.2 * np.log(values["lactate"]) - 0.7 + (sex == "male") * 0.5
+    outcome = np.where(chance.rand(num_rows) < 1 / (1 + np.exp(-1.5 * risk)), "dead", "alive")
+    return values, outcome
+
+
+def sites(number: int = 3, rows: int = 160) -> dict[str, tuple[Values, NDArray[Any]]]:
+    return {name: patients(rows, seed) for seed, name in enumerate(NAMES[:number])}
+
+
+def found(given: Mapping[str, tuple[Mapping[str, Any], Any]], **levels: Any) -> tuple[Finding, ...]:
+    profiles = [(name, table_of(*one).profile()) for name, one in given.items()]
+    return check(profiles, levels)
+
+
+def times(column: str, ratio: float) -> Callable[[Values, NDArray[Any]], NDArray[Any]]:
+    def spoil(values: Values, outcome: NDArray[Any]) -> NDArray[Any]:
+        values[column] = values[column] * ratio
+        return outcome
+
+    return spoil
+
+
+def cells(column: str, value: Any, number: int = 1) -> Callable[..., NDArray[Any]]:
+    def spoil(values: Values, outcome: NDArray[Any]) -> NDArray[Any]:
+        values[column] = values[column].copy()
+        values[column][:number] = value
+        return outcome
+
+    return spoil
+
+
+def names(column: str, **new: str) -> Callable[..., NDArray[Any]]:
+    def spoil(values: Values, outcome: NDArray[Any]) -> NDArray[Any]:
+        values[column] = np.array([new.get(name, name) for name in values[column]], dtype=object)
+        return outcome
+
+    return spoil
+
+
+def column(name: str, make: Callable[[int, NDArray[Any]], Any]) -> Callable[..., NDArray[Any]]:
+    def spoil(values: Values, outcome: NDArray[Any]) -> NDArray[Any]:
+        values[name] = make(len(outcome), outcome)
+        return outcome
+
+    return spoil
+
+
+def outcomes(**new: str) -> Callable[..., NDArray[Any]]:
+    def spoil(values: Values, outcome: NDArray[Any]) -> NDArray[Any]:
+        return np.array([new.get(name, name) for name in outcome])
+
+    return spoil
+
+
+def first_outcomes(value: str, number: int = 1) -> Callable[..., NDArray[Any]]:
+    def spoil(values: Values, outcome: NDArray[Any]) -> NDArray[Any]:
+        return np.array([value] * number + outcome[number:].tolist())
+
+    return spoil
+
+
+AT_ONE = [
+    ("units", "age", times("age", 365.25)),
+    ("units", "age", times("age", 12)),
+    ("units", "weight", times("weight", 2.2046)),
+    ("units", "weight", times("weight", 0.001)),
+    ("units", "lactate", times("lactate", 100)),
+    ("offset", "weight", lambda v, y: (v.update(weight=v["weight"] + 60), y)[1]),
+    ("outlier", "lactate", cells("lactate", 1e9)),
+    ("outlier", "weight", cells("weight", 790.0)),
+    ("sentinel", "age", cells("age", -999.0)),
+    ("sentinel", "weight", cells("weight", -9.0, 20)),
+    ("sentinel", "lactate", cells("lactate", 9999.0, 30)),
+    ("spelling", "ward", names("ward", A="a ")),
+    ("spelling", "outcome", outcomes(dead="Dead")),
+    ("unshared", "sex", names("sex", male="M", female="F")),
+    ("empty", "lactate", lambda v, y: (v.update(lactate=v["lactate"] * np.nan), y)[1]),
+    ("constant", "ward", names("ward", B="A", C="A")),
+    ("constant", "weight", lambda v, y: (v.update(weight=0 * v["weight"] + 80), y)[1]),
+    ("lone_class", "outcome", first_outcomes("unknown", 30)),
+    ("odd_class", "outcome", first_outcomes("Total")),
+    ("odd_class", "outcome", first_outcomes("7")),
+    ("reversed_labels", "outcome", outcomes(dead="alive", alive="dead")),
+]
+AT_ALL = [
+    ("identifier", "nr", column("nr", lambda n, y: np.arange(n) + 1)),
+    (
+        "identifier",
+        "case",
+        column("case", lambda n, y: np.random.RandomState(n).permutation(90000)[:n]),
+    ),
+    (
+        "identifier",
+        "name",
+        column("name", lambda n, y: np.array([f"p{i}" for i in range(n)], object)),
+    ),
+    ("constant", "one", column("one", lambda n, y: np.ones(n))),
+    ("leak", "score", column("score", lambda n, y: (y == "dead") + np.linspace(0, 0.5, n))),
+    (
+        "leak",
+        "death",
+        column("death", lambda n, y: np.where(y == "dead", "J12", "-").astype(object)),
+    ),
+    (
+        "follow_up",
+        "followup",
+        column("followup", lambda n, y: np.arange(n) % 97 + 60.0 * (y == "alive")),
+    ),
+    (
+        "looks_numeric",
+        "cost",
+        column("cost", lambda n, y: np.array([f"${i % 9},200" for i in range(n)], object)),
+    ),
+]
+
+
+@pytest.mark.parametrize("number", [2, 3, 5])
+def test_honest_sites_have_no_findings(number: int) -> None:
+    assert found(sites(number)) == ()
+
+
+@pytest.mark.parametrize("number", [2, 4])
+@pytest.mark.parametrize(
+    ("name", "where", "spoil"), AT_ONE, ids=[f"{one[0]}-{i}" for i, one in enumerate(AT_ONE)]
+)
+def test_mistake_at_one_site_is_named_with_site_and_column(
+    name: str, where: str, spoil: Callable[..., NDArray[Any]], number: int
+) -> None:
+    """The finding says what to do; at most one of two sites beside it is blamed, since nobody
+    knows which of the two is right."""
+    given = sites(number)
+    values, outcome = given["south"]
+    given["south"] = values, spoil(values, outcome)
+    findings = [one for one in found(given) if one.check == name]
+    assert ("south", where) in [(one.site, one.column) for one in findings], findings
+    if number > 2:
+        assert {one.site for one in findings} == {"south"}
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "spoil"), AT_ALL, ids=[f"{one[0]}-{i}" for i, one in enumerate(AT_ALL)]
+)
+def test_mistake_at_all_sites_is_named_with_the_column(
+    name: str, where: str, spoil: Callable[..., NDArray[Any]]
+) -> None:
+    given = sites()
+    for site, (values, outcome) in given.items():
+        given[site] = values, spoil(values, outcome)
+    findings = [one for one in found(given) if one.level != "note"]
+    assert [(one.check, one.column) for one in findings] == [(name, where)]
+
+
+def test_target_in_cents_and_its_single_cells_are_named() -> None:
+    def prices(seed: int) -> tuple[Values, NDArray[Any]]:
+        values, _ = patients(150, seed)
+        chance = np.random.RandomState(seed + 100)
+        return values, 2000 + 30 * values["age"] + chance.normal(0, 400, 150)
+
+    given = {name: prices(seed) for seed, name in enumerate(NAMES)}
+    assert found(given) == ()
+    given["west"] = given["west"][0], given["west"][1] * 100
+    (finding,) = found(given)
+    assert (finding.check, finding.site, finding.column) == ("units", "west", "outcome")
+    assert "100 times those of the other sites" in finding.text
+    assert finding.fix.startswith('set data.factors."outcome" = 0.01')
+    given["west"] = prices(3)
+    given["west"][1][7] = 1e9
+    assert [(one.check, one.site) for one in found(given)] == [("outlier", "west")]
+
+
+def test_finding_tells_no_figure_of_another_site() -> None:
+    """The owner of the data hears its own figures, and of others a direction and a ratio."""
+    given = sites()
+    values, outcome = given["south"]
+    values["age"] = values["age"] * 365.25
+    (finding,) = found({**given, "south": (values, outcome)})
+    others = [float(np.median(given[name][0]["age"])) for name in ("north", "east")]
+    assert f"{np.median(values['age']):,.4g}"[:3] in finding.text
+    assert not any(f"{one:g}" in finding.text.replace("365", "") for one in others)
+
+
+def test_sites_of_four_rows_are_refused_together_unless_they_tell_more() -> None:
+    """Nothing would be scaled. Refused by name, with the two ways out."""
+    given = {f"clinic-{i}": table_of(*patients(4, i)) for i in range(30)}
+    told = [(name, table.profile()) for name, table in given.items()]
+    (finding,) = check(told)
+    assert (finding.level, finding.check) == ("refuse", "untold")
+    assert "clinic-0 4" in finding.text
+    assert "25 more sites" in finding.text
+    assert "join sites" in finding.text
+    assert finding.fix.startswith("set data.min_known = 1")
+    told = [(name, table.profile(min_known=1)) for name, table in given.items()]
+    assert not any(one.level == "refuse" for one in check(told))
+
+
+def test_numbers_taken_for_classes_are_refused() -> None:
+    given = {name: (values, np.arange(len(y)) % 60) for name, (values, y) in sites(2, 120).items()}
+    finding = found(given)[0]
+    assert (finding.level, finding.check) == ("refuse", "many_classes")
+    assert "regression" in finding.fix
+
+
+def test_class_of_few_rows_at_all_sites_is_named() -> None:
+    given = sites()
+    given["north"] = given["north"][0], np.where(np.arange(160) < 6, "gone", given["north"][1])
+    checks = {one.check for one in found(given)}
+    assert "few_events" in checks
+
+
+def test_levels_change_findings_or_leave_them_out() -> None:
+    given = sites()
+    given["south"][0]["age"] = given["south"][0]["age"] * 365.25
+    assert [one.level for one in found(given, units="refuse")] == ["refuse"]
+    assert [one.level for one in found(given, units="note")] == ["note"]
+    assert found(given, units="off") == ()
+
+
+def test_findings_are_bounded_and_the_worst_come_first() -> None:
+    given = {}
+    for i in range(MAX_FINDINGS + 20):
+        values, outcome = patients(18, i)
+        given[f"s{i}"] = values, np.array([str(i)] * 18)
+        del outcome
+    findings = found(given)
+    assert len(findings) == MAX_FINDINGS
+    order = ["refuse", "warn", "note"]
+    assert sorted(findings, key=lambda one: order.index(one.level)) == list(findings)
+
+
+def test_profiles_of_earlier_versions_are_checked_as_far_as_they_tell() -> None:
+    told = [
+        (name, replace(table_of(*one).profile(), statistics="")) for name, one in sites(2).items()
+    ]
+    assert {one.check for one in check(told)} == {"no_statistics"}
+    assert check([("empty", DataProfile(0, 3))]) == ()
+
+
+LOADERS = {
+    "iris": load_iris,
+    "wine": load_wine,
+    "breast_cancer": load_breast_cancer,
+    "diabetes": load_diabetes,
+}
+
+
+@pytest.mark.parametrize("number", [2, 3, 4, 5])
+@pytest.mark.parametrize("name", LOADERS)
+def test_real_tables_have_at_most_three_warnings_and_no_refusal(name: str, number: int) -> None:
+    data = LOADERS[name]()
+    order = np.random.RandomState(number).permutation(len(data.target))
+    given = {}
+    for site, rows in zip(NAMES, np.array_split(order, number), strict=False):
+        values = dict(zip(data.feature_names, data.data[rows].T, strict=True))
+        target = data.target[rows]
+        given[site] = values, target if name == "diabetes" else target.astype(str)
+    levels = [one.level for one in found(given)]
+    assert levels.count("refuse") == 0
+    assert levels.count("warn") <= 3
+
+
+def test_every_check_of_the_list_is_made() -> None:
+    """And no finding has a name that is not in the list."""
+    made = {name for name, _, _ in (*AT_ONE, *AT_ALL)}
+    made |= {"untold", "many_classes", "few_events", "no_statistics", "small_site"}
+    assert made | {"untold_column"} == set(CHECKS)

@@ -1,0 +1,164 @@
+"""Checks of columns of categories, and of the names of classes."""
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from json import dumps
+
+import numpy as np
+
+from xain_foundation.hints import hint
+from xain_workloads.checks.findings import Finding, Level
+from xain_workloads.checks.numbers import MIN_ROWS_OF_ID, dropped
+from xain_workloads.checks.summaries import Categories, Summary
+from xain_workloads.schema import shown
+
+_UNITS = (
+    "%|[$€£¥]|kg|g|mg|µg|lbs?|cm|mm|m|km|ft|in|ml|l|mmhg|bpm|hours|hrs?|h|min|years?|yrs?|y|days?|d"
+)
+_MARKED = re.compile(rf"[<>~$€£¥]?\s*[-+]?[0-9][0-9.,']*\s*({_UNITS})?", re.I)
+_NUMBER = re.compile(r"[-+]?[0-9]+([.,][0-9]+)?")
+_TOTALS = frozenset(("total", "totals", "sum", "summe", "gesamt", "all", "subtotal", "grand total"))
+_SHARE_OF_IDS = 0.8
+
+
+def check_categories(summary: Summary) -> Iterator[Finding]:
+    """Findings of all columns of categories, and of the names of classes."""
+    for column in summary.columns.values():
+        if isinstance(column, Categories):
+            yield from _spellings(summary, column)
+            yield from _unshared(summary, column)
+            yield from _identifiers(summary, column)
+            yield from _constants(summary, column)
+            yield from _numbers_with_marks(summary, column)
+    names = summary.class_counts
+    names.name = summary.target_name
+    yield from _spellings(summary, names)
+    yield from _odd_classes(summary)
+
+
+def folded(name: str) -> str:
+    """A name without case, accents, blanks and punctuation at its ends."""
+    text = unicodedata.normalize("NFKD", name.casefold())
+    text = "".join(one for one in text if not unicodedata.combining(one))
+    return " ".join(re.sub(r"[\s_\-]+", " ", text).strip(" .,;:'\"").split())
+
+
+def _replaced(column: str, old: str, new: str) -> str:
+    return hint("xain-participant", f"data.replace.{dumps(column)}.{dumps(old)} = {dumps(new)}")
+
+
+def _spellings(summary: Summary, column: Categories) -> Iterator[Finding]:
+    groups: dict[str, list[str]] = {}
+    for name in column.sites:
+        groups.setdefault(folded(name), []).append(name)
+    for names in groups.values():
+        if len(names) < 2:
+            continue
+        weights = {name: (len(column.sites[name]), sum(column.sites[name][1::2])) for name in names}
+        common = max(names, key=lambda name: (weights[name], name))
+        for name in names:
+            if name == common:
+                continue
+            yield from _spelt(summary, column, name, common)
+            # Of two sites nobody knows which is right.
+            own, others = set(column.sites[name][::2]), set(column.sites[common][::2])
+            if len(own) == len(others) and not own & others:
+                yield from _spelt(summary, column, common, name)
+
+
+def _spelt(summary: Summary, column: Categories, name: str, common: str) -> Iterator[Finding]:
+    what = "class" if column.is_target else "category"
+    text = f"{what} {name!r} is {common!r} elsewhere, spelt in another way"
+    fix = _replaced(column.name, name, common)
+    for at in column.sites[name][::2]:
+        yield Finding("warn", "spelling", summary.names[at], column.name, text, fix)
+
+
+def _unshared(summary: Summary, column: Categories) -> Iterator[Finding]:
+    """Sites of which no category is at another site, once if no two sites share any."""
+    rows = column.table()
+    if len(rows) < 2:
+        return
+    own: dict[int, list[str]] = {}
+    shared: set[int] = set()
+    for name, sites in column.sites.items():
+        if len(sites) > 2:
+            shared |= set(sites[::2])
+        else:
+            own.setdefault(sites[0], []).append(name)
+    alone = [at for at in own if at not in shared]
+    having = shared | set(own)
+    if not alone or len(having) < 2:
+        return
+    if not shared and len(having) > 2:
+        alone = alone[:1]  # no two sites share anything: said once
+    for at in alone:
+        names = own[at]
+        text = f"its categories, {shown(names)}, are at no other site"
+        text += "; is it another language or coding?"
+        fix = _replaced(column.name, names[0], "NAME")
+        yield Finding("warn", "unshared", summary.names[at], column.name, text, fix)
+
+
+def _identifiers(summary: Summary, column: Categories) -> Iterator[Finding]:
+    rows = column.table()
+    known = rows[:, 1] - rows[:, 2]
+    each = (known >= MIN_ROWS_OF_ID) & (rows[:, 3] >= _SHARE_OF_IDS * known)
+    if not each.any() or each.sum() < 0.5 * (known > 0).sum():
+        return
+    row = int(np.flatnonzero(each)[0])
+    text = (
+        f"{rows[row, 3]} different texts in {known[row]} rows: an id, a name, a date or numbers"
+        " with marks, of which nothing can be learnt as categories"
+    )
+    site = summary.names[int(rows[row, 0])]
+    yield Finding("warn", "identifier", site, column.name, text, dropped(column.name))
+
+
+def _constants(summary: Summary, column: Categories) -> Iterator[Finding]:
+    rows = column.table()
+    constant = (rows[:, 3] == 1) & (rows[:, 4] == 0)
+    if not constant.any():
+        return
+    is_everywhere = bool(constant.all()) and len(column.sites) == 1
+    for row in np.flatnonzero(constant)[: 1 if is_everywhere else None]:
+        at = int(rows[row, 0])
+        name = next((n for n, sites in column.sites.items() if at in sites[::2]), "")
+        text = f"all rows are {name!r}" + (
+            " at each site" if is_everywhere and len(rows) > 1 else ""
+        )
+        level: Level = "warn" if is_everywhere else "note"
+        yield Finding(level, "constant", summary.names[at], column.name, text, dropped(column.name))
+
+
+def _numbers_with_marks(summary: Summary, column: Categories) -> Iterator[Finding]:
+    names = list(column.sites)
+    marked = [name for name in names if _MARKED.fullmatch(name.strip())]
+    plain = [name for name in marked if _NUMBER.fullmatch(name.strip())]
+    if len(names) < 2 or len(marked) < 0.8 * len(names) or len(plain) > 0.5 * len(names):
+        return
+    example = next(name for name in marked if name not in plain)
+    site = summary.names[column.sites[example][0]]
+    text = f"categories such as {example!r} look like numbers with a mark"
+    mark = re.sub(r"[-+0-9.,' ]", "", example) or "<"
+    fix = hint("xain-participant", f"data.marks.{dumps(column.name)} = {dumps(mark)}")
+    yield Finding("warn", "looks_numeric", site, column.name, text, fix)
+
+
+def _odd_classes(summary: Summary) -> Iterator[Finding]:
+    everywhere = {name for names in summary.classes for name in names}
+    numbers = {name for name in everywhere if _NUMBER.fullmatch(name)}
+    texts = everywhere - numbers
+    odd: dict[str, str] = {}
+    for name in everywhere:
+        if folded(name) in _TOTALS and len(everywhere) > 2:
+            odd[name] = "looks like a line of totals"
+    if len(numbers) == 1 and len(texts) >= 2:
+        odd[next(iter(numbers))] = "is a number among texts"
+    elif len(texts) == 1 and len(numbers) >= 2:
+        odd.setdefault(next(iter(texts)), "is a text among numbers")
+    for name, what in sorted(odd.items()):
+        at = next(i for i, names in enumerate(summary.classes) if name in names)
+        text = f"class {name!r} {what}; correct these rows or leave them out"
+        yield Finding("warn", "odd_class", summary.names[at], summary.target_name, text)

@@ -1,0 +1,108 @@
+"""The check list."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xain_foundation.hints import hint
+from xain_workloads.checks.categories import check_categories
+from xain_workloads.checks.findings import LEVELS, Finding, Level
+from xain_workloads.checks.labels import check_labels
+from xain_workloads.checks.numbers import check_numbers, dropped
+from xain_workloads.checks.summaries import Categories, Numbers, Summary, summarise
+from xain_workloads.profile import DataProfile
+from xain_workloads.statistics import MIN_KNOWN
+
+MAX_FINDINGS = 200  # of all sites; those of the highest level, and of the first sites
+_SMALL = 20
+_NAMED = 5
+
+
+def check(
+    sites: Iterable[tuple[str, DataProfile]],
+    levels: Mapping[str, Level | str] | None = None,
+) -> tuple[Finding, ...]:
+    """Look for mistakes in the data of all sites, by their profiles.
+
+    sites: names and profiles, read one after the other. Those without rows are passed over.
+    levels: by name of a check "refuse", "warn", "note", or "off", which leaves it out.
+    Returns at most MAX_FINDINGS, those of the highest level first. Raises DataError if statistics
+    cannot be read.
+    """
+    levels = levels or {}
+    summary = summarise(sites)
+    found = []
+    for finding in _all(summary):
+        level = levels.get(finding.check, finding.level)
+        if level in LEVELS:
+            found.append(replace(finding, level=level))
+    return tuple(sorted(found, key=lambda one: LEVELS.index(one.level))[:MAX_FINDINGS])
+
+
+def _all(summary: Summary) -> Iterator[Finding]:
+    yield from _untold(summary)
+    yield from check_labels(summary)
+    yield from check_numbers(summary)
+    yield from check_categories(summary)
+    yield from _empty(summary)
+
+
+def _untold(summary: Summary) -> Iterator[Finding]:
+    """Sites that tell too little."""
+    has = [name for name, known in zip(summary.names, summary.has_statistics, strict=True) if known]
+    if has and not any(summary.tells):
+        pairs = zip(summary.names, summary.num_rows, strict=True)
+        told = [f"{name} {rows}" for name, rows in pairs]
+        more = f" and {len(told) - _NAMED} more sites" if len(told) > _NAMED else ""
+        text = (
+            f"no site tells anything of its columns, for want of {MIN_KNOWN} rows: they have"
+            f" {', '.join(told[:_NAMED])}{more}. Nothing could be scaled; join sites to larger"
+            " ones, or at every site"
+        )
+        fix = hint("xain-participant", "data.min_known = 1")
+        yield Finding("refuse", "untold", "", "", text, fix)
+        return
+    for at, name in enumerate(summary.names):
+        if not summary.has_statistics[at]:
+            text = "it sends no statistics of its columns, so nothing is prepared for any site"
+            yield Finding("warn", "no_statistics", name, "", text)
+        elif summary.num_rows[at] < _SMALL:
+            text = f"it has {summary.num_rows[at]} rows"
+            text += "" if summary.tells[at] else " and tells nothing of its columns"
+            yield Finding("note", "small_site", name, "", text)
+
+
+def _empty(summary: Summary) -> Iterator[Finding]:
+    """Columns without values, or of which nothing is told."""
+    if not any(summary.tells):
+        return
+    for column in summary.columns.values():
+        at, rows, missing, tells = _presence(column)
+        empty = missing >= rows
+        if empty.all():
+            text = "it has no value at any site"
+            yield Finding(
+                "warn", "empty", summary.names[int(at[0])], column.name, text, dropped(column.name)
+            )
+            continue
+        for row in np.flatnonzero(empty & (rows > 0)):
+            text = "it has no value at this site, and others have some"
+            yield Finding("warn", "empty", summary.names[int(at[row])], column.name, text)
+        if not tells.any() and len(summary.names) > 0:
+            text = f"no site tells anything of it: fewer than {MIN_KNOWN} values are known at each"
+            yield Finding("warn", "untold_column", "", column.name, text, dropped(column.name))
+
+
+def _presence(
+    column: Numbers | Categories,
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[np.bool_]]:
+    """Position, rows and missing values of each site that has the column, and whether it tells
+    anything of the others."""
+    if isinstance(column, Numbers):
+        table = column.table()
+        return table["site"], table["rows"], table["missing"], table["count"] > 0
+    cells = column.table()
+    return cells[:, 0], cells[:, 1], cells[:, 2], cells[:, 3] >= 0

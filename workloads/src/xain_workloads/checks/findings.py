@@ -1,0 +1,60 @@
+"""Findings, their levels, and the list of checks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Level = Literal["refuse", "warn", "note"]
+LEVELS: tuple[Level, ...] = get_args(Level)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something about the data that a person should look at.
+
+    level: "refuse" makes no model, "warn" and "note" go on.
+    check: a name in CHECKS. site: "" for all sites together. column: "" for none in particular.
+    text: of other sites it tells a direction and a ratio, and no figure.
+    fix: words of hint() for the participant at the site; "" if there is no setting.
+    """
+
+    level: Level
+    check: str
+    site: str
+    column: str
+    text: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.site}: " if self.site else ""
+        where += f"column {self.column!r}: " if self.column else ""
+        return f"{where}{self.text}" + (f"; {self.fix}" if self.fix else "")
+
+
+# Level by default, and what is found.
+CHECKS: Mapping[str, tuple[Level, str]] = {
+    "untold": (
+        "refuse",
+        "no site has enough rows to tell anything of its columns, so nothing could be scaled",
+    ),
+    "many_classes": ("refuse", "a target of numbers is taken for classes, a few rows each"),
+    "units": ("warn", "numbers of a column, or the target, are a multiple of those of other sites"),
+    "offset": ("warn", "numbers of a column, or the target, are shifted against other sites"),
+    "outlier": ("warn", "one or a few cells lie far outside all others"),
+    "sentinel": ("warn", "a lone value such as -999 far outside may stand for a missing one"),
+    "spelling": ("warn", "categories or classes differ in case, blanks or accents only"),
+    "unshared": ("warn", "a site has none of the categories of the others"),
+    "identifier": ("warn", "a column has another value in each row: an id, a row number, a name"),
+    "constant": ("warn", "a column has one value only; a note if other sites have more"),
+    "empty": ("warn", "a column has no value at a site"),
+    "lone_class": ("warn", "a class is at one site only"),
+    "odd_class": ("warn", "a class is a number among texts, a text among numbers, or a total"),
+    "few_events": ("warn", "a class has fewer than ten rows at all sites together"),
+    "leak": ("warn", "a column alone predicts the target"),
+    "follow_up": ("warn", "a column may be a time of follow-up, known only after the outcome"),
+    "looks_numeric": ("warn", "the categories of a column are numbers with marks, as in $1,200"),
+    "reversed_labels": ("warn", "labels of a site go with its columns against those of all others"),
+    "no_statistics": ("warn", "a site sends no statistics, so nothing is scaled"),
+    "untold_column": ("warn", "no site tells anything of a column, so it is not scaled"),
+    "small_site": ("note", "a site has fewer than twenty rows"),
+}

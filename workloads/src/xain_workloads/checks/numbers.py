@@ -1,0 +1,308 @@
+"""Checks of columns of numbers, and of a target of numbers."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import isclose
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xain_foundation.hints import hint
+from xain_workloads.checks.findings import Finding, Level
+from xain_workloads.checks.summaries import CODES, Numbers, Summary
+from xain_workloads.statistics import MIN_BUCKET
+
+Array = NDArray[np.float64]
+
+# Ratios of units that people mix up: inches, weeks, tens, months, minutes, cents, years, thousands;
+# pounds, kilocalories, and the units of glucose, cholesterol and creatinine.
+RATIOS: tuple[float, ...] = (2.54, 7, 10, 12, 30.44, 60, 100, 365.25, 1000, 1e4, 1e6)
+RATIOS += (2.2046, 4.184, 18.02, 38.67, 88.4)
+# In spreads, and in ratios. Tuned on real tables in which nothing is wrong, divided at random and
+# by a column; benchmarks/real_tables.py repeats it.
+_FAR = 3.0  # of distributions that a ratio of units explains
+_MATCH = 0.35  # distance of the distributions after it
+_SHIFT = 2.5
+_VERY_FAR = 12.0
+_OUTLIER = 20.0  # spreads of the others
+_OUTLIER_RATIO = 4.0  # times the furthest cell of the others
+_ALONE = 60.0  # widths of nine tenths of the column, at a single site
+_GAP = 3.0  # widths of nine tenths of the others
+_GAP_OF_ESTIMATE = 10.0
+MIN_ROWS_OF_ID = 20
+_ID_NAMES: tuple[str, ...] = (
+    "id",
+    "ids",
+    "index",
+    "idx",
+    "key",
+    "mrn",
+    "nr",
+    "no",
+    "row",
+    "rowname",
+    "rownames",
+)
+_ID_NAMES += ("rownumber", "record", "code", "pid", "number", "uuid")
+
+
+def check_numbers(summary: Summary) -> Iterator[Finding]:
+    """Findings of all columns of numbers, and of a target of numbers."""
+    columns = [one for one in summary.columns.values() if isinstance(one, Numbers)]
+    if summary.target is not None:
+        columns.append(summary.target)
+    for column in columns:
+        table = column.table()
+        told = table["count"] > 0
+        if not told.any():
+            continue
+        findings = list(_units(summary, column, table, told))
+        yield from findings
+        known = {finding.site for finding in findings}
+        yield from _lone_masses(summary, column, table, told, known)
+        if not column.is_target:
+            yield from _identifiers(summary, column, table)
+            yield from _constants(summary, column, table, told)
+
+
+def _factor(column: str, ratio: float) -> str:
+    return hint("xain-participant", f"data.factors.{json.dumps(column)} = {ratio:.6g}")
+
+
+def dropped(column: str) -> str:
+    """The setting that leaves a column out."""
+    return hint("xain-participant", f"data.drop = [{json.dumps(column)}]")
+
+
+def figure(value: float) -> str:
+    """A number for a message."""
+    return f"{value:,.0f}" if 1e5 <= abs(value) < 1e12 else f"{value:,.4g}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Others:
+    """The other site, or the median of three sites and more, which withstands one that is wrong."""
+
+    quantiles: Array
+    spread: float
+    low: float
+    high: float
+    distinct: float
+
+    @classmethod
+    def of(cls, table: dict[str, Array], rows: NDArray[np.intp]) -> "_Others":
+        return cls(
+            np.median(table["quantiles"][rows], axis=0),
+            *(
+                float(np.median(table[name][rows]))
+                for name in ("spread", "low", "high", "distinct")
+            ),
+        )
+
+
+def _units(
+    summary: Summary, column: Numbers, table: dict[str, Array], told: NDArray[np.bool_]
+) -> Iterator[Finding]:
+    """Units and offsets, against the other sites."""
+    rows = np.flatnonzero(told)
+    if len(rows) < 2:
+        return
+    least = float(table["count"][rows].min())
+    others = _Others.of(table, rows)
+    for i, row in enumerate(rows):
+        if len(rows) == 2:
+            others = _Others.of(table, rows[1 - i : 2 - i])
+        own = float(table["spread"][row])
+        if table["count"][row] < MIN_BUCKET or others.spread <= 0 or own <= 0:
+            continue
+        values = table["quantiles"][row]
+        raw = float(np.abs(values - others.quantiles).mean())
+        coded = _coded(table, row, others)
+        if raw / min(own, others.spread) < _FAR / 2 and coded is None:
+            continue
+        site = summary.names[int(table["site"][row])]
+        found = _explained(column, site, values, own, others, raw, coded, least)
+        if found is not None:
+            yield found
+
+
+def _explained(
+    column: Numbers,
+    site: str,
+    values: Array,
+    own: float,
+    others: _Others,
+    raw: float,
+    coded: tuple[str, float] | None,
+    least: float,
+) -> Finding | None:
+    """values, own: quantiles and spread of the site. raw: their distance from those of the others.
+    least: values of the site that has fewest."""
+    distance, width = raw / min(own, others.spread), max(own, others.spread)
+    median = f"its median is {figure(float(values[4]))}"
+    match coded:
+        case "ratio", ratio:
+            return _unit(column, site, ratio, median)
+        case "offset", shift:
+            return _shifted(column, site, shift, shift / width, median)
+    ratio, error = _best_ratio(values, own, others)
+    is_close = error < 0.1 + 1 / np.sqrt(least)
+    needed = _FAR if max(ratio, 1 / ratio) < 5 and not is_close else _FAR / 2
+    if distance >= needed and error < min(_MATCH, 0.2 * raw / others.spread + 0.1):
+        return _unit(column, site, ratio, median)
+    shift = float(np.median(values - others.quantiles))
+    left = float(np.abs(values - others.quantiles - shift).mean()) / width
+    if abs(shift) > _SHIFT * width and (left < 0.6 or distance >= _VERY_FAR):
+        return _shifted(column, site, shift, shift / width, median)
+    ratio = own / others.spread
+    if distance >= _VERY_FAR and not 0.2 < ratio < 5:
+        return _unit(column, site, ratio, median)
+    return None
+
+
+def _best_ratio(values: Array, own: float, others: _Others) -> tuple[float, float]:
+    """The ratio of units that explains the values best, and the distance that is left, in spreads
+    of the others."""
+    spread, reference = others.spread, others.quantiles
+    tried = [ratio for one in RATIOS for ratio in (one, 1 / one)]
+    errors = [float(np.abs(values / ratio - reference).mean()) / spread for ratio in tried]
+    errors = [
+        error + abs(float(np.log(own / ratio / spread))) * 0.1
+        for error, ratio in zip(errors, tried, strict=True)
+    ]
+    best = int(np.argmin(errors))
+    return tried[best], errors[best]
+
+
+def _coded(table: dict[str, Array], row: np.intp, others: _Others) -> tuple[str, float] | None:
+    """A column of few whole numbers that are written in another way here, as 1 and 2 for 0 and 1.
+
+    Returns ("ratio" or "offset", the figure).
+    """
+    distinct, low, high = (float(table[name][row]) for name in ("distinct", "low", "high"))
+    if not 2 <= distinct <= 5 or distinct != others.distinct:
+        return None
+    if not (low.is_integer() and high.is_integer()):
+        return None
+    if low == others.low == 0 and 0 < others.high != high > 0:
+        ratio = high / others.high
+        is_known = any(isclose(max(ratio, 1 / ratio), one) for one in RATIOS)
+        return ("ratio", ratio) if is_known else None
+    shift = low - others.low
+    if shift and isclose(shift, high - others.high):
+        return "offset", shift
+    return None
+
+
+def _unit(column: Numbers, site: str, ratio: float, own: str) -> Finding:
+    name = column.name
+    times, more = (ratio, "times") if ratio >= 1 else (1 / ratio, "smaller than")
+    what = "values of the target" if column.is_target else "values"
+    of = "those of the other sites"
+    told = (
+        f"about {figure(times)} times {of}"
+        if more == "times"
+        else f"about a {figure(times)}th of {of}"
+    )
+    text = f"{what} are {told}; {own}. Is it another unit?"
+    return Finding("warn", "units", site, name, text, _factor(name, 1 / ratio))
+
+
+def _shifted(column: Numbers, site: str, shift: float, spreads: float, own: str) -> Finding:
+    name = column.name
+    what = "values of the target" if column.is_target else "values"
+    side = "above" if shift > 0 else "below"
+    text = (
+        f"{what} are about {abs(spreads):.1f} spreads {side} those of the other sites; {own}. Is it"
+        " another unit, or an instrument that is off?"
+    )
+    fix = hint("xain-participant", f"data.offsets.{json.dumps(name)} = {-shift:.6g}")
+    return Finding("warn", "offset", site, name, text, fix)
+
+
+def _lone_masses(
+    summary: Summary,
+    column: Numbers,
+    table: dict[str, Array],
+    told: NDArray[np.bool_],
+    explained: set[str],
+) -> Iterator[Finding]:
+    """Values such as -999, and single cells far outside."""
+    at = np.flatnonzero(told & (table["mass_rows"] > 0))
+    if not len(at):
+        return
+    name = column.name
+    centre = float(np.median(table["quantiles"][at, 4]))
+    spread = float(np.median(table["spread"][at]))
+    reach = np.zeros(len(table["site"]))
+    reach[at] = np.abs(table["mass"][at] - centre)
+    two = np.sort(np.concatenate([[0.0], reach]))[-2:]
+    for row in at:
+        site = summary.names[int(table["site"][row])]
+        value, rows, gap = (float(table[key][row]) for key in ("mass", "mass_rows", "gap"))
+        count, distinct = table["count"][row], table["distinct"][row]
+        # Of few cells the value is an estimate, so that 1209 may look like 998.
+        is_exact = value in CODES and (value < 0 or value >= 98)
+        is_negative = value < 0 <= table["q0"][row]
+        code = min(CODES, key=lambda one: abs(one - value))
+        needed = _GAP if is_exact else _GAP_OF_ESTIMATE
+        is_code = (is_exact or is_negative) and isclose(value, code, rel_tol=0.05) and gap > needed
+        cells = f"about {max(round(rows), 1)} of its {int(count)} values"
+        if is_code and rows < 0.45 * count and not column.is_target:
+            text = f"{cells} are {code:g}, apart from the others; do they stand for missing ones?"
+            fix = hint("xain-participant", f'data.missing_in.{json.dumps(name)} = ["{code:g}"]')
+            yield Finding("warn", "sentinel", site, name, text, fix)
+            continue
+        if site in explained or spread <= 0:
+            continue
+        furthest = float(two[1] if reach[row] != two[1] or two[0] == two[1] else two[0])
+        if told.sum() == 1:
+            is_out = gap > _ALONE
+        elif distinct <= 5:
+            is_out = reach[row] > 100 * max(furthest, 1.0)
+        else:
+            least = max(_OUTLIER_RATIO * furthest, _OUTLIER * spread)
+            is_out = reach[row] > least and gap > _GAP
+        if is_out:
+            are = "is" if rows < 1.5 else "are"
+            text = f"{cells} {are} about {figure(value)}, far outside all others"
+            fix = hint("xain-participant", f'data.missing_in.{json.dumps(name)} = ["{value:.6g}"]')
+            yield Finding("warn", "outlier", site, name, text, f"correct the file, or {fix}")
+
+
+def _identifiers(summary: Summary, column: Numbers, table: dict[str, Array]) -> Iterator[Finding]:
+    enough = (table["count"] >= MIN_ROWS_OF_ID) & (table["whole"] == 1)
+    each = enough & (table["distinct"] == table["count"])
+    if not each.any() or each.sum() < 0.5 * (table["count"] > 0).sum():
+        return
+    word = column.name.lower().replace("_", " ").replace("-", " ").split()
+    is_named = bool(word) and (word[-1] in _ID_NAMES or "".join(word) in _ID_NAMES)
+    uniform = table["bend"][each] < 2.0 / np.sqrt(table["count"][each]) + 0.02
+    if not is_named and not uniform.all():
+        return
+    row = np.flatnonzero(each)[0]
+    site = summary.names[int(table["site"][row])]
+    width = (table["high"][row] - table["low"][row]) / table["count"][row]
+    what = "they number the rows" if 0.9 < width < 1.05 else "it looks like an id"
+    text = f"all {int(table['count'][row])} values are whole and differ: {what}, which says nothing"
+    more = int(each.sum()) - 1
+    text += f"; so at {more} more site{'s' if more > 1 else ''}" if more else ""
+    yield Finding("warn", "identifier", site, column.name, text, dropped(column.name))
+
+
+def _constants(
+    summary: Summary, column: Numbers, table: dict[str, Array], told: NDArray[np.bool_]
+) -> Iterator[Finding]:
+    constant = told & (table["deviation"] == 0) & (table["count"] >= 5)
+    if not constant.any():
+        return
+    at = np.flatnonzero(constant)
+    values = {float(one) for one in table["mean"][at]}
+    is_everywhere = bool((constant == told).all()) and len(values) == 1
+    for row in at[:1] if is_everywhere else at:
+        site = summary.names[int(table["site"][row])]
+        text = f"all values are {figure(float(table['mean'][row]))}"
+        text += " at each site" if is_everywhere and len(at) > 1 else ""
+        level: Level = "warn" if is_everywhere else "note"
+        yield Finding(level, "constant", site, column.name, text, dropped(column.name))
