@@ -305,7 +305,7 @@ def test_real_tables_have_at_most_three_warnings_and_no_refusal(name: str, numbe
 
 
 def test_every_check_of_the_list_is_made() -> None:
-    """And no finding has a name that is not in the list."""
+    """No finding has a name that is not in the list."""
     made = {name for name, _, _ in (*AT_ONE, *AT_ALL)}
     made |= {"untold", "many_classes", "few_events", "no_statistics", "small_site"}
     assert made | {"untold_column"} == set(CHECKS)

@@ -24,6 +24,7 @@ from xain_workloads.dataset import (
     class_name,
 )
 from xain_workloads.errors import DataError
+from xain_workloads.reading.corrections import corrected
 from xain_workloads.reading.dialect import DETECTED, Dialect
 from xain_workloads.reading.errors import reading
 from xain_workloads.schema import Column, ColumnType, shown
@@ -175,7 +176,7 @@ def load_table(
         raise DataError(
             f"{source}: {len(opened.names)} feature columns, but num_features is {num_features}"
         )
-    return _choose(
+    table = _choose(
         opened,
         select=select,
         drop=drop,
@@ -185,6 +186,7 @@ def load_table(
         classes=classes,
         scale=dialect.scale,
     )
+    return corrected(table, dialect)
 
 
 def is_folder(source: str | PathLike[str]) -> bool:
@@ -273,7 +275,7 @@ def load_rows(
         classes=(),
         scale=dialect.scale,
     )
-    return Rows(table, truth, ids)
+    return Rows(corrected(table, dialect), truth, ids)
 
 
 def _read_truth(

@@ -45,7 +45,9 @@ def folded(name: str) -> str:
 
 
 def _replaced(column: str, old: str, new: str) -> str:
-    return hint("xain-participant", f"data.replace.{dumps(column)}.{dumps(old)} = {dumps(new)}")
+    return hint(
+        "xain-participant", f'data.replace.{dumps(column)}.{dumps(old)} = "{dumps(new)[1:-1]}"'
+    )
 
 
 def _spellings(summary: Summary, column: Categories) -> Iterator[Finding]:
@@ -142,7 +144,7 @@ def _numbers_with_marks(summary: Summary, column: Categories) -> Iterator[Findin
     site = summary.names[column.sites[example][0]]
     text = f"categories such as {example!r} look like numbers with a mark"
     mark = re.sub(r"[-+0-9.,' ]", "", example) or "<"
-    fix = hint("xain-participant", f"data.marks.{dumps(column.name)} = {dumps(mark)}")
+    fix = hint("xain-participant", f'data.marks.{dumps(column.name)} = "{mark}"')
     yield Finding("warn", "looks_numeric", site, column.name, text, fix)
 
 

@@ -188,7 +188,7 @@ def _exchanged(target: str, one: str, two: str) -> str:
     return (
         hint(
             "xain-participant",
-            f"data.replace.{dumps(target)}.{dumps(one)} = {dumps(two)}",
+            f'data.replace.{dumps(target)}.{dumps(one)} = "{dumps(two)[1:-1]}"',
         )
         + " and the reverse"
     )

@@ -58,6 +58,8 @@ class Dialect(Section):
         parts; "hours" of a column of times.
     date_order: of 03/02/2021; "" for the order that the column tells.
     rename: names of columns in the session. scale: factor on all columns of numbers.
+    factors, offsets: by column, or target, in the session what its numbers are multiplied by, and
+        what is added then. replace: by column, or target, the new names of categories or classes.
     """
 
     encoding: str = ""
@@ -75,6 +77,9 @@ class Dialect(Section):
     date_order: Literal["", "day", "month"] = ""
     rename: dict[str, str] = Field(default_factory=dict)
     scale: Scale = 1.0
+    factors: dict[str, Scale] = Field(default_factory=dict)
+    offsets: dict[str, float] = Field(default_factory=dict)
+    replace: dict[str, dict[str, str]] = Field(default_factory=dict)
 
     def __hash__(self) -> int:
         return hash(self.to_json())
