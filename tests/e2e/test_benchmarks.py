@@ -65,6 +65,11 @@ EXPECTED: dict[str, dict[str, str]] = {
         "recovery": "kept_by detected_s restarted_s reloaded_s paused_s",
     },
     "parallelisms": {"cases": "parallelism centralised score difference megabytes seconds"},
+    "real_tables": {
+        "unspoilt": "table sites refused warned",
+        "mistakes": "mistake tables named",
+        "trainings": "table workload best loss_best loss_last score_best score_last",
+    },
     "restart": {"": "serving_s_median without_snapshot_s"},
     "simulation": {"": "accuracy round_s_median centralised_epoch_s ratio_to_centralised_epoch"},
 }

@@ -1,0 +1,536 @@
+"""The check list and the choice of the best model, on real tables over two to five sites.
+
+    python benchmarks/real_tables.py [--folder DIR] [--only NAME,...] [--part checks|training]
+
+Fetches the tables of benchmarks/studies.py. Checks each unspoilt; plants each kind of mistake that
+docs/data.md lists once, and looks whether somebody is told of it with site and column; and trains
+each over processes with the defaults of the command line, and compares the best model with the
+last one on the held-out rows of all sites. Prints three verdicts; writes
+bench-results/real_tables.json.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import flags
+import numpy as np
+import processes
+import results
+from numpy.random import RandomState
+from sklearn import metrics
+from studies import SOURCES, studies
+
+from support.spoilt import (
+    Finding,
+    Read,
+    Row,
+    Rows,
+    Study,
+    added,
+    cells,
+    findings,
+    read,
+    scaled,
+    set_cells,
+    text_of,
+)
+from xain_coordinator.export.trained import ask
+from xain_participant.config import DataSettings
+from xain_workloads.model import Model
+from xain_workloads.partition import split_train_test
+from xain_workloads.preprocessing import prepare
+from xain_workloads.table import Table
+from xain_workloads.workload import from_metadata
+
+WARNINGS = 3  # of a table that nobody has spoilt
+NAMED = 0.9
+BEHIND = 0.02  # of AUC or R2, that the best model may be behind the last one
+ROUNDS = {"sgd": 20, "xgboost": 30}
+
+Planted = tuple[Study, str]  # and the column
+Plant = Callable[[Study, str, RandomState], Planted | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """A mistake, and by which checks it may be named, beside the readers of files and the
+    comparison of columns.
+
+    plant: gets the study, the site, and chance; returns None where it does not apply. everywhere:
+    it is the same at all sites, so that none need be named.
+    """
+
+    checks: str
+    plant: Plant
+    everywhere: bool = False
+
+
+# --- columns --------------------------------------------------------------------------------------
+
+
+def number(study: Study, site: str, chance: RandomState) -> str | None:
+    """A column of measurements, none of them negative."""
+    return _chosen(
+        chance,
+        [
+            name
+            for name in study.columns
+            if study.is_number(name)
+            and len(set(study.values(name))) > 20
+            and min(map(float, study.values(name))) >= 0
+            and _known(study, site, name) >= 20
+        ],
+    )
+
+
+def category(study: Study, site: str, chance: RandomState) -> str | None:
+    """A column with two categories or more of ten rows at the site."""
+
+    def is_frequent(name: str) -> bool:
+        found = [row[name] for row in study.sites[site]]
+        frequent = [one for one in {*study.values(name)} if found.count(one) >= 10]
+        return len(frequent) >= 2 and any(one != one.swapcase() for one in frequent)
+
+    names = [name for name in study.columns if not study.is_number(name)]
+    return _chosen(chance, [name for name in names if is_frequent(name)])
+
+
+def _known(study: Study, site: str, name: str) -> int:
+    return len(replace(study, sites={site: study.sites[site]}).values(name))
+
+
+def _chosen(chance: RandomState, names: Sequence[str]) -> str | None:
+    return names[chance.randint(len(names))] if names else None
+
+
+# --- mistakes -------------------------------------------------------------------------------------
+
+
+def of_column(
+    choose: Callable[[Study, str, RandomState], str | None], spoil: Callable[[Rows, str], Rows]
+) -> Plant:
+    """A mistake in one column of one site."""
+
+    def plant(study: Study, site: str, chance: RandomState) -> Planted | None:
+        if (name := choose(study, site, chance)) is None:
+            return None
+        return study.with_rows(site, spoil(study.sites[site], name)), name
+
+    return plant
+
+
+def everywhere(
+    choose: Callable[[Study, str, RandomState], str | None], spoil: Callable[[Rows, str], Rows]
+) -> Plant:
+    def plant(study: Study, site: str, chance: RandomState) -> Planted | None:
+        if (name := choose(study, site, chance)) is None:
+            return None
+        return replace(
+            study, sites={at: spoil(rows, name) for at, rows in study.sites.items()}
+        ), name
+
+    return plant
+
+
+def shifted(study: Study, site: str, chance: RandomState) -> Planted | None:
+    """An instrument that is off by three standard deviations."""
+    if (name := number(study, site, chance)) is None:
+        return None
+    spread = float(np.std(list(map(float, study.values(name)))))
+    return study.with_rows(site, scaled(study.sites[site], name, 1.0, 3 * spread)), name
+
+
+def of_target(task: str, spoil: Callable[[Rows, str, Study], Rows | None]) -> Plant:
+    def plant(study: Study, site: str, chance: RandomState) -> Planted | None:
+        if study.task != task:
+            return None
+        rows = spoil(study.sites[site], study.target, study)
+        return None if rows is None else (study.with_rows(site, rows), study.target)
+
+    return plant
+
+
+def swapped(rows: Rows, target: str, study: Study) -> Rows | None:
+    """Labels that mean the opposite."""
+    labels = sorted(set(study.values(target)))
+    counts = [sum(row[target] == label for row in rows) for label in labels]
+    if len(labels) != 2 or min(counts) < 15:
+        return None
+    return cells(rows, target, lambda text, _: labels[1 - labels.index(text)])
+
+
+def other_class(rows: Rows, target: str, study: Study) -> Rows:
+    """A number among texts, or the reverse."""
+    label = "unknown" if study.is_number(target) else "9"
+    return cells(rows, target, lambda text, at: label if at < 10 else text)
+
+
+def new_class(rows: Rows, target: str, study: Study) -> Rows:
+    label = "7" if study.is_number(target) else "lost"
+    return cells(rows, target, lambda text, at: label if at < 10 else text)
+
+
+def total(rows: Rows, target: str, study: Study) -> Rows:
+    """A last line that sums up the numbers."""
+
+    def of(name: str, at: int) -> str:
+        if at == 0 or not study.is_number(name):
+            return "Total" if at == 0 else ""
+        return f"{sum(float(row[name]) for row in rows if row[name] not in ('', 'NA')):g}"
+
+    return [*rows, {name: of(name, at) for at, name in enumerate(rows[0])}]
+
+
+def few_events(study: Study, site: str, chance: RandomState) -> Planted | None:
+    labels = sorted(set(study.values(study.target)))
+    if study.task != "classification" or len(labels) != 2:
+        return None
+    rare = min(labels, key=study.values(study.target).count)
+    left = 6
+    sites = {}
+    for at, rows in study.sites.items():
+        kept = []
+        for row in rows:
+            if row[study.target] == rare:
+                left -= 1
+            if row[study.target] != rare or left >= 0:
+                kept.append(row)
+        sites[at] = kept
+    return replace(study, sites=sites), study.target
+
+
+def leaking(study: Study, site: str, chance: RandomState) -> Planted | None:
+    """A column that is another form of the target."""
+    labels = sorted(set(study.values(study.target)))
+
+    def value(row: Row, at: int) -> str:
+        text = row[study.target]
+        if study.task == "regression":
+            return f"{float(text) * 1.19 + chance.normal(0, 1e-3):g}"
+        return f"{labels.index(text) * 3 + chance.randint(3)}"
+
+    sites = {at: added(rows, "code", value) for at, rows in study.sites.items()}
+    return replace(study, sites=sites), "code"
+
+
+def follow_up(study: Study, site: str, chance: RandomState) -> Planted | None:
+    """The time until the event, or the end of the study."""
+    labels = sorted(set(study.values(study.target)))
+    if study.task != "classification" or len(labels) != 2:
+        return None
+    rare = min(labels, key=study.values(study.target).count)
+
+    def days(row: Row, at: int) -> str:
+        return str(
+            chance.randint(5, 700) if row[study.target] == rare else chance.randint(700, 731)
+        )
+
+    sites = {at: added(rows, "days", days) for at, rows in study.sites.items()}
+    return replace(study, sites=sites), "days"
+
+
+def new_column(make: Callable[[Row, int], str], name: str) -> Plant:
+    def plant(study: Study, site: str, chance: RandomState) -> Planted:
+        sites = {at: added(rows, name, make) for at, rows in study.sites.items()}
+        return replace(study, sites=sites), name
+
+    return plant
+
+
+def as_classes(study: Study, site: str, chance: RandomState) -> Planted | None:
+    """A target of numbers without --task regression."""
+    if study.task != "regression":
+        return None
+    return replace(study, task="classification"), study.target
+
+
+def small(study: Study, site: str, chance: RandomState) -> Planted:
+    return study.with_rows(site, study.sites[site][:12]), ""
+
+
+def times(factor: float) -> Plant:
+    return of_column(number, lambda rows, name: scaled(rows, name, factor))
+
+
+def written(form: str) -> Callable[[Rows, str], Rows]:
+    return lambda rows, name: cells(rows, name, lambda text, _: form.format(float(text)))
+
+
+MISTAKES: dict[str, Mistake] = {
+    **{
+        f"unit x {ratio:g}": Mistake("units offset", times(ratio))
+        for ratio in (2.54, 7, 10, 100, 365, 1e3)
+    },
+    "unit / 100": Mistake("units offset", times(0.01)),
+    "target x 100": Mistake(
+        "units", of_target("regression", lambda rows, name, _: scaled(rows, name, 100.0))
+    ),
+    "shifted by 3 spreads": Mistake("offset units", shifted),
+    "one cell of 1e9": Mistake(
+        "outlier", of_column(number, lambda rows, name: set_cells(rows, name, "1000000000"))
+    ),
+    "target cell of 1e9": Mistake(
+        "outlier",
+        of_target("regression", lambda rows, name, _: set_cells(rows, name, "1000000000")),
+    ),
+    "-999": Mistake(
+        "sentinel outlier", of_column(number, lambda rows, name: set_cells(rows, name, "-999", 12))
+    ),
+    "$1,200 at one site": Mistake("looks_numeric", of_column(number, written("${:,}"))),
+    "$1,200": Mistake(
+        "looks_numeric identifier", everywhere(number, written("${:,}")), everywhere=True
+    ),
+    "45.0%": Mistake(
+        "looks_numeric identifier", everywhere(number, written("{}%")), everywhere=True
+    ),
+    "other case": Mistake(
+        "spelling",
+        of_column(category, lambda rows, name: cells(rows, name, lambda text, _: text.upper())),
+    ),
+    "blank behind": Mistake(
+        "spelling",
+        of_column(category, lambda rows, name: cells(rows, name, lambda text, _: text + " ")),
+    ),
+    "other language": Mistake(
+        "unshared",
+        of_column(category, lambda rows, name: cells(rows, name, lambda text, _: text[::-1] + "o")),
+    ),
+    "empty column": Mistake(
+        "empty", of_column(number, lambda rows, name: cells(rows, name, lambda text, _: ""))
+    ),
+    "id": Mistake("identifier", new_column(lambda _, at: f"P{at:05}", "patient"), everywhere=True),
+    "row number": Mistake(
+        "identifier", new_column(lambda _, at: f"{at + 1}", "nr"), everywhere=True
+    ),
+    "constant": Mistake("constant", new_column(lambda *_: "DE", "country"), everywhere=True),
+    "class of one site": Mistake("lone_class odd_class", of_target("classification", new_class)),
+    "odd class": Mistake("odd_class lone_class", of_target("classification", other_class)),
+    "swapped labels": Mistake("reversed_labels", of_target("classification", swapped)),
+    "few events": Mistake("few_events", few_events, everywhere=True),
+    "target in another form": Mistake("leak", leaking, everywhere=True),
+    "time of follow-up": Mistake("follow_up leak", follow_up, everywhere=True),
+    "number as class": Mistake("many_classes", as_classes, everywhere=True),
+    "line of totals, classes": Mistake("odd_class", of_target("classification", total)),
+    "line of totals, numbers": Mistake("outlier", of_target("regression", total)),
+    "small site": Mistake("small_site", small),
+}
+
+
+# --- checks ---------------------------------------------------------------------------------------
+
+
+def reads(
+    study: Study, folder: Path, known: dict[str, Read], changed: Sequence[str]
+) -> list[tuple[str, Read]]:
+    """Read the files of all sites, those that are changed again and last."""
+    found = {**known}
+    for site in changed:
+        file = folder / "site.csv"
+        file.write_text(text_of(study.sites[site]), encoding="utf-8")
+        found[site] = read(file, study.target, study.task)
+    return sorted(found.items(), key=lambda item: len(changed) == 1 and item[0] in changed)
+
+
+def is_named(finding: Finding, mistake: Mistake, site: str, column: str) -> bool:
+    if not mistake.everywhere and finding.site != site:
+        return False
+    if finding.check in ("reader", "schema"):
+        return column in finding.text or "Total" in finding.text
+    return finding.check in mistake.checks.split() and finding.column == column
+
+
+def checked(study: Study, folder: Path) -> Iterator[dict[str, Any]]:
+    """A row for the study as it is, and one for each mistake."""
+    known = dict(reads(study, folder, {}, [*study.sites]))
+    told = findings(known.items())
+    yield {
+        "table": study.name,
+        "mistake": "",
+        "sites": len(study.sites),
+        "refused": sum(one.level == "refuse" for one in told),
+        "warned": sum(one.level == "warn" for one in told),
+        "told": [f"{one.level} {one.check} {one}" for one in told],
+    }
+    for at, (name, mistake) in enumerate(MISTAKES.items()):
+        chance = RandomState(at)
+        site = sorted(study.sites)[chance.randint(len(study.sites))]
+        if (planted := mistake.plant(study, site, chance)) is None:
+            continue
+        spoilt, column = planted
+        changed = [*study.sites] if mistake.everywhere else [site]
+        now = reads(spoilt, folder, known, changed)
+        if all(one.profile == known[at].profile for at, one in now):
+            continue  # what is read is the same
+        new = [one for one in findings(now) if one not in told]
+        yield {
+            "table": study.name,
+            "mistake": name,
+            "site": "" if mistake.everywhere else site,
+            "column": column,
+            "named": any(is_named(one, mistake, site, column) for one in new),
+            "told": [f"{one.level} {one.check} {one}" for one in new],
+        }
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+def trained(study: Study, workload: str, folder: Path) -> dict[str, Any]:
+    """Train over processes, and measure the best and the last model on the held-out rows."""
+    settings: dict[str, object] = {
+        "workload.name": workload,
+        "rounds.min_participants": len(study.sites),
+        "rounds.rounds": ROUNDS[workload],
+    }
+    if study.task == "regression":
+        settings["workload.options.task"] = "regression"
+    held_out: list[Table] = []
+    coordinator = processes.CoordinatorProcess(folder / "coordinator", settings)
+    with ExitStack() as stack:
+        stack.callback(coordinator.stop)
+        coordinator.start()
+        them = []
+        for at, rows in enumerate(study.sites.values()):
+            file = folder / f"site{at}.csv"
+            file.write_text(text_of(rows), encoding="utf-8")
+            data = DataSettings(source=str(file), target=study.target, task=study.task)  # type: ignore[arg-type]
+            held_out.append(split_train_test(data.load(), data.test_fraction, 0, least=5)[1])
+            command = [
+                *(sys.executable, "-m", "xain_participant", "--set=logging.level=error"),
+                *(f"--coordinator=127.0.0.1:{coordinator.port}", f"--id=site{at}"),
+                *(f"--data={file}", f"--target={study.target}", f"--task={study.task}"),
+            ]
+            them.append(subprocess.Popen(command))
+            stack.callback(them[-1].wait)
+            stack.callback(them[-1].kill)
+        statuses = [one.wait(processes.SESSION_LIMIT_S) for one in them]
+        with ask(f"127.0.0.1:{coordinator.port}") as models:
+            chosen = {which: models.choose(which).model for which in ("best", "last")}
+            scores = {
+                which: scored(models.load(model), held_out) for which, model in chosen.items()
+            }
+    name = "r2" if study.task == "regression" else "auc"
+    return {
+        "table": study.name,
+        "workload": workload,
+        "status": max(statuses),
+        "best": chosen["best"].round,
+        "loss_best": scores["best"]["loss"],
+        "loss_last": scores["last"]["loss"],
+        "score": name,
+        "score_best": scores["best"][name],
+        "score_last": scores["last"][name],
+        "loss_of_baseline": scores["best"]["baseline"],
+    }
+
+
+def scored(model: Model, sites: Sequence[Table]) -> dict[str, float]:
+    """Log loss and AUC, or squared error and R2, on the rows of all sites together."""
+    workload = from_metadata(model.metadata)
+    features = np.concatenate([prepare(model.metadata, site).features for site in sites])
+    target = np.concatenate([site.target for site in sites])
+    if target.dtype.kind == "f":
+        predicted = workload.predict(model, features)
+        return {
+            "loss": float(metrics.mean_squared_error(target, predicted)),
+            "r2": float(metrics.r2_score(target, predicted)),
+            "baseline": float(np.var(target)),
+        }
+    classes = json.loads(model.metadata["classes"])
+    probabilities = workload.probabilities(model, features)
+    assert probabilities is not None
+    codes = np.array([classes.index(label) for label in target.tolist()])
+    shares = np.bincount(codes, minlength=len(classes)) / len(codes)
+    scores = probabilities[:, 1] if len(classes) == 2 else probabilities
+    return {
+        "loss": float(metrics.log_loss(codes, probabilities, labels=range(len(classes)))),
+        "auc": float(metrics.roc_auc_score(codes, scores, multi_class="ovr")),
+        "baseline": float(-(shares[shares > 0] * np.log(shares[shares > 0])).sum()),
+    }
+
+
+# --- verdicts -------------------------------------------------------------------------------------
+
+
+def verdicts(
+    checks: Sequence[dict[str, Any]], trainings: Sequence[dict[str, Any]]
+) -> dict[str, str]:
+    unspoilt = [one for one in checks if not one["mistake"]]
+    planted = [one for one in checks if one["mistake"]]
+    found = {}
+    if checks:
+        named = sum(one["named"] for one in planted)
+        is_enough = named >= NAMED * len(planted)
+        found["mistakes that are named"] = f"{named} of {len(planted)}: {_yes(is_enough)}"
+        most = max(one["warned"] for one in unspoilt)
+        refused = sum(one["refused"] for one in unspoilt)
+        is_quiet = most <= WARNINGS and not refused
+        found["unspoilt tables"] = (
+            f"{refused} refused, at most {most} warnings for one: {_yes(is_quiet)}"
+        )
+    if trainings:
+        worse = sum(one["loss_best"] > one["loss_last"] * (1 + 1e-9) for one in trainings)
+        behind = sum(one["score_best"] < one["score_last"] - BEHIND for one in trainings)
+        untrained = sum(one["best"] == 0 for one in trainings)
+        is_best = not worse and not untrained and behind <= (1 - NAMED) * len(trainings)
+        found["best models"] = (
+            f"{worse} of {len(trainings)} worse than the last by the loss, {behind} by more than "
+            f"{BEHIND} of AUC or R2, {untrained} untrained: {_yes(is_best)}"
+        )
+    return found
+
+
+def _yes(is_reached: bool) -> str:
+    return "reached" if is_reached else "NOT REACHED"
+
+
+def main() -> None:
+    parser = flags.parser(__doc__, quick="two tables that scikit-learn brings along")
+    parser.add_argument("--folder", type=Path, default=results.FOLDER / "real-tables")
+    parser.add_argument("--only", default="", help=f"some of {', '.join(SOURCES)}")
+    parser.add_argument("--part", choices=("checks", "training"))
+    parser.add_argument("--workloads", default="sgd,xgboost")
+    given = parser.parse_args()
+    results.begin(quick=given.quick, any_load=True)  # no figure of time
+    only = "breast_cancer,diabetes" if given.quick else given.only
+    checks, trainings = [], []
+    for study in studies(given.folder, [name for name in only.split(",") if name]):
+        if given.part != "training":
+            with results.scratch() as folder:
+                checks += checked(study, folder)
+        if given.part != "checks":
+            for workload in given.workloads.split(",")[: 1 if given.quick else None]:
+                with results.scratch() as folder:
+                    trainings.append(trained(study, workload, folder))
+                    print(trainings[-1], flush=True)
+    for one in checks:
+        if not one.get("named", not one["told"]):
+            where = f"{one['table']}, {one['mistake'] or 'unspoilt'} {one.get('column', '')}"
+            print(where, *one["told"], sep="\n    ", flush=True)
+    results.report(
+        "real_tables",
+        {
+            "unspoilt": [
+                {key: one[key] for key in ("table", "sites", "refused", "warned")}
+                for one in checks
+                if not one["mistake"]
+            ],
+            "mistakes": [
+                {"mistake": name, "tables": len(found), "named": sum(one["named"] for one in found)}
+                for name in MISTAKES
+                if (found := [one for one in checks if one["mistake"] == name])
+            ],
+            "trainings": trainings,
+            **verdicts(checks, trainings),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
