@@ -84,7 +84,8 @@ def test_regression_has_numbers(tmp_path: Path) -> None:
     assert float(cells[1][1]) == pytest.approx(30, abs=3)
     (score,) = notes
     assert score.startswith("R² 0.9")
-    assert score.endswith("of 2 rows")
+    assert " of 2 rows (" in score
+    assert "RMSE" in score
 
 
 def test_categories_that_the_model_does_not_know_are_named(tmp_path: Path) -> None:
@@ -100,7 +101,8 @@ def test_categories_that_the_model_does_not_know_are_named(tmp_path: Path) -> No
         "warning: column 'sex': 4 of 4 values are unknown to the model, which knows"
         " 'female', 'male'; the file has 'M', 'F'"
     )
-    assert " of 4 rows, log loss " in score
+    assert " of 4 rows (95 % interval " in score
+    assert "always the commonest class: 0.75), AUC " in score
     assert honest.startswith("each of these rows")
     assert "100%" in end
     assert "--max-unknown" in end
@@ -113,7 +115,8 @@ def test_score_without_the_rows_of_unknown_values_is_told_too(tmp_path: Path) ->
     assert status == EXIT_OK
     known, score, without = notes
     assert known == "column 'age': 1 of 10 values are missing"
-    assert score.startswith("accuracy 0.9000 of 10 rows, log loss")
+    assert score.startswith("accuracy 0.9000 of 10 rows (")
+    assert ", log loss " in score
     assert without.startswith("accuracy 1.0000 of the 9 rows without a missing value")
 
 
@@ -142,7 +145,7 @@ def test_classes_of_another_name_are_not_scored_as_wrong(tmp_path: Path) -> None
     _, _, notes = predicted(tmp_path, exported, text)
     other, score = notes
     assert other.startswith("1 rows are not scored: their class is 'no'")
-    assert " of 1 rows, log loss" in score
+    assert score.startswith("accuracy 1.0000 of 1 rows (")
 
 
 @pytest.mark.parametrize("suffix", [".skops", ".npz"])

@@ -19,12 +19,19 @@ from xain_workloads.dataset import Task
 from xain_workloads.errors import NoModel
 from xain_workloads.exported.formats import Exported
 from xain_workloads.exported.model_files import metadata_of
+from xain_workloads.figures import figures
 from xain_workloads.preprocessing import CategoryColumn, preprocessing_of
 from xain_workloads.schema import shown
 from xain_workloads.table import Table
+from xain_workloads.tallies import Tallies, tally_classes, tally_numbers
 
 MAX_UNKNOWN = 0.2  # default share of the values of a column
-_LEAST = 1e-15  # of a probability whose logarithm is taken, as scikit-learn had it
+_SHOWN = {"accuracy": "accuracy", "auc": "AUC", "log_loss": "log loss", "r2": "R²", "rmse": "RMSE"}
+_BASELINES = {
+    "accuracy": "always the commonest class:",
+    "log_loss": "always the shares of the classes:",
+    "rmse": "always the mean:",
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -207,19 +214,31 @@ def scores(predictions: Predictions, truth: NDArray[Any], unknown: NDArray[np.bo
 def _score(
     predictions: Predictions, truth: NDArray[Any], rows: NDArray[np.bool_], which: str
 ) -> str:
-    found, expected = predictions.values[rows], truth[rows]
-    if not predictions.classes:
-        errors, numbers = found - expected, expected.astype(np.float64)
-        spread = float(np.sum(np.square(numbers - numbers.mean())))
-        r2 = 1.0 - float(np.sum(np.square(errors))) / spread if spread else float("nan")
-        return f"R² {r2:.4f} {which}"
-    text = f"accuracy {float(np.mean(found == expected)):.4f} {which}"
-    if predictions.probabilities is None:
-        return text
-    at = [predictions.classes.index(name) for name in expected]
-    shares = predictions.probabilities[rows][np.arange(len(at)), at]
-    loss = -float(np.mean(np.log(np.maximum(shares, _LEAST))))
-    return f"{text}, log loss {loss:.4f}"
+    """The line of some rows: figures, each with its 95 % interval and its baseline."""
+    found, expected, shares = predictions.values[rows], truth[rows], predictions.probabilities
+    tallies: Tallies | None
+    if predictions.classes:
+        at = {name: number for number, name in enumerate(predictions.classes)}
+        target, predicted = (np.array([at[name] for name in of]) for of in (expected, found))
+        tallies = tally_classes(
+            len(at), target, predicted, None if shares is None else shares[rows]
+        )
+    else:
+        tallies = tally_numbers(expected.astype(np.float64), found)
+    told: list[str] = []
+    for name, figure in ({} if tallies is None else figures(tallies)).items():
+        if name in _SHOWN:
+            notes = []
+            if figure.low is not None and figure.high is not None:
+                notes.append(f"95 % interval {figure.low:.4g} to {figure.high:.4g}")
+            if figure.baseline is not None and name in _BASELINES:
+                notes.append(f"{_BASELINES[name]} {figure.baseline:.4g}")
+            told.append(
+                f"{_SHOWN[name]} {figure.value:.4f}"
+                + ("" if told else f" {which}")
+                + (f" ({'; '.join(notes)})" if notes else "")
+            )
+    return ", ".join(told)
 
 
 def _write(file: Any, id_name: str, name: str, rows: Rows, predictions: Predictions) -> None:
