@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -45,9 +46,9 @@ assert not any(name.startswith("xain") for name in sys.modules)
 class Site(Process):
     """A participant with a CSV file."""
 
-    async def start(self, port: int, file: Path) -> None:
+    async def start(self, port: int, file: Path, *flags: str) -> None:
         words = ["-m", "xain_participant", f"--coordinator=127.0.0.1:{port}", f"--data={file}"]
-        words += [f"--id={self.log_path.stem}", "--target=outcome"]
+        words += [f"--id={self.log_path.stem}", "--target=outcome", *flags]
         self._process = await self.run(words)
 
 
@@ -175,3 +176,61 @@ async def test_an_exported_model_scores_the_same_everywhere(tmp_path: Path) -> N
     status, _, err = await command("export", data_dir, "--round=9", f"--to={tmp_path}/no.npz")
     assert status == 1
     assert re.search("'9': .*last, best.* 0 to 4", err)
+
+
+def write_patients(
+    path: Path, seed: int, *, sexes: tuple[str, str] = ("female", "male"), names: str = "age,sex"
+) -> None:
+    """Rows with an age, a dash where it is not known, and a sex, which tells the outcome."""
+    chance = np.random.default_rng(seed)
+    lines = [f"{names},outcome"]
+    for _ in range(100):
+        is_man = bool(chance.random() < 0.5)
+        age = "-" if chance.random() < 0.05 else f"{chance.normal(50, 10):.0f}"
+        lines.append(f"{age},{sexes[is_man]},{'yn'[is_man]}")
+    path.write_text("\n".join([*lines, ""]))
+
+
+async def test_a_site_takes_the_model_home_and_hears_what_it_does_not_know(tmp_path: Path) -> None:
+    """The file keeps how the site writes its tables. Where most of a column is unknown to the
+    model, predictions are written, and the status is another one."""
+    german = ("--rename=Alter=age", "--rename=Geschlecht=sex", "--set=data.missing=-")
+    write_patients(tmp_path / "north.csv", 0)
+    write_patients(tmp_path / "south.csv", 1, names="Alter,Geschlecht")
+    write_patients(tmp_path / "new.csv", 2, names="Alter,Geschlecht")
+    write_patients(tmp_path / "other.csv", 3, names="Alter,Geschlecht", sexes=("F", "M"))
+    coordinator = CoordinatorProcess(
+        tmp_path / "data",
+        {"workload.name": "sgd", "rounds.rounds": ROUNDS, "rounds.min_participants": 2},
+    )
+    sites = [Site(tmp_path, name) for name in ("north", "south")]
+    program = ("-m", "xain_participant")
+    model = tmp_path / "model.skops"
+    try:
+        await coordinator.start()
+        await sites[0].start(coordinator.port, tmp_path / "north.csv", "--set=data.missing=-")
+        await sites[1].start(coordinator.port, tmp_path / "south.csv", *german)
+        assert await asyncio.gather(*(site.died() for site in sites)) == [0, 0]
+        here = f"--coordinator=127.0.0.1:{coordinator.port}"
+        fetch = (*program, "fetch", here, f"--to={model}", *german)
+        status, out, err = await called(*fetch, "--round=best")
+        assert (status, str(model) in out) == (0, True), err
+        status, _, err = await called(*fetch, "--round=77")
+        assert (status, "'77': take last, best, or a number, 0 to 4" in err) == (1, True), err
+    finally:
+        for process in (*sites, coordinator):
+            await process.end()
+
+    predict = (*program, "predict", f"--model={model}", f"--to={tmp_path / 'out.csv'}")
+    status, _, err = await called(*predict, f"--data={tmp_path / 'new.csv'}")
+    assert status == 0, err
+    assert re.search(r"^column 'age': \d of 100 values are missing$", err, re.MULTILINE)
+    assert float(re.findall(r"^accuracy ([\d.]+) of 100 rows", err, re.MULTILINE)[0]) > 0.9
+    (tmp_path / "out.csv").unlink()
+    status, _, err = await called(*predict, f"--data={tmp_path / 'other.csv'}")
+    assert status == 6, err
+    assert (
+        "column 'sex': 100 of 100 values are unknown to the model, which knows 'female', 'male';"
+        " the file has "
+    ) in err
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == 101

@@ -60,6 +60,15 @@ MaxUnknown = Annotated[
         "model.",
     ),
 ]
+RowAssignments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="How the file is written, in keys of a participant's [data], e.g. 'data.decimal = "
+        '","\'; by default as the file tells, and as the model keeps it. Repeatable.',
+    ),
+]
 Builders = Annotated[
     list[str] | None,
     typer.Option(

@@ -20,6 +20,7 @@ from xain_foundation.commands import (
     IdColumn,
     MaxUnknown,
     PredictionsFile,
+    RowAssignments,
     RowsFile,
     fail,
     make_app,
@@ -49,6 +50,24 @@ _TABLE_MODULES = {"pyarrow": "pyarrow", "sklearn": "scikit-learn"}
 
 app = make_app()
 
+CoordinatorFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--coordinator",
+        metavar="HOST[:PORT]",
+        help=f"The coordinator, by default localhost:{DEFAULT_PORT}. "
+        "[coordinator.host, coordinator.port]",
+    ),
+]
+StateDirectoryFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--state-dir",
+        metavar="DIR",
+        help="Folder that keeps this participant's name, each result until it is handed in, "
+        "and estimators that do not travel. [participant.state_dir]",
+    ),
+]
 Assignments = Annotated[list[str] | None, set_option("data.scale=0.0625")]
 
 _HELP = """Train on local data for a coordinator, until its training has ended.
@@ -127,6 +146,31 @@ _NEW_EXAMPLES = """**Examples**
 - `xain-participant new --template sklearn study` : then `cd study`, and follow its README.md
 
 - `xain-participant new --template torch study`
+"""
+
+_FETCH_HELP = """Take a model home: write a global model of the coordinator to a file at this site.
+
+The coordinator must run; its session may go on, or have ended. The ending of the file's name
+chooses the format: .skops is a scikit-learn Pipeline with the preprocessing, .onnx the same for
+ONNX, .npz and .safetensors have the tensors by name, .json is XGBoost's own format for its models.
+.skops, .onnx and .safetensors need the extra `xain-participant[export]`.
+
+With the site's --config, or the flags that the training has, the file also keeps how this site
+writes its tables: other names of columns, marks of missing values. `predict` then reads new rows as
+the training has read them.
+
+Exit status: 0 if the file is written; 1 if the coordinator does not answer, there is no such model,
+or the format cannot hold it; 2 if a setting is wrong.
+"""
+
+_FETCH_EXAMPLES = """**Examples**
+
+- `xain-participant fetch --round best --to wards.skops` : from a coordinator on this machine
+
+- `xain-participant fetch --config ward-7.toml --round best --to wards.skops` : with the settings of
+  this site
+
+- `xain-participant predict --model wards.skops --data new-patients.csv` : use it
 """
 
 _PREDICT_HELP = """Predict the rows of a table with a model that `fetch` or the coordinator wrote.
@@ -239,6 +283,11 @@ def _data_values(
     return values
 
 
+def _coordinator_values(coordinator: str | None) -> dict[str, Any]:
+    host, port = (None, None) if coordinator is None else split_host_port(coordinator)
+    return {"coordinator.host": host, "coordinator.port": port}
+
+
 def _with_data_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Add the flags of _data_values() to a command, in the place of its **data, before --set."""
     own = [p for p in signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
@@ -253,14 +302,7 @@ def _with_data_flags(command: Callable[..., None]) -> Callable[..., None]:
 def _run(
     context: typer.Context,
     config: Config = None,
-    coordinator: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST[:PORT]",
-            help=f"The coordinator, by default localhost:{DEFAULT_PORT}. "
-            "[coordinator.host, coordinator.port]",
-        ),
-    ] = None,
+    coordinator: CoordinatorFlag = None,
     participant_id: Annotated[
         str | None,
         typer.Option(
@@ -270,14 +312,7 @@ def _run(
             "--state-dir, or the host's name and a random suffix. [participant.id]",
         ),
     ] = None,
-    state_dir: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR",
-            help="Folder that keeps this participant's name, each result until it is handed in, "
-            "and estimators that do not travel. [participant.state_dir]",
-        ),
-    ] = None,
+    state_dir: StateDirectoryFlag = None,
     tags: Annotated[
         list[str] | None,
         typer.Option(
@@ -299,10 +334,8 @@ def _run(
     version: Annotated[bool, version_option(PROGRAM)] = False,
     **data: Any,
 ) -> None:
-    host, port = (None, None) if coordinator is None else split_host_port(coordinator)
     values: dict[str, Any] = {
-        "coordinator.host": host,
-        "coordinator.port": port,
+        **_coordinator_values(coordinator),
         "participant.id": participant_id,
         "participant.state_dir": state_dir,
         "participant.serve": True if serve else None,
@@ -419,8 +452,12 @@ def _predict(
     id_column: IdColumn = "",
     max_unknown: MaxUnknown = 0.2,
     allow_builder: Builders = None,
+    config: Config = None,
+    assignments: RowAssignments = None,
 ) -> None:
     _require_table_modules()
+    assigned = parse_assignments(PROGRAM, assignments, "data.decimal=,")
+    settings = _load_settings(config, assigned, needs_source=False)
     from xain_workloads.errors import WorkloadError
     from xain_workloads.exported.formats import read
     from xain_workloads.exported.predicting import predict_file, predict_with
@@ -436,11 +473,49 @@ def _predict(
             to,
             id_column=id_column,
             max_unknown=max_unknown,
+            dialect=settings.data,
             note=note,
         )
     except (WorkloadError, OSError) as error:
         fail(f"{PROGRAM} predict", str(error), EXIT_FAILED)
     raise typer.Exit(status)
+
+
+@app.command("fetch", help=_FETCH_HELP, epilog=_FETCH_EXAMPLES)
+@_with_data_flags
+def _fetch(
+    to: Annotated[
+        Path, typer.Option(metavar="FILE", help="A name that ends in .skops, .onnx, .npz, ...")
+    ],
+    which: Annotated[
+        str, typer.Option("--round", metavar="N|last|best", help="Which model.")
+    ] = "last",
+    config: Config = None,
+    coordinator: CoordinatorFlag = None,
+    state_dir: StateDirectoryFlag = None,
+    assignments: Assignments = None,
+    **data: Any,
+) -> None:
+    values = {**_coordinator_values(coordinator), "participant.state_dir": state_dir}
+    values |= _data_values(**data) | parse_assignments(PROGRAM, assignments, "data.scale=0.0625")
+    settings = _load_settings(config, values, needs_source=False)
+    from xain_participant.fetch import fetch
+    from xain_workloads.errors import WorkloadError
+    from xain_workloads.reading.dialect import Dialect
+
+    ours = settings.participant
+    try:
+        told = fetch(
+            settings.coordinator.address,
+            which,
+            to,
+            participant_id=ours.id or "fetch",
+            dialect=Dialect.of(settings.data).meaning(),
+            state_dir=ours.state_dir,
+        )
+    except (WorkloadError, OSError) as error:
+        fail(f"{PROGRAM} fetch", str(error), EXIT_FAILED)
+    typer.echo(told)
 
 
 app.command("sparse", help=sparse_cli.SPARSE_HELP, epilog=sparse_cli.SPARSE_EXAMPLES)(
@@ -451,7 +526,9 @@ app.command("sparse-data", help=sparse_cli.DATA_HELP, epilog=sparse_cli.DATA_EXA
 )
 
 
-def _load_settings(file: Path | None, values: dict[str, Any]) -> "ParticipantConfig":
+def _load_settings(
+    file: Path | None, values: dict[str, Any], *, needs_source: bool = True
+) -> "ParticipantConfig":
     from xain_foundation.settings import ConfigError, load
     from xain_participant.config import ENV_PREFIX, ParticipantConfig
 
@@ -459,7 +536,7 @@ def _load_settings(file: Path | None, values: dict[str, Any]) -> "ParticipantCon
         settings = load(ParticipantConfig, file, ENV_PREFIX, values)
     except ConfigError as error:
         fail(PROGRAM, str(error), EXIT_BAD_CONFIG)
-    if not settings.data.source:
+    if needs_source and not settings.data.source:
         fail(
             PROGRAM,
             "data.source is not set; "

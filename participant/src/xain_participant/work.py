@@ -5,7 +5,7 @@ Which piece comes when, the protocol decides; here each is one call that ends in
 
 import json
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -176,7 +176,7 @@ class Work:
         if task is None:
             raise RuntimeError(f"the coordinator asks for an unknown task, {assignment.task}")
         with self._calling_participant():
-            self._participant.on_model(_layout(assignment), dict(assignment.metadata))
+            self._participant.on_model(layout_of(assignment.layout), dict(assignment.metadata))
             self._participant.on_round(
                 _assignment(assignment, self.session_id, task, self._participant_id)
             )
@@ -333,7 +333,8 @@ _TASKS: Mapping[int, Task] = {
 }
 
 
-def _layout(assignment: pb.StartTrainingRoundResponse) -> Layout:
+def layout_of(tensors: Iterable[pb.Tensor]) -> Layout:
+    """The layout of a model as the coordinator tells it."""
     return tuple(
         TensorSpec(
             t.name,
@@ -341,7 +342,7 @@ def _layout(assignment: pb.StartTrainingRoundResponse) -> Layout:
             t.dtype,
             "statistic" if t.kind == "statistic" else "weight",
         )
-        for t in assignment.layout
+        for t in tensors
     )
 
 

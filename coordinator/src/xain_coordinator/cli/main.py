@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -19,6 +19,7 @@ from xain_foundation.commands import (
     IdColumn,
     MaxUnknown,
     PredictionsFile,
+    RowAssignments,
     RowsFile,
     fail,
     make_app,
@@ -33,8 +34,12 @@ from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_OK
 from xain_foundation.hints import hint
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from xain_coordinator.config.coordinator import CoordinatorConfig
     from xain_foundation.settings import Resolved
+
+Settings = TypeVar("Settings", bound="BaseModel")
 
 PROGRAM = "xain-coordinator"
 EXAMPLE = "rounds.epochs=3"
@@ -525,6 +530,7 @@ def _predict(
         ),
     ] = None,
     allow_builder: Builders = None,
+    assignments: RowAssignments = None,
 ) -> None:
     if (model is None) == (address is None):
         fail(
@@ -543,10 +549,18 @@ def _predict(
         )
     with _explained("predict"):
         from xain_coordinator.export import commands
+        from xain_workloads.exported.predicting import RowsSettings
         from xain_workloads.neural_builders import allow_builders
 
         allow_builders(allow_builder or ())
-        options = {"id_column": id_column, "max_unknown": max_unknown, "note": note}
+        assigned = parse_assignments(PROGRAM, assignments, "data.decimal=,")
+        dialect = _loaded(RowsSettings, None, "", assigned).config.data
+        options = {
+            "dialect": dialect,
+            "id_column": id_column,
+            "max_unknown": max_unknown,
+            "note": note,
+        }
         status = EXIT_OK
         if address is not None:
             status = commands.ask_predictions(address, data, to, timeout_s, max_retries, **options)
@@ -694,10 +708,18 @@ def _values(
 
 def _resolve(config: Path | None, values: Mapping[str, Any]) -> "Resolved[CoordinatorConfig]":
     from xain_coordinator.config.coordinator import ENV_PREFIX, CoordinatorConfig
+
+    return _loaded(CoordinatorConfig, config, ENV_PREFIX, values)
+
+
+def _loaded(
+    model: type[Settings], file: Path | None, prefix: str, values: Mapping[str, Any]
+) -> "Resolved[Settings]":
+    """The settings of a command. Ends the process with status 2 if one is wrong."""
     from xain_foundation.settings import ConfigError, resolve
 
     try:
-        return resolve(CoordinatorConfig, config, ENV_PREFIX, values)
+        return resolve(model, file, prefix, values)
     except ConfigError as error:
         fail(PROGRAM, str(error), EXIT_BAD_CONFIG)
 

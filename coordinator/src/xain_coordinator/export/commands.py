@@ -4,9 +4,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +17,13 @@ from rich.text import Text
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core import profiles
-from xain_coordinator.core.values import Evaluation
 from xain_coordinator.export.trained import Entry, Trained, ask, open_files
 from xain_coordinator.server.inspection_client import open_channel
 from xain_foundation.grpc_calls import details_of
 from xain_wire.fl.inspection_pb2 import AskPredictionsRequest
 from xain_wire.fl.inspection_pb2_grpc import InspectionStub
 from xain_workloads.errors import NoModel
-from xain_workloads.exported import formats
+from xain_workloads.exported import formats, lineage
 from xain_workloads.exported.predicting import Predictions, predict_file, predict_with
 from xain_workloads.table import Table
 
@@ -118,32 +115,24 @@ def _opened(config: CoordinatorConfig, address: str | None) -> AbstractContextMa
 
 def described(trained: Trained, entry: Entry) -> dict[str, Any]:
     """The lineage and metrics of a model, its columns and classes, as a JSON object."""
-    model, metadata = entry.model, entry.model.metadata
-    return {
-        "program": f"xain-coordinator {version('xain-coordinator')}",
-        "exported_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "session": trained.session_id,
-        "round": model.round,
-        "digest": model.ref.digest,
-        "is_best": model.round == trained.best,
-        "is_last": model.round == trained.last,
-        "workload": metadata.get("workload", ""),
-        "target": metadata.get("target", ""),
-        "classes": json.loads(metadata.get("classes", "[]")),
-        "columns": formats.columns_of(metadata),
-        "profile": profiles.described(trained.profiles, json.loads(metadata.get("classes", "[]"))),
-        "num_updates": entry.num_updates,
-        "num_samples": entry.num_samples,
-        "metrics": dict(entry.metrics),
-        "evaluation": _plain(entry.evaluation),
-        "coordinator_evaluation": _plain(entry.coordinator_evaluation),
-    }
-
-
-def _plain(evaluation: Evaluation | None) -> dict[str, Any] | None:
-    if evaluation is None:
-        return None
-    return {"num_samples": evaluation.num_samples, "metrics": dict(evaluation.metrics)}
+    model = entry.model
+    return lineage.about(
+        "xain-coordinator",
+        session_id=trained.session_id,
+        number=model.round,
+        digest=model.ref.digest,
+        metadata=model.metadata,
+        is_best=model.round == trained.best,
+        is_last=model.round == trained.last,
+        num_updates=entry.num_updates,
+        num_samples=entry.num_samples,
+        metrics=entry.metrics,
+        evaluation=entry.evaluation,
+        coordinator_evaluation=entry.coordinator_evaluation,
+        profile=profiles.described(
+            trained.profiles, json.loads(model.metadata.get("classes", "[]"))
+        ),
+    )
 
 
 def _show(trained: Trained) -> None:

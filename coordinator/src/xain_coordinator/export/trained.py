@@ -22,10 +22,10 @@ from xain_coordinator.stores.integrity import parse_vector, read_weights
 from xain_coordinator.stores.journalled import store_of_session
 from xain_coordinator.stores.opening import open_store
 from xain_foundation.grpc_calls import details_of
-from xain_foundation.hints import hint
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.coordinator_pb2_grpc import CoordinatorStub
 from xain_workloads.errors import NoModel
+from xain_workloads.exported.lineage import choose
 from xain_workloads.model import Model
 
 DOWNLOAD_S = 600.0
@@ -99,19 +99,7 @@ class Trained:
 
     def choose(self, which: str) -> Entry:
         """The model that "last", "best" or a number names. Raises NoModel."""
-        if which == "best" and self.best is None:
-            raise NoModel(
-                "no model was evaluated, so there is no best one; take the last, or see [evaluate]"
-            )
-        number = {"last": self.last, "best": self.best}.get(which)
-        if number is None and which.isdecimal():
-            number = int(which)
-        if number in self.removed:
-            raise NoModel(removed_model(f"model {number}"))
-        if number is None or number not in self.entries:
-            numbers = f"{min(self.entries)} to {self.last}"
-            raise NoModel(f"there is no model {which!r}: take last, best, or a number, {numbers}")
-        return self.entries[number]
+        return self.entries[choose(which, self.entries, self.best, self.removed)]
 
     def load(self, model: GlobalModel) -> Model:
         """The weights of a model. Raises NoModel."""
@@ -122,15 +110,6 @@ class Trained:
         except grpc.RpcError as error:
             raise NoModel(f"model {model.round} cannot be fetched: {details_of(error)}") from None
         return Model(vector, model.layout, dict(model.metadata))
-
-
-def removed_model(what: str) -> str:
-    """Why a model cannot be had any more. what: which one."""
-    return (
-        f"{what} was removed by [storage] keep_models, which keeps the latest models and the best "
-        "one; take last or best, or one of the list: "
-        + hint("xain-coordinator", "xain-coordinator models")
-    )
 
 
 def _entry(

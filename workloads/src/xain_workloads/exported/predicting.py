@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xain_foundation.exit_statuses import EXIT_OK, EXIT_UNKNOWN_INPUT
+from xain_foundation.fields import Section
 from xain_foundation.hints import hint
 from xain_workloads import workload
 from xain_workloads.data import Rows, load_rows
@@ -21,6 +22,7 @@ from xain_workloads.exported.formats import Exported
 from xain_workloads.exported.model_files import metadata_of
 from xain_workloads.figures import figures
 from xain_workloads.preprocessing import CategoryColumn, preprocessing_of
+from xain_workloads.reading.dialect import Dialect
 from xain_workloads.schema import shown
 from xain_workloads.table import Table
 from xain_workloads.tallies import Tallies, tally_classes, tally_numbers
@@ -32,6 +34,12 @@ _BASELINES = {
     "log_loss": "always the shares of the classes:",
     "rmse": "always the mean:",
 }
+
+
+class RowsSettings(Section):
+    """Settings of a command that has no others."""
+
+    data: Dialect = Dialect()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,6 +92,7 @@ def predict_file(
     *,
     id_column: str = "",
     max_unknown: float = MAX_UNKNOWN,
+    dialect: Dialect | None = None,
     note: Callable[[str], None],
 ) -> int:
     """Predict the rows of a file, and write a line of CSV for each: its id, the prediction, and the
@@ -92,6 +101,7 @@ def predict_file(
     about: the JSON object of the model; see formats. to: a file; None for standard output.
     id_column: identifies the rows; "" for their numbers, from 1.
     max_unknown: share of a column's values; with more the status is EXIT_UNKNOWN_INPUT.
+    dialect: how the file is written; keys that are set count more than those of the model.
     note: takes a line of what a user should know: unknown values, and the score where the file has
         the target.
     Returns the exit status. Raises NoModel, DataError and OSError.
@@ -100,7 +110,11 @@ def predict_file(
     task: Task = "classification" if classes else "regression"
     types = {column["name"]: column["type"] for column in about.get("columns", ())}
     target = str(about.get("target") or "")
-    rows = load_rows(data, types, target=target, task=task, id_column=id_column)
+    written = Dialect.from_json(str(about.get("dialect") or ""))
+    if dialect is not None:
+        given = dialect.model_fields_set & set(Dialect.model_fields)
+        written = written.model_copy(update={key: getattr(dialect, key) for key in given})
+    rows = load_rows(data, types, target=target, task=task, id_column=id_column, dialect=written)
     unknown = unknown_values(metadata_of(about), rows.table)
     predictions = predict(rows.table)
     if to is None:
@@ -199,7 +213,7 @@ def scores(predictions: Predictions, truth: NDArray[Any], unknown: NDArray[np.bo
         known &= is_class
     if not known.any():
         return lines
-    lines.append(_score(predictions, truth, known, f"of {int(known.sum())} rows"))
+    lines += _score(predictions, truth, known, f"of {int(known.sum())} rows")
     if (some := int((known & unknown).sum())) == known.sum():
         lines.append("each of these rows has a missing value, or one that the model does not know")
     elif some:
@@ -207,14 +221,14 @@ def scores(predictions: Predictions, truth: NDArray[Any], unknown: NDArray[np.bo
             f"of the {int(known.sum()) - some} rows without a missing value, or one that the model"
             " does not know"
         )
-        lines.append(_score(predictions, truth, known & ~unknown, rest))
+        lines += _score(predictions, truth, known & ~unknown, rest)
     return lines
 
 
 def _score(
     predictions: Predictions, truth: NDArray[Any], rows: NDArray[np.bool_], which: str
-) -> str:
-    """The line of some rows: figures, each with its 95 % interval and its baseline."""
+) -> list[str]:
+    """Figures of some rows, each with its 95 % interval and its baseline."""
     found, expected, shares = predictions.values[rows], truth[rows], predictions.probabilities
     tallies: Tallies | None
     if predictions.classes:
@@ -230,15 +244,15 @@ def _score(
         if name in _SHOWN:
             notes = []
             if figure.low is not None and figure.high is not None:
-                notes.append(f"95 % interval {figure.low:.4g} to {figure.high:.4g}")
+                notes.append(f"95 % interval {figure.low:.3g} to {figure.high:.3g}")
             if figure.baseline is not None and name in _BASELINES:
-                notes.append(f"{_BASELINES[name]} {figure.baseline:.4g}")
+                notes.append(f"{_BASELINES[name]} {figure.baseline:.3g}")
             told.append(
                 f"{_SHOWN[name]} {figure.value:.4f}"
                 + ("" if told else f" {which}")
                 + (f" ({'; '.join(notes)})" if notes else "")
             )
-    return ", ".join(told)
+    return told
 
 
 def _write(file: Any, id_name: str, name: str, rows: Rows, predictions: Predictions) -> None:

@@ -1,0 +1,124 @@
+"""Take a model home to a site: fetch it from the coordinator, and write it to a file."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import grpc
+
+from xain_foundation import channels
+from xain_foundation.grpc_calls import details_of
+from xain_foundation.hints import hint
+from xain_participant.client import CoordinatorClient, Refused, open_channel
+from xain_participant.participant import Assignment
+from xain_participant.personal import PersonalTensors
+from xain_participant.work import layout_of
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl import inspection_pb2 as inspection
+from xain_wire.fl.inspection_pb2_grpc import InspectionStub
+from xain_workloads.errors import NoModel
+from xain_workloads.exported import formats, lineage
+from xain_workloads.model import Model, personal_patterns
+from xain_workloads.reading.dialect import Dialect
+
+CALL_S = 20.0
+_PAGE = 1000  # models or rounds; as many as a coordinator gives in one answer
+
+
+def fetch(
+    address: str,
+    which: str,
+    to: Path,
+    *,
+    participant_id: str,
+    dialect: Dialect,
+    state_dir: Path | None = None,
+) -> str:
+    """Write a global model of the coordinator at "host:port" to a file; see formats.
+
+    which: "last", "best", or the number of a model. The session may have ended.
+    dialect: of this site, which the file keeps, so that `predict` reads what training has read.
+    state_dir: of this participant, for tensors of the model that stay here.
+    Returns a line for the user. Raises NoModel and OSError.
+    """
+    channel = open_channel(address)
+    try:
+        stub = InspectionStub(channel)
+        status = stub.GetStatus(inspection.GetStatusRequest(), timeout=CALL_S)
+        pages = list(_pages(stub, "ListModels"))
+        rounds = {r.round: r for page in _pages(stub, "ListRounds") for r in page.rounds}
+    except grpc.RpcError as error:
+        why = channels.why_unreachable(address) or details_of(error)
+        raise NoModel(
+            f"no coordinator can be asked for models at {address}: {why}; is it elsewhere? Then "
+            + hint("xain-participant", "--coordinator HOST:PORT")
+        ) from None
+    finally:
+        channel.close()
+    models = {m.round: m for page in pages for m in page.models if list(m.shape) != [0]}
+    if not models:
+        raise NoModel(f"the coordinator at {address} has no model yet; ask again after a round")
+    best = status.best_round if status.HasField("best_round") else None
+    found = models[lineage.choose(which, models, best, pages[0].removed)]
+    own = PersonalTensors(state_dir, participant_id)
+    model = _downloaded(address, found, status.session_id, own, participant_id)
+    if state_dir is None and (stay := personal_patterns(model.metadata)):
+        raise NoModel(
+            f"tensors of this model, {', '.join(stay)}, stay at each site, and without those of"
+            " this one it is not whole; " + hint("xain-participant", "--state-dir FOLDER")
+        )
+    trained_by = rounds.get(found.round - 1, inspection.RoundStatus())
+    if trained_by.task != pb.TRAIN:
+        trained_by = inspection.RoundStatus()
+    measured_by = rounds.get(found.round, inspection.RoundStatus())
+    about = lineage.about(
+        "xain-participant",
+        session_id=status.session_id,
+        number=found.round,
+        digest=found.ref.digest.hex(),
+        metadata=model.metadata,
+        is_best=found.round == best,
+        is_last=found.round == max(models),
+        num_updates=trained_by.num_contributors,
+        num_samples=trained_by.num_samples,
+        metrics=trained_by.metrics,
+        evaluation=_set(measured_by, "evaluation"),
+        coordinator_evaluation=_set(measured_by, "coordinator_evaluation"),
+    )
+    formats.write(to, model, {**about, "dialect": dialect.to_json()})
+    return f"model {found.round} of session {status.session_id} is in {to}"
+
+
+def _pages(stub: InspectionStub, method: str) -> Iterator[Any]:
+    """Answers to ListModels or ListRounds, from the first page to the last."""
+    request: Any = getattr(inspection, f"{method}Request")(page_size=_PAGE)
+    while True:
+        page = getattr(stub, method)(request, timeout=CALL_S)
+        yield page
+        request.page_token = page.next_page_token
+        if not page.next_page_token:
+            return
+
+
+def _set(
+    record: inspection.RoundStatus, name: Literal["evaluation", "coordinator_evaluation"]
+) -> pb.Evaluation | None:
+    return getattr(record, name) if record.HasField(name) else None
+
+
+def _downloaded(
+    address: str,
+    found: inspection.ModelStatus,
+    session_id: str,
+    own: PersonalTensors,
+    participant_id: str,
+) -> Model:
+    """The model with the participant's own tensors. Raises NoModel."""
+    layout, metadata = layout_of(found.layout), dict(found.metadata)
+    own.on_model(layout, metadata)
+    own.on_round(Assignment(session_id, found.round))
+    with CoordinatorClient(address, participant_id) as client:
+        try:
+            return Model(own.inserted(client.get_weights(found.ref)), layout, metadata)
+        except Refused as refused:
+            raise NoModel(f"model {found.round} cannot be fetched: {refused}") from None

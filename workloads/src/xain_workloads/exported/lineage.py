@@ -1,0 +1,106 @@
+"""Which model of a session is taken home, and what its file tells of it."""
+
+import json
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any, Protocol
+
+from xain_workloads.errors import NoModel
+from xain_workloads.exported.formats import columns_of
+
+
+class Measured(Protocol):
+    """Metrics by name, and the number of rows that they were measured on."""
+
+    @property
+    def num_samples(self) -> int: ...
+
+    @property
+    def metrics(self) -> Mapping[str, float]: ...
+
+
+def choose(
+    which: str, numbers: Collection[int], best: int | None, removed: Collection[int] = ()
+) -> int:
+    """The number of the model that "last", "best" or a number names.
+
+    numbers: of the models that there are, one at least. best: None if no model was evaluated.
+    removed: those that [storage] keep_models has removed. Raises NoModel.
+    """
+    if which == "best" and best is None:
+        raise NoModel(
+            "no model was evaluated, so there is no best one; take the last, or see [evaluate]"
+        )
+    number = {"last": max(numbers), "best": best}.get(which)
+    if number is None and which.isdecimal():
+        number = int(which)
+    if number in removed:
+        raise NoModel(
+            f"model {number} was removed by [storage] keep_models, which keeps the latest models"
+            f" and the best one; take last or best, or one of {_spans(numbers)}"
+        )
+    if number is None or number not in numbers:
+        raise NoModel(
+            f"there is no model {which!r}: take last, best, or a number, {_spans(numbers)}"
+        )
+    return number
+
+
+def _spans(numbers: Collection[int]) -> str:
+    """Numbers in words: "0, 5 to 9"."""
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and spans[-1][1] == number - 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in spans)
+
+
+def about(
+    program: str,
+    *,
+    session_id: str,
+    number: int,
+    digest: str,
+    metadata: Mapping[str, str],
+    is_best: bool,
+    is_last: bool,
+    num_updates: int,
+    num_samples: int,
+    metrics: Mapping[str, float],
+    evaluation: Measured | None,
+    coordinator_evaluation: Measured | None,
+    profile: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The lineage and metrics of a model, its columns and classes, as a JSON object.
+
+    program: the distribution that writes it. num_updates, num_samples, metrics: of the round that
+    trained it. profile: that data must have to go on with the model; None if it is not known.
+    """
+    return {
+        "program": f"{program} {version(program)}",
+        "exported_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "session": session_id,
+        "round": number,
+        "digest": digest,
+        "is_best": is_best,
+        "is_last": is_last,
+        "workload": metadata.get("workload", ""),
+        "target": metadata.get("target", ""),
+        "classes": json.loads(metadata.get("classes", "[]")),
+        "columns": columns_of(metadata),
+        "profile": profile,
+        "num_updates": num_updates,
+        "num_samples": num_samples,
+        "metrics": dict(metrics),
+        "evaluation": _plain(evaluation),
+        "coordinator_evaluation": _plain(coordinator_evaluation),
+    }
+
+
+def _plain(measured: Measured | None) -> dict[str, Any] | None:
+    if measured is None:
+        return None
+    return {"num_samples": measured.num_samples, "metrics": dict(measured.metrics)}
