@@ -7,10 +7,13 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from sklearn import metrics as sk
 
 from e2e.test_take_home import command
 from support.process import PATIENCE_S, CoordinatorProcess, ParticipantProcess, Process
+from support.trainee import predicted
 from support.training import close_gates
 
 pytestmark = pytest.mark.e2e
@@ -106,6 +109,7 @@ async def test_digits_are_evaluated_each_round_and_at_the_end(launch, tmp_path):
         by_site = [site["evaluation"] for site in one["sites"]]
         total = sum(site["num_samples"] for site in by_site)
         assert one["evaluation"]["num_samples"] == total
+        assert one["evaluation"]["averages"] == ["loss"]
         for name in ("accuracy", "loss"):
             weighted = sum(s["num_samples"] * s["metrics"][name] for s in by_site) / total
             assert one["evaluation"]["metrics"][name] == pytest.approx(weighted)
@@ -118,14 +122,16 @@ async def test_digits_are_evaluated_each_round_and_at_the_end(launch, tmp_path):
         assert "test_accuracy" not in one["metrics"], "it is in the evaluation"
     accuracy = [one["coordinator_evaluation"]["metrics"]["accuracy"] for one in rounds]
     assert accuracy[0] < 0.2 < 0.8 < accuracy[3]
-    best = max(range(4), key=accuracy.__getitem__)
-    assert shown["status"]["metric"] == "accuracy"
+    losses = [one["coordinator_evaluation"]["metrics"]["log_loss"] for one in rounds]
+    best = min(range(1, 4), key=losses.__getitem__)
+    assert shown["status"]["metric"] == "log_loss"
     assert shown["status"]["best_round"] == best
-    assert shown["status"]["best_value"] == accuracy[best]
+    assert shown["status"]["best_value"] == losses[best]
     told = await status(coordinator)
-    assert "accuracy here" in told
+    assert "log_loss here" in told
     assert "evaluated" in told
-    assert re.search(rf"best model +{best}, accuracy", told)
+    assert re.search(rf"best model +{best}, log_loss", told)
+    assert re.search(r"model 3 +accuracy 0\.\d+ \(0\.\d+ to 0\.\d+, baseline 0\.1", told)
     assert await coordinator.stop() == 0
     lines = (tmp_path / "data" / "metrics.jsonl").read_text().splitlines()
     points = [one for one in map(json.loads, lines) if one["measurement"] == "evaluation"]
@@ -134,14 +140,17 @@ async def test_digits_are_evaluated_each_round_and_at_the_end(launch, tmp_path):
 
 
 async def test_coordinator_killed_while_the_last_model_is_evaluated_goes_on(launch, tmp_path):
-    """Acknowledged evaluations are not asked for again; the others are waited for."""
+    """Acknowledged evaluations are not asked for again; the others are waited for. What is told in
+    the end is what scikit-learn measures on the rows of both sites."""
     gates = tmp_path / "gates"
     close_gates(gates, "b-2")
     coordinator = launch(rounds__rounds=2, rounds__min_participants=2)
     await coordinator.start()
     target = f"127.0.0.1:{coordinator.port}"
-    a = ParticipantProcess(tmp_path, "a", target, "--size=10", "--scores=0.5")
-    b = ParticipantProcess(tmp_path, "b", target, "--size=10", "--scores=0.7", f"--gates={gates}")
+    a = ParticipantProcess(tmp_path, "a", target, "--size=10", "--scores=0.5", "--predicts")
+    b = ParticipantProcess(
+        tmp_path, "b", target, "--size=10", "--scores=0.7", "--predicts", f"--gates={gates}"
+    )
     try:
         await a.start()
         await b.start()
@@ -163,7 +172,16 @@ async def test_coordinator_killed_while_the_last_model_is_evaluated_goes_on(laun
     assert shown["status"]["cause"] == "completed"
     last = shown["rounds"][-1]
     assert last["phase"] == "evaluated"
-    assert last["evaluation"] == {"num_samples": 20, "metrics": {"accuracy": 0.6}}
+    sites = [predicted(name, 2) for name in ("a", "b")]
+    target = np.concatenate([classes for classes, _ in sites])
+    p = np.concatenate([probabilities for _, probabilities in sites])
+    assert last["evaluation"]["num_samples"] == len(target)
+    figures = {name: one["value"] for name, one in last["evaluation"]["figures"].items()}
+    assert figures["accuracy"] == sk.accuracy_score(target, p.argmax(axis=1))
+    assert figures["log_loss"] == pytest.approx(sk.log_loss(target, p), abs=1e-9)
+    auc = sk.roc_auc_score(target, p, multi_class="ovr")
+    assert abs(figures["auc"] - auc) <= last["evaluation"]["figures"]["auc"]["bound"] + 1e-9
+    assert shown["status"]["best_round"] == 2
 
 
 async def test_participant_killed_while_it_evaluates_does_so_again(launch, tmp_path):

@@ -1,7 +1,7 @@
 """A participant whose training is a function of its name, the model and the round alone.
 
     python trainee.py TARGET ID BOOK --size N [--training-s S] [--state-dir DIR] [--gates DIR]
-                      [--scores A,B,...]
+                      [--scores A,B,...] [--predicts]
 
 BOOK gets a line for each step that the agent tells of: what, and the round. A line outlives the
 process, however that ends.
@@ -23,8 +23,18 @@ from numpy.typing import NDArray
 from xain_participant import Agent, Participant, StateDirectory, agent
 from xain_participant.participant import Assignment
 from xain_participant.signals import stop_on_signals
+from xain_workloads.tallies import tally_classes
 
 STEPS = ("training", "trained", "handed_in", "dropped")
+
+
+def predicted(participant_id: str, round_: int) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    """Classes of 31 to 60 rows of a participant, and the probabilities that a model gives them."""
+    chance = np.random.default_rng([zlib.crc32(participant_id.encode()), round_])
+    target = chance.integers(0, 3, chance.integers(31, 60))
+    probabilities = chance.dirichlet((1.0, 1.0, 1.0), len(target))
+    probabilities[np.arange(len(target)), target] += round_
+    return target, probabilities / probabilities.sum(axis=1, keepdims=True)
 
 
 class Trainee(Participant):
@@ -36,6 +46,7 @@ class Trainee(Participant):
         evaluation of the last model, whose round is one more.
     scores: the accuracy of each model, the last one also of all later models; empty: it does not
         evaluate.
+    predicts: whether it tallies predicted() as well.
     """
 
     def __init__(
@@ -47,6 +58,7 @@ class Trainee(Participant):
         book: Path | None = None,
         gates: Path | None = None,
         scores: Sequence[float] = (),
+        predicts: bool = False,
     ) -> None:
         self._name = participant_id
         self._number = zlib.crc32(participant_id.encode())
@@ -54,6 +66,7 @@ class Trainee(Participant):
         self._training_s = training_s
         self._gates = gates
         self._scores = scores
+        self._predicts = predicts
         self._asked = Assignment("", 0)
         self._round = -1
         self._book = -1
@@ -88,7 +101,12 @@ class Trainee(Participant):
 
     def _report_score(self) -> None:
         score = self._scores[min(self._asked.round, len(self._scores) - 1)]
-        self.report_evaluation({"accuracy": score}, 10)
+        if not self._predicts:
+            self.report_evaluation({"accuracy": score}, 10)
+            return
+        target, probabilities = predicted(self._name, self._asked.round)
+        tallies = tally_classes(3, target, probabilities.argmax(axis=1), probabilities)
+        self.report_evaluation({"accuracy": score}, len(target), tallies)
 
     def train_round(
         self, weights: NDArray[Any], epochs: int, epoch_base: int
@@ -122,6 +140,7 @@ def main() -> int:
     parser.add_argument("--state-dir", type=Path)
     parser.add_argument("--gates", type=Path)
     parser.add_argument("--scores", default="")
+    parser.add_argument("--predicts", action="store_true")
     flags = parser.parse_args()
     trainee = Trainee(
         flags.participant_id,
@@ -130,6 +149,7 @@ def main() -> int:
         book=flags.book,
         gates=flags.gates,
         scores=[float(score) for score in flags.scores.split(",") if score],
+        predicts=flags.predicts,
     )
     # Only one process at a time has this id, and one that is started again needs not wait for the
     # lease of the one that was killed.

@@ -40,7 +40,12 @@ from xain.weights import (
     require_same,
 )
 from xain_foundation.commands import split_host_port
-from xain_foundation.exit_statuses import EXIT_FAILED, EXIT_NOTHING_COUNTED, EXIT_OK
+from xain_foundation.exit_statuses import (
+    EXIT_FAILED,
+    EXIT_NO_BETTER,
+    EXIT_NOTHING_COUNTED,
+    EXIT_OK,
+)
 from xain_foundation.logger import get_logger
 from xain_foundation.settings import COMMAND_LINE, ConfigError, load
 from xain_participant.agent import Agent
@@ -159,7 +164,12 @@ class ScriptParticipant(Participant):
         self.update_metrics(**submitted.metrics)
         if submitted.evaluation is not None:
             evaluation = submitted.evaluation
-            self.report_evaluation(evaluation.metrics, evaluation.num_samples)
+            if evaluation.tallies and evaluation.num_samples < self._assignment.min_rows:
+                self.withhold_evaluation()
+            else:
+                self.report_evaluation(
+                    evaluation.metrics, evaluation.num_samples, evaluation.tallies
+                )
         return submitted
 
     def _answer(self, weights: NDArray[Any] | None) -> Initial | Submitted:
@@ -357,7 +367,10 @@ class Loop:
         if ended.error is not None:
             raise ended.error
         self.exit_status = ended.code
-        if ended.code not in (EXIT_OK, EXIT_NOTHING_COUNTED) and not self._settled.is_set():
+        if (
+            ended.code not in (EXIT_OK, EXIT_NO_BETTER, EXIT_NOTHING_COUNTED)
+            and not self._settled.is_set()
+        ):
             raise SessionError(ended.message)
         if not self._settled.is_set():
             self._is_finished = True

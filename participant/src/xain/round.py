@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 from numpy.typing import NDArray
 
+from xain.predictions import tallies_of
 from xain.state import ScriptState
 from xain.weights import (
     Declared,
@@ -129,16 +130,48 @@ class Round:
             self._weights = from_vector(self._vector, self._layout, self._declared, self._kept)
         return self._weights
 
-    def evaluate(self, metrics: Mapping[str, Any], samples: int) -> None:
-        """Report what the global model, before any training, scores on held-out data.
+    @overload
+    def evaluate(self, y_true: Mapping[str, Any], y_pred: None = None, *, samples: int) -> None: ...
 
-        metrics: finite numbers by name. samples: rows that it was measured on.
+    @overload
+    def evaluate(self, y_true: Mapping[str, Any], y_pred: int) -> None: ...
+
+    @overload
+    def evaluate(
+        self,
+        y_true: Any,
+        y_pred: Any,
+        *,
+        classes: Sequence[Any] | None = None,
+        metrics: Mapping[str, Any] | None = None,
+    ) -> None: ...
+
+    def evaluate(
+        self,
+        y_true: Any,
+        y_pred: Any = None,
+        *,
+        samples: int | None = None,
+        classes: Sequence[Any] | None = None,
+        metrics: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Report what the global model, before any training, predicts for held-out rows.
+
+        y_true, y_pred, classes: see tallies_of(). Sums of them travel, no rows: the coordinator
+            knows accuracy, AUC, log loss or R2 of the rows of all participants.
+        metrics: other finite numbers by name, which the coordinator averages over participants. A
+            mapping in the place of y_true is metrics alone, and `samples` is the number of rows.
         """
         if self.is_done:
             raise RuntimeError(f"round {self.number} is over: evaluate() comes before submit()")
-        self._evaluation = Evaluation(
-            checked_num_samples(samples, "round.evaluate() must be given"), _numbers(metrics)
-        )
+        if isinstance(y_true, Mapping):
+            num_rows = y_pred if samples is None else samples
+            self._evaluation = Evaluation(
+                checked_num_samples(num_rows, "round.evaluate() must be given"), _numbers(y_true)
+            )
+        else:
+            tallies = tallies_of(y_true, y_pred, classes)
+            self._evaluation = Evaluation(tallies.num_rows, _numbers(metrics or {}), tallies)
         if self.task == "evaluate":
             self._end(Submitted(None, 0, {}, self._evaluation))
 

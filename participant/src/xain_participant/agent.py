@@ -27,7 +27,7 @@ import grpc
 from xain_foundation import tags as tag_rules
 from xain_foundation.backoff import Backoff
 from xain_foundation.channels import proxy_to
-from xain_foundation.exit_statuses import EXIT_FAILED, EXIT_NOTHING_COUNTED
+from xain_foundation.exit_statuses import EXIT_FAILED, EXIT_NO_BETTER, EXIT_NOTHING_COUNTED
 from xain_foundation.logger import get_logger
 from xain_foundation.names import why_not
 from xain_participant import actions as a
@@ -422,7 +422,8 @@ class Agent:
                 self._info("left_without_goodbye", reason=str(refused))
 
     def _on_exit(self, action: a.Exit) -> None:
-        calm = self._log.warning if action.code == EXIT_NOTHING_COUNTED else self._log.info
+        is_told = action.code in (EXIT_NO_BETTER, EXIT_NOTHING_COUNTED)
+        calm = self._log.warning if is_told else self._log.info
         log = self._log.error if action.code == EXIT_FAILED else calm
         log("exiting", round=self._protocol.round, code=action.code, reason=action.message)
         self._tell("finished", action.message)
@@ -674,4 +675,5 @@ def _advertised(message: pb.HeartbeatResponse | pb.WatchResponse) -> e.Advertise
         rounds_contributed=(
             message.rounds_contributed if message.HasField("rounds_contributed") else None
         ),
+        no_better=message.no_better,
     )

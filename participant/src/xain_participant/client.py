@@ -26,6 +26,7 @@ from xain_messaging.spare import Spare
 from xain_participant.direct import DirectTransfer, OfferFailed, with_host
 from xain_participant.download import Damaged, Download
 from xain_participant.encoded import Encoded
+from xain_participant.evaluations import evaluation_message
 from xain_participant.events import RefusedBy
 from xain_participant.failures import Failure
 from xain_participant.participant import Evaluation
@@ -367,9 +368,7 @@ class CoordinatorClient:
             ],
         )
         if evaluation is not None:
-            request.evaluation.CopyFrom(
-                pb.Evaluation(num_samples=evaluation.num_samples, metrics=evaluation.metrics)
-            )
+            request.evaluation.CopyFrom(evaluation_message(evaluation))
         size_bytes = update.size_bytes if update is not None else 0
         timeout_s = self.hand_in_timeout_s + size_bytes / SLOWEST_STORE_BYTES_PER_S
         stub = self._calls

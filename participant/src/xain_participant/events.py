@@ -46,7 +46,9 @@ class Advertised:
     update_damaged: the accepted update is damaged at the coordinator, and must be sent again.
     attempt: at the round, if a process group trains it; else 0. A higher one starts it again.
     warning: what the coordinator finds wrong with us; empty if nothing is.
-    rounds_contributed: rounds of training that an update of ours counted in; None: not told."""
+    rounds_contributed: rounds of training that an update of ours counted in; None: not told.
+    no_better: why the last model is no better than the best constant prediction; empty: it is, or
+    was not compared."""
 
     state: State
     round: int
@@ -58,6 +60,7 @@ class Advertised:
     warning: str = ""
     attempt: int = 0
     rounds_contributed: int | None = None
+    no_better: str = ""
 
 
 @dataclass(frozen=True, slots=True)

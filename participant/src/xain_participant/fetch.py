@@ -102,8 +102,8 @@ def _pages(stub: InspectionStub, method: str) -> Iterator[Any]:
 
 def _set(
     record: inspection.RoundStatus, name: Literal["evaluation", "coordinator_evaluation"]
-) -> pb.Evaluation | None:
-    return getattr(record, name) if record.HasField(name) else None
+) -> lineage.Measured | None:
+    return lineage.Measured.of(getattr(record, name)) if record.HasField(name) else None
 
 
 def _downloaded(

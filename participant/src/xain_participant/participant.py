@@ -25,11 +25,15 @@ from xain_participant.metrics import Measured, flatten_values
 from xain_wire.limits import MAX_INT32, MAX_POINTS
 from xain_workloads.model import Layout, size_of
 from xain_workloads.profile import DataProfile
+from xain_workloads.tallies import Tallies
 
 if TYPE_CHECKING:
     from xain_participant.estimators import Votes
 
 Task = Literal["train", "evaluate", "initialise"]
+
+# Held-out rows below which their evaluation stays here. A coordinator may raise it.
+MIN_ROWS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,7 @@ class Assignment:
     session_id: empty if the coordinator names none.
     epochs: passes over the data. epoch_base: passes made in the rounds before.
     evaluate: whether to measure the model on held-out data before training from it.
+    min_rows: held-out rows below which nothing of their evaluation leaves the participant.
     config: the section [train] of the coordinator's configuration.
     participant_id: name under which the participant takes part.
     process_group: that trains the round, if the coordinator puts the model together from slices.
@@ -72,14 +77,21 @@ class Assignment:
     config: Mapping[str, Any] = field(default_factory=dict)
     participant_id: str = ""
     process_group: ProcessGroup | None = None
+    min_rows: int = MIN_ROWS
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Metrics of a global model on held-out data. num_samples: rows that it was measured on."""
+    """Metrics of a global model on held-out data.
+
+    num_samples: rows that it was measured on. tallies: of these rows; None if nothing is known of
+    their predictions. withheld: they are too few to be told of, and nothing else is sent.
+    """
 
     num_samples: int
     metrics: Mapping[str, float]
+    tallies: Tallies | None = None
+    withheld: bool = False
 
 
 class BodyFailed(Exception):
@@ -189,17 +201,27 @@ class Participant(ABC):
         """Measure the global model, (d,), and call report_evaluation(). Nothing is trained."""
         raise NotImplementedError(f"{type(self).__name__} cannot evaluate a model")
 
-    def report_evaluation(self, metrics: Mapping[str, Any], num_samples: int) -> None:
+    def report_evaluation(
+        self, metrics: Mapping[str, Any], num_samples: int, tallies: Tallies | None = None
+    ) -> None:
         """Send these metrics of the global model with the result of this round; the last call of a
         round counts.
 
-        metrics: finite numbers by name, or nested sequences of them, as for update_metrics().
+        metrics: finite numbers by name, or nested sequences of them, as for update_metrics(). The
+            coordinator averages them over participants.
         num_samples: rows of held-out data that the model was measured on.
+        tallies: of these rows, which the coordinator adds up, so that it knows the accuracy, AUC,
+            R2 and so on of the rows of all.
         """
         self.__dict__["_evaluation"] = Evaluation(
             checked_num_samples(num_samples, "report_evaluation() must be given"),
             flatten_values(metrics),
+            tallies,
         )
+
+    def withhold_evaluation(self) -> None:
+        """Tell in the place of an evaluation that too few rows were measured to tell of them."""
+        self.__dict__["_evaluation"] = Evaluation(0, {}, withheld=True)
 
     def update_metrics(self, **values: Any) -> None:
         """Send these numbers with the update of this round, as one point in time.

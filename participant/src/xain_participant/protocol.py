@@ -35,7 +35,12 @@ from random import Random
 from typing import assert_never
 
 from xain_foundation.backoff import Backoff
-from xain_foundation.exit_statuses import EXIT_FAILED, EXIT_NOTHING_COUNTED, EXIT_OK
+from xain_foundation.exit_statuses import (
+    EXIT_FAILED,
+    EXIT_NO_BETTER,
+    EXIT_NOTHING_COUNTED,
+    EXIT_OK,
+)
 from xain_participant import actions as a
 from xain_participant import events as e
 from xain_participant.refusal_kinds import RefusalKind, kind_of
@@ -134,6 +139,7 @@ class Protocol:
         self._previous_session_id = ""
         self._finishing = False
         self._cause = ""  # why the session is finished
+        self._no_better = ""  # why the model of the finished session is no better than a constant
         self._has_counted = False  # what we have trained, as far as is known
         self._was_asked_to_wait = False
 
@@ -270,6 +276,7 @@ class Protocol:
             if event.rounds_contributed is not None:
                 # The coordinator knows of an earlier process of this participant.
                 self._has_counted = event.rounds_contributed > 0
+            self._no_better = event.no_better
             self._on_finished(event.cause)
             return
         if self._contact is not _Contact.JOINED:
@@ -566,6 +573,8 @@ class Protocol:
         self._drop("the session is finished")
         if self._cause not in ("", COMPLETED):
             self._exit(EXIT_FAILED, f"the session has ended without a result: {self._cause}")
+        elif self._has_counted and self._no_better:
+            self._exit(EXIT_NO_BETTER, f"the session is finished: {self._no_better}")
         elif self._has_counted:
             self._exit(EXIT_OK, "the session is finished")
         else:

@@ -24,8 +24,8 @@ from xain_foundation.durable import make_directory, replace_file
 from xain_foundation.logger import get_logger
 from xain_foundation.names import why_not
 from xain_participant import sealed
+from xain_participant.evaluations import from_json, to_json
 from xain_participant.identity import default_participant_id, new_instance_id
-from xain_participant.participant import Evaluation
 from xain_participant.result import NotKept, Result
 from xain_workloads.model import TensorSpec
 
@@ -122,7 +122,7 @@ class StateDirectory:
                 TensorSpec(name, tuple(shape), dtype, kind)
                 for name, shape, dtype, kind in head["layout"]
             ),
-            evaluation=None if evaluation is None else Evaluation(*evaluation),
+            evaluation=None if evaluation is None else from_json(evaluation),
         )
 
     def keep(self, result: Result) -> None:
@@ -136,9 +136,7 @@ class StateDirectory:
             "metrics": result.metrics_json,
             "dtype": result.vector.dtype.str,
             "layout": [[s.name, s.shape, s.dtype, s.kind] for s in result.layout],
-            "evaluation": None
-            if evaluation is None
-            else [evaluation.num_samples, dict(evaluation.metrics)],
+            "evaluation": None if evaluation is None else to_json(evaluation),
         }
         with self._using:
             if self._lock is None:

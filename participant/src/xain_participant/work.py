@@ -21,6 +21,7 @@ from xain_participant.encoded import quantise
 from xain_participant.failures import describe
 from xain_participant.metrics import MAX_JSON_BYTES, to_json
 from xain_participant.participant import (
+    MIN_ROWS,
     Assignment,
     BodyFailed,
     GroupBroken,
@@ -359,6 +360,7 @@ def _assignment(
         config=json.loads(assignment.train_config or "{}"),
         participant_id=participant_id,
         process_group=_process_group(assignment),
+        min_rows=max(MIN_ROWS, assignment.min_evaluation_rows),
     )
 
 

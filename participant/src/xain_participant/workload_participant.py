@@ -117,9 +117,12 @@ class WorkloadParticipant(Participant):
         model = Model(self._personal.inserted(weights), self._layout, self._metadata)
         _, test = self._datasets()
         assert test is not None, "only one that can evaluate is asked"
-        measured = self._workload.evaluate(model, test)
-        self.update_metrics(**{f"test_{name}": value for name, value in measured.items()})
-        self.report_evaluation(measured, test.num_samples)
+        if test.num_samples < self._assignment.min_rows:
+            self.withhold_evaluation()
+            return
+        measured = self._workload.measure(model, test)
+        self.update_metrics(**{f"test_{name}": value for name, value in measured.metrics.items()})
+        self.report_evaluation(measured.metrics, test.num_samples, measured.tallies)
 
     @property
     def needs_model(self) -> bool:

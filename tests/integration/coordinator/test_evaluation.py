@@ -49,6 +49,13 @@ def accuracy(value: float, num_samples: int = 1) -> pb.Evaluation:
     return pb.Evaluation(num_samples=num_samples, metrics={"accuracy": value})
 
 
+def averaged(value: float, num_samples: int = 1) -> pb.Evaluation:
+    """As the coordinator tells the evaluations of all participants that sent no tallies."""
+    return pb.Evaluation(
+        num_samples=num_samples, metrics={"accuracy": value}, averages=["accuracy"]
+    )
+
+
 async def rounds_of(member: Member) -> list[inspection.RoundStatus]:
     stub = InspectionStub(member.channel)
     return list((await stub.ListRounds(inspection.ListRoundsRequest())).rounds)
@@ -60,7 +67,9 @@ async def status_of(member: Member) -> inspection.GetStatusResponse:
 
 async def test_participants_that_cannot_evaluate_see_the_session_go_on(start, join):
     """XAIN 0.6's participants cannot: the others measure the last model, and all is finished."""
-    coordinator = await start(rounds={"rounds": 2, "min_participants": 2})
+    coordinator = await start(
+        rounds={"rounds": 2, "min_participants": 2}, evaluate={"metric": "accuracy"}
+    )
     a, old = join(coordinator, "a"), join(coordinator, "old")
     await rendezvous(a)
     await rendezvous(old, can_evaluate=False)
@@ -91,13 +100,13 @@ async def test_participants_that_cannot_evaluate_see_the_session_go_on(start, jo
 
     first, second, last = await rounds_of(a)
     assert not first.HasField("evaluation")
-    assert second.evaluation == accuracy(0.5)
+    assert second.evaluation == averaged(0.5)
     assert second.metrics == {"loss": 1.0}
     assert [site.participant_id for site in second.sites] == ["a"]
     assert (last.task, last.phase, last.evaluation) == (
         pb.EVALUATE,
         "evaluated",
-        accuracy(0.75, 4),
+        averaged(0.75, 4),
     )
     assert list(last.contributors) == ["a"]
     status = await status_of(a)
@@ -117,7 +126,7 @@ async def test_log_tells_the_mean_evaluation_of_each_model(start, join):
                 await end(member, number, vector, accuracy(value + number) if number else None)
         await a.until(pb.FINISHED, 1)
     told = [
-        (line["round"], line["by"], line["metrics"])
+        (line["round"], line["by"], line["averages"])
         for line in lines
         if line["event"] == "model_evaluated"
     ]

@@ -1,9 +1,12 @@
 """Evaluations of global models: in rounds, after the last model, and by the coordinator itself."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+from sklearn.metrics import r2_score
 from tests.unit.core.bench import PROFILE, TIMED, Bench, make_rules, stored
 
 from xain_coordinator.core import commands as c
@@ -15,13 +18,17 @@ from xain_coordinator.core.evaluation import (
     MAX_BACKLOG,
     MAX_METRICS,
     Spread,
+    averaged,
     checked,
-    mean_evaluation,
     spreads,
+    together,
 )
+from xain_coordinator.core.history import History
 from xain_coordinator.core.keys import update_key
 from xain_coordinator.core.questions import AssignmentFor, MayUpload
+from xain_coordinator.core.replacing import replace as replace_of
 from xain_coordinator.core.values import Evaluation, Phase, Task
+from xain_workloads.tallies import Tallies, tally_classes, tally_numbers
 
 SCORES = {"accuracy": 0.5, "loss": 1.0}
 
@@ -73,27 +80,25 @@ def owed(bench: Bench) -> list[int]:
 
 
 def test_mean_weighs_sites_by_their_samples() -> None:
-    mean = mean_evaluation([Evaluation(1, {"a": 0.0}), Evaluation(3, {"a": 1.0, "b": 2.0})])
+    mean = together([Evaluation(1, {"a": 0.0}), Evaluation(3, {"a": 1.0, "b": 2.0})])
     assert mean == Evaluation(4, {"a": 0.75, "b": 2.0})
 
 
 def test_mean_does_not_depend_on_the_order_of_the_sites() -> None:
     sites = [Evaluation(n, {"a": 0.1 * n, "b": 1e90 * (-1) ** n}) for n in range(1, 30)]
-    assert mean_evaluation(sites) == mean_evaluation(sites[::-1])
+    assert together(sites) == together(sites[::-1])
 
 
 def test_site_that_has_measured_nothing_does_not_count() -> None:
-    assert mean_evaluation([Evaluation(0, {}), Evaluation(2, {"a": 1.0})]) == Evaluation(
-        2, {"a": 1.0}
-    )
-    assert mean_evaluation([Evaluation(0, {})]) is None
+    assert together([Evaluation(0, {}), Evaluation(2, {"a": 1.0})]) == Evaluation(2, {"a": 1.0})
+    assert together([Evaluation(0, {})]) is None
 
 
 def test_names_of_one_site_leave_room_for_those_of_all() -> None:
     """One participant sends as many names as are taken, all of them before "accuracy"."""
     crowd = {f"a{i:02}": 1.0 for i in range(MAX_METRICS)}
     sites = [Evaluation(10, {"accuracy": 0.5}), Evaluation(10, {"accuracy": 0.7})]
-    mean = mean_evaluation([*sites, Evaluation(10, crowd)])
+    mean = together([*sites, Evaluation(10, crowd)])
     assert mean is not None
     assert mean.metrics["accuracy"] == pytest.approx(0.6)
     assert len(mean.metrics) == MAX_METRICS
@@ -172,7 +177,7 @@ def test_metrics_and_evaluation_are_journalled_with_the_update() -> None:
 
 
 def test_best_model_is_the_one_with_the_best_mean() -> None:
-    bench = bench_of("a", "b", rounds=3)
+    bench = bench_of("a", "b", rounds=3, evaluate_metric="accuracy")
     for values in ((0.1, 0.1), (0.9, 0.7), (0.5, 0.5)):
         for name, value in zip(("a", "b"), values, strict=True):
             hand_in(bench, name, {"accuracy": value, "loss": 1 - value})
@@ -195,25 +200,31 @@ def test_evaluation_of_an_earlier_model_does_not_count_for_the_round() -> None:
     """In ASP an update may be counted by a later round than the one that it was trained for."""
     bench = Bench(
         make_rules(
-            rounds=9, min_participants=1, consistency="asp", staleness=None, start_participants=2
+            rounds=9,
+            min_participants=1,
+            consistency="asp",
+            staleness=None,
+            start_participants=2,
+            evaluate_metric="accuracy",
         )
     )
     for name in ("a", "b"):
         bench.send(c.Rendezvous(name, PROFILE, {}, True))
-    hand_in(bench, "a", {"accuracy": 0.2})
-    assert bench.session.round == 1
+    for accuracy in (0.1, 0.2):
+        hand_in(bench, "a", {"accuracy": accuracy})
+    assert bench.session.round == 2
     hand_in(bench, "b", {"accuracy": 0.9})  # trained for round 0
-    assert bench.happened(e.UpdateAccepted)[-1].staleness == 1
+    assert bench.happened(e.UpdateAccepted)[-1].staleness == 2
     best = bench.session.evaluation.best
     assert best is not None
-    assert (best.round, best.value) == (0, 0.2)
+    assert (best.round, best.value) == (1, 0.2)
 
 
 # --- the last model ---
 
 
 def test_last_model_is_evaluated_by_all_that_can() -> None:
-    bench = bench_of("a", "b", without=("c",))
+    bench = bench_of("a", "b", without=("c",), evaluate_metric="accuracy")
     train(bench, 0.1, 0.2)
     assert bench.phase is Phase.COLLECTING
     round_ = bench.session.opened
@@ -305,7 +316,7 @@ def test_evaluation_goes_on_without_leaving_participants() -> None:
 
 
 def test_evaluation_of_the_last_model_ends_at_its_deadline() -> None:
-    bench = bench_of("a", "b", evaluate_deadline_s=30.0, **TIMED)
+    bench = bench_of("a", "b", evaluate_metric="accuracy", evaluate_deadline_s=30.0, **TIMED)
     train(bench, 0.1, 0.2)
     evaluate(bench, "a", 0.9)
     bench.pass_time(29.0)
@@ -384,11 +395,11 @@ def test_improvement_by_less_than_min_delta_is_none() -> None:
         evaluate_patience=2,
         evaluate_min_delta=0.1,
     )
-    train(bench, 0.5, 0.55, 0.59)
+    train(bench, 0.1, 0.5, 0.55, 0.59)
     assert bench.session.is_trained
     best = bench.session.evaluation.best
     assert best is not None
-    assert (best.improved_round, best.round) == (0, 2), "the best model is the best all the same"
+    assert (best.improved_round, best.round) == (1, 3), "the best model is the best all the same"
 
 
 def test_other_metrics_do_not_stop_the_session() -> None:
@@ -407,7 +418,7 @@ def own(bench: Bench, number: int, accuracy: float | None) -> None:
 
 
 def test_coordinator_evaluates_one_model_after_the_other() -> None:
-    bench = bench_of(without=("a",), rounds=4, evaluate_data=True)
+    bench = bench_of(without=("a",), rounds=4, evaluate_data=True, evaluate_metric="accuracy")
     assert [m.round for m in bench.session.evaluation.owed] == [0]
     train(bench, 0.1, 0.1)
     assert [m.round for m in bench.session.evaluation.owed] == [0, 1, 2]
@@ -416,9 +427,10 @@ def test_coordinator_evaluates_one_model_after_the_other() -> None:
     bench.refuses(c.EvaluationDone(2, None), errors.StaleModel)
     own(bench, 1, None)
     assert owed(bench) == [2]
+    own(bench, 2, 0.3)
     best = bench.session.evaluation.best
     assert best is not None
-    assert (best.round, best.value) == (0, 0.2), "what the participants measure does not count"
+    assert (best.round, best.value) == (2, 0.3), "what the participants measure does not count"
 
 
 def test_coordinators_evaluation_is_owed_again_after_a_restart() -> None:
@@ -428,7 +440,9 @@ def test_coordinators_evaluation_is_owed_again_after_a_restart() -> None:
 
 
 def test_session_waits_for_the_coordinators_evaluation_of_the_last_model() -> None:
-    bench = bench_of(without=("a",), evaluate_data=True, evaluate_deadline_s=30.0)
+    bench = bench_of(
+        without=("a",), evaluate_data=True, evaluate_metric="accuracy", evaluate_deadline_s=30.0
+    )
     train(bench, 0.1, 0.1)
     assert bench.session.opened.task is Task.EVALUATE
     assert bench.session.opened.selected == ()
@@ -468,13 +482,15 @@ def test_coordinators_evaluation_stops_the_session_early() -> None:
     bench = bench_of(
         "a", rounds=50, evaluate_data=True, evaluate_metric="accuracy", evaluate_patience=1
     )
-    own(bench, 0, 0.5)
+    own(bench, 0, 0.1)
     train(bench, 0.1)
-    own(bench, 1, 0.4)
+    own(bench, 1, 0.5)
+    train(bench, 0.1)
+    own(bench, 2, 0.4)
     assert bench.session.opened.task is Task.TRAIN, "the round that is open is brought to its end"
     train(bench, 0.2)
     assert bench.session.opened.task is Task.EVALUATE
-    own(bench, 2, 0.3)
+    own(bench, 3, 0.3)
     evaluate(bench, "a", 0.1)
     assert bench.phase is Phase.FINISHED
     assert bench.session.evaluation.ended_because
@@ -488,12 +504,14 @@ def test_session_that_stops_early_ends_even_if_its_last_model_is_the_best() -> N
         evaluate_metric="accuracy",
         evaluate_patience=1,
     )
-    own(bench, 0, 0.5)
+    own(bench, 0, 0.1)
     train(bench, 0.1)
-    own(bench, 1, 0.4)
+    own(bench, 1, 0.5)
+    train(bench, 0.1)
+    own(bench, 2, 0.4)
     train(bench, 0.2)
     assert bench.session.opened.task is Task.EVALUATE
-    own(bench, 2, 0.9)
+    own(bench, 3, 0.9)
     assert bench.phase is Phase.FINISHED
     assert bench.session.cause == "completed"
 
@@ -504,3 +522,146 @@ def test_session_of_an_earlier_version_has_no_evaluation_at_its_end() -> None:
     bench.join("a")
     train(bench, 0.1, 0.1)
     assert bench.phase is Phase.FINISHED
+
+
+# --- sums of sites ---
+
+
+def history_of(bench: Bench) -> History:
+    history = History(rules=bench.session.rules)
+    for event in bench.journal:
+        history.apply(event)
+    return history
+
+
+def told(name: str, probability: float, *, rows: int = 40) -> Evaluation:
+    """Evaluation of a site with three rows of class 1 in ten, which get this probability, while the
+    others get one that is as far from it. name: "a" has another order of rows than "b"."""
+    target = np.arange(rows) % 10 < 3
+    if name == "a":
+        target = target[::-1]
+    p = np.where(target, probability, 1 - probability)
+    codes = target.astype(int)
+    both = np.stack([1 - p, p], axis=1)
+    tallies = tally_classes(2, codes, (p > 0.5).astype(int), both)
+    return Evaluation(rows, {"accuracy": 0.123, "loss": 1.0}, tallies)
+
+
+def hand_in_tallies(bench: Bench, *probabilities: float) -> None:
+    """Rounds of all participants, whose models give the rows these probabilities."""
+    for probability in probabilities:
+        for name in bench.outstanding:
+            number = bench.session.trained_by(name)
+            weights = stored(update_key(number, name), f"{name}@{number}")
+            evaluation = told(name, probability)
+            bench.send(c.EndTrainingRound(name, number, 10, weights, evaluation=evaluation))
+
+
+def evaluate_last(bench: Bench, probability: float) -> None:
+    for name in bench.outstanding:
+        number = bench.session.trained_by(name)
+        bench.send(c.EndTrainingRound(name, number, 0, None, evaluation=told(name, probability)))
+
+
+def test_figures_are_of_all_rows_and_only_other_metrics_are_averaged() -> None:
+    site = Evaluation(3, {"r2": -33.0, "mse": 1.0, "mine": 1.0}, numbers([1, 2, 3], [1, 2, 4]))
+    other = Evaluation(2, {"r2": -9.0, "mse": 1.0, "mine": 6.0}, numbers([90, 92], [90, 91]))
+    found = together([site, other])
+    assert found == together([other, site])
+    assert found is not None
+    truth = r2_score([1, 2, 3, 90, 92], [1, 2, 4, 90, 91])
+    assert found.metrics["r2"] == pytest.approx(truth)
+    assert found.metrics["mine"] == 3.0
+    assert "mine" not in found.figures
+    open_round = averaged([site, other])
+    assert open_round is not None
+    assert open_round.metrics == {"mine": 3.0}, "no average is called r2"
+
+
+def numbers(target: list[float], predicted: list[float]) -> Tallies:
+    tallies = tally_numbers(np.array(target, float), np.array(predicted, float))
+    assert tallies is not None
+    return tallies
+
+
+def test_models_are_compared_by_the_log_loss_of_all_rows_and_the_untrained_one_never_wins() -> None:
+    bench = bench_of("a", "b", rounds=3)
+    hand_in_tallies(bench, 0.9, 0.7, 0.6)  # model 0 is the best of them
+    evaluate_last(bench, 0.65)
+    bench.restart()
+    winner = bench.session.evaluation.winner
+    assert winner is not None
+    assert (winner.metric, winner.round) == ("log_loss", 1)
+    assert winner.value == pytest.approx(-np.log(0.7))
+    (record, *_) = history_of(bench).rounds
+    assert record.evaluation is not None
+    assert record.evaluation.figures["log_loss"].value == pytest.approx(-np.log(0.9))
+    assert record.evaluation.metrics["accuracy"] == 1.0, "and not the sites' 0.123"
+    assert record.sites["a"].evaluation is not None
+    assert record.sites["a"].evaluation.tallies is None, "what follows from them is kept"
+    assert bench.session.evaluation.no_better == ""
+
+
+def test_model_that_is_no_better_than_the_commonest_class_is_told_and_never_the_best() -> None:
+    """The shares of the classes, 0.3 and 0.7, have log loss 0.611."""
+    bench = bench_of("a", "b", rounds=2)
+    hand_in_tallies(bench, 0.5, 0.54)
+    assert bench.session.evaluation.no_better.startswith(
+        "Model 1 is no better than always predicting the commonest class: its log_loss over the "
+        "held-out rows is 0.6162, and that of the commonest class 0.6109; no model was better"
+    )
+    assert bench.session.evaluation.winner is None
+    evaluate_last(bench, 0.56)
+    assert bench.session.evaluation.no_better == ""
+    assert bench.session.evaluation.winner is not None
+    assert bench.session.cause == "completed"
+
+
+def test_training_that_gets_worse_tells_its_best_model() -> None:
+    bench = bench_of("a", "b", rounds=2)
+    hand_in_tallies(bench, 0.5, 0.9)
+    evaluate_last(bench, 0.4)
+    assert bench.session.evaluation.no_better.endswith("the best model is 1, with 0.1054.")
+
+
+def test_patience_counts_by_the_loss_of_all_rows_without_a_named_metric() -> None:
+    bench = bench_of("a", "b", rounds=50, evaluate_patience=2)
+    hand_in_tallies(bench, 0.5, 0.9, 0.8, 0.85)
+    assert bench.session.is_trained
+    evaluate_last(bench, 0.9)
+    assert bench.session.evaluation.ended_because == (
+        "stopped early: log_loss has not improved since round 1"
+    )
+
+
+def test_averages_choose_no_model_unless_their_metric_is_named() -> None:
+    bench = bench_of("a", rounds=3)
+    train(bench, 0.1, 0.9, 0.5)
+    assert bench.session.evaluation.best is None
+
+
+def test_site_with_too_few_rows_is_told_and_counts_nowhere() -> None:
+    bench = bench_of("a", "b", rounds=2)
+    for name in bench.outstanding:
+        few = Evaluation(0, {}, withheld=True)
+        weights = stored(update_key(0, name), f"{name}@0")
+        evaluation = few if name == "b" else told(name, 0.5)
+        bench.send(c.EndTrainingRound(name, 0, 10, weights, evaluation=evaluation))
+    assert history_of(bench).withheld == ["b"]
+    (record, *_) = history_of(bench).rounds
+    assert record.evaluation is not None
+    assert record.evaluation.num_samples == 40
+
+
+def test_models_of_steps_are_evaluated_once_a_pass_over_the_data() -> None:
+    bench = bench_of("a", rounds=9, evaluate_every=1)
+    assert bench.session.model is not None
+    model = replace(bench.session.model, metadata={"steps_per_pass": "3"})
+    bench.session = replace_of(bench.session, model=model)
+    asked = []
+    for _ in range(7):
+        asked.append(bench.start("a").evaluate)
+        train(bench, 0.5)
+        published = replace(bench.session.model, metadata={"steps_per_pass": "3"})
+        bench.session = replace_of(bench.session, model=published)
+    assert asked == [True, False, False, True, False, False, True]

@@ -86,6 +86,14 @@ def class_figures(tallies: Tallies, number: int) -> dict[str, Figure]:
     return shares if auc is None else {**shares, "auc": auc}
 
 
+def metric_names(task: str, *, has_probabilities: bool) -> tuple[str, ...]:
+    """What a model of this task is measured by: figures, and the mean loss of a classification."""
+    if task == "regression":
+        return NUMBER_FIGURES
+    known = (name for name in CLASS_FIGURES if has_probabilities or name not in OF_PROBABILITIES)
+    return (*known, "loss")
+
+
 def is_better(value: float, baseline: float, *, is_minimised: bool) -> bool:
     """Whether a figure beats a baseline."""
     return value < baseline if is_minimised else value > baseline

@@ -23,6 +23,7 @@ Array = NDArray[np.float64]
 
 MAX_BINS = 256  # of a class
 MAX_NUMBERS = 10_000  # counts and positions together: below 64 KiB as text
+MAX_BYTES = 64 * 1024  # on the wire, and as text
 MAX_PAIRS = 1024  # of class and predicted class; with more the counts are by class
 MAX_COUNTED = 1024  # classes that are counted one by one
 MAX_LEVEL = 15  # at which there are two bins

@@ -10,7 +10,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError
+from xain_workloads.figures import metric_names
 from xain_workloads.model import Model, Vector
+from xain_workloads.passes import KEY as PASSES_KEY
+from xain_workloads.passes import steps_per_pass
 from xain_workloads.preprocessing import (
     COLUMNS_KEY,
     KEY,
@@ -163,6 +166,21 @@ def initial_model(
     Without statistics of each site there is no preprocessing, and the workload makes the model for
     the columns as they are. Raises ValueError as Workload.initial_model does.
     """
+    model = _initial_model(workload, profiles, options, made)
+    steps = (made or {}).get(PASSES_KEY) or str(
+        steps_per_pass(getattr(workload, "options", None), profiles)
+    )
+    if steps == "1":
+        return model
+    return replace(model, metadata={**model.metadata, PASSES_KEY: steps})
+
+
+def _initial_model(
+    workload: Workload,
+    profiles: Sequence[DataProfile],
+    options: PreprocessingOptions,
+    made: Mapping[str, str] | None,
+) -> Model:
     known = [profile for profile in profiles if profile.num_samples > 0]
     fitted = preprocessing_of(made or {})
     if fitted is None and not (known and all(profile.statistics for profile in known)):
@@ -213,6 +231,15 @@ def probabilities(model: Model, data: Table | Dataset) -> Array | None:
     """Probability of each class for rows as they are in a file. See Workload.probabilities."""
     features = prepare(model.metadata, data).features
     return from_metadata(model.metadata).probabilities(model, features)
+
+
+def metrics_of(workload: Workload) -> tuple[str, ...]:
+    """Names of what the models of a workload are measured by."""
+    options: Any = getattr(workload, "options", None)
+    has_probabilities = getattr(options, "vote", "soft") == "soft" and getattr(
+        options, "loss", "log_loss"
+    ) in ("log_loss", "modified_huber")
+    return metric_names(getattr(options, "task", ""), has_probabilities=has_probabilities)
 
 
 def fit_centralised(workload: Workload, data: Table | Dataset, *, epochs: int, seed: int) -> Model:

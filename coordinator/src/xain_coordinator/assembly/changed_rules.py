@@ -40,6 +40,7 @@ _KEYS: Mapping[str, str | None] = {
     "evaluate_min_delta": "evaluate.min_delta",
     "evaluate_data": "evaluate.data",
     "evaluate_deadline_s": "evaluate.deadline_s",
+    "evaluate_min_rows": "evaluate.min_rows",
     "train_config": "train.*",
     "schema": "schema.*",
     "heartbeat_time_s": None,

@@ -124,7 +124,7 @@ def model_of_session(
     session = last.session
     model = session.model
     if round_ == BEST:
-        best = session.evaluation.best
+        best = session.evaluation.winner
         if best is None:
             raise CannotStartFrom(f"{session_id}/{round_}: no model of it was evaluated")
         round_ = str(best.round)

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from xain_coordinator.cli import figures
 from xain_coordinator.server.inspection_client import MAX_PARTICIPANTS, MAX_ROUNDS, Snapshot, clean
 from xain_foundation.hints import hint
 from xain_foundation.wheels import pip_install
@@ -16,7 +17,7 @@ _MAX_NAMES = 6
 
 def render(snapshot: Snapshot, console: Console) -> None:
     """Tables of a status: the state, then the participants, then the rounds."""
-    console.print(_headline(snapshot.status))
+    console.print(_headline(snapshot.status, snapshot.rounds.rounds))
     if snapshot.participants.participants or snapshot.status.sites:
         console.print(Text("\nParticipants", style="bold"))
         console.print(participants(snapshot, MAX_PARTICIPANTS, folds=True))
@@ -48,7 +49,9 @@ def parameter_lines(status: inspection_pb2.GetStatusResponse) -> list[str]:
     return reports.lines_of(reports.from_json(status.parameters))
 
 
-def _headline(status: inspection_pb2.GetStatusResponse) -> Table:
+def _headline(
+    status: inspection_pb2.GetStatusResponse, rounds: Iterable[inspection_pb2.RoundStatus]
+) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column()
@@ -76,6 +79,8 @@ def _headline(status: inspection_pb2.GetStatusResponse) -> Table:
     if status.num_selected:
         awaited = "evaluations" if state == "evaluating" else "updates"
         grid.add_row(awaited, f"{status.num_updates} of {status.num_selected} in")
+    if (measured := figures.latest(rounds)) is not None:
+        grid.add_row(f"model {measured[0]}", _text(figures.sentence(measured[1])))
     if status.HasField("best_round"):
         best = f"{status.best_round}, {clean(status.metric)} {status.best_value:.4g}"
         grid.add_row("best model", Text(best))
@@ -211,7 +216,8 @@ def _rounds(rounds: Iterable[inspection_pb2.RoundStatus], metric: str) -> Table:
     shown_rounds = list(rounds)[-MAX_ROUNDS:]
     by_sites = any(metric in one.evaluation.metrics for one in shown_rounds)
     by_us = any(metric in one.coordinator_evaluation.metrics for one in shown_rounds)
-    measured = [clean(metric)] * by_sites + [f"{clean(metric)} here"] * by_us
+    heading = figures.label(metric, (one.evaluation for one in shown_rounds))
+    measured = [heading] * by_sites + [f"{clean(metric)} here"] * by_us
     table = Table(title="\nRecent rounds", title_justify="left", title_style="bold", box=None)
     table.padding = (0, 2, 0, 0)
     for heading in ("round", "state", "updates", "samples", "time", *measured, "problems"):

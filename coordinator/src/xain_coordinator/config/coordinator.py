@@ -131,6 +131,15 @@ class WorkloadSettings(Section):
             yield _wrong_option(self.options, str(error))
 
     @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of what the workload's models are measured by; empty without a workload."""
+        if not self.name:
+            return ()
+        from xain_workloads import workload
+
+        return workload.metrics_of(workload.create(self.name, self.options))
+
+    @property
     def task(self) -> str:
         """The workload's task: "classification", "regression", or "" without a workload."""
         if not self.name:
@@ -461,6 +470,15 @@ class CoordinatorConfig(Section):
             yield WrongSetting("schema.task", f'the workload trains for "{trained}"')
 
     @Check
+    def _metric_is_measured(self) -> Conflicts:
+        metric, measured = self.evaluate.metric, self.workload.metrics
+        if metric and measured and metric not in measured:
+            yield WrongSetting(
+                "evaluate.metric",
+                f"the models of this workload are measured by: {', '.join(measured)}",
+            )
+
+    @Check
     def _fits_can_be_requested(self) -> Conflicts:
         if self.rounds.start == "request" and not self.http.is_on:
             yield WrongSetting("rounds.start", "without http.port nothing could request a fit")
@@ -527,6 +545,7 @@ class CoordinatorConfig(Section):
             evaluate_min_delta=evaluate.min_delta,
             evaluate_data=bool(evaluate.data),
             evaluate_deadline_s=evaluate.deadline_s,
+            evaluate_min_rows=evaluate.min_rows,
             train_config=json.dumps(self.train, sort_keys=True) if self.train else "",
             aggregation=aggregation.rule,
             aggregation_options={**aggregation.whole_options, **stages},

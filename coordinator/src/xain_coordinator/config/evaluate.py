@@ -21,6 +21,7 @@ class EvaluateSettings(Dialect):
     direction: Literal["", "max", "min"] = ""
     patience: int = Field(default=0, ge=0, le=MAX_INT32)
     min_delta: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    min_rows: int = Field(default=5, ge=5, le=MAX_INT32)
     deadline_s: float = Field(default=600.0, gt=0, le=_MAX_WAIT_S)
     data: str = ""
     target: str | None = None
@@ -45,11 +46,11 @@ class EvaluateSettings(Dialect):
             )
 
     @Check
-    def _patience_has_a_metric(self) -> Conflicts:
+    def _patience_has_models(self) -> Conflicts:
         if self.min_delta and not self.patience:
             yield WrongSetting("min_delta", "nothing would read it without evaluate.patience")
-        if self.patience and not (self.metric and self.every):
-            yield WrongSetting("patience", "it needs evaluate.metric, and evaluate.every above 0")
+        if self.patience and not self.every:
+            yield WrongSetting("patience", "it needs evaluate.every above 0")
 
     @Check
     def _data_can_be_read(self) -> Conflicts:

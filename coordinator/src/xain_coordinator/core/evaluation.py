@@ -1,4 +1,5 @@
-"""Evaluations of global models: bounds on their metrics, mean and spread over sites, best model.
+"""Evaluations of global models: bounds on what sites send, figures over the rows of all sites,
+averages and spread over sites, best model.
 
 The evaluations of round r are of model r, from which the round starts.
 """
@@ -12,6 +13,8 @@ from xain_coordinator.core.descent import NOT_BEGUN, Descent
 from xain_coordinator.core.replacing import replace
 from xain_coordinator.core.round import Round
 from xain_coordinator.core.values import Evaluation, GlobalModel, Rules
+from xain_workloads.figures import CLASS_FIGURES, DEFAULTS, NUMBER_FIGURES, figures, is_better
+from xain_workloads.tallies import Tallies, add, check
 
 # Bounds of the metrics that a participant sends, since all of them go into the journal.
 MAX_METRICS = 32
@@ -24,6 +27,8 @@ MAX_SAMPLES = 2**53
 WELL_KNOWN: Mapping[str, bool] = {
     "accuracy": False,
     "balanced_accuracy": False,
+    "sensitivity": False,
+    "specificity": False,
     "precision": False,
     "recall": False,
     "f1": False,
@@ -31,14 +36,16 @@ WELL_KNOWN: Mapping[str, bool] = {
     "r2": False,
     "loss": True,
     "log_loss": True,
+    "brier": True,
+    "calibration_error": True,
     "perplexity": True,
     "mse": True,
     "rmse": True,
     "mae": True,
 }
 
-# Without a named metric, models are compared by the first of these that an evaluation has.
-DEFAULTS = ("accuracy", "r2", "loss")
+# Metrics that tallies give for all rows; those of single sites are not averaged.
+_OF_TALLIES = frozenset((*CLASS_FIGURES, *NUMBER_FIGURES))
 
 # Models that wait for the coordinator's own evaluation, beside the one that is being evaluated. If
 # evaluations take longer than rounds, the oldest waiting model is left out.
@@ -47,12 +54,14 @@ MAX_BACKLOG = 8
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The best of the models that were evaluated.
+    """The best of the trained models that were evaluated. The untrained one does not compete.
 
     round, value: number and metric of the best model; the earlier one of two equal models.
     improved_round, improved_value: of the last model that was better than all before by more than
         min_delta. Patience is counted from this model.
-    latest_round: number of the model that was evaluated last.
+    latest_round, latest_value: of the model that was evaluated last.
+    baseline, latest_baseline: the metric of always predicting the commonest class, or the mean, on
+        the rows that the best and the latest model were evaluated on; None if it has none.
     """
 
     metric: str
@@ -62,6 +71,35 @@ class Best:
     improved_round: int
     improved_value: float
     latest_round: int
+    latest_value: float
+    baseline: float | None = None
+    latest_baseline: float | None = None
+
+    @property
+    def beats_baseline(self) -> bool:
+        """Whether the best model is better than the best constant prediction, as far as is
+        known."""
+        return self.baseline is None or is_better(
+            self.value, self.baseline, is_minimised=self.is_minimised
+        )
+
+    @property
+    def no_better(self) -> str:
+        """One sentence, if the latest model is no better than the best constant prediction."""
+        baseline = self.latest_baseline
+        if baseline is None or is_better(
+            self.latest_value, baseline, is_minimised=self.is_minimised
+        ):
+            return ""
+        of = "the mean" if self.metric in NUMBER_FIGURES else "the commonest class"
+        text = (
+            f"Model {self.latest_round} is no better than always predicting {of}: its"
+            f" {self.metric} over the held-out rows is {self.latest_value:.4g}, and that of {of}"
+            f" {baseline:.4g}"
+        )
+        if self.beats_baseline:
+            return f"{text}; the best model is {self.round}, with {self.value:.4g}."
+        return f"{text}; no model was better."
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +120,16 @@ def why_not_metric(name: str, value: float) -> str | None:
     return None
 
 
-def checked(num_samples: int, metrics: Mapping[str, float]) -> Evaluation:
+def checked(
+    num_samples: int,
+    metrics: Mapping[str, float],
+    tallies: Tallies | None = None,
+    *,
+    withheld: bool = False,
+) -> Evaluation:
     """Check an evaluation from the network. Raises ValueError if it breaks a bound."""
+    if withheld:
+        return Evaluation(0, {}, withheld=True)
     if not 0 <= num_samples <= MAX_SAMPLES:
         raise ValueError(f"the model was evaluated on {num_samples} samples")
     if len(metrics) > MAX_METRICS:
@@ -91,7 +137,9 @@ def checked(num_samples: int, metrics: Mapping[str, float]) -> Evaluation:
     for name, value in metrics.items():
         if (why := why_not_metric(name, value)) is not None:
             raise ValueError(why)
-    return Evaluation(num_samples, {name: metrics[name] for name in sorted(metrics)})
+    if tallies is not None:
+        check(tallies)
+    return Evaluation(num_samples, {name: metrics[name] for name in sorted(metrics)}, tallies)
 
 
 def mean_metrics(sites: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, float]:
@@ -113,13 +161,40 @@ def mean_metrics(sites: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, 
     return means
 
 
-def mean_evaluation(evaluations: Iterable[Evaluation]) -> Evaluation | None:
-    """The mean over sites, weighted by samples, and their samples together; None without any."""
-    measured = [one for one in evaluations if one.num_samples and one.metrics]
+def together(
+    evaluations: Iterable[Evaluation], tallies: Tallies | None = None
+) -> Evaluation | None:
+    """The evaluation of sites together; None without any.
+
+    tallies: of all of them; added up here if None. The metrics are the figures that follow from the
+    tallies, and of all others the averages over sites, weighted by samples.
+    """
+    measured = [one for one in evaluations if one.num_samples and (one.metrics or one.tallies)]
     if not measured:
         return None
-    metrics = mean_metrics((one.num_samples, one.metrics) for one in measured)
+    if tallies is None:
+        tallies = add(one.tallies for one in measured if one.tallies is not None)
+    found = {} if tallies is None else figures(tallies)
+    averages = mean_metrics((one.num_samples, _plain(one)) for one in measured)
+    metrics = {name: value for name, value in averages.items() if name not in found}
+    metrics |= {name: figure.value for name, figure in found.items()}
+    return Evaluation(sum(one.num_samples for one in measured), metrics, figures=found)
+
+
+def averaged(evaluations: Iterable[Evaluation]) -> Evaluation | None:
+    """The averages over sites alone, weighted by samples, of an open round; None without any."""
+    measured = [one for one in evaluations if one.num_samples and (one.metrics or one.tallies)]
+    if not measured:
+        return None
+    metrics = mean_metrics((one.num_samples, _plain(one)) for one in measured)
     return Evaluation(sum(one.num_samples for one in measured), metrics)
+
+
+def _plain(one: Evaluation) -> Mapping[str, float]:
+    """Metrics of a site that no tallies give."""
+    if one.tallies is None and not one.figures:
+        return one.metrics
+    return {name: value for name, value in one.metrics.items() if name not in _OF_TALLIES}
 
 
 def spreads(evaluations: Iterable[Evaluation]) -> dict[str, Spread]:
@@ -148,17 +223,24 @@ def _spread(values: list[float]) -> Spread:
 def better(
     best: Best | None, rules: Rules, number: int, evaluation: Evaluation | None
 ) -> Best | None:
-    """The best model after the evaluation of model `number`."""
+    """The best model after the evaluation of the trained model `number`, as together() gives it.
+
+    Unless a metric is named, models are compared by the first figure of DEFAULTS that there is, and
+    by no average.
+    """
     if evaluation is None:
         return best
-    default = next((name for name in DEFAULTS if name in evaluation.metrics), "")
+    default = next((name for name in DEFAULTS if name in evaluation.figures), "")
     metric = best.metric if best is not None else rules.evaluate_metric or default
     if metric not in evaluation.metrics:
         return best
     value = evaluation.metrics[metric]
+    figure = evaluation.figures.get(metric)
+    baseline = None if figure is None else figure.baseline
     if best is None:
         is_minimised = rules.evaluate_minimised if rules.evaluate_metric else WELL_KNOWN[metric]
-        return Best(metric, is_minimised, number, value, number, value, number)
+        latest = number, value
+        return Best(metric, is_minimised, *latest, *latest, *latest, baseline, baseline)
     sign = -1.0 if best.is_minimised else 1.0
     is_best = sign * value > sign * best.value
     has_improved = sign * (value - best.improved_value) > rules.evaluate_min_delta
@@ -170,25 +252,31 @@ def better(
         number if has_improved else best.improved_round,
         value if has_improved else best.improved_value,
         number,
+        value,
+        baseline if is_best else best.baseline,
+        baseline,
     )
 
 
-def is_out_of_patience(best: Best | None, rules: Rules) -> bool:
-    """Whether no model has been better for evaluate_patience rounds."""
+def is_out_of_patience(best: Best | None, rules: Rules, steps_per_pass: int) -> bool:
+    """Whether no model has been better for evaluate_patience rounds, or passes over the data."""
     if best is None or rules.evaluate_patience == 0:
         return False
-    return best.latest_round - best.improved_round >= rules.evaluate_patience
+    return best.latest_round - best.improved_round >= rules.evaluate_patience * steps_per_pass
 
 
 @dataclass(frozen=True)  # without slots: see replacing.py
 class EvaluationProgress:
     """Results of the evaluations, and those that are still owed.
 
-    best: of the models that were evaluated.
+    best: of the trained models that were evaluated; see `winner`.
     owed: models that the coordinator is to measure on its own data; the first is being measured.
     last_round: the one in which the last model was evaluated, when it is over.
     ended_because: why a completed session has made fewer models than its rules say; "" otherwise.
     descent: with the rule "gradient", how the loss in training has fallen.
+    measured_round: number of the model that was evaluated last, the untrained one among them; -1
+        before the first.
+    lacks_metric: whether the latest evaluation has no [evaluate] metric.
     """
 
     best: Best | None = None
@@ -196,21 +284,51 @@ class EvaluationProgress:
     last_round: Round | None = None
     ended_because: str = ""
     descent: Descent = NOT_BEGUN
+    measured_round: int = -1
+    lacks_metric: bool = False
 
-    def compared(self, round_: Round, rules: Rules) -> "EvaluationProgress":
+    @property
+    def winner(self) -> Best | None:
+        """The best model, unless it is no better than the best constant prediction."""
+        return self.best if self.best is not None and self.best.beats_baseline else None
+
+    @property
+    def no_better(self) -> str:
+        """See Best.no_better; "" without an evaluation."""
+        return "" if self.best is None else self.best.no_better
+
+    def compared(
+        self, round_: Round, rules: Rules, untrained: int | None = None
+    ) -> "EvaluationProgress":
         """Compare the model of a round with the best one, by what participants have measured. The
         coordinator's own evaluations take the place of theirs where it has data."""
         if rules.evaluate_data or not round_.evaluations:
             return self
-        mean = mean_evaluation(round_.evaluations.values())
-        return replace(self, best=better(self.best, rules, round_.number, mean))
+        return self._measured(
+            round_.number, together(round_.evaluations.values()), rules, untrained
+        )
 
     def evaluated(
-        self, number: int, evaluation: Evaluation | None, rules: Rules
+        self,
+        number: int,
+        evaluation: Evaluation | None,
+        rules: Rules,
+        untrained: int | None = None,
     ) -> "EvaluationProgress":
         """Note the coordinator's evaluation of the first model that it owes, or that it failed."""
-        best = better(self.best, rules, number, evaluation)
-        return replace(self, best=best, owed=self.owed[1:])
+        measured = None if evaluation is None else together([evaluation])
+        progress = self._measured(number, measured, rules, untrained)
+        return replace(progress, owed=self.owed[1:])
+
+    def _measured(
+        self, number: int, evaluation: Evaluation | None, rules: Rules, untrained: int | None
+    ) -> "EvaluationProgress":
+        """untrained: number of the untrained model; None if the first model was trained before."""
+        if evaluation is None:
+            return self
+        best = self.best if number == untrained else better(self.best, rules, number, evaluation)
+        lacks = bool(rules.evaluate_metric) and rules.evaluate_metric not in evaluation.metrics
+        return replace(self, best=best, measured_round=number, lacks_metric=lacks)
 
     def owing(
         self, model: GlobalModel | None, rules: Rules, *, is_last: bool
@@ -219,8 +337,8 @@ class EvaluationProgress:
         does not wait for earlier ones."""
         if not rules.evaluate_data or rules.evaluate_every == 0 or model is None or model.is_empty:
             return self
-        is_evaluated = self.best is not None and self.best.latest_round == model.round
-        if is_evaluated or not (is_last or rules.evaluates(model.round)):
+        is_evaluated = self.measured_round == model.round
+        if is_evaluated or not (is_last or rules.evaluates(model.round, model.steps_per_pass)):
             return self
         first, waiting = self.owed[:1], self.owed[1:]
         kept = () if is_last else waiting[1 - MAX_BACKLOG :]

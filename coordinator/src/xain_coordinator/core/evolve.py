@@ -112,7 +112,9 @@ def evolve(session: Session, event: e.Event) -> Session:
             evaluated = session.opened.with_evaluation(participant_id, evaluation)
             return replace(session, open_round=evaluated)
         case e.ModelEvaluated(number, evaluation):
-            progress = session.evaluation.evaluated(number, evaluation, session.rules)
+            progress = session.evaluation.evaluated(
+                number, evaluation, session.rules, session.untrained
+            )
             return replace(session, evaluation=progress)
         case e.ModelsRemoved():
             return session  # it uses none of them
@@ -355,7 +357,9 @@ def _after_publication(session: Session, model: GlobalModel) -> Session:
         last_round=round_,
         buffered=buffered,
         selection=session.selection.after_round(number, unselected),
-        evaluation=session.evaluation.compared(round_, rules).descended(round_, rules),
+        evaluation=session.evaluation.compared(round_, rules, session.untrained).descended(
+            round_, rules
+        ),
     )
     return replace(session, evaluation=session.evaluation_due)
 
@@ -364,7 +368,8 @@ def _finished(session: Session, event: e.SessionFinished) -> Session:
     # open_round moves to last_round so that updates that are sent again are still recognised.
     ended, progress = session.open_round, session.evaluation
     if ended is not None and ended.is_evaluation:
-        progress = replace(progress.compared(ended, session.rules), last_round=ended)
+        progress = progress.compared(ended, session.rules, session.untrained)
+        progress = replace(progress, last_round=ended)
         ended = None
     return replace(
         _moved(session, event, event.at),

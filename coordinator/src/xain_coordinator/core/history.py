@@ -15,10 +15,11 @@ from typing import Any
 
 from xain_coordinator.core import events as e
 from xain_coordinator.core.accounts import NOT_WAITED_FOR, Account, Accounts, failed
-from xain_coordinator.core.evaluation import Spread, mean_evaluation, mean_metrics, spreads
+from xain_coordinator.core.evaluation import Spread, averaged, mean_metrics, spreads, together
 from xain_coordinator.core.keys import model_key
 from xain_coordinator.core.session_warnings import SessionWarnings, Warned
-from xain_coordinator.core.values import Evaluation, GlobalModel, Rules, Task
+from xain_coordinator.core.values import Evaluation, GlobalModel, Rules, Tallies, Task
+from xain_workloads.tallies import add
 
 # Selected and contributors together, of a round that is over. Its names are for a person to read;
 # those of a thousand rounds of a thousand participants would fill the memory, and every snapshot.
@@ -48,6 +49,9 @@ MAX_UNWRITTEN = 1000
 # rounds lose those of their sites, and keep means and spreads.
 MAX_SITE_METRICS = 100_000
 
+# Rounds that are over and keep the sums of their sites' tallies, to which a late one is added.
+TALLIED_ROUNDS = 8
+
 
 @dataclass(frozen=True, slots=True)
 class SiteRecord:
@@ -62,8 +66,11 @@ class SiteRecord:
 
     @property
     def num_metrics(self) -> int:
-        evaluated = 0 if self.evaluation is None else len(self.evaluation.metrics)
-        return len(self.metrics) + evaluated
+        if self.evaluation is None:
+            return len(self.metrics)
+        # A figure has its limits and its baseline.
+        derived = len(self.evaluation.metrics) + 3 * len(self.evaluation.figures)
+        return len(self.metrics) + derived
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +87,9 @@ class RoundRecord:
     sites: measurements by participant; empty when the round is over and they were many, or the
         round is long ago.
     metrics: of training, the mean over sites, weighted by samples.
-    evaluation: of model `round`, the mean over sites, weighted by samples. spread: over sites.
+    evaluation: of model `round`, see evaluation.together(); averages alone while the round runs.
+    spread: over sites.
+    tallies: of all sites, while an evaluation may still come late.
     coordinator_evaluation: of the same model, on the coordinator's own data.
     """
 
@@ -101,6 +110,7 @@ class RoundRecord:
     missing: Mapping[str, str] = field(default_factory=dict)
     num_missing: Mapping[str, int] = field(default_factory=dict)
     lost: tuple[int, int] = (0, 0)
+    tallies: Tallies | None = None
 
     @property
     def num_selected(self) -> int:
@@ -135,7 +145,7 @@ class RoundRecord:
                 case e.EvaluationAccepted(_, participant_id, evaluation):
                     contributors[participant_id] = None
                     missing.pop(participant_id, None)
-                    if evaluation.num_samples:
+                    if evaluation.num_samples or evaluation.withheld:
                         sites[participant_id] = SiteRecord(evaluation=evaluation)
                 case e.UpdateDamaged(participant_id, _, lost, reason):
                     del contributors[participant_id]
@@ -191,15 +201,31 @@ class RoundRecord:
         ).summarised()
 
     def summarised(self) -> "RoundRecord":
-        """The record with means and spreads over its sites."""
+        """The record with means and spreads over its sites, and with figures if it has tallies."""
         sites = self.sites.values()
         evaluations = [one.evaluation for one in sites if one.evaluation is not None]
         return replace(
             self,
             metrics=mean_metrics((one.num_samples, one.metrics) for one in sites),
-            evaluation=mean_evaluation(evaluations),
+            evaluation=averaged(evaluations)
+            if self.tallies is None
+            else together(evaluations, self.tallies),
             spread=spreads(evaluations),
         )
+
+    def derived(self) -> "RoundRecord":
+        """The record with the figures that follow from its sites' tallies, in their place."""
+        known = (one.evaluation for one in self.sites.values())
+        tallies = add(one.tallies for one in known if one is not None and one.tallies is not None)
+        if tallies is None:
+            return self
+        sites = {
+            name: site
+            if site.evaluation is None or site.evaluation.tallies is None
+            else replace(site, evaluation=together([site.evaluation]))
+            for name, site in self.sites.items()
+        }
+        return replace(self, sites=sites, tallies=tallies).summarised()
 
     def published(self, at: float) -> "RoundRecord":
         """The record of a round that is over, shortened to be kept."""
@@ -209,7 +235,10 @@ class RoundRecord:
             for index, (name, reason) in enumerate(self.missing.items())
         }
         over = replace(
-            self, seconds=at - self.opened_at, missing=missing, num_missing=dict(num_missing)
+            self.derived(),
+            seconds=at - self.opened_at,
+            missing=missing,
+            num_missing=dict(num_missing),
         )
         if self.num_selected + self.num_contributors <= MAX_NAMES_OF_A_ROUND:
             return over
@@ -375,6 +404,16 @@ class History:
         could = sum(num_samples for _, num_samples in lost)
         return sum(num_lost for num_lost, _ in lost) / could if could else 0.0
 
+    @property
+    def withheld(self) -> list[str]:
+        """Sites that have too few held-out rows to tell of them, in the latest round with an
+        evaluation of any site."""
+        for record in reversed(self.rounds):
+            known = {name: one.evaluation for name, one in record.sites.items() if one.evaluation}
+            if known:
+                return sorted(name for name, one in known.items() if one.withheld)
+        return []
+
     def warnings(self, *, is_over: bool) -> list[str]:
         """Warnings for an operator, one sentence each. is_over: whether the session is over."""
         found = list(self.accounts.warnings(is_over=is_over))
@@ -406,6 +445,10 @@ class History:
             record = replace(record, lost=lost)
         record = record.published(at)
         self._rounds.append(record)
+        if len(self._rounds) > TALLIED_ROUNDS:
+            old = self._rounds[-1 - TALLIED_ROUNDS]
+            if old.tallies is not None:
+                self._rounds[-1 - TALLIED_ROUNDS] = replace(old, tallies=None)
         self._num_site_metrics += record.num_site_metrics
         for index in range(max(0, len(self._rounds) - self.max_detailed), len(self._rounds)):
             if self._num_site_metrics <= MAX_SITE_METRICS:
@@ -415,6 +458,7 @@ class History:
             self._rounds[index] = replace(old, sites={})
 
     def _add_own(self, number: int, evaluation: Evaluation) -> None:
+        evaluation = together([evaluation]) or evaluation
         index = self._index_of(number)
         if index is None:
             if not self._rounds or number > self._rounds[-1].round:
@@ -433,9 +477,16 @@ class History:
         has_lost_sites = not record.sites and bool(record.metrics or record.evaluation)
         if has_lost_sites or known.evaluation or len(record.sites) == MAX_NAMES_OF_A_ROUND:
             return
-        sites = {**record.sites, participant_id: replace(known, evaluation=evaluation)}
-        self._rounds[index] = replace(record, sites=sites).summarised()
-        self._num_site_metrics += len(evaluation.metrics)
+        tallies = record.tallies
+        if evaluation.tallies is not None:
+            tallies = add(one for one in (tallies, evaluation.tallies) if one is not None)
+            evaluation = together([evaluation]) or evaluation
+        if tallies is None and record.evaluation is not None and record.evaluation.figures:
+            return  # the sums that it would be added to are gone
+        site = replace(known, evaluation=evaluation)
+        sites = {**record.sites, participant_id: site}
+        self._rounds[index] = replace(record, sites=sites, tallies=tallies).summarised()
+        self._num_site_metrics += site.num_metrics - known.num_metrics
 
     def _index_of(self, number: int) -> int | None:
         """Index of the record of a round; None if there is none, or not any more."""

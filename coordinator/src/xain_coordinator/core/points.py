@@ -4,7 +4,7 @@ wire's numbers for states, one of late updates, and one of evaluations."""
 from collections.abc import Mapping
 from dataclasses import replace
 
-from xain_coordinator.core.evaluation import mean_evaluation, spreads
+from xain_coordinator.core.evaluation import spreads, together
 from xain_coordinator.core.round import Round
 from xain_coordinator.core.values import Evaluation, ParticipantState, Phase, Point, Rules
 
@@ -67,14 +67,16 @@ def late_point(participant_id: str, round_: int) -> Point:
 
 
 def evaluation_point(round_: Round) -> tuple[Point, ...]:
-    """Metric point of the participants' evaluation of the round's model: means, and spreads over
-    sites as NAME_min, NAME_max and NAME_std; none without evaluations."""
+    """Metric point of the participants' evaluation of the round's model: figures over all rows and
+    averages over sites, and spreads over sites as NAME_min, NAME_max and NAME_std; none without
+    evaluations."""
     evaluations = tuple(round_.evaluations.values())
-    mean = mean_evaluation(evaluations)
+    mean = together(evaluations)
     if mean is None:
         return ()
     fields: dict[str, int | float | str] = {}
-    for name, spread in spreads(evaluations).items():
+    by_site = [one for each in evaluations if (one := together([each])) is not None]
+    for name, spread in spreads(by_site).items():
         fields |= {
             f"{name}_min": spread.min,
             f"{name}_max": spread.max,
@@ -87,12 +89,26 @@ def own_evaluation_point(number: int, evaluation: Evaluation | None) -> tuple[Po
     """Metric point of model `number` on the coordinator's own data, if it could be measured."""
     if evaluation is None:
         return ()
-    return (_evaluation_point(number, evaluation, "coordinator", {}),)
+    measured = together([evaluation])
+    if measured is None:
+        return ()
+    return (_evaluation_point(number, measured, "coordinator", {}),)
 
 
 def _evaluation_point(
     number: int, evaluation: Evaluation, source: str, fields: Mapping[str, int | float | str]
 ) -> Point:
+    limits = {
+        f"{name}_{end}": value
+        for name, figure in evaluation.figures.items()
+        for end, value in (
+            ("low", figure.low),
+            ("high", figure.high),
+            ("baseline", figure.baseline),
+        )
+        if value is not None
+    }
     # A metric of one of these two names would make a whole number of the field, or the other way.
     whole = {"round": number, "num_samples": evaluation.num_samples}
-    return Point("evaluation", {**fields, **evaluation.metrics, **whole}, {"source": source})
+    values = {**limits, **fields, **evaluation.metrics, **whole}
+    return Point("evaluation", values, {"source": source})

@@ -82,7 +82,7 @@ def _assignment(session: Session, participant_id: str) -> r.Assignment:
     round_ = require_selected(session, participant_id, may_be_closed=is_carried_over)
     number = round_.trained_by(participant_id)
     base = session.buffered.bases[number] if number != round_.number else session.base
-    rules = session.rules
+    is_evaluated = session.rules.evaluates(number, base.model.steps_per_pass)
     return r.Assignment(
         round=number,
         epochs=base.epochs,
@@ -91,7 +91,7 @@ def _assignment(session: Session, participant_id: str) -> r.Assignment:
         update_accepted=participant_id in round_.answers,
         train_config=session.rules.train_config,
         task=Task.INITIALISE if base.model.is_empty else round_.task,
-        evaluate=round_.is_evaluation or (rules.evaluates(number) and not base.model.is_empty),
+        evaluate=round_.is_evaluation or (is_evaluated and not base.model.is_empty),
         process_group=_process_group(session, round_, participant_id) if round_.attempt else None,
     )
 

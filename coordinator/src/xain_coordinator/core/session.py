@@ -208,8 +208,16 @@ class Session:
         falls no more or no model was better for evaluate_patience rounds."""
         if self.model is None or self.model.round >= self.rules.num_rounds:
             return self.model is not None
-        progress = self.evaluation
-        return bool(progress.descent.ended_because) or is_out_of_patience(progress.best, self.rules)
+        progress, steps = self.evaluation, self.model.steps_per_pass
+        return bool(progress.descent.ended_because) or is_out_of_patience(
+            progress.best, self.rules, steps
+        )
+
+    @property
+    def untrained(self) -> int | None:
+        """Number of the model that nobody has trained, which never counts as the best one; None if
+        the first model of this session was trained before."""
+        return None if self.lineage is not None else self.rules.num_initial
 
     @property
     def evaluators(self) -> tuple[str, ...]:

@@ -8,10 +8,13 @@ from functools import cached_property
 from typing import Literal
 
 from xain_messaging.conditional_events import Expression as Expression
+from xain_workloads.figures import Figure as Figure
 from xain_workloads.model import Layout as Layout
+from xain_workloads.passes import KEY as STEPS_KEY
 from xain_workloads.profile import DataProfile as DataProfile
 from xain_workloads.schema import OPEN_SCHEMA
 from xain_workloads.schema import Schema as Schema
+from xain_workloads.tallies import Tallies as Tallies
 
 Consistency = Literal["bsp", "ssp", "asp"]
 BYTES = "uint8"  # dtype of a model that is no vector of numbers; updates have any length
@@ -96,6 +99,11 @@ class GlobalModel:
         """True if there is nothing to train from yet."""
         return self.shape == (0,)
 
+    @property
+    def steps_per_pass(self) -> int:
+        """Rounds in which each site passes over its rows once; 1 unless a round is a step."""
+        return int(self.metadata.get(STEPS_KEY, 1))
+
 
 @dataclass(frozen=True, slots=True)
 class Base:
@@ -129,10 +137,17 @@ class Evaluation:
 
     num_samples: rows that the model was measured on; at least 1, unless nothing was measured.
     metrics: finite numbers by name.
+    tallies: of the rows of one site, as it has sent them.
+    figures: of tallies, with their intervals, where the metrics are derived; see
+        evaluation.together().
+    withheld: the site has fewer rows than it may tell of, and has sent nothing else.
     """
 
     num_samples: int
     metrics: Mapping[str, float]
+    tallies: Tallies | None = None
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+    withheld: bool = False
 
 
 class Names(tuple[str, ...]):
@@ -226,10 +241,12 @@ class Rules:
     train_config: JSON object that every assignment carries, the section [train]; "": none.
     schema: what the data of all participants have in common; what it leaves open, the profile of
         the first participant decides.
-    evaluate_every: every k-th global model is evaluated, and the last one; 0: none. Without
-        participants that can evaluate, and without data of the coordinator, it changes nothing.
-    evaluate_metric: by which models are compared; "": the first of evaluation.DEFAULTS that the
-        evaluations have.
+    evaluate_every: every k-th global model is evaluated, and the last one; 0: none. Where a round
+        is a step, that of every k-th pass over the data. Without participants that can evaluate,
+        and without data of the coordinator, it changes nothing.
+    evaluate_metric: by which models are compared; "": the first of figures.DEFAULTS that follows
+        from tallies.
+    evaluate_min_rows: sites with fewer held-out rows keep what they measure.
     evaluate_minimised: whether less of the named metric is better.
     evaluate_patience: the session stops when no model for so many rounds was better than the best
         one before by more than evaluate_min_delta; 0: never.
@@ -283,10 +300,12 @@ class Rules:
     start: Literal["participants", "request"] = "participants"
     pacing: str = ""
     pacing_options: Mapping[str, Option] = field(default_factory=dict)
+    evaluate_min_rows: int = 5
 
-    def evaluates(self, number: int) -> bool:
+    def evaluates(self, number: int, steps_per_pass: int = 1) -> bool:
         """Whether the global model of this number is evaluated, even if it is not the last."""
-        return self.evaluate_every > 0 and number % self.evaluate_every == 0
+        every = self.evaluate_every * steps_per_pass
+        return every > 0 and number % every == 0
 
     @property
     def carries_over(self) -> bool:

@@ -7,9 +7,10 @@ import structlog
 
 from xain_coordinator.core import events as e
 from xain_coordinator.core.accounts import MAX_WARNINGS
+from xain_coordinator.core.evaluation import together
 from xain_coordinator.core.history import MAX_NAMES_OF_A_ROUND, History
 from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import Task
+from xain_coordinator.core.values import Evaluation, Task
 from xain_coordinator.ports import Record
 
 log = structlog.get_logger(__name__)
@@ -90,9 +91,9 @@ def log_event(before: Session, session: Session, event: e.DurableEvent, history:
             fields = {"participant": participant_id, "num_samples": evaluation.num_samples}
             log.info("evaluation_accepted", round=number, **fields)
         case e.ModelEvaluated(number, evaluation):
-            if evaluation is not None:
-                metrics = dict(evaluation.metrics)
-                log.info("model_evaluated", round=number, by="coordinator", metrics=metrics)
+            measured = None if evaluation is None else together([evaluation])
+            if measured is not None:
+                _log_measured(number, "coordinator", measured)
         case e.SessionFinished(cause, _, ended_because, not_admitted):
             if ended_because:
                 fields["ended_because"] = ended_because
@@ -150,8 +151,7 @@ def _log_evaluation(history: History) -> None:
     """Write the participants' mean metrics of the model that the last round began with."""
     record = history.rounds[-1]
     if record.evaluation is not None:
-        metrics = dict(record.evaluation.metrics)
-        log.info("model_evaluated", round=record.round, by="participants", metrics=metrics)
+        _log_measured(record.round, "participants", record.evaluation)
 
 
 def _awaited(session: Session) -> dict[str, object]:
@@ -165,3 +165,13 @@ def _named(participants: Sequence[str]) -> dict[str, object]:
     if len(participants) > MAX_NAMES_OF_A_ROUND:
         fields["num_participants"] = len(participants)
     return fields
+
+
+def _log_measured(round_: int, by: str, evaluation: Evaluation) -> None:
+    """Write what a model has scored: figures over all rows, and averages over sites."""
+    figures = {name: round(one.value, 6) for name, one in evaluation.figures.items()}
+    averages = {name: value for name, value in evaluation.metrics.items() if name not in figures}
+    fields = {
+        name: values for name, values in (("metrics", figures), ("averages", averages)) if values
+    }
+    log.info("model_evaluated", round=round_, by=by, **fields)

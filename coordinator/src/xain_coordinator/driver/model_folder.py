@@ -94,7 +94,7 @@ class ModelFolder:
         if self._last < 0:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
-        best = session.evaluation.best
+        best = session.evaluation.winner
         if best is not None and best.round in self._waiting:
             best = None
         with contextlib.suppress(OSError, NotImplementedError):  # a file system without links
@@ -134,7 +134,7 @@ class ModelFolder:
 
 
 def _numbers(session: Session) -> tuple[int, int | None]:
-    best = session.evaluation.best
+    best = session.evaluation.winner
     last = -1 if session.model is None else session.model.round
     return last, None if best is None else best.round
 

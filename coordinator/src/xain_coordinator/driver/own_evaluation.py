@@ -16,7 +16,7 @@ from xain_workloads.preprocessing import preprocessing_of
 from xain_workloads.reading.dialect import Dialect
 from xain_workloads.schema import ColumnType
 from xain_workloads.table import Table
-from xain_workloads.workload import evaluate
+from xain_workloads.workload import measure
 
 Types = tuple[tuple[str, ColumnType], ...]  # of columns, by name
 
@@ -33,12 +33,15 @@ def evaluate_stored(
     """
     preprocessing = preprocessing_of(model.metadata)
     data = load(() if preprocessing is None else tuple(preprocessing.types.items()))
-    metrics = evaluate(Model(read_vector(store, model.ref), model.layout, model.metadata), data)
+    measured = measure(Model(read_vector(store, model.ref), model.layout, model.metadata), data)
+    metrics = measured.metrics
     usable = [name for name in sorted(metrics) if why_not_metric(name, metrics[name]) is None]
     if not usable:
         raise DataError("no metric of the model is finite")
     return Evaluation(
-        data.num_samples, {name: float(metrics[name]) for name in usable[:MAX_METRICS]}
+        data.num_samples,
+        {name: float(metrics[name]) for name in usable[:MAX_METRICS]},
+        measured.tallies,
     )
 
 

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core import profiles
+from xain_coordinator.core.values import Evaluation
 from xain_coordinator.export.trained import Entry, Trained, ask, open_files
 from xain_coordinator.server.inspection_client import open_channel
 from xain_foundation.grpc_calls import details_of
@@ -127,12 +128,18 @@ def described(trained: Trained, entry: Entry) -> dict[str, Any]:
         num_updates=entry.num_updates,
         num_samples=entry.num_samples,
         metrics=entry.metrics,
-        evaluation=entry.evaluation,
-        coordinator_evaluation=entry.coordinator_evaluation,
+        evaluation=_measured_by(entry.evaluation),
+        coordinator_evaluation=_measured_by(entry.coordinator_evaluation),
         profile=profiles.described(
             trained.profiles, json.loads(model.metadata.get("classes", "[]"))
         ),
     )
+
+
+def _measured_by(evaluation: Evaluation | None) -> lineage.Measured | None:
+    if evaluation is None:
+        return None
+    return lineage.Measured(evaluation.num_samples, evaluation.metrics, evaluation.figures)
 
 
 def _show(trained: Trained) -> None:

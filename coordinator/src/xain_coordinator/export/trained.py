@@ -13,7 +13,13 @@ import grpc
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.history import History, RoundRecord
 from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import DataProfile, Evaluation, GlobalModel, Task, WeightsRef
+from xain_coordinator.core.values import (
+    DataProfile,
+    Evaluation,
+    GlobalModel,
+    Task,
+    WeightsRef,
+)
 from xain_coordinator.journal.restore import open_stopped
 from xain_coordinator.ports import StoreError
 from xain_coordinator.server.inspection_client import fetch, open_channel
@@ -25,7 +31,7 @@ from xain_foundation.grpc_calls import details_of
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.coordinator_pb2_grpc import CoordinatorStub
 from xain_workloads.errors import NoModel
-from xain_workloads.exported.lineage import choose
+from xain_workloads.exported.lineage import Measured, choose
 from xain_workloads.model import Model
 
 DOWNLOAD_S = 600.0
@@ -86,7 +92,7 @@ class Trained:
     @classmethod
     def of(cls, session: Session, history: History, read: Callable[[WeightsRef], bytes]) -> Self:
         """The models of a session by its history. Raises as the constructor does."""
-        best = session.evaluation.best
+        best = session.evaluation.winner
         return cls(
             session.session_id,
             history.models.values(),
@@ -199,4 +205,5 @@ def _evaluation(message: Any, name: str) -> Evaluation | None:
     found = getattr(message, name)
     if not message.HasField(name):
         return None
-    return Evaluation(found.num_samples, dict(found.metrics))
+    measured = Measured.of(found)
+    return Evaluation(measured.num_samples, measured.metrics, figures=measured.figures)

@@ -53,6 +53,7 @@ from xain_coordinator.server.translate import (
     layout_of,
     process_group_message,
     ref_message,
+    tallies_of,
     transfer_of,
     wire_state,
     wire_task,
@@ -278,6 +279,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             warning=reply.warning,
             attempt=reply.attempt,
             rounds_contributed=self._rounds_contributed(participant_id, reply),
+            no_better=self._no_better(reply),
         )
 
     def _rounds_contributed(self, participant_id: str, seen: r.Advertisement) -> int | None:
@@ -287,6 +289,11 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             return None
         account = self._driver.history.accounts.by_name.get(participant_id)
         return None if account is None else account.num_counted
+
+    def _no_better(self, seen: r.Advertisement) -> str:
+        """One sentence once the session is over, if its last model is no better than the best
+        constant prediction."""
+        return self._driver.session.evaluation.no_better if seen.phase is Phase.FINISHED else ""
 
     def _reconnect_spread_ms(self) -> int:
         session = self._driver.session
@@ -338,6 +345,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             evaluate=reply.evaluate,
             train_config=reply.train_config,
             process_group=process_group_message(reply.process_group),
+            min_evaluation_rows=self._driver.session.rules.evaluate_min_rows
+            if reply.evaluate
+            else 0,
         )
         if not self._downloads.has_offers or (data and not reply.model.is_empty):
             self._work[is_known] = (reply, work)  # it has no URL of one participant
@@ -461,7 +471,12 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         if not request.HasField("evaluation"):
             return None
         try:
-            return checked(message.num_samples, message.metrics)
+            return checked(
+                message.num_samples,
+                message.metrics,
+                tallies_of(message),
+                withheld=message.withheld,
+            )
         except ValueError as error:
             reason = shortened(str(error), MAX_REASON)
             self._evaluation_dropped(participant=participant_id, round=round_, reason=reason)
@@ -496,7 +511,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             message = self._news_of(seen)
             if seen.phase is Phase.FINISHED:
                 own = pb.WatchResponse(
-                    rounds_contributed=self._rounds_contributed(participant_id, seen)
+                    rounds_contributed=self._rounds_contributed(participant_id, seen),
+                    no_better=self._no_better(seen),
                 )
                 own.MergeFrom(message)
                 message = own

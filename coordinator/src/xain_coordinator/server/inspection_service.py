@@ -88,14 +88,15 @@ class InspectionService(inspection_grpc.InspectionServicer):
         now = self._driver.clock.now()
         deadline = due_of_round(session, self._driver.strategy)
         ends_at = session.gives_up_at
-        best, rules = session.evaluation.best, session.rules
+        best, winner, rules = session.evaluation.best, session.evaluation.winner, session.rules
         is_evaluating = round_ is not None and round_.is_evaluation
         return inspection.GetStatusResponse(
             session_id=session.session_id,
             state=wire_state(session.phase),
             phase="evaluating" if is_evaluating else session.phase.value,
-            best_round=best.round if best else None,
-            best_value=best.value if best else None,
+            best_round=winner.round if winner else None,
+            best_value=winner.value if winner else None,
+            no_better=session.evaluation.no_better,
             metric=best.metric if best else rules.evaluate_metric,
             metric_is_minimised=best.is_minimised if best else rules.evaluate_minimised,
             ended_because=session.evaluation.ended_because,
@@ -321,7 +322,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
 
 def _means(record: RoundRecord) -> inspection.RoundStatus:
     return inspection.RoundStatus(
-        evaluation=evaluation_message(record.evaluation),
+        evaluation=evaluation_message(record.evaluation, of_sites=True),
         coordinator_evaluation=evaluation_message(record.coordinator_evaluation),
         metrics=record.metrics,
         spread={
@@ -397,7 +398,35 @@ def warnings(session: Session, history: History) -> list[str]:
         more = len(outside) - MAX_WARNINGS
         outside[MAX_WARNINGS:] = [f"{more} more were not let in; see status --json."]
     is_over = session.phase is Phase.FINISHED
-    return [*doubled[:MAX_WARNINGS], *outside, *history.warnings(is_over=is_over)]
+    return [
+        *doubled[:MAX_WARNINGS],
+        *outside,
+        *evaluation_warnings(session, history),
+        *history.warnings(is_over=is_over),
+    ]
+
+
+def evaluation_warnings(session: Session, history: History) -> list[str]:
+    """Warnings of what models are measured by, one sentence each."""
+    progress, metric = session.evaluation, session.rules.evaluate_metric
+    found = [progress.no_better] if progress.no_better else []
+    is_measured = progress.measured_round >= 0
+    has_ended_rounds = session.num_trained > 0 and session.rules.evaluate_every > 0
+    if progress.lacks_metric or (metric and not is_measured and has_ended_rounds):
+        found.append(
+            f"No evaluation has the metric {metric!r} of evaluate.metric, so no model is the best "
+            "one, and nothing stops early."
+        )
+    if names := history.withheld:
+        listed = ", ".join(names[:MAX_WARNINGS]) + (
+            " and others" if len(names) > MAX_WARNINGS else ""
+        )
+        found.append(
+            f"{len(names)} {'site has' if len(names) == 1 else 'sites have'} fewer than "
+            f"{session.rules.evaluate_min_rows} held-out rows, so that what they measure stays "
+            f"there: {listed}."
+        )
+    return found
 
 
 def _accounts(history: History) -> list[inspection.SiteAccount]:

@@ -8,6 +8,7 @@ from xain_coordinator.core.errors import InvalidUpdate
 from xain_coordinator.core.points import STATE_NUMBERS
 from xain_coordinator.core.values import (
     Evaluation,
+    Figure,
     GlobalModel,
     Layout,
     ParticipantState,
@@ -20,6 +21,7 @@ from xain_coordinator.core.values import (
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 from xain_workloads.model import TensorSpec
+from xain_workloads.tallies import MAX_BYTES, Tallies, Target
 
 
 def wire_state(state: Phase | ParticipantState) -> pb.State.ValueType:
@@ -31,10 +33,52 @@ def wire_task(task: Task) -> pb.Task.ValueType:
     return pb.Task.Value(task.name)
 
 
-def evaluation_message(evaluation: Evaluation | None) -> pb.Evaluation | None:
+def evaluation_message(
+    evaluation: Evaluation | None, *, of_sites: bool = False
+) -> pb.Evaluation | None:
+    """Message of an evaluation. of_sites: whether it is that of several sites together."""
     if evaluation is None:
         return None
-    return pb.Evaluation(num_samples=evaluation.num_samples, metrics=evaluation.metrics)
+    averages = [name for name in evaluation.metrics if name not in evaluation.figures]
+    return pb.Evaluation(
+        num_samples=evaluation.num_samples,
+        metrics=evaluation.metrics,
+        withheld=evaluation.withheld,
+        figures={name: _figure(one) for name, one in evaluation.figures.items()},
+        averages=averages if of_sites else (),
+    )
+
+
+def _figure(figure: Figure) -> pb.Figure:
+    return pb.Figure(
+        value=figure.value,
+        low=figure.low,
+        high=figure.high,
+        baseline=figure.baseline,
+        bound=figure.bound,
+    )
+
+
+def tallies_of(evaluation: pb.Evaluation) -> Tallies | None:
+    """The tallies in an evaluation, unchecked. Raises ValueError if they cannot be tallies."""
+    if not evaluation.HasField("tallies"):
+        return None
+    message = evaluation.tallies
+    if message.ByteSize() > MAX_BYTES:
+        raise ValueError(f"tallies have {message.ByteSize()} bytes; at most {MAX_BYTES} are taken")
+    if len(message.target) not in (0, 6):
+        raise ValueError(f"tallies have {len(message.target)} moments of the target, not 6")
+    return Tallies(
+        num_rows=evaluation.num_samples,
+        num_classes=message.num_classes,
+        right=message.right,
+        confusion=tuple(message.confusion),
+        counts=tuple(message.counts),
+        level=message.level,
+        scores=tuple(tuple(one.counts) for one in message.scores),
+        sums={name: message.sums[name] for name in sorted(message.sums)},
+        target=Target(*message.target) if message.target else None,
+    )
 
 
 def transfer_of(request: pb.HeartbeatRequest) -> Transfer | None:

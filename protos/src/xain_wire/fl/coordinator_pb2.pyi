@@ -374,6 +374,7 @@ class HeartbeatResponse(_message.Message):
     WARNING_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     ROUNDS_CONTRIBUTED_FIELD_NUMBER: _builtins.int
+    NO_BETTER_FIELD_NUMBER: _builtins.int
     state: Global___State.ValueType
     """ROUND only for those selected to train it"""
     round: _builtins.int
@@ -394,6 +395,8 @@ class HeartbeatResponse(_message.Message):
     """at this round, with process groups: a higher one starts the round again"""
     rounds_contributed: _builtins.int
     """With FINISHED only: rounds of training in which an update of the caller counted."""
+    no_better: _builtins.str
+    """With FINISHED only: one sentence, if the last model is no better than the best constant prediction."""
     def __init__(
         self,
         *,
@@ -407,10 +410,11 @@ class HeartbeatResponse(_message.Message):
         warning: _builtins.str = ...,
         attempt: _builtins.int = ...,
         rounds_contributed: _builtins.int | None = ...,
+        no_better: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_rounds_contributed", b"_rounds_contributed", "rounds_contributed", b"rounds_contributed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rounds_contributed", b"_rounds_contributed", "attempt", b"attempt", "cause", b"cause", "reconnect_spread_ms", b"reconnect_spread_ms", "round", b"round", "rounds_contributed", b"rounds_contributed", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted", "update_damaged", b"update_damaged", "warning", b"warning"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rounds_contributed", b"_rounds_contributed", "attempt", b"attempt", "cause", b"cause", "no_better", b"no_better", "reconnect_spread_ms", b"reconnect_spread_ms", "round", b"round", "rounds_contributed", b"rounds_contributed", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted", "update_damaged", b"update_damaged", "warning", b"warning"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__rounds_contributed: _TypeAlias = _typing.Literal["rounds_contributed"]  # noqa: Y015
     _WhichOneofArgType__rounds_contributed: _TypeAlias = _typing.Literal["_rounds_contributed", b"_rounds_contributed"]  # noqa: Y015
@@ -454,6 +458,7 @@ class WatchResponse(_message.Message):
     WARNING_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     ROUNDS_CONTRIBUTED_FIELD_NUMBER: _builtins.int
+    NO_BETTER_FIELD_NUMBER: _builtins.int
     state: Global___State.ValueType
     round: _builtins.int
     update_accepted: _builtins.bool
@@ -471,6 +476,8 @@ class WatchResponse(_message.Message):
     attempt: _builtins.int
     """as in HeartbeatResponse"""
     rounds_contributed: _builtins.int
+    """as in HeartbeatResponse"""
+    no_better: _builtins.str
     """as in HeartbeatResponse"""
     @_builtins.property
     def work(self) -> Global___StartTrainingRoundResponse:
@@ -491,10 +498,11 @@ class WatchResponse(_message.Message):
         warning: _builtins.str = ...,
         attempt: _builtins.int = ...,
         rounds_contributed: _builtins.int | None = ...,
+        no_better: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_rounds_contributed", b"_rounds_contributed", "rounds_contributed", b"rounds_contributed", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rounds_contributed", b"_rounds_contributed", "attempt", b"attempt", "cause", b"cause", "round", b"round", "rounds_contributed", b"rounds_contributed", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted", "update_damaged", b"update_damaged", "warning", b"warning", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rounds_contributed", b"_rounds_contributed", "attempt", b"attempt", "cause", b"cause", "no_better", b"no_better", "round", b"round", "rounds_contributed", b"rounds_contributed", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted", "update_damaged", b"update_damaged", "warning", b"warning", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__rounds_contributed: _TypeAlias = _typing.Literal["rounds_contributed"]  # noqa: Y015
     _WhichOneofArgType__rounds_contributed: _TypeAlias = _typing.Literal["_rounds_contributed", b"_rounds_contributed"]  # noqa: Y015
@@ -677,6 +685,7 @@ class StartTrainingRoundResponse(_message.Message):
     TRAIN_CONFIG_FIELD_NUMBER: _builtins.int
     METADATA_DIGEST_FIELD_NUMBER: _builtins.int
     PROCESS_GROUP_FIELD_NUMBER: _builtins.int
+    MIN_EVALUATION_ROWS_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
     epoch_base: _builtins.int
     round: _builtins.int
@@ -690,6 +699,8 @@ class StartTrainingRoundResponse(_message.Message):
     """JSON object: the section [train] of the coordinator's configuration"""
     metadata_digest: _builtins.bytes
     """names the metadata; empty if the model has none"""
+    min_evaluation_rows: _builtins.int
+    """Held-out rows below which the caller keeps what it has measured; 0: as the caller has it."""
     @_builtins.property
     def model(self) -> Global___WeightsRef:
         """the global model to train from"""
@@ -727,10 +738,11 @@ class StartTrainingRoundResponse(_message.Message):
         train_config: _builtins.str = ...,
         metadata_digest: _builtins.bytes = ...,
         process_group: Global___ProcessGroup | None = ...,
+        min_evaluation_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "process_group", b"process_group", "upload", b"upload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoding", b"encoding", "epoch_base", b"epoch_base", "epochs", b"epochs", "evaluate", b"evaluate", "layout", b"layout", "metadata", b"metadata", "metadata_digest", b"metadata_digest", "model", b"model", "process_group", b"process_group", "round", b"round", "task", b"task", "train_config", b"train_config", "update_accepted", b"update_accepted", "upload", b"upload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoding", b"encoding", "epoch_base", b"epoch_base", "epochs", b"epochs", "evaluate", b"evaluate", "layout", b"layout", "metadata", b"metadata", "metadata_digest", b"metadata_digest", "min_evaluation_rows", b"min_evaluation_rows", "model", b"model", "process_group", b"process_group", "round", b"round", "task", b"task", "train_config", b"train_config", "update_accepted", b"update_accepted", "upload", b"upload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -851,27 +863,223 @@ class Evaluation(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class FiguresEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Figure: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Figure | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NUM_SAMPLES_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    TALLIES_FIELD_NUMBER: _builtins.int
+    WITHHELD_FIELD_NUMBER: _builtins.int
+    FIGURES_FIELD_NUMBER: _builtins.int
+    AVERAGES_FIELD_NUMBER: _builtins.int
     num_samples: _builtins.int
     """rows that it was measured on"""
+    withheld: _builtins.bool
+    """the sender has fewer rows than it may tell of, and sends nothing else"""
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """finite numbers by name"""
+
+    @_builtins.property
+    def tallies(self) -> Global___Tallies:
+        """of these rows; absent: there are none"""
+
+    @_builtins.property
+    def figures(self) -> _containers.MessageMap[_builtins.str, Global___Figure]:
+        """From the coordinator: figures that follow from the tallies, which are among the metrics."""
+
+    @_builtins.property
+    def averages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """From the coordinator: the metrics that are averages over participants, weighted by samples."""
 
     def __init__(
         self,
         *,
         num_samples: _builtins.int = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        tallies: Global___Tallies | None = ...,
+        withheld: _builtins.bool = ...,
+        figures: _abc.Mapping[_builtins.str, Global___Figure] | None = ...,
+        averages: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tallies", b"tallies"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics", "num_samples", b"num_samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["averages", b"averages", "figures", b"figures", "metrics", b"metrics", "num_samples", b"num_samples", "tallies", b"tallies", "withheld", b"withheld"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Evaluation: _TypeAlias = Evaluation  # noqa: Y015
+
+@_typing.final
+class Tallies(_message.Message):
+    """Sums over held-out rows, which add up over participants. Counts are in ascending order of what they
+    count, and what has no rows is left out.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class SumsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NUM_CLASSES_FIELD_NUMBER: _builtins.int
+    RIGHT_FIELD_NUMBER: _builtins.int
+    CONFUSION_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    SCORES_FIELD_NUMBER: _builtins.int
+    SUMS_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    num_classes: _builtins.int
+    """0: of a regression"""
+    right: _builtins.int
+    """rows whose class was predicted"""
+    level: _builtins.int
+    """of the bins: each is 2**level / 256 wide in log odds"""
+    @_builtins.property
+    def confusion(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """class, predicted class, rows; and so on"""
+
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Class, its rows, rows predicted as it, rows that are both; where there are too many pairs."""
+
+    @_builtins.property
+    def scores(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScoreCounts]:
+        """by class; empty: no probabilities"""
+
+    @_builtins.property
+    def sums(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """of losses, of errors and of their squares"""
+
+    @_builtins.property
+    def target(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Of a regression, the targets' mean, and the sums of powers 2, 3 and 4 of the differences to it,
+        and of each row's squared error times its difference, and times the square of that.
+        """
+
+    def __init__(
+        self,
+        *,
+        num_classes: _builtins.int = ...,
+        right: _builtins.int = ...,
+        confusion: _abc.Iterable[_builtins.int] | None = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+        level: _builtins.int = ...,
+        scores: _abc.Iterable[Global___ScoreCounts] | None = ...,
+        sums: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        target: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confusion", b"confusion", "counts", b"counts", "level", b"level", "num_classes", b"num_classes", "right", b"right", "scores", b"scores", "sums", b"sums", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tallies: _TypeAlias = Tallies  # noqa: Y015
+
+@_typing.final
+class ScoreCounts(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """bin, rows of the class, other rows; and so on"""
+
+    def __init__(
+        self,
+        *,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScoreCounts: _TypeAlias = ScoreCounts  # noqa: Y015
+
+@_typing.final
+class Figure(_message.Message):
+    """A figure of a model, such as its accuracy."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUE_FIELD_NUMBER: _builtins.int
+    LOW_FIELD_NUMBER: _builtins.int
+    HIGH_FIELD_NUMBER: _builtins.int
+    BASELINE_FIELD_NUMBER: _builtins.int
+    BOUND_FIELD_NUMBER: _builtins.int
+    value: _builtins.float
+    low: _builtins.float
+    """limits of the 95 % interval; absent: it cannot be told"""
+    high: _builtins.float
+    baseline: _builtins.float
+    """Of always predicting the commonest class, or the mean; absent: there is none."""
+    bound: _builtins.float
+    """by how much the value may differ because rows of one bin count as equal"""
+    def __init__(
+        self,
+        *,
+        value: _builtins.float = ...,
+        low: _builtins.float | None = ...,
+        high: _builtins.float | None = ...,
+        baseline: _builtins.float | None = ...,
+        bound: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_baseline", b"_baseline", "_high", b"_high", "_low", b"_low", "baseline", b"baseline", "high", b"high", "low", b"low"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_baseline", b"_baseline", "_high", b"_high", "_low", b"_low", "baseline", b"baseline", "bound", b"bound", "high", b"high", "low", b"low", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__baseline: _TypeAlias = _typing.Literal["baseline"]  # noqa: Y015
+    _WhichOneofArgType__baseline: _TypeAlias = _typing.Literal["_baseline", b"_baseline"]  # noqa: Y015
+    _WhichOneofReturnType__high: _TypeAlias = _typing.Literal["high"]  # noqa: Y015
+    _WhichOneofArgType__high: _TypeAlias = _typing.Literal["_high", b"_high"]  # noqa: Y015
+    _WhichOneofReturnType__low: _TypeAlias = _typing.Literal["low"]  # noqa: Y015
+    _WhichOneofArgType__low: _TypeAlias = _typing.Literal["_low", b"_low"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__baseline) -> _WhichOneofReturnType__baseline | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__high) -> _WhichOneofReturnType__high | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__low) -> _WhichOneofReturnType__low | None: ...
+
+Global___Figure: _TypeAlias = Figure  # noqa: Y015
 
 @_typing.final
 class ReportFailureRequest(_message.Message):

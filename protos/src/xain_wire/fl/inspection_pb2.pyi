@@ -109,6 +109,7 @@ class GetStatusResponse(_message.Message):
     PARAMETERS_FIELD_NUMBER: _builtins.int
     NOT_ADMITTED_FIELD_NUMBER: _builtins.int
     HEALTH_SOCKET_FIELD_NUMBER: _builtins.int
+    NO_BETTER_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     state: _coordinator_pb2.State.ValueType
     phase: _builtins.str
@@ -135,7 +136,9 @@ class GetStatusResponse(_message.Message):
     ends_seconds: _builtins.float
     """until the session ends, if nothing changes before"""
     best_round: _builtins.int
-    """number of the best model by the metric of [evaluate]"""
+    """Number of the best model by the metric of [evaluate]. The untrained model is never the best, nor is
+    one that is no better than the best constant prediction.
+    """
     metric: _builtins.str
     """of [evaluate]; empty: none"""
     metric_is_minimised: _builtins.bool
@@ -158,6 +161,8 @@ class GetStatusResponse(_message.Message):
     """
     health_socket: _builtins.str
     """Path of the Unix socket of health checks on the coordinator's machine; empty: beside the journal."""
+    no_better: _builtins.str
+    """as in HeartbeatResponse, of the model that was evaluated last; also before the end"""
     @_builtins.property
     def counters(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """refusals by code, lost metrics, ..."""
@@ -208,10 +213,11 @@ class GetStatusResponse(_message.Message):
         parameters: _builtins.str = ...,
         not_admitted: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         health_socket: _builtins.str = ...,
+        no_better: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "best_round", b"best_round", "best_value", b"best_value", "deadline_seconds", b"deadline_seconds", "ends_seconds", b"ends_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "began_with", b"began_with", "best_round", b"best_round", "best_value", b"best_value", "cause", b"cause", "counters", b"counters", "deadline_seconds", b"deadline_seconds", "ended_because", b"ended_because", "ends_seconds", b"ends_seconds", "health_socket", b"health_socket", "max_participants", b"max_participants", "metric", b"metric", "metric_is_minimised", b"metric_is_minimised", "not_admitted", b"not_admitted", "num_connected", b"num_connected", "num_required", b"num_required", "num_rounds", b"num_rounds", "num_selected", b"num_selected", "num_trained", b"num_trained", "num_updates", b"num_updates", "num_waiting", b"num_waiting", "parameters", b"parameters", "phase", b"phase", "round", b"round", "rounds_before", b"rounds_before", "session_id", b"session_id", "session_seconds", b"session_seconds", "sites", b"sites", "state", b"state", "version", b"version", "waiting_for", b"waiting_for", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "began_with", b"began_with", "best_round", b"best_round", "best_value", b"best_value", "cause", b"cause", "counters", b"counters", "deadline_seconds", b"deadline_seconds", "ended_because", b"ended_because", "ends_seconds", b"ends_seconds", "health_socket", b"health_socket", "max_participants", b"max_participants", "metric", b"metric", "metric_is_minimised", b"metric_is_minimised", "no_better", b"no_better", "not_admitted", b"not_admitted", "num_connected", b"num_connected", "num_required", b"num_required", "num_rounds", b"num_rounds", "num_selected", b"num_selected", "num_trained", b"num_trained", "num_updates", b"num_updates", "num_waiting", b"num_waiting", "parameters", b"parameters", "phase", b"phase", "round", b"round", "rounds_before", b"rounds_before", "session_id", b"session_id", "session_seconds", b"session_seconds", "sites", b"sites", "state", b"state", "version", b"version", "waiting_for", b"waiting_for", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_round: _TypeAlias = _typing.Literal["best_round"]  # noqa: Y015
     _WhichOneofArgType__best_round: _TypeAlias = _typing.Literal["_best_round", b"_best_round"]  # noqa: Y015
@@ -645,8 +651,8 @@ class RoundStatus(_message.Message):
 
     @_builtins.property
     def evaluation(self) -> _coordinator_pb2.Evaluation:
-        """Evaluation of the model that the round started from: the mean over participants, weighted by
-        samples.
+        """Evaluation of the model that the round started from: figures over the rows of all participants, and
+        averages over participants, weighted by samples.
         """
 
     @_builtins.property

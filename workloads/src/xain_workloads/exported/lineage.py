@@ -2,22 +2,39 @@
 
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Any
 
 from xain_workloads.errors import NoModel
 from xain_workloads.exported.formats import columns_of
+from xain_workloads.figures import Figure
 
 
-class Measured(Protocol):
-    """Metrics by name, and the number of rows that they were measured on."""
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Metrics by name, and the number of rows that they were measured on. figures: those of the
+    metrics that are no averages over sites."""
 
-    @property
-    def num_samples(self) -> int: ...
+    num_samples: int
+    metrics: Mapping[str, float]
+    figures: Mapping[str, Figure]
 
-    @property
-    def metrics(self) -> Mapping[str, float]: ...
+    @classmethod
+    def of(cls, message: Any) -> "Measured":
+        """From an Evaluation of the wire."""
+        figures = {
+            name: Figure(
+                one.value,
+                one.low if one.HasField("low") else None,
+                one.high if one.HasField("high") else None,
+                one.baseline if one.HasField("baseline") else None,
+                one.bound,
+            )
+            for name, one in message.figures.items()
+        }
+        return cls(message.num_samples, dict(message.metrics), figures)
 
 
 def choose(
@@ -30,7 +47,8 @@ def choose(
     """
     if which == "best" and best is None:
         raise NoModel(
-            "no model was evaluated, so there is no best one; take the last, or see [evaluate]"
+            "there is no best model: none was evaluated, or none is better than always predicting"
+            " the commonest class or the mean; take the last, or see [evaluate]"
         )
     number = {"last": max(numbers), "best": best}.get(which)
     if number is None and which.isdecimal():
@@ -103,4 +121,10 @@ def about(
 def _plain(measured: Measured | None) -> dict[str, Any] | None:
     if measured is None:
         return None
-    return {"num_samples": measured.num_samples, "metrics": dict(measured.metrics)}
+    metrics, figures = measured.metrics, measured.figures
+    return {
+        "num_samples": measured.num_samples,
+        "metrics": dict(metrics),
+        "figures": {name: asdict(one) for name, one in figures.items()},
+        "averages": {name: value for name, value in metrics.items() if name not in figures},
+    }

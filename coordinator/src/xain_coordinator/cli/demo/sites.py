@@ -20,13 +20,11 @@ from xain_coordinator.cli.demo.training import (
 from xain_coordinator.cli.launch.lifecycle import Launcher, Running, have_ended
 from xain_coordinator.cli.launch.plan import PARTICIPATE, Program, Worker
 from xain_coordinator.cli.launch.processes import LocalProcess
-from xain_coordinator.cli.launch.rounds import Request, RoundsLaunch
+from xain_coordinator.cli.launch.rounds import Request, RoundsLaunch, exit_status
 from xain_coordinator.cli.live_view import shown
 from xain_coordinator.config.launch import COORDINATOR
 from xain_foundation.commands import CommandFailed
-from xain_foundation.exit_statuses import EXIT_FAILED
 from xain_wire.fl import coordinator_pb2 as pb
-from xain_wire.metadata import COMPLETED
 
 MAX_BASELINE_EPOCHS = 200  # beyond it the baseline has long converged
 LOG_LINES = 3  # of a log, quoted where it says why something failed
@@ -113,7 +111,7 @@ class DemoLaunch(RoundsLaunch):
             baseline = centralised_accuracy(data, epochs, settings.eta0, settings.seed)
         self._pause(0.0)  # for a signal that came meanwhile
         console.print(view.comparison(snapshot, data.test.num_samples, baseline))
-        return 0 if snapshot.status.cause == COMPLETED else EXIT_FAILED
+        return exit_status(snapshot)
 
     def _worker_program(self, worker: Worker, coordinator: str) -> Program:
         settings, index = self._settings, self._request.workers.index(worker)

@@ -7,6 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from xain_coordinator.cli import figures
 from xain_coordinator.cli.demo.training import Split
 from xain_coordinator.server.inspection_client import Snapshot
 from xain_wire.fl.coordinator_pb2 import Evaluation
@@ -59,5 +60,6 @@ def comparison(snapshot: Snapshot, num_tested: int, centralised: float) -> str:
         f"  federated, data stayed where it was{here if last.num_samples < num_tested else ''}: "
         f"{ours:.1f}%\n"
         f"  the same model on all data in one place: {theirs:.1f}%\n"
-        f"  difference: {ours - theirs:+.1f} points"
+        f"  difference: {ours - theirs:+.1f} points\n"
+        f"  federated, all figures: {figures.sentence(last)}"
     )

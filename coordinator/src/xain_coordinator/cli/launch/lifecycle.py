@@ -21,7 +21,7 @@ from xain_coordinator.cli.launch.processes import LocalProcess, ProcessBackend
 from xain_coordinator.cli.launch.work_folder import hold
 from xain_coordinator.config.launch import COORDINATOR
 from xain_foundation.commands import CommandFailed
-from xain_foundation.exit_statuses import EXIT_NOTHING_COUNTED
+from xain_foundation.exit_statuses import EXIT_NO_BETTER, EXIT_NOTHING_COUNTED
 
 POLL_S = 0.1
 MAX_RESTARTS = 5  # of each program
@@ -166,6 +166,8 @@ def _called(name: str) -> str:
 
 def how_it_ended(status: int, killed: str) -> str:
     """The end of a program with this status, in words. killed: how a kill is told."""
+    if status == EXIT_NO_BETTER:
+        return f"has trained a model that is no better than the baseline (status {status})"
     if status == EXIT_NOTHING_COUNTED:
         return f"has trained nothing that counted (status {status})"
     return killed if status == KILLED else f"ended with status {status}"

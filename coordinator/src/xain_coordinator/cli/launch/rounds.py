@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from xain_coordinator.cli import figures
 from xain_coordinator.cli import status as status_view
 from xain_coordinator.cli.launch.lifecycle import (
     POLL_S,
@@ -26,7 +27,7 @@ from xain_coordinator.config.launch import COORDINATOR
 from xain_coordinator.server import inspection_client
 from xain_coordinator.server.inspection_client import NoStatus, Snapshot
 from xain_foundation.commands import CommandFailed
-from xain_foundation.exit_statuses import EXIT_FAILED
+from xain_foundation.exit_statuses import EXIT_FAILED, EXIT_NO_BETTER, EXIT_OK
 from xain_foundation.fields import join_host_port
 from xain_wire.fl.inspection_pb2 import RoundStatus
 from xain_wire.metadata import COMPLETED
@@ -91,7 +92,7 @@ class RoundsLaunch(Launch):
         snapshot = self.watch()
         for line in result_lines(snapshot, self._request.work):
             self._say(line)
-        return 0 if snapshot.status.cause == COMPLETED else EXIT_FAILED
+        return exit_status(snapshot)
 
     def start(self) -> None:
         """Start the coordinator, and when it answers the workers. Raises CommandFailed."""
@@ -218,6 +219,13 @@ class RoundsLaunch(Launch):
             self._pause(POLL_S)  # between two looks
 
 
+def exit_status(snapshot: Snapshot) -> int:
+    """The status of a command that has waited for the end of the session."""
+    if snapshot.status.cause != COMPLETED:
+        return EXIT_FAILED
+    return EXIT_NO_BETTER if snapshot.status.no_better else EXIT_OK
+
+
 def result_lines(snapshot: Snapshot, work: Path) -> list[str]:
     """End of the session: its outcome, and the measurements and place of its last model."""
     status, models = snapshot.status, snapshot.models.models
@@ -227,14 +235,16 @@ def result_lines(snapshot: Snapshot, work: Path) -> list[str]:
     number = models[-1].round
     rounds = {one.round: one for one in snapshot.rounds.rounds}
     trained, measured = (rounds.get(n, RoundStatus()) for n in (number - 1, number))
-    for label, metrics in (
-        ("last training", trained.metrics),
-        ("on rows that workers set aside", measured.evaluation.metrics),
-        ("on the coordinator's data", measured.coordinator_evaluation.metrics),
+    training = ", ".join(f"{name} {value:.4g}" for name, value in sorted(trained.metrics.items()))
+    for label, told in (
+        ("last training, averages over workers", training),
+        ("on rows that workers set aside", figures.sentence(measured.evaluation)),
+        ("on the coordinator's data", figures.sentence(measured.coordinator_evaluation)),
     ):
-        if metrics:
-            values = ", ".join(f"{name} {value:.4g}" for name, value in sorted(metrics.items()))
-            lines.append(f"Model {number}, {label}: {values}")
+        if told:
+            lines.append(f"Model {number}, {label}: {told}")
+    if status.no_better:
+        lines.append(f"Not better than the baseline: {status.no_better}")
     lines.append(f"All models: xain-coordinator models --data-dir {work}")
     lines.append(f"This one: xain-coordinator export --data-dir {work} --to model.skops")
     return lines

@@ -102,10 +102,20 @@ def _curve(name: str, rounds: Sequence[RoundStatus], best: int | None) -> str:
     own = _values(name, ((one.round, one.coordinator_evaluation.metrics) for one in rounds))
     # A round trains the next model.
     training = _values(name, ((one.round + 1, one.metrics) for one in rounds))
+    averages = any(name in one.evaluation.averages for one in rounds)
+    where = "held-out rows of the participants"
+    # The best constant prediction on the same rows.
+    constant = [
+        (one.round, measured.figures[name].baseline)
+        for one in rounds
+        for measured in [one.coordinator_evaluation if own else one.evaluation]
+        if name in measured.figures and measured.figures[name].HasField("baseline")
+    ]
     lines = [
-        Line("held-out rows of the participants", "sites", sites, band),
+        Line(f"average over {where}" if averages else where, "sites", sites, band),
         Line("rows of the coordinator", "own", own),
-        Line("training", "training", training),
+        Line("training, average over participants", "training", training),
+        Line("always the commonest class, or the mean", "baseline", constant),
     ]
     return chart(name, [line for line in lines if line.points], mark=best)
 

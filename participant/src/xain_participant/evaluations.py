@@ -1,0 +1,56 @@
+"""Evaluations as messages and as the state directory keeps them."""
+
+from dataclasses import asdict, astuple
+from typing import Any
+
+from xain_participant.participant import Evaluation
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_workloads.tallies import Tallies, Target
+
+
+def evaluation_message(evaluation: Evaluation) -> pb.Evaluation:
+    """The message of an evaluation."""
+    message = pb.Evaluation(
+        num_samples=evaluation.num_samples,
+        metrics=evaluation.metrics,
+        withheld=evaluation.withheld,
+    )
+    of = evaluation.tallies
+    if of is not None:
+        message.tallies.CopyFrom(
+            pb.Tallies(
+                num_classes=of.num_classes,
+                right=of.right,
+                confusion=of.confusion,
+                counts=of.counts,
+                level=of.level,
+                scores=[pb.ScoreCounts(counts=one) for one in of.scores],
+                sums=of.sums,
+                target=[] if of.target is None else astuple(of.target),
+            )
+        )
+    return message
+
+
+def to_json(evaluation: Evaluation) -> list[Any]:
+    """An evaluation as a JSON list. An earlier version wrote the first two of its items."""
+    tallies = evaluation.tallies
+    kept = None if tallies is None else asdict(tallies)
+    return [evaluation.num_samples, dict(evaluation.metrics), kept, evaluation.withheld]
+
+
+def from_json(kept: list[Any]) -> Evaluation:
+    """The evaluation that to_json() was given."""
+    num_samples, metrics, tallies, withheld = [*kept, None, False][:4]
+    if tallies is not None:
+        target = tallies["target"]
+        tallies = Tallies(
+            **{
+                **tallies,
+                "confusion": tuple(tallies["confusion"]),
+                "counts": tuple(tallies["counts"]),
+                "scores": tuple(map(tuple, tallies["scores"])),
+                "target": None if target is None else Target(**target),
+            }
+        )
+    return Evaluation(num_samples, metrics, tallies, withheld)
