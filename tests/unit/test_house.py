@@ -44,9 +44,12 @@ CORE_MAY_KNOW = {
     "xain_wire.fl.refusals_pb2",
     "xain_wire.metadata",
     "xain_workloads.errors",
+    "xain_workloads.figures",
     "xain_workloads.model",
+    "xain_workloads.passes",
     "xain_workloads.profile",
     "xain_workloads.schema",
+    "xain_workloads.tallies",
     "xain_workloads.statistics",
 }
 # What is installed under another name than it is imported by.
