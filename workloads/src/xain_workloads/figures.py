@@ -87,7 +87,7 @@ def class_figures(tallies: Tallies, number: int) -> dict[str, Figure]:
 
 
 def metric_names(task: str, *, has_probabilities: bool) -> tuple[str, ...]:
-    """What a model of this task is measured by: figures, and the mean loss of a classification."""
+    """Names of figures of a model of this task, and of the mean loss of a classification."""
     if task == "regression":
         return NUMBER_FIGURES
     known = (name for name in CLASS_FIGURES if has_probabilities or name not in OF_PROBABILITIES)
