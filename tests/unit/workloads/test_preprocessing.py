@@ -211,6 +211,19 @@ def test_one_of_three_sites_with_another_unit_does_not_set_the_scale(
     assert 5 < preprocessing.target.scale < 20
 
 
+def test_robust_scaling_of_a_column_that_is_mostly_one_value_trains() -> None:
+    """The quartiles are a thousandth of the other values apart. Divided by them, these made the
+    training diverge."""
+    chance = np.random.default_rng(0)
+    is_given = chance.random(600) < 0.15
+    dose = np.where(is_given, chance.normal(100, 10, 600), chance.normal(0, 1e-3, 600))
+    table = Table((Column("dose"),), {"dose": dose}, dose / 100)
+    model = initial_model(
+        create("sgd", {"task": "regression"}), [table.profile()], PreprocessingOptions("robust")
+    )
+    assert evaluate(federated([table], model, rounds=10), table)["r2"] > 0.95
+
+
 @pytest.mark.parametrize("scaling", ["standard", "robust"])
 def test_rare_values_of_a_column_are_kept(scaling: str) -> None:
     """Quantiles of a column of zeros say nothing, and its few ones differ from the zeros."""
@@ -228,6 +241,19 @@ def test_column_of_which_no_site_tells_anything_is_bounded() -> None:
     table = Table((Column("x"), Column("few")), {"x": np.arange(4.0), "few": few}, few)
     prepared = fit([table.profile()] * 3, PreprocessingOptions("standard")).apply(table)
     assert prepared.features[:, 1].tolist() == [5.0, -5.0, 0.5, 3.0]
+
+
+def test_sites_that_tell_one_number_each_have_the_scale_of_all() -> None:
+    """Where nothing is known of the spread within the sites, that between them counts."""
+    numbers = np.random.default_rng(0).normal(50, 10, 40)
+    tables = [Table((Column("x"),), {"x": x}, x) for x in np.array_split(numbers, 40)]
+    fitted = fit([table.profile(min_known=1) for table in tables], STANDARD)
+    assert fitted.numbers[0].scale.center == pytest.approx(numbers.mean())
+    assert fitted.numbers[0].scale.scale == pytest.approx(numbers.std())
+    # And where no site tells anything of the target, none of its values is too large.
+    untold = fit([table.profile() for table in tables], PreprocessingOptions("standard"))
+    metadata = {KEY: untold.to_json()}
+    assert prepare(metadata, tables[0], to_train=True).num_samples == 1
 
 
 def test_each_site_scales_by_its_own_statistics() -> None:

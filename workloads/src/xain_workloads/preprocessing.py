@@ -386,7 +386,7 @@ def prepare(
         return table.to_dataset()
     prepared = preprocessing.apply(data, fill_absent=fill_absent)
     location, limit = preprocessing.location, preprocessing.limit
-    if not to_train or location is None or not limit:
+    if not to_train or location is None or not limit or prepared.task != "regression":
         return prepared
     distances = np.abs(np.asarray(prepared.target, np.float64) - location.center)
     rows = np.flatnonzero(distances <= limit * location.scale)
@@ -443,7 +443,7 @@ def fit(profiles: Sequence[DataProfile], options: PreprocessingOptions) -> Prepr
         has_indicator = options.indicate_missing and column.missing > 0
         columns.append(NumberColumn(name, fill, scale, has_indicator))
     location = None
-    if merged.target is not None:
+    if merged.target is not None and merged.target.count:
         known = NumberStatistics(0, merged.target, merged.target_buckets)
         location = scale_of(known, sites[None], "standard")
     is_scaled = options.scaling != "none"

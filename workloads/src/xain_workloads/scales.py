@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import sqrt
+from math import hypot, sqrt
 
 import numpy as np
 
@@ -18,9 +18,9 @@ class Scale:
     scale: float = 1.0
 
 
-# Distances in a normal distribution, in standard deviations: of the quantiles 0.05 and 0.95, and of
-# the quartiles.
-_WIDTH, _QUARTILES = 3.29, 1.35
+# Of a normal distribution, in standard deviations: distances of the quantiles 0.05 and 0.95 and of
+# the quartiles, and the inverse of the median distance from the median.
+_WIDTH, _QUARTILES, _BY_MEDIAN = 3.29, 1.35, 1.48
 _FEW_BUCKETS = 4  # whose quantiles say less of the spread than the moments
 
 
@@ -49,17 +49,18 @@ class SiteScales:
         self._ranges.append(column.buckets[-1][0] - column.buckets[0][0] if column.buckets else 0.0)
 
     def typical(self) -> Scale | None:
-        """Centre and standard deviation of a normal distribution of this median and width; None if
-        most sites have a constant.
+        """Centre, and the standard deviation within the sites and between their medians, as normal
+        distributions of these widths have it; None if most sites have one and the same constant.
 
-        Of a column that is mostly one value, the width is the distance of its outermost buckets.
+        A column that is mostly one value is as wide as its outermost buckets are apart.
         """
         if not self._medians:
             return None
         center = float(np.median(self._medians))
-        between = 2 * float(np.median(np.abs(np.array(self._medians) - center)))
-        width = between + float(np.median(self._widths)) or float(np.median(self._ranges))
-        return Scale(center, width / _WIDTH) if width > 0 else None
+        between = _BY_MEDIAN * float(np.median(np.abs(np.array(self._medians) - center)))
+        within = float(np.median(self._widths)) / _WIDTH
+        spread = hypot(within, between) or float(np.median(self._ranges)) / _WIDTH
+        return Scale(center, spread) if spread > 0 else None
 
 
 def scale_of(column: NumberStatistics, sites: SiteScales, scaling: str) -> Scale:
