@@ -141,6 +141,13 @@ class Schema:
     def is_table(self, key: Key) -> bool:
         return key in self.leaves and dict in _types(self.leaves[key].annotation)
 
+    def depth(self, leaf: Key) -> int:
+        """How many names the keys of a leaf have behind its own: of a table of tables 2."""
+        if not self.is_table(leaf):
+            return 0
+        items = get_args(self.leaves[leaf].annotation)[-1]
+        return 2 if dict in _types(items) else 1
+
     def is_secret(self, key: Key) -> bool:
         """Whether a key is secret, by name or by type. An unknown key may be a misspelt secret."""
         leaf = self.leaf_of(key)
@@ -170,7 +177,7 @@ class Schema:
     def knows(self, key: Key) -> bool:
         """Whether the key is a leaf of the schema, or an item of one of its tables."""
         leaf = self.leaf_of(key)
-        return leaf is not None and len(key) <= len(leaf) + 1
+        return leaf is not None and len(key) <= len(leaf) + self.depth(leaf)
 
     def items(self, leaf: Key, value: Any) -> Iterator[tuple[Key, object]]:
         """The value of a leaf; if it is a table with items, those."""

@@ -229,10 +229,9 @@ def _tree(given: Mapping[Key, _Given]) -> dict[str, Any]:
             if not isinstance(at.get(section), dict):
                 at[section] = {}
             at = at[section]
-        if one.value != {} or not isinstance(
-            at.get(name), dict
-        ):  # else an empty table adds nothing
-            at[name] = one.value
+        if one.value != {} or not isinstance(at.get(name), dict):  # an empty table adds nothing
+            # Items of a table of tables are added to it, and not to what was given.
+            at[name] = dict(one.value) if isinstance(one.value, dict) else one.value
     return tree
 
 
@@ -305,17 +304,31 @@ def _from_flags(schema: Schema, overrides: Mapping[str, object]) -> _Source:
     for text, value in overrides.items():
         if value is None:
             continue
-        key = tuple(text.split("."))
+        key = _key_of(text)
         leaf = schema.leaf_of(key)
-        if leaf is not None and len(key) > len(leaf):
+        if leaf is not None and len(key) > (deepest := len(leaf) + schema.depth(leaf)):
             # gRPC's options have dots in their names.
-            key = (*leaf, ".".join(key[len(leaf) :]).strip("\"'"))
+            key = (*key[: deepest - 1], ".".join(key[deepest - 1 :]))
         if leaf is None:
             source.refuse(key, f"{COMMAND_LINE}: {_unknown(schema, key, dotted)}")
             continue
         parsed = schema.parse(key, value) if isinstance(value, str) else value
         source.take(schema, key, parsed, "flag", "", COMMAND_LINE)
     return source
+
+
+def _key_of(text: str) -> Key:
+    """The parts of a dotted key; as in TOML they may be in quotes."""
+    at: Any
+    parts = []
+    try:
+        at = tomllib.loads(f"{text} = 0")
+        while isinstance(at, dict):
+            ((name, at),) = at.items()
+            parts.append(name)
+    except ValueError:  # names that TOML takes in quotes only
+        return tuple(text.split("."))
+    return tuple(parts)
 
 
 # --- the messages ---------------------------------------------------------------------------------

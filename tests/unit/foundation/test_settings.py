@@ -51,6 +51,7 @@ class Store(Section):
     login: SecretStr = SecretStr("")
     api_key: str = ""
     extra: dict[str, Any] = Field(default_factory=dict)
+    names: dict[str, dict[str, str]] = Field(default_factory=dict)
 
 
 class Fleet(Section):
@@ -282,6 +283,21 @@ def test_table_of_a_flag_is_json_or_toml(text: str) -> None:
     assert load(Fleet, overrides={"server.options": text}).server.options == {"a": 1, "b": "x"}
 
 
+def test_keys_of_flags_may_be_in_quotes_as_in_a_file(toml: Path) -> None:
+    """Names with dots and blanks, and names in names."""
+    flags = {
+        "store.names.'of a'.b": "'c'",
+        'store.names."of a"."d.e"': "f",
+        "store.names.g.h": "7",
+        "server.options.grpc.limit": "3",
+        "server.options.'with blank'": "4",
+    }
+    toml.write_text('store.names."of a" = { b = "x", z = "y" }')
+    fleet = load(Fleet, toml, overrides={**flags, "store.names.g.h": "'7'"})
+    assert fleet.store.names == {"of a": {"b": "c", "z": "y", "d.e": "f"}, "g": {"h": "7"}}
+    assert fleet.server.options == {"grpc.limit": 3, "with blank": 4}
+
+
 def test_flags_that_were_not_given_change_nothing() -> None:
     """A command passes all its flags, None for those that are absent."""
     assert load(Fleet, overrides={"server.port": None}) == Fleet()
@@ -437,6 +453,7 @@ def test_a_value_in_force_tells_where_it_came_from(
         "store.login": ("", "default", ""),
         "store.api_key": ("", "default", ""),
         "store.extra": ("{}", "default", ""),
+        "store.names": ("{}", "default", ""),
     }
 
 
