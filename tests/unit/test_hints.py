@@ -17,7 +17,7 @@ from support.command_lines import APPS, parsed
 from xain_coordinator.cli.launch.sparse import SparseConfig
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_foundation.commands import parse_assignments
-from xain_foundation.hints import PLACEHOLDERS, hint
+from xain_foundation.hints import PLACEHOLDERS, hint, setting_of
 from xain_foundation.schema import Schema
 from xain_foundation.settings import ConfigError, _from_file, _from_flags, load
 from xain_parameters.config import SchedulerConfig, ServerConfig
@@ -185,3 +185,4 @@ def _is_hint(node: ast.AST) -> bool:
 )
 def test_words_of_a_hint(typed: str, words: str) -> None:
     assert hint("xain-participant", typed) == words
+    assert setting_of(words) == (typed if words.startswith("set") else "")

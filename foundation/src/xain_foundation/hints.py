@@ -28,5 +28,13 @@ def hint(program: Program, typed: str) -> str:
         return f"run `{typed}`"
     if _PLAIN.fullmatch(typed) or _CHANGED.search(typed):
         return f"set {typed}"
+    # Also read by setting_of().
     flag = typed.replace(" = ", "=", 1).replace('"', "'")
     return f'set {typed} (--set "{flag}")'
+
+
+def setting_of(words: str) -> str:
+    """The setting, as in TOML, of words that hint() has made; "" if they are of no setting."""
+    if not words.startswith("set "):
+        return ""
+    return re.sub(r' \(--set "[^"]*"\)$', "", words.removeprefix("set "))

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 PROGRAM = "xain-participant"
 
 # Modules of the extra `tables`. Training needs scikit-learn even where reading the file does not.
-_TABLE_MODULES = {"pyarrow": "pyarrow", "sklearn": "scikit-learn"}
+_TABLE_MODULES = {"pyarrow": "pyarrow", "sklearn": "scikit-learn", "tomlkit": "tomlkit"}
 
 app = make_app()
 
@@ -110,7 +110,8 @@ Columns with their types and missing values, what travels of their values, targe
 number of rows; and what is wrong with the file, with column and row. No row ever travels, and no
 category that has fewer rows than data.min_category_count.
 
-Takes the settings of a participant: --config, the environment and flags.
+Takes the settings of a participant: --config, the environment and flags. With --fix the settings
+that mend the file are written into --config, or shown without one.
 
 Exit status: 0 if a coordinator can use the data, provided that they fit those of the others; 1 if
 not; 2 if a setting is wrong.
@@ -124,6 +125,8 @@ _INSPECT_EXAMPLES = """**Examples**
   two columns, and with one of codes
 
 - `xain-participant inspect --config ward-7.toml` : as the participant itself reads them
+
+- `xain-participant inspect --config ward-7.toml --fix` : and write what mends them into that file
 """
 
 _NEW_HELP = """Write a small project that trains a model over two sites as it is.
@@ -245,6 +248,10 @@ def _data_values(
             "0.2. [data.test_fraction]",
         ),
     ] = None,
+    missing_target: Annotated[
+        str | None,
+        typer.Option(metavar="drop", help="Leave rows without a target out. [data.missing_target]"),
+    ] = None,
     partition: Annotated[
         str | None,
         typer.Option(
@@ -272,6 +279,7 @@ def _data_values(
         "data.columns": columns,
         "data.drop": drop,
         "data.test_fraction": test_fraction,
+        "data.missing_target": missing_target,
         "partition.kind": partition,
         "partition.num_parts": num_parts,
         "partition.index": index,
@@ -403,11 +411,17 @@ def _refuse_flags(command: str, config: Path | None, values: Mapping[str, object
 @_with_data_flags
 def _inspect(
     config: Config = None,
+    fixes: Annotated[
+        bool, typer.Option("--fix", help="Write the settings that mend the file.")
+    ] = False,
     assignments: Assignments = None,
     **data: Any,
 ) -> None:
-    assigned = parse_assignments(PROGRAM, assignments, "data.scale=0.0625")
-    settings = _load_settings(config, _data_values(**data) | assigned)
+    values = _data_values(**data)
+    values |= parse_assignments(PROGRAM, assignments, "data.scale=0.0625")
+    settings = _load_settings(config, values)
+    if fixes:
+        settings = _fixed(config, values)
     train, test = _load_data(settings)
 
     from xain_participant.inspection import inspect
@@ -554,6 +568,49 @@ def _require_table_modules() -> None:
         fail(PROGRAM, message, EXIT_FAILED)
 
 
+_MAX_FIXES = 10  # of one file, one after the other: a message may hide another one
+
+
+def _fixed(config: Path | None, values: dict[str, Any]) -> "ParticipantConfig":
+    """The settings with those that mend the file, which are written into the configuration."""
+    from tempfile import TemporaryDirectory
+
+    from xain_participant.fixes import with_fixes
+    from xain_workloads.errors import DataError
+    from xain_workloads.reading.errors import DoesNotFit
+
+    text = config.read_text(encoding="utf-8") if config else ""
+    told: list[str] = []
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "settings.toml"
+        file.write_text(text, encoding="utf-8")
+        for _ in range(_MAX_FIXES):
+            settings = _load_settings(file, values)
+            _require_table_modules()
+            try:
+                settings.data.load()
+            except DoesNotFit as error:
+                new = [fix for fix in error.fixes if fix not in told]
+                if not new:
+                    break
+                told += new
+                file.write_text(with_fixes(file.read_text(encoding="utf-8"), new), encoding="utf-8")
+            except DataError:
+                break
+            else:
+                break
+        text = file.read_text(encoding="utf-8")
+    if not told:
+        return settings
+    if config:
+        config.write_text(text, encoding="utf-8")
+        typer.echo(f"written into {config}:")
+    else:
+        typer.echo("for a configuration file:")
+    typer.echo(with_fixes("", told))
+    return settings
+
+
 def _load_data(settings: "ParticipantConfig") -> "tuple[Table, Table]":
     """The rows to train on, and those to test with.
 
@@ -567,7 +624,9 @@ def _load_data(settings: "ParticipantConfig") -> "tuple[Table, Table]":
     try:
         everything = settings.data.load()
     except DataError as error:
-        fail(PROGRAM, str(error), EXIT_FAILED)
+        fixes = getattr(error, "fixes", ())
+        also = hint("xain-participant", "xain-participant inspect --fix")
+        fail(PROGRAM, f"{error}{f'; {also} to write the settings' if fixes else ''}", EXIT_FAILED)
     ours = settings.partition.partition().apply(everything)
     # What is measured on so few rows tells of each of them, and travels.
     least = settings.data.min_known

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from xain_foundation.hints import hint
 from xain_workloads.errors import NoData
 from xain_workloads.profile import DataProfile, check_profile
+from xain_workloads.reading.dialect import Dialect
 from xain_workloads.schema import MAX_COLUMNS, shown
 from xain_workloads.statistics import (
     MIN_KNOWN,
@@ -34,6 +35,10 @@ def inspect(train: Table, test: Table, min_category_count: int) -> str:
 def _lines(train: Table, test: Table, profile: DataProfile, least: int) -> Iterator[str]:
     statistics = from_json(profile.statistics).columns if profile.statistics else {}
     yield f"{train.origin}: {train.num_samples} rows to train on, {test.num_samples} to test with"
+    if read_as := _read_as(train.dialect):
+        yield f"read as: {read_as}"
+    if train.without_target:
+        yield f"left out: {train.without_target} rows without a target"
     yield ""
     rows = [("column", "type", "unit", "missing", "what a coordinator is told of the values")]
     for column in train.columns:
@@ -53,6 +58,25 @@ def _lines(train: Table, test: Table, profile: DataProfile, least: int) -> Itera
         "A coordinator is told the above, and takes it if the data of the session have the same"
         " columns, types, units, target and classes. No row is sent."
     )
+
+
+_FOUND = {
+    "encoding": "encoding {}",
+    "sheet": "sheet {!r}",
+    "separator": "cells separated by {!r}",
+    "decimal": "decimal mark {!r}",
+    "thousands": "thousands mark {!r}",
+    "skip_lines": "{} lines above the header",
+}
+
+
+def _read_as(dialect: Dialect) -> str:
+    """Describe how a file was read: as it is declared, or as the file has told."""
+    parts = [
+        words.format(value) for key, words in _FOUND.items() if (value := getattr(dialect, key))
+    ]
+    parts += [f"{mark!r} left out of {name!r}" for name, mark in dialect.marks.items()]
+    return ", ".join(parts)
 
 
 def _told(known: ColumnStatistics | None, least: int) -> str:

@@ -55,7 +55,7 @@ def test_wrong_settings() -> None:
     assert error_of(storage__bucket="b").startswith("storage.bucket is gone: weights travel")
 
 
-@pytest.mark.parametrize("source", ["rows.xlsx", "digit", "patients"])
+@pytest.mark.parametrize("source", ["rows.docx", "digit", "patients"])
 def test_a_source_that_nothing_can_read_is_a_wrong_setting(source: str) -> None:
     """The mistake is found before any file is opened."""
     told = error_of(data__source=source)

@@ -1,33 +1,40 @@
 """Tables and data sets from files, and those that scikit-learn brings along."""
 
-import json
 import zipfile
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from math import isfinite, nan
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
 from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from xain_foundation.hints import hint
-from xain_workloads import csv_files
-from xain_workloads.dataset import (
-    Dataset,
-    Features,
-    Target,
-    Task,
-    canonical_target,
-    class_name,
-)
+from xain_workloads.corrections import corrected, corrected_target
+from xain_workloads.dataset import Dataset, Features, Target, Task, canonical_target
 from xain_workloads.errors import DataError
-from xain_workloads.reading.corrections import corrected
+from xain_workloads.names import class_name, folded
+from xain_workloads.reading.columns import (
+    MISSING,
+    Made,
+    categories,
+    is_text,
+    known_texts,
+    read_column,
+    read_target,
+    too_many_classes,
+    without_outcome,
+)
+from xain_workloads.reading.dates import names_of
 from xain_workloads.reading.dialect import DETECTED, Dialect
-from xain_workloads.reading.errors import reading
-from xain_workloads.schema import Column, ColumnType, shown
+from xain_workloads.reading.errors import DoesNotFit, Problem, reading
+from xain_workloads.reading.files import SUFFIXES as WITH_COLUMN_NAMES
+from xain_workloads.reading.files import Cells, read_cells
+from xain_workloads.reading.marks import has_marks, with_marks
+from xain_workloads.schema import MAX_COLUMNS, Column, ColumnType, shown
 from xain_workloads.table import Table
 
 __all__ = [
@@ -50,26 +57,8 @@ __all__ = [
 ]
 
 BUNDLED = ("breast_cancer", "diabetes", "digits", "iris", "wine")
-SUFFIXES = (*csv_files.SUFFIXES, ".libsvm", ".npz", ".parquet", ".svm", ".svmlight")
-WITH_COLUMN_NAMES = (*csv_files.SUFFIXES, ".parquet")
+SUFFIXES = (*WITH_COLUMN_NAMES, ".libsvm", ".npz", ".svm", ".svmlight")
 FOLDER_FILES = ("X_train.csv", "y_train.csv")  # of a folder: the features, and the target alone
-
-# Texts that stand for a missing value. Not "Na", "none" and the like, which may be categories.
-MISSING = ("", "NA", "NaN", "nan", "null", "NULL", "?")
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """An open file that is read column by column, so that columns left out cannot fail.
-
-    names: the columns of features. read: (name, declared type or None) -> (type, values).
-    """
-
-    origin: str
-    names: Sequence[str]
-    read: Callable[[str, ColumnType | None], tuple[ColumnType, NDArray[Any]]]
-    target_name: str
-    target: Target
 
 
 def from_arrays(
@@ -86,10 +75,7 @@ def from_arrays(
     Raises DataError that names origin, column and first row if a value is missing, not a number
     or not finite. Rows are counted from 1, a file's header not among them.
     """
-    source = _open_arrays(features, target, task, feature_names, origin)
-    return _choose(
-        source, select=(), drop=(), rename={}, types={}, units={}, classes=()
-    ).to_dataset()
+    return _choose(_Arrays(features, target, feature_names, origin), task).to_dataset()
 
 
 def load(source: str | PathLike[str], **arguments: Any) -> Dataset:
@@ -117,15 +103,15 @@ def load_table(
     """Load a table from a file, or one that scikit-learn brings along.
 
     source: a name in BUNDLED, a path that ends in one of SUFFIXES, or a folder with the two
-        FOLDER_FILES, whose rows belong together in their order. A CSV file has a header; an .npz
-        file has the arrays `features` and `target`, or `X` and `y`.
-    target: the target's column in CSV and Parquet files, by default the last.
+        FOLDER_FILES, whose rows belong together in their order. An .npz file has the arrays
+        `features` and `target`, or `X` and `y`; other files than LIBSVM's have names of columns.
+    target: the target's column in files with names of columns, by default the last.
     num_features: how many columns the file must have. LIBSVM files leave out zeros, so their parts
         agree on a width only if it is given here.
     zero_based: whether the first feature of a LIBSVM file is 0 instead of 1. It is not guessed,
         since parts of one data set could guess differently.
     select: the columns to keep, in this order; empty for all. drop: columns to leave out.
-    types: types of columns. A column of a CSV file without one is of type "number" if all of its
+    types: types of columns. A column of a text file without one is of type "number" if all of its
         values are numbers, and a category if fewer than half of them are; one in between is an
         error. A column of a Parquet file has the type that the file gives it.
     units: units of columns, for comparison with other participants.
@@ -134,7 +120,8 @@ def load_table(
     dialect: how the file is written, and what its cells mean. Its names of columns, as those of all
         other arguments, are those in the file.
     A file without rows is a table without rows: an empty part must not stop a participant.
-    Raises DataError that names the file and, where there is one, the column and the row.
+    Raises DataError that names the file and, where there is one, the column and the row; DoesNotFit
+    with all columns whose values do not fit.
     """
     if task not in get_args(Task):
         raise DataError(f"task is {task!r}; choose one of: {', '.join(get_args(Task))}")
@@ -154,39 +141,48 @@ def load_table(
         if not path.is_file():
             raise DataError(f"{path}: no such file")
     if target is not None and suffix not in WITH_COLUMN_NAMES:
-        raise DataError(f"{source}: a target column can be chosen in CSV and Parquet files only")
+        raise DataError(f"{source}: a target column can be chosen in {_NAMED} files only")
 
-    missing = (*MISSING, *dialect.missing)
-    separator, decimal = dialect.separator, dialect.decimal
-    match suffix:
-        case "":
-            opened = _open_bundled(str(source), task)
-        case ".csv" | ".tsv":
-            opened = _open_csv(path, target, task, missing, separator, decimal)
-        case ".parquet":
-            opened = _open_parquet(path, target, task, missing)
-        case "folder":
-            opened = _open_folder(path, task, missing, separator, decimal)
-        case ".npz":
-            opened = _open_npz(path, task)
-        case _:
-            opened = _open_libsvm(path, task, num_features, zero_based)
-
+    opened: _Arrays | _File
+    dialect = _with_folded_names(dialect)
+    select, drop = tuple(map(folded, select)), tuple(map(folded, drop))
+    kinds = {folded(name): kind for name, kind in (types or {}).items()}
+    if suffix in WITH_COLUMN_NAMES or suffix == "folder":
+        if suffix == "folder":
+            cells, chosen = _read_folder(path, dialect)
+        else:
+            cells = read_cells(path, dialect)
+            chosen = _choose_target(path, cells.table.column_names, target)
+        opened = _File(path, cells, chosen)
+    elif suffix == "":
+        opened = _open_bundled(str(source), task, dialect)
+    elif suffix == ".npz":
+        opened = _open_npz(path, dialect)
+    else:
+        opened = _open_libsvm(path, num_features, zero_based, dialect)
     if num_features is not None and len(opened.names) != num_features:
         raise DataError(
             f"{source}: {len(opened.names)} feature columns, but num_features is {num_features}"
         )
     table = _choose(
         opened,
+        task,
         select=select,
         drop=drop,
-        rename=dialect.rename,
-        types=types or {},
-        units=units or {},
-        classes=classes,
-        scale=dialect.scale,
+        types=kinds,
+        units={folded(name): unit for name, unit in (units or {}).items()},
+        classes=tuple(map(class_name, classes)),
+        missing_target=dialect.missing_target,
     )
+    if len(table.columns) > MAX_COLUMNS and isinstance(opened, _File):
+        raise DataError(
+            f"{source}: there are {len(table.columns)} columns, and at most {MAX_COLUMNS} are"
+            " compared by name; choose some, " + hint("xain-participant", 'data.columns = ["NAME"]')
+        )
     return corrected(table, dialect)
+
+
+_NAMED = ", ".join(WITH_COLUMN_NAMES)
 
 
 def is_folder(source: str | PathLike[str]) -> bool:
@@ -220,7 +216,7 @@ def load_rows(
     id_column: str = "",
     dialect: Dialect = DETECTED,
 ) -> Rows:
-    """Load rows that are to be predicted from a CSV or Parquet file.
+    """Load rows that are to be predicted from a file with names of columns.
 
     types: types of the columns to take, in this order; empty for all columns but the target and
         the ids.
@@ -231,86 +227,90 @@ def load_rows(
     Raises DataError that names the file, and the column that is missing or of another type.
     """
     path = Path(source)
-    suffix = path.suffix.lower()
-    if suffix not in WITH_COLUMN_NAMES:
-        raise DataError(
-            f"{path}: rows to predict are read from {', '.join(WITH_COLUMN_NAMES)} files only"
-        )
+    if path.suffix.lower() not in WITH_COLUMN_NAMES:
+        raise DataError(f"{path}: rows to predict are read from {_NAMED} files only")
     if not path.is_file():
         raise DataError(f"{path}: no such file")
-    if suffix == ".parquet":
-        arrow, decimal = _read_parquet(path), "."
-    else:
-        arrow, decimal = csv_files.read_cells(path, dialect.separator, dialect.decimal)
-        _require_columns(path, arrow.column_names)
-    missing = (*MISSING, *dialect.missing)
-    names = [dialect.rename.get(name, name) for name in arrow.column_names]
-    _require_columns(path, names)
+    dialect = _with_folded_names(dialect)
+    cells = read_cells(path, dialect)
+    names = cells.table.column_names
+    columns: dict[str, str] = {}  # of the file, by the names that the model has
+    for name in names:
+        columns |= dict.fromkeys(_names_in_session(name, dialect), name)
     for name in types:
-        if name not in names:
-            raise DataError(f"{path}: no column {name!r}; there are: {shown(names, 20)}")
-    if id_column and id_column not in arrow.column_names:
-        raise DataError(
-            f"{path}: no column {id_column!r}; there are: {shown(arrow.column_names, 20)}"
-        )
-    ids = list(map(str, range(1, arrow.num_rows + 1)))
+        if name not in columns:
+            raise DataError(f"{path}: no column {name!r}; there are: {shown(columns, 20)}")
+    if id_column and (id_column := folded(id_column)) not in names:
+        raise DataError(f"{path}: no column {id_column!r}; there are: {shown(names, 20)}")
+    ids = list(map(str, range(1, cells.table.num_rows + 1)))
     if id_column:
-        cells = _plain(arrow.column(id_column)).to_pylist()
-        ids = ["" if cell is None else str(cell) for cell in cells]
-    arrow = arrow.rename_columns(names)
-    truth = np.full(arrow.num_rows, None, dtype=object)
-    if target in arrow.column_names:
-        truth = _read_truth(path, target, arrow.column(target), task, missing, decimal)
-    if not types:
-        others = {target, dialect.rename.get(id_column, id_column)}
-        arrow = arrow.select([name for name in names if name not in others])
-    opened = _open_arrow(path, arrow, None, task, missing, decimal)
-    table = _choose(
-        opened,
-        select=tuple(types),
-        drop=(),
-        rename={},
-        types=types,
-        units={},
-        classes=(),
-        scale=dialect.scale,
+        given = cells.table.column(id_column).to_pylist()
+        ids = ["" if cell is None else str(cell) for cell in given]
+    file = _File(path, cells, columns.get(folded(target), ""))
+    kinds = {columns[name]: kind for name, kind in types.items()}
+    used = tuple(kinds) or tuple(name for name in file.names if name != id_column)
+    taken, values, problems = _read(file, used, kinds)
+    truth = np.full(file.num_rows, None, dtype=object)
+    if file.target_name:
+        labels, missing = file.read_target(task)
+        truth[~missing] = canonical_target(labels[~missing], task, f"{path}: column {target!r}")
+    if problems:
+        raise DoesNotFit(problems, str(path))
+    unknown = np.full(file.num_rows, np.nan)
+    table = Table(tuple(taken), values, unknown, "", (), str(path), file.dialect)
+    table = table.arranged(tuple(types)) if types else table
+    here = dialect.model_copy(
+        update={
+            key: {name: one for name, one in getattr(dialect, key).items() if name in table.values}
+            for key in ("factors", "offsets", "replace")
+        }
     )
-    return Rows(corrected(table, dialect), truth, ids)
+    known = np.array([one is not None for one in truth], dtype=np.bool_)
+    truth[known] = corrected_target(truth[known], target, dialect)
+    return Rows(corrected(table, here), truth, ids)
 
 
-def _read_truth(
-    path: Path, name: str, column: Any, task: Task, missing: Sequence[str], decimal: str
-) -> NDArray[Any]:
-    """(n,) class names or numbers, None where a value is missing."""
-    if task == "classification":
-        labels = _read_labels(path, name, column, missing).tolist()
-        return _categories([None if label != label else label for label in labels])
-    infer = path.suffix.lower() != ".parquet"
-    _, numbers = _read_column(path, name, column, "number", missing, infer, decimal)
-    truth = numbers.astype(object)
-    truth[np.isnan(numbers)] = None
-    return truth
+def _with_folded_names(dialect: Dialect) -> Dialect:
+    """The dialect with the names of columns as the reader has them."""
+    return dialect.model_copy(
+        update={
+            key: {folded(name): value for name, value in getattr(dialect, key).items()}
+            for key in ("missing_in", "marks", "dates", "rename", "factors", "offsets", "replace")
+        }
+    )
+
+
+def _names_in_session(name: str, dialect: Dialect) -> tuple[str, ...]:
+    """The names of what a column of a file becomes."""
+    return names_of(folded(dialect.rename.get(name, name)), dialect.dates.get(name))
 
 
 def _choose(
-    source: _Source,
+    source: "_Arrays | _File",
+    task: Task,
     *,
-    select: Sequence[str],
-    drop: Sequence[str],
-    rename: Mapping[str, str],
-    types: Mapping[str, ColumnType],
-    units: Mapping[str, str],
-    classes: Sequence[str],
-    scale: float = 1.0,
+    select: Sequence[str] = (),
+    drop: Collection[str] = (),
+    types: Mapping[str, ColumnType] = MappingProxyType({}),
+    units: Mapping[str, str] = MappingProxyType({}),
+    classes: Sequence[str] = (),
+    missing_target: str = "",
 ) -> Table:
-    """The chosen columns of a source under their new names."""
+    """The chosen columns of a source under their new names, and its target.
+
+    Raises DataError, DoesNotFit with all that does not.
+    """
     features, target = set(source.names), source.target_name
+    dialect = source.dialect
     for key, names, may_be_target in (
         ("columns", select, True),
         ("drop", drop, False),
-        ("rename", rename, True),
+        ("rename", dialect.rename, True),
         ("types", types, False),
         ("units", units, False),
+        ("missing_in", dialect.missing_in, True),
+        ("marks", dialect.marks, True),
+        ("dates", dialect.dates, True),
     ):
         for name in names:
             if name == target and not may_be_target:
@@ -323,65 +323,108 @@ def _choose(
                     f"{source.origin}: [data] {key} names {name!r}, which is no column of the"
                     f" file; there are: {shown(source.names, 20)}"
                 )
-    dropped = set(drop)
+    chosen = [name for name in select or source.names if name != target and name not in drop]
+    columns, values, problems = _read(source, chosen, types)
+    labels: NDArray[Any] = np.empty(0)
+    missing = np.zeros(source.num_rows, np.bool_)
+    try:
+        labels, missing = source.read_target(task)
+    except DoesNotFit as error:
+        problems += error.problems
+    if missing.any() and not missing_target:
+        problems.append(without_outcome(target, missing))
+    if problems:
+        raise DoesNotFit(problems, source.origin)
+    labels = canonical_target(labels[~missing], task, f"{source.origin}: column {target!r}")
+    is_listed = task == "regression" or classes
+    if not is_listed and (problem := too_many_classes(target, labels)):
+        raise DoesNotFit([problem], source.origin)
+    new_units = {
+        new: unit for name, unit in units.items() for new in _names_in_session(name, dialect)
+    }
+    return Table(
+        tuple(replace(column, unit=new_units.get(column.name, "")) for column in columns),
+        {name: array[~missing] for name, array in values.items()},
+        labels,
+        folded(dialect.rename.get(target, target)),
+        tuple(classes),
+        source.origin,
+        source.dialect,
+        int(missing.sum()),
+    )
+
+
+def _read(
+    source: "_Arrays | _File", names: Sequence[str], types: Mapping[str, ColumnType]
+) -> tuple[list[Column], dict[str, NDArray[Any]], list[Problem]]:
+    """The columns under their new names, their values, and what does not fit."""
+    problems: list[Problem] = []
     columns: list[Column] = []
     values: dict[str, NDArray[Any]] = {}
-    for name in select or source.names:
-        if name == target or name in dropped:
+    dialect = source.dialect
+    if isinstance(source, _File):
+        source.find_marks([*names, source.target_name], types)
+    for name in names:
+        try:
+            made = source.read(name, types.get(name))
+        except DoesNotFit as error:
+            problems += error.problems
             continue
-        kind, array = source.read(name, types.get(name))
-        new_name = rename.get(name, name)
-        columns.append(Column(new_name, kind, units.get(name, "")))
-        values[new_name] = array * scale if kind == "number" and scale != 1.0 else array
-    return Table(
-        tuple(columns),
-        values,
-        source.target,
-        rename.get(target, target),
-        tuple(class_name(name) for name in classes),
-        source.origin,
-    )
+        for new, (column, array) in zip(_names_in_session(name, dialect), made, strict=True):
+            columns.append(Column(new, column.type))
+            is_scaled = column.type == "number" and dialect.scale != 1.0
+            values[new] = array * dialect.scale if is_scaled else array
+    return columns, values, problems
 
 
 # Arrays
 
 
-def _open_arrays(
-    features: ArrayLike,
-    target: ArrayLike,
-    task: Task,
-    feature_names: Sequence[str],
-    origin: str,
-) -> _Source:
-    matrix = np.asarray(features)
-    if matrix.ndim != 2 or matrix.shape[1] == 0:
-        raise DataError(
-            f"{origin}: features have shape {matrix.shape}, expected (n, p) with p at least 1"
-        )
-    if matrix.dtype.kind not in "biuf":
-        raise DataError(f"{origin}: features have dtype {matrix.dtype}, expected numbers")
-    names = tuple(feature_names) or tuple(f"x{i}" for i in range(matrix.shape[1]))
-    if len(names) != matrix.shape[1]:
-        raise DataError(f"{origin}: {len(names)} feature names for {matrix.shape[1]} columns")
-    position = {name: i for i, name in enumerate(names)}
+class _Arrays:
+    """A matrix of numbers and its labels. Raises DataError if shapes or types disagree."""
 
-    def read(name: str, kind: ColumnType | None) -> tuple[ColumnType, NDArray[Any]]:
-        column = matrix[:, position[name]]
-        if kind == "category":
-            return "category", _categories(
-                [None if cell != cell else cell for cell in column.tolist()]
+    def __init__(
+        self,
+        features: ArrayLike,
+        target: ArrayLike,
+        feature_names: Sequence[str],
+        origin: str,
+        dialect: Dialect = DETECTED,
+    ) -> None:
+        matrix = np.asarray(features)
+        if matrix.ndim != 2 or matrix.shape[1] == 0:
+            raise DataError(
+                f"{origin}: features have shape {matrix.shape}, expected (n, p) with p at least 1"
             )
-        return "number", column.astype(np.float64)
+        if matrix.dtype.kind not in "biuf":
+            raise DataError(f"{origin}: features have dtype {matrix.dtype}, expected numbers")
+        names = tuple(feature_names) or tuple(f"x{i}" for i in range(matrix.shape[1]))
+        if len(names) != matrix.shape[1]:
+            raise DataError(f"{origin}: {len(names)} feature names for {matrix.shape[1]} columns")
+        labels = np.asarray(target)
+        if labels.shape != matrix.shape[:1]:
+            raise DataError(
+                f"{origin}: target has shape {labels.shape}, expected ({matrix.shape[0]},)"
+            )
+        self.origin, self.names, self.target_name = origin, names, "target"
+        self.dialect, self.num_rows = dialect, len(labels)
+        self._matrix, self._labels = matrix, labels
+        self._position = {name: i for i, name in enumerate(names)}
 
-    labels = np.asarray(target)
-    if labels.shape != matrix.shape[:1]:
-        raise DataError(f"{origin}: target has shape {labels.shape}, expected ({matrix.shape[0]},)")
-    return _Source(
-        origin, names, read, "target", canonical_target(labels, task, f"{origin}: target")
-    )
+    def read(self, name: str, kind: ColumnType | None) -> Made:
+        """The column. kind: declared, or None."""
+        column = self._matrix[:, self._position[name]]
+        if kind == "category":
+            names = categories([None if cell != cell else cell for cell in column.tolist()])
+            return [(Column(name, "category"), names)]
+        return [(Column(name), column.astype(np.float64))]
+
+    def read_target(self, task: Task) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """The target, and where it is missing."""
+        return self._labels, np.zeros(self.num_rows, np.bool_)
 
 
-def _open_bundled(name: str, task: Task) -> _Source:
+def _open_bundled(name: str, task: Task, dialect: Dialect) -> _Arrays:
     from sklearn import datasets  # here, because it takes a second and files do not need it
 
     if name == "diabetes" and task == "classification":
@@ -391,10 +434,10 @@ def _open_bundled(name: str, task: Task) -> _Source:
     if task == "classification":
         target = np.asarray(bunch.target_names)[target]  # "setosa" instead of "0"
     names = [str(feature) for feature in bunch.feature_names]
-    return _open_arrays(bunch.data, target, task, names, name)
+    return _Arrays(bunch.data, target, names, name, dialect)
 
 
-def _open_npz(path: Path, task: Task) -> _Source:
+def _open_npz(path: Path, dialect: Dialect) -> _Arrays:
     if not zipfile.is_zipfile(path):  # numpy's own error would suggest pickle
         raise DataError(f"{path}: not an archive as numpy.savez writes it")
     with (
@@ -403,14 +446,16 @@ def _open_npz(path: Path, task: Task) -> _Source:
     ):
         for features, target in (("features", "target"), ("X", "y")):
             if features in archive and target in archive:
-                return _open_arrays(archive[features], archive[target], task, (), str(path))
+                return _Arrays(archive[features], archive[target], (), str(path), dialect)
         raise DataError(
             f"{path}: neither arrays 'features' and 'target' nor 'X' and 'y';"
             f" there are: {', '.join(map(repr, archive.files)) or 'none'}"
         )
 
 
-def _open_libsvm(path: Path, task: Task, num_features: int | None, zero_based: bool) -> _Source:
+def _open_libsvm(
+    path: Path, num_features: int | None, zero_based: bool, dialect: Dialect
+) -> _Arrays:
     from sklearn.datasets import load_svmlight_file
 
     with reading(path, "LIBSVM file"):
@@ -425,7 +470,7 @@ def _open_libsvm(path: Path, task: Task, num_features: int | None, zero_based: b
     if num_features is None and not len(labels):
         # The width is unknown, and not needed: profiles without rows are passed over.
         matrix = np.empty((0, 1))
-    return _open_arrays(matrix, labels, task, (), str(path))
+    return _Arrays(matrix, labels, (), str(path), dialect)
 
 
 def _require_lines(path: Path, num_features: int | None, zero_based: bool) -> None:
@@ -457,256 +502,71 @@ def _require_lines(path: Path, num_features: int | None, zero_based: bool) -> No
             )
 
 
-# Tables
+# Files with names of columns
 
 
-def _open_csv(
-    path: Path,
-    target: str | None,
-    task: Task,
-    missing: Sequence[str],
-    separator: str,
-    decimal: str,
-) -> _Source:
-    header, _, separator = csv_files.read_header(path, separator)
-    chosen = _choose_target(path, header, target)
-    cells, decimal = csv_files.read_cells(path, separator, decimal)
-    return _open_arrow(path, cells, chosen, task, missing, decimal)
+class _File:
+    """Cells of a file, one column of which is the target; "" if none is."""
+
+    def __init__(self, path: Path, cells: Cells, target: str) -> None:
+        self.origin, self.target_name = str(path), target
+        self.names = [name for name in cells.table.column_names if name != target]
+        self.dialect, self.num_rows = cells.dialect, cells.table.num_rows
+        self._cells = cells
+
+    def find_marks(self, names: Sequence[str], types: Mapping[str, ColumnType]) -> None:
+        """Find the marks in the numbers of these columns. Raises DoesNotFit."""
+        if not self._cells.infer:
+            return
+        texts = {
+            name: known_texts(name, column, self.dialect)
+            for name in names
+            if name and types.get(name) != "category" and name not in self.dialect.dates
+            if is_text(column := self._cells.table.column(name))
+            and has_marks(column, self.dialect.separator)
+        }
+        try:
+            self.dialect = with_marks(self.dialect, texts, self.dialect.separator)
+        except DoesNotFit as error:
+            raise DoesNotFit(error.problems, self.origin) from None
+
+    def read(self, name: str, kind: ColumnType | None) -> Made:
+        """Read a column. kind: declared, or None. Raises DoesNotFit."""
+        column = self._cells.table.column(name)
+        made, self.dialect = read_column(name, column, kind, self.dialect, infer=self._cells.infer)
+        return made
+
+    def read_target(self, task: Task) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """The target, and where it is missing. Raises DoesNotFit."""
+        column = self._cells.table.column(self.target_name)
+        return read_target(self.target_name, column, task, self.dialect, infer=self._cells.infer)
 
 
-def _open_folder(
-    path: Path, task: Task, missing: Sequence[str], separator: str, decimal: str
-) -> _Source:
+def _read_folder(path: Path, dialect: Dialect) -> tuple[Cells, str]:
+    """The features of a folder with its target, and the name of the target."""
     features, labels = (path / name for name in FOLDER_FILES)
     if not labels.is_file():
         raise DataError(f"{labels}: no such file; {features.name} is there and needs it")
-    header, _, separator = csv_files.read_header(features, separator)
-    _require_columns(features, header)
-    table, decimal = csv_files.read_cells(features, separator, decimal)
-    target, _ = csv_files.read_cells(labels, separator, decimal)
+    cells = read_cells(features, dialect)
+    form = {"encoding": dialect.encoding, "skip_lines": dialect.skip_lines}
+    target = read_cells(labels, cells.dialect.model_copy(update=form)).table
     if target.num_columns != 1:
         raise DataError(f"{labels}: the target is one column, and there are {target.num_columns}")
-    if target.num_rows != table.num_rows:
+    if target.num_rows != cells.table.num_rows:
         raise DataError(
-            f"{labels}: {target.num_rows} rows, but {features.name} has {table.num_rows}; the files"
-            " belong together row by row"
+            f"{labels}: {target.num_rows} rows, but {features.name} has {cells.table.num_rows}; the"
+            " files belong together row by row"
         )
     (name,) = target.column_names
-    if name in table.column_names:
+    if name in cells.table.column_names:
         raise DataError(f"{labels}: column {name!r} is in {features.name} too; rename one of them")
-    return _open_arrow(
-        path, table.append_column(name, target.column(0)), name, task, missing, decimal
-    )
-
-
-def _open_parquet(path: Path, target: str | None, task: Task, missing: Sequence[str]) -> _Source:
-    table = _read_parquet(path)
-    chosen = _choose_target(path, table.column_names, target)
-    return _open_arrow(path, table, chosen, task, missing)
-
-
-def _read_parquet(path: Path) -> Any:
-    from pyarrow import parquet
-
-    # Not read_table(), which takes folder names such as `year=2020` for columns.
-    with reading(path, "Parquet file"), parquet.ParquetFile(path) as file:
-        table = file.read()
-    _require_columns(path, table.column_names)
-    return table
-
-
-def _require_columns(path: Path, columns: Sequence[str]) -> None:
-    if not columns:
-        raise DataError(f"{path}: the file is empty; not even a header with column names is there")
-    duplicates = sorted(name for name, number in Counter(columns).items() if number > 1)
-    if duplicates:
-        raise DataError(
-            f"{path}: more than one column is called {', '.join(map(repr, duplicates))}"
-        )
+    return cells._replace(table=cells.table.append_column(name, target.column(0))), name
 
 
 def _choose_target(path: Path, columns: Sequence[str], target: str | None) -> str:
-    _require_columns(path, columns)
+    target = None if target is None else folded(target)
     if target is not None and target not in columns:
         raise DataError(f"{path}: no column {target!r}; there are: {', '.join(map(repr, columns))}")
     if len(columns) < 2:
         raise DataError(f"{path}: column {columns[0]!r} is alone; features need a column too")
     return columns[-1] if target is None else target
-
-
-def _open_arrow(
-    path: Path,
-    table: Any,
-    target: str | None,
-    task: Task,
-    missing: Sequence[str],
-    decimal: str = ".",
-) -> _Source:
-    """target: None if the table has none; it is NaN then. decimal: the mark in texts of numbers."""
-    infer = path.suffix.lower() != ".parquet"  # columns of CSV files are all of text
-
-    def read(name: str, kind: ColumnType | None) -> tuple[ColumnType, NDArray[Any]]:
-        return _read_column(path, name, table.column(name), kind, missing, infer, decimal)
-
-    if target is None:
-        return _Source(str(path), table.column_names, read, "", np.full(table.num_rows, np.nan))
-    column = table.column(target)
-    labels: NDArray[Any]
-    if task == "regression":
-        _, labels = _read_column(path, target, column, "number", missing, infer, decimal)
-        gaps = np.isnan(labels)
-    else:
-        labels = _read_labels(path, target, column, missing)
-        gaps = np.array([label is None or label != label for label in labels], dtype=np.bool_)
-    if gaps.any():
-        row = int(np.flatnonzero(gaps)[0])
-        raise DataError(
-            f"{path}: column {target!r}, row {row + 1}: the value is missing, and the target needs"
-            " one in every row; take the row out of the file"
-        )
-    names = [name for name in table.column_names if name != target]
-    labels = canonical_target(labels, task, f"{path}: column {target!r}")
-    return _Source(str(path), names, read, target, labels)
-
-
-def _read_column(
-    path: Path,
-    name: str,
-    column: Any,
-    kind: ColumnType | None,
-    missing: Sequence[str],
-    infer: bool,
-    decimal: str,
-) -> tuple[ColumnType, NDArray[Any]]:
-    """Type and values of an Arrow column. infer: tell the type of a column of text by its values.
-
-    Raises DataError if a value does not fit the type.
-    """
-    import pyarrow as pa
-
-    column = _plain(column)
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        texts = _without_missing(column, missing)
-        if kind is None:
-            kind = None if infer else "category"
-        if kind != "category":
-            numbers, strays = _numbers_in(texts, decimal)
-            if not len(strays):
-                return "number", numbers
-            stray = texts[strays[0]].as_py()
-            other = next(mark for mark in csv_files.DECIMALS if mark != decimal)
-            if other in stray and not len(_numbers_in(texts, other)[1]):
-                raise DataError(
-                    f"{path}: column {name!r}, row {strays[0] + 1}: {stray!r} is not a number where"
-                    f" the decimal mark is {decimal!r}; "
-                    + hint("xain-participant", f'data.decimal = "{other}"')
-                    + " if that is the file's, take marks between thousands out, or "
-                    + hint("xain-participant", f'data.types.{json.dumps(name)} = "category"')
-                )
-            num_present = len(texts) - texts.null_count
-            # A column of numbers with a few texts is rather one with mistakes than a category.
-            if kind == "number" or 2 * len(strays) <= num_present:
-                raise DataError(
-                    f"{path}: column {name!r}, row {strays[0] + 1}: {stray!r} is"
-                    f" not a number, {num_present - len(strays)} of the column's {num_present}"
-                    " values are; correct it, or "
-                    + hint("xain-participant", f"data.missing = [{json.dumps(stray)}]")
-                    + " if it stands for a missing value, or "
-                    + hint("xain-participant", f'data.types.{json.dumps(name)} = "category"')
-                )
-        return "category", _categories(texts.to_pylist())
-    if not (
-        pa.types.is_integer(column.type)
-        or pa.types.is_floating(column.type)
-        or pa.types.is_decimal(column.type)
-        or pa.types.is_boolean(column.type)
-        or pa.types.is_null(column.type)
-    ):
-        raise DataError(
-            f"{path}: column {name!r} is of type {column.type}, which is neither a number nor"
-            " text; convert it, or leave it out: "
-            + hint("xain-participant", f"data.drop = [{json.dumps(name)}]")
-        )
-    if kind == "category":
-        return "category", _categories(column.to_pylist())
-    if pa.types.is_boolean(column.type):
-        column = column.cast(pa.uint8())
-    # Unsafe casts lose only digits beyond float64, in integers above 2**53 and in decimals.
-    cast = column.cast(pa.float64(), safe=False)
-    return "number", cast.fill_null(nan).to_numpy().astype(np.float64)
-
-
-def _plain(column: Any) -> Any:
-    """A column without the encodings that save memory: dictionaries, runs and views of text."""
-    import pyarrow as pa
-    from pyarrow import compute
-
-    if pa.types.is_run_end_encoded(column.type):
-        column = compute.run_end_decode(column)
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if pa.types.is_string_view(column.type):
-        column = column.cast(pa.large_string())
-    return column
-
-
-def _without_missing(column: Any, missing: Sequence[str]) -> Any:
-    """A column of text without blanks around its cells, and null where a value is missing."""
-    import pyarrow as pa
-    from pyarrow import compute
-
-    texts = compute.utf8_trim_whitespace(column)
-    is_missing = compute.is_in(texts, value_set=pa.array(missing, texts.type))
-    return compute.if_else(is_missing, pa.scalar(None, texts.type), texts)
-
-
-def _numbers_in(texts: Any, decimal: str) -> tuple[NDArray[np.float64], Sequence[int]]:
-    """(the numbers, with NaN for a missing value; the rows of texts that are no numbers)."""
-    import pyarrow as pa
-    from pyarrow import compute
-
-    if decimal == ",":  # and a point is no part of a number
-        texts = compute.replace_substring(texts, ".", ";")
-        texts = compute.replace_substring(texts, ",", ".")
-    try:
-        return texts.cast(pa.float64()).fill_null(nan).to_numpy().astype(np.float64), ()
-    except pa.ArrowInvalid:
-        cells = texts.to_pylist()
-        others = {cell for cell in set(cells) if cell is not None and not _is_number(cell)}
-        return np.empty(0), [row for row, cell in enumerate(cells) if cell in others]
-
-
-def _is_number(text: str) -> bool:
-    import pyarrow as pa
-
-    try:
-        pa.scalar(text).cast(pa.float64())
-    except pa.ArrowInvalid:
-        return False
-    return True
-
-
-def _read_labels(path: Path, name: str, column: Any, missing: Sequence[str]) -> NDArray[Any]:
-    import pyarrow as pa
-
-    column = _plain(column)
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        column = _without_missing(column, missing)
-    values = column.to_pylist()
-    for row, value in enumerate(values, start=1):
-        if value is not None and not isinstance(value, str | int | float):  # bool is an int
-            raise DataError(
-                f"{path}: column {name!r}, row {row}: {value!r} is no class name,"
-                f" the column is of type {column.type}"
-            )
-    labels = np.empty(len(values), dtype=object)
-    labels[:] = values
-    return labels
-
-
-def _categories(cells: Sequence[object]) -> NDArray[Any]:
-    """Names of categories as those of classes, so that 3, "3" and "3.0" are one; None stays."""
-    names = {cell: None if cell is None else class_name(cell) for cell in set(cells)}
-    categories = np.empty(len(cells), dtype=object)
-    categories[:] = [names[cell] for cell in cells]
-    return categories

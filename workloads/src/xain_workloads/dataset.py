@@ -2,10 +2,9 @@
 
 Two participants with different parts of one data set must name its classes alike, whatever the
 formats of their files. So a class name depends on the label alone, never on a type inferred from
-other labels: see class_name().
+other labels: see names.class_name().
 """
 
-import re
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal, get_args
@@ -14,14 +13,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from xain_workloads.errors import DataError
+from xain_workloads.names import class_name
 from xain_workloads.profile import DataProfile, sort_classes
 
 Task = Literal["classification", "regression"]
 Features = NDArray[np.float64]
 Target = NDArray[np.str_] | NDArray[np.float64]
-
-# A label of digits, but not "007": a leading zero says that it is a code, not a number.
-_NUMBER = re.compile(r"[+-]?(0|[1-9][0-9]*)(\.[0-9]*)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,31 +82,6 @@ class Dataset:
         """Copy of the given rows, in the given order. rows: (m,) integers, 0 <= row < n."""
         index = np.asarray(rows, dtype=np.intp)
         return Dataset(self.features[index], self.target[index], self.feature_names)
-
-
-def class_name(label: object) -> str:
-    """Canonical name of a class.
-
-    3, 3.0, "3" and "3.0" are "3"; 0.5 is "0.5"; text that is no plain decimal number, "007"
-    among it, stays as it is, without the blanks around it.
-    """
-    match label:
-        case bool() | np.bool_():
-            return str(bool(label))
-        case int() | np.integer():
-            return str(int(label))
-        case float() | np.floating():
-            number = float(label)
-            return str(int(number)) if number.is_integer() else repr(number)
-        case bytes():
-            return class_name(label.decode())
-    text = str(label).strip()
-    if not _NUMBER.fullmatch(text):
-        return text
-    whole, _, fraction = text.partition(".")
-    if not fraction.strip("0"):
-        return str(int(whole))  # not through float, which would merge ids beyond 2**53
-    return class_name(float(text))
 
 
 def canonical_target(labels: NDArray[Any], task: str, where: str) -> Target:

@@ -488,6 +488,8 @@ def _values(
             raise DataError(f"the model needs column {column.name!r}, which the data do not have")
         return np.full(table.num_samples, np.nan if is_number else None)
     if (values.dtype.kind == "f") != is_number:
+        if all(value is None or value != value for value in values):  # of no type here
+            return np.full(table.num_samples, np.nan if is_number else None)
         found, expected = ("categories", "numbers") if is_number else ("numbers", "categories")
         raise DataError(f"column {column.name!r} holds {found}; the model takes {expected}")
     return values

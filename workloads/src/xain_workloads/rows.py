@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xain_workloads.data import MISSING
-from xain_workloads.dataset import class_name
 from xain_workloads.errors import DataError
+from xain_workloads.names import class_name, folded
 from xain_workloads.preprocessing import preprocessing_of
 from xain_workloads.schema import Column
 from xain_workloads.table import Table
@@ -32,6 +32,7 @@ def table_of_rows(
             raise DataError(f"row {at + 1} has {len(row)} values, there are {len(columns)} columns")
     preprocessing = preprocessing_of(metadata)
     types = {} if preprocessing is None else preprocessing.types
+    columns = [name if name in types else folded(name) for name in columns]
     for name in columns:
         if types and name not in types:
             raise DataError(f"no column {name!r} in the model; it takes: {', '.join(types)}")

@@ -10,6 +10,8 @@ from xain_workloads.errors import DataError
 
 ColumnType = Literal["number", "category"]
 COLUMN_TYPES: tuple[ColumnType, ...] = get_args(ColumnType)
+# A column whose values are all missing may be of either type.
+EMPTY: Literal["empty"] = "empty"
 
 # A table with more columns is taken for an array: only the number of its columns is compared.
 MAX_COLUMNS = 10_000
@@ -25,7 +27,7 @@ class Column:
     """A column of features. unit: as its owner declares it, "" if not declared."""
 
     name: str
-    type: ColumnType = "number"
+    type: ColumnType | Literal["empty"] = "number"
     unit: str = ""
 
 
@@ -68,7 +70,7 @@ def check_names(columns: Sequence[Column]) -> None:
                 )
         if not column.name.strip():
             raise DataError(f"column {i} has no name; give it one in the file")
-        if column.type not in COLUMN_TYPES:
+        if column.type not in (*COLUMN_TYPES, EMPTY):
             raise DataError(
                 f"column {column.name!r} is of type {column.type[:40]!r}; it must be one of:"
                 f" {', '.join(COLUMN_TYPES)}"
@@ -114,7 +116,7 @@ def match(schema: Schema, columns: Sequence[Column]) -> None:
         )
     for column in columns:
         expected = known.get(column.name, column)
-        if column.type != expected.type:
+        if column.type != expected.type and EMPTY not in (column.type, expected.type):
             raise DataError(
                 f"column {column.name!r} is of type {column.type!r}, in the session's schema of"
                 f" type {expected.type!r}; correct its values, or "

@@ -368,13 +368,15 @@ def merge(parts: Iterable[Statistics], names: Sequence[str] = ()) -> Statistics:
     correctly rounded (fsum). Quantiles do where neighbouring buckets are joined, because there are
     too many of them: that may be from 25 sites on.
     names: of the columns, in their order; by default those of the first site. A column that a site
-        does not have is missing in all of its rows; one that no site has is left out.
+        does not have is missing in all of its rows; one that no site has is left out. A column
+        without a known value at a site has no type there.
     Raises DataError that names a column of numbers at some sites and of categories at others.
     Source: Chan, Golub and LeVeque 1979, for the moments.
     """
     merged: dict[str, _Numbers | _Categories] = {}
     targets, has_target, rows, most = _Numbers(_MERGED_BUCKETS), False, 0, 0
     classes: Counter[str] = Counter()
+    empty: dict[str, bool] = {}  # whether a site says that it would hold numbers
     for part in parts:
         names = names or tuple(part.columns)
         most = most or _MERGED_BUCKETS // max(len(names), 1)
@@ -387,6 +389,9 @@ def merge(parts: Iterable[Statistics], names: Sequence[str] = ()) -> Statistics:
             column = part.columns.get(name)
             if column is None:
                 continue
+            if part.rows and column.missing == part.rows:
+                empty[name] = empty.get(name, False) or isinstance(column, NumberStatistics)
+                continue
             if name not in merged:
                 is_number = isinstance(column, NumberStatistics)
                 merged[name] = _Numbers(most) if is_number else _Categories()
@@ -395,6 +400,8 @@ def merge(parts: Iterable[Statistics], names: Sequence[str] = ()) -> Statistics:
                     f"column {name!r} holds numbers at some sites and categories at others"
                 )
             merged[name].add(column, part.rows)
+    for name, is_number in empty.items():
+        merged.setdefault(name, _Numbers(most) if is_number else _Categories())
     columns = {name: merged[name].total(rows) for name in names if name in merged}
     counts = dict(sorted(classes.items()))
     if not has_target:

@@ -17,6 +17,7 @@ from xain_foundation.hints import hint
 from xain_workloads.dataset import Dataset, Target, Task
 from xain_workloads.errors import DataError
 from xain_workloads.profile import DataProfile, sort_classes
+from xain_workloads.reading.dialect import DETECTED, Dialect
 from xain_workloads.schema import MAX_COLUMNS, Column
 from xain_workloads.statistics import (
     MAX_STATISTICS_BYTES,
@@ -38,6 +39,8 @@ class Table:
     classes: all class names that the target may have, in canonical order: those that are declared,
         or else those of the whole file. A subset keeps them. Empty for regression.
     origin: how error messages call the table, such as the path of its file.
+    dialect: of the file, with what the file has told. without_target: rows that were left out,
+        because their target is missing.
     Raises DataError if shapes, types or labels disagree.
     """
 
@@ -47,6 +50,8 @@ class Table:
     target_name: str = "target"
     classes: tuple[str, ...] = ()
     origin: str = "data"
+    dialect: Dialect = DETECTED
+    without_target: int = 0
 
     def __post_init__(self) -> None:
         if not self.columns:
@@ -58,12 +63,12 @@ class Table:
         shape = np.shape(self.target)
         for column in self.columns:
             array = self.values[column.name]
-            expected = "f" if column.type == "number" else "O"
+            expected = "O" if column.type == "category" else "f"
             if array.shape != shape or array.dtype.kind != expected:
                 raise DataError(
                     f"{self.origin}: column {column.name!r} is of shape {array.shape} and dtype"
                     f" {array.dtype}; a {column.type} column of this table needs {shape} and"
-                    f" {'float64' if column.type == 'number' else 'object'}"
+                    f" {'object' if column.type == 'category' else 'float64'}"
                 )
             if column.type == "number" and np.isinf(array).any():
                 row = int(np.flatnonzero(np.isinf(array))[0])

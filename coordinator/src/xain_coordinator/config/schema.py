@@ -6,6 +6,7 @@ from pydantic import Field
 
 from xain_coordinator.core.values import Schema
 from xain_foundation.fields import Check, Conflicts, Section, Texts, WrongSetting
+from xain_workloads.names import folded
 from xain_workloads.schema import Column, ColumnType, check_names
 
 
@@ -43,17 +44,18 @@ class SchemaSettings(Section):
     @property
     def _columns(self) -> tuple[Column, ...]:
         return tuple(
-            Column(name, kind, self.units.get(name, "")) for name, kind in self.columns.items()
+            Column(folded(name), kind, self.units.get(name, ""))
+            for name, kind in self.columns.items()
         )
 
     def agreed(self, task: str) -> Schema:
         """The schema of a new session. task: of the workload, "" if it has none."""
-        from xain_workloads.dataset import class_name
+        from xain_workloads.names import class_name
         from xain_workloads.profile import sort_classes
 
         return Schema(
             self._columns,
-            self.target,
+            folded(self.target),
             self.task or task,
             sort_classes(map(class_name, self.classes)),
             self.allow_extra,

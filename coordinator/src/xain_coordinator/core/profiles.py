@@ -18,7 +18,7 @@ from xain_foundation.hints import hint
 from xain_workloads.errors import DataError
 from xain_workloads.profile import MAX_CLASS_NAMES_BYTES, MAX_CLASSES, sort_classes
 from xain_workloads.profile import check_profile as check_alone
-from xain_workloads.schema import match, shown
+from xain_workloads.schema import EMPTY, match, shown
 from xain_workloads.statistics import from_json
 
 MAX_WEIGHTS = 100_000_000  # features times classes
@@ -117,10 +117,17 @@ def _is_alike(profile: DataProfile, other: DataProfile) -> bool:
 
 
 def _completed(schema: Schema, profile: DataProfile) -> Schema:
-    """The schema with its open parts taken from a profile."""
+    """The schema with its open parts taken from a profile, types of empty columns among them."""
+    columns = schema.columns or profile.columns
+    if any(column.type == EMPTY for column in columns):
+        types = {column.name: column.type for column in profile.columns}
+        columns = tuple(
+            replace(column, type=types.get(column.name, EMPTY)) if column.type == EMPTY else column
+            for column in columns
+        )
     return replace(
         schema,
-        columns=schema.columns or profile.columns,
+        columns=columns,
         target=schema.target or profile.target,
         task=schema.task or profile.task,
     )
@@ -234,6 +241,8 @@ def _check_statistics(profile: DataProfile) -> None:
         )
     declared = {column.name: column.type for column in profile.columns}
     for name, column in columns.items():
+        if declared.get(name) == EMPTY and column.missing == statistics.rows:
+            continue
         if declared and declared.get(name) != column.type:
             raise ProfileMismatch(
                 f"the statistics have a {column.type} column {name!r}, which the data do not have"

@@ -14,6 +14,7 @@ from xain_workloads.errors import DataError
 from xain_workloads.model import Model
 from xain_workloads.preprocessing import preprocessing_of
 from xain_workloads.reading.dialect import Dialect
+from xain_workloads.reading.errors import DoesNotFit
 from xain_workloads.schema import ColumnType
 from xain_workloads.table import Table
 from xain_workloads.workload import measure
@@ -52,6 +53,10 @@ def load_own_data(
     """Load the coordinator's own data set. Raises DataError."""
     try:
         data = load_table(source, target=target, task=task, types=dict(types), dialect=dialect)
+    except DoesNotFit as error:
+        # The sites' keys are the coordinator's too, in its own section.
+        text = str(error).replace("set data.", "set evaluate.").replace('"data.', '"evaluate.')
+        raise DataError(text) from None
     except ModuleNotFoundError as missing:
         raise DataError(
             f"{source} cannot be read without {missing.name}: "

@@ -15,6 +15,7 @@ from xain_workloads import workload
 from xain_workloads.bagging_options import options_of_model
 from xain_workloads.exported.formats import columns_of
 from xain_workloads.model import Model
+from xain_workloads.names import folded
 from xain_workloads.preprocessing import COLUMNS_KEY, prepare
 from xain_workloads.rows import table_of_rows
 from xain_workloads.schema import shown
@@ -24,8 +25,8 @@ Rows = Sequence[Sequence[Cell]]
 
 
 def fold(name: str) -> str:
-    """A column's name as names are compared: without case and surrounding blanks."""
-    return name.strip().casefold()
+    """A column's name as names are compared here: folded, and without case."""
+    return folded(name).casefold()
 
 
 class Predictor:

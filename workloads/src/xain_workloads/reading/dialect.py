@@ -13,7 +13,10 @@ from xain_workloads.errors import DataError
 MAX_BYTES = 256 << 10
 
 # What says how a file is written, and nothing of its cells. Another file of the site may differ.
-_FORM = ("encoding", "separator", "decimal", "thousands", "skip_lines", "totals", "sheet")
+_FORM = (
+    *("encoding", "separator", "decimal", "thousands", "skip_lines", "totals", "sheet"),
+    "missing_target",
+)
 
 _DATES = re.compile(r"(days since|age at) (\d{4}-\d{2}-\d{2})|parts|hours")
 _DATES_RULE = '"days since YYYY-MM-DD", "age at YYYY-MM-DD", "parts" or "hours"'
@@ -49,6 +52,7 @@ class Dialect(Section):
     skip_lines: lines above the header; None for those that have one cell alone.
     totals: a last row that is called "Total": refuse it, drop it, or keep it as a row.
     sheet: of an Excel file; "" for the first.
+    missing_target: rows without a target are dropped; "" refuses them.
     missing: texts beside those in MISSING that stand for a missing value, in all columns.
         missing_in: texts and numbers that do so in one column.
     below_limit: a value such as "<50", below the limit of detection, is half of the limit, or
@@ -69,6 +73,7 @@ class Dialect(Section):
     skip_lines: int | None = Field(default=None, ge=0, le=1000)
     totals: Literal["", "drop", "keep"] = ""
     sheet: str = ""
+    missing_target: Literal["", "drop"] = ""
     missing: Texts = ()
     missing_in: dict[str, Texts] = Field(default_factory=dict)
     below_limit: Literal["", "half", "missing"] = ""
@@ -97,7 +102,8 @@ class Dialect(Section):
 
     def to_json(self) -> str:
         """JSON text of what differs from the defaults."""
-        return self.model_dump_json(exclude_defaults=True)
+        # Without warnings: pydantic makes lists of Texts, and then wonders at them.
+        return self.model_dump_json(exclude_defaults=True, warnings=False)
 
     @classmethod
     def from_json(cls, text: str) -> Self:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xain_workloads.dataset import class_name
 from xain_workloads.errors import DataError
+from xain_workloads.names import class_name
 from xain_workloads.reading.dialect import Dialect
 from xain_workloads.schema import shown
 from xain_workloads.table import Table
@@ -25,31 +25,39 @@ def corrected(table: Table, dialect: Dialect) -> Table:
     for key, figures in (("factors", dialect.factors), ("offsets", dialect.offsets)):
         for name, figure in figures.items():
             is_target = name == table.target_name
+            if is_target and target.dtype.kind == "f":
+                continue
             array: NDArray[Any] = target if is_target else _column(table, values, key, name)
             if array.dtype.kind != "f":
                 raise DataError(f"{table.origin}: [data] {key} names {name!r}, which is no number")
-            array = array * figure if key == "factors" else array + figure
-            if is_target:
-                target = array
-            else:
-                values[name] = array
+            values[name] = array * figure if key == "factors" else array + figure
     classes = table.classes
     for name, names in dialect.replace.items():
         if name == table.target_name and table.task == "classification":
             aliases = {class_name(old): class_name(new) for old, new in names.items()}
-            target = np.array([aliases.get(one, one) for one in target.tolist()], dtype=np.str_)
             classes = tuple(dict.fromkeys(aliases.get(one, one) for one in classes))
             continue
         array = _column(table, values, "replace", name)
         if array.dtype.kind == "f":
             raise DataError(f"{table.origin}: [data] replace names {name!r}, which holds numbers")
         values[name] = _replaced(array, names)
+    target = corrected_target(target, table.target_name, dialect)
     return replace(table, values=values, target=target, classes=classes)
 
 
+def corrected_target(target: NDArray[Any], name: str, dialect: Dialect) -> NDArray[Any]:
+    """Class names or numbers of a target, (n,), with its corrections."""
+    if name in dialect.replace:
+        aliases = _replaced(target, dialect.replace[name])
+        target = aliases.astype(np.str_) if target.dtype.kind == "U" else aliases
+    target = target * dialect.factors[name] if name in dialect.factors else target
+    return target + dialect.offsets[name] if name in dialect.offsets else target
+
+
 def _replaced(array: NDArray[Any], names: Mapping[str, str]) -> NDArray[Any]:
+    aliases = {class_name(old): class_name(new) for old, new in names.items()}
     new = np.empty(len(array), dtype=object)
-    new[:] = [names.get(one, one) for one in array]
+    new[:] = [aliases.get(one, one) for one in array.tolist()]
     return new
 
 

@@ -1,0 +1,550 @@
+"""Tables as people export them: each is read as the plain one, or refused with the settings that
+mend it, and with those it is read."""
+
+import csv
+import io
+import re
+import sys
+import tomllib
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.workbooks import write_workbook
+from xain_foundation.hints import setting_of
+from xain_foundation.settings import load
+from xain_participant.config import DataSettings, ParticipantConfig
+from xain_participant.fixes import with_fixes
+from xain_workloads.data import load_rows, load_table
+from xain_workloads.errors import DataError
+from xain_workloads.reading.dialect import Dialect
+from xain_workloads.reading.errors import DoesNotFit
+from xain_workloads.schema import MAX_COLUMNS
+from xain_workloads.table import Table
+
+HEADER = ("Âge", "weight", "sex", "smoker", "cost", "outcome")
+ROWS = [
+    (
+        str(20 + i),
+        f"{50 + 0.7 * i:.1f}",
+        "fm"[i % 2],
+        ("yes", "no")[i % 3 > 0],
+        str(1200 + 37 * i),
+        ("alive", "dead")[i % 4 == 0],
+    )
+    for i in range(40)
+]
+Lines = list[list[str]]
+
+
+def lines() -> Lines:
+    return [list(HEADER), *map(list, ROWS)]
+
+
+def text(
+    table: Lines, *, separator: str = ",", above: str = "", below: str = "", end: str = "\n"
+) -> str:
+    file = io.StringIO()
+    csv.writer(file, delimiter=separator, lineterminator=end).writerows(table)
+    return above + file.getvalue() + below
+
+
+def changed(**columns: Callable[[int, str], str]) -> Lines:
+    """The table with other cells in these columns: (row from 0, cell) -> cell."""
+    table = lines()
+    for name, change in columns.items():
+        at = HEADER.index(name.replace("age", "Âge"))
+        for i, row in enumerate(table[1:]):
+            row[at] = change(i, row[at])
+    return table
+
+
+def with_column(name: str, cell: Callable[[int], str]) -> Lines:
+    """The table with one more column, before the others."""
+    return [[name, *HEADER], *([cell(i), *row] for i, row in enumerate(ROWS))]
+
+
+def german(table: Lines) -> Lines:
+    """Decimal commas in the weights."""
+    return [[cell.replace(".", ",") for cell in row] for row in table]
+
+
+def at_rows(rows: set[int], other: str) -> Callable[[int, str], str]:
+    return lambda i, cell: other if i in rows else cell
+
+
+@dataclass
+class Case:
+    """content: of a CSV file. line: in the message; "" if the table is read at once.
+
+    column: what differs from the plain table in the end, as {name: values}; None is a gap.
+    rows: those that are read, by default all.
+    """
+
+    content: str | bytes
+    line: str = ""
+    column: dict[str, Any] | None = None
+    rows: Callable[[int], bool] = lambda _: True
+
+
+def gaps(name: str, rows: set[int], values: list[Any]) -> dict[str, Any]:
+    return {name: [None if i in rows else value for i, value in enumerate(values)]}
+
+
+AGES = [float(row[0]) for row in ROWS]
+COSTS = [float(row[4]) for row in ROWS]
+SEXES = [row[2] for row in ROWS]
+MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
+DAYS = [f"2021-{1 + i % 12:02d}-{1 + i % 28:02d}" for i in range(40)]
+SINCE = [
+    float(np.datetime64(day).astype(int) - np.datetime64("2000-01-01").astype(int)) for day in DAYS
+]
+
+
+def dated(write: Callable[[str, str, str], str]) -> Lines:
+    return with_column("seen", lambda i: write(*DAYS[i].split("-")))
+
+
+def thousands(mark: str) -> Callable[[int, str], str]:
+    return lambda _, cell: f"{int(cell):,}".replace(",", mark)
+
+
+CASES = {
+    # Encodings
+    "utf-8": Case(text(lines())),
+    "byte order mark": Case(text(lines()).encode("utf-8-sig")),
+    "latin-1": Case(text(lines()).encode("latin-1")),
+    "cp1252": Case(
+        text(changed(sex=lambda _, cell: cell + "€")).encode("cp1252"),
+        column={"sex": [cell + "€" for cell in SEXES]},
+    ),
+    "utf-16": Case(text(lines()).encode("utf-16")),
+    "utf-16 without a mark": Case(text(lines()).encode("utf-16-le")),
+    "utf-16 of Excel": Case(text(german(lines()), separator="\t", end="\r\n").encode("utf-16")),
+    "mac": Case(unicodedata.normalize("NFD", text(lines()))),
+    "old mac": Case(text(lines(), end="\r")),
+    # Separators and lines that are no rows
+    "semicolons": Case(text(german(lines()), separator=";")),
+    "tabs": Case(text(lines(), separator="\t")),
+    "separator named": Case(text(lines(), separator=";", above="sep=;\n")),
+    "title": Case(text(lines(), above="Ward 7\n\n")),
+    "padded title": Case(text(lines(), above="Ward 7,,,,,\n,,,,,\n")),
+    "title with a comma": Case(text(lines(), above="Ward 7, 2021\n"), "set data.skip_lines = 1"),
+    "blank columns": Case("".join(f"{line},,\n" for line in text(lines()).splitlines())),
+    "blank rows": Case(text(lines(), below=",,,,,\n,,,,,\n")),
+    "total": Case(
+        text(lines(), below="Total,,,,9000,\n"),
+        "row 41: 'Total' is rather a total than a row; set data.totals = \"drop\"",
+    ),
+    "summe": Case(text(lines(), below="Summe:,,,,9000,\n,,,,,\n"), 'set data.totals = "drop"'),
+    "two totals": Case(
+        text(lines(), below="Mean,,,,90,\nTotal,,,,9000,\n"), 'set data.totals = "drop"'
+    ),
+    # Numbers
+    "decimal commas": Case(text(german(lines())), 'set data.decimal = ","'),
+    "thousands": Case(text(changed(cost=thousands(","))), 'set data.thousands = ","'),
+    "unclear thousands": Case(
+        text(changed(weight=lambda _, cell: "7", cost=thousands(",")), separator=";"),
+        '; set data.thousands = ","',
+        {"weight": [7.0] * 40},
+    ),
+    "German thousands": Case(
+        text(
+            german(changed(cost=lambda i, cell: f"{thousands('#')(i, cell)}.0".replace("#", "@"))),
+            separator=";",
+        ).replace("@", "."),
+        "",
+    ),
+    "thousands with blanks": Case(
+        text(german(changed(cost=thousands("\u202f"))), separator=";"), 'set data.thousands = " "'
+    ),
+    "Swiss thousands": Case(text(changed(cost=thousands("'"))), 'set data.thousands = "\'"'),
+    "dollars": Case(text(changed(cost=lambda _, cell: f"${cell}"))),
+    "euros": Case(text(german(changed(cost=lambda _, cell: f"{cell} €")), separator=";")),
+    "dollars and thousands": Case(
+        text(changed(cost=lambda i, cell: "$" + thousands(",")(i, cell))),
+        'set data.thousands = ","',
+    ),
+    "some dollars": Case(
+        text(changed(cost=lambda i, cell: f"${cell}" if i > 9 else cell)),
+        'set data.marks."cost" = "$"',
+    ),
+    "per cent": Case(text(changed(weight=lambda _, cell: f"{cell}%"))),
+    "units": Case(text(changed(weight=lambda _, cell: f"{cell} kg"))),
+    "two units": Case(
+        text(changed(weight=lambda i, cell: f"{cell} {'kg' if i else 'lb'}")),
+        "convert them to one unit",
+        {"weight": [f"{row[1]} {'kg' if i else 'lb'}" for i, row in enumerate(ROWS)]},
+    ),
+    "below the limit": Case(
+        text(changed(cost=at_rows({3, 5}, "<50"))),
+        "row 4: '<50' is a value below a limit of detection; set data.below_limit = \"half\"",
+        {"cost": [25.0 if i in (3, 5) else cost for i, cost in enumerate(COSTS)]},
+    ),
+    "compact dates are numbers": Case(
+        text(dated(lambda y, m, d: y + m + d)), 'set data.dates."seen" =', {"seen": SINCE}
+    ),
+    # Missing values
+    **{
+        f"missing {mark}": Case(
+            text(changed(age=at_rows({2, 7}, mark))),
+            f"row 3: '{mark}' is not a number, 38 of the column's 40 values are; correct it, or set"
+            f' data.missing = ["{mark}"]',
+            gaps("Âge", {2, 7}, AGES),
+        )
+        for mark in (".", "n/a", "#N/A", "-")
+    },
+    "missing texts of one column": Case(
+        text(changed(age=at_rows({2}, "left"))),
+        'set data.missing_in."Âge" = ["left"]',
+        gaps("Âge", {2}, AGES),
+    ),
+    "missing code": Case(
+        text(changed(age=at_rows({2, 7}, "-999"))),
+        "row 3: '-999', in 2 rows, and no other value is below 0; set data.missing_in."
+        '"Âge" = [-999]',
+        gaps("Âge", {2, 7}, AGES),
+    ),
+    "missing code, written otherwise": Case(
+        text(changed(age=at_rows({2, 7}, "-999.0"))),
+        'set data.missing_in."Âge" = [-999]',
+        gaps("Âge", {2, 7}, AGES),
+    ),
+    "empty column": Case(text(with_column("note", lambda _: "")), column={"note": [None] * 40}),
+    # Categories
+    "booleans": Case(
+        text(
+            changed(
+                smoker=lambda i, cell: (
+                    cell,
+                    cell.upper() + " ",
+                    {"yes": "true", "no": "False"}[cell],
+                    {"yes": "Ja", "no": "nein"}[cell],
+                )[i % 4]
+            )
+        )
+    ),
+    "blanks in categories": Case(
+        text(changed(sex=lambda i, cell: (" group  f", "group f", "group\u00a0f ")[i % 3])),
+        column={"sex": ["group f"] * 40},
+    ),
+    "NFD categories": Case(
+        text(changed(sex=lambda i, _: unicodedata.normalize(("NFC", "NFD")[i % 2], "weiß é"))),
+        column={"sex": ["weiß é"] * 40},
+    ),
+    # Dates
+    "dates": Case(
+        text(dated(lambda y, m, d: f"{y}-{m}-{d}")),
+        "rows 1, 2, 3: '2021-01-01', '2021-02-02', '2021-03-03': dates are neither numbers nor"
+        ' categories; set data.dates."seen" = "days since 2000-01-01"',
+        {"seen": SINCE},
+    ),
+    "German dates": Case(
+        text(dated(lambda y, m, d: f"{int(d)}.{int(m)}.{y}")), "set data.dates", {"seen": SINCE}
+    ),
+    "dates with times": Case(
+        text(dated(lambda y, m, d: f"{y}-{m}-{d}T12:00:00Z")),
+        "set data.dates",
+        {"seen": [since + 0.5 for since in SINCE]},
+    ),
+    "dates with names": Case(
+        text(dated(lambda y, m, d: f"{d}-{MONTHS[int(m) - 1]}-{y}")),
+        "set data.dates",
+        {"seen": SINCE},
+    ),
+    "American dates": Case(
+        text(dated(lambda y, m, d: f"{m}/{d}/{y}")), "set data.dates", {"seen": SINCE}
+    ),
+    "times": Case(
+        text(with_column("at", lambda i: f"{i % 24}:30")),
+        'times of the day are no numbers; set data.dates."at" = "hours"',
+        {"at": [i % 24 + 0.5 for i in range(40)]},
+    ),
+    # The target
+    "no outcome": Case(
+        text(changed(outcome=at_rows({1, 2, 30, 31}, ""))),
+        "column 'outcome', rows 2, 3, 31: the value is missing, and the target needs one in every"
+        ' row, 4 of 40 have none; set data.missing_target = "drop"',
+        rows=lambda i: i not in (1, 2, 30, 31),
+    ),
+    "numbers as classes": Case(
+        text(changed(outcome=lambda i, _: str(100 + i))),
+        "column 'outcome': the target has 40 different numbers in 40 rows, which would be as many"
+        ' classes; set data.task = "regression"',
+    ),
+}
+
+
+def cells(table: Table) -> dict[str, list[Any]]:
+    return {
+        name: [None if cell != cell else cell for cell in column.tolist()]
+        for name, column in table.values.items()
+    }
+
+
+def settings(folder: Path, content: str | bytes, toml: str = "") -> DataSettings:
+    file = folder / "a.csv"
+    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    (folder / "a.toml").write_text(toml)
+    return load(ParticipantConfig, folder / "a.toml", overrides={"data.source": str(file)}).data
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_table_is_read_or_refused_with_what_mends_it(name: str, tmp_path: Path) -> None:
+    """Each line that a message tells one to type is typed, and then the table is read."""
+    case = CASES[name]
+    try:
+        table = settings(tmp_path, case.content).load()
+        told = ""
+    except DoesNotFit as error:
+        told = str(error)
+        toml = with_fixes("", error.fixes)
+        assert toml, told
+        table = settings(tmp_path, case.content, toml).load()
+    except DataError as error:  # such as a header that is none
+        told = str(error)
+        table = settings(tmp_path, case.content, "[data]\nskip_lines = 1").load()
+    assert case.line in told
+    assert bool(case.line) == bool(told)
+    expected = cells(settings(tmp_path, text(lines())).load()) | (case.column or {})
+    kept = [i for i in range(len(ROWS)) if case.rows(i)]
+    assert cells(table) == {column: [of[i] for i in kept] for column, of in expected.items()}
+    assert table.without_target == len(ROWS) - len(kept)
+    assert len(table.target) == len(kept)
+
+
+def test_all_columns_that_do_not_fit_are_told_at_once(tmp_path: Path) -> None:
+    """Three columns, a line each, and settings that mend all of them."""
+    content = text(
+        changed(
+            age=at_rows({2}, "n/a"),
+            weight=lambda _, cell: cell.replace(".", ","),
+            cost=at_rows({1}, "-"),
+            sex=lambda i, _: DAYS[i],
+        )
+    )
+    with pytest.raises(DoesNotFit) as caught:
+        settings(tmp_path, content).load()
+    first, *others = str(caught.value).splitlines()
+    assert first.endswith("a.csv: 4 problems:")
+    assert [line.split("'")[1] for line in others] == ["Âge", "weight", "sex", "cost"]
+    toml = with_fixes("[data] # ours\nmissing = ['x']\n", caught.value.fixes)
+    assert toml.startswith("[data] # ours\n")
+    assert tomllib.loads(toml)["data"]["missing"] == ["x", "n/a", "-"]
+    table = settings(tmp_path, content, toml).load()
+    assert [column.type for column in table.columns] == ["number"] * 3 + ["category", "number"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        ('target = "Age"', "no column 'Age'"),
+        ('encoding = "klingon"', "there is no encoding 'klingon'; set data.encoding"),
+        (
+            'encoding = "ascii"',
+            'the file is no text in ascii; save it in UTF-8, which Excel calls "CSV UTF-8"',
+        ),
+        ('missing_in.height = ["-"]', "[data] missing_in names 'height', which is no column"),
+        ('marks.height = "cm"', "[data] marks names 'height', which is no column"),
+        ('dates.sex = "parts"', "column 'sex', rows 1, 2: 'f', 'm': no date with a year of four"),
+        (
+            'types.sex = "number"',
+            "rows 1, 2: 'f', 'm' are not numbers, 0 of the column's 40 values are; correct them, or"
+            ' set data.types."sex" = "category"',
+        ),
+    ],
+)
+def test_declarations_that_do_not_fit_the_file(typed: str, line: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        settings(tmp_path, text(lines()), f"data.{typed}").load()
+    assert line in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("typed", "column"),
+    [
+        (
+            'below_limit = "missing"',
+            {"cost": [None if i == 3 else cost for i, cost in enumerate(COSTS)]},
+        ),
+        (
+            'below_limit = "half"',
+            {"cost": [25.0 if i == 3 else cost for i, cost in enumerate(COSTS)]},
+        ),
+        (
+            'below_limit = "half"\ndata.types.smoker = "number"',
+            {"smoker": [float(row[3] == "yes") for row in ROWS]},
+        ),
+        ('below_limit = "half"\ndata.rename."A\u0302ge" = "age"', {"age": AGES}),
+        ('below_limit = "half"\ndata.scale = 2.0', {"Âge": [2 * age for age in AGES]}),
+    ],
+)
+def test_declarations_that_say_what_cells_mean(
+    typed: str, column: dict[str, Any], tmp_path: Path
+) -> None:
+    content = text(changed(cost=at_rows({3}, "< 50")))
+    table = settings(tmp_path, content, f"data.{typed}").load()
+    assert cells(table) | column == cells(table)
+
+
+@pytest.mark.parametrize(
+    ("use", "made"),
+    [
+        ("days since 2021-01-01", {"seen": [0.0, 31.5]}),
+        ("age at 2022-01-01", {"seen": [365 / 365.25, 333.5 / 365.25]}),
+        ("parts", {"seen year": [2021] * 2, "seen month": [1, 2], "seen weekday": [5, 1]}),
+        ("hours", {"seen": [0, 12]}),
+    ],
+)
+def test_uses_of_dates(use: str, made: dict[str, list[float]], tmp_path: Path) -> None:
+    content = "seen,y\n2021-01-01,u\n2021-02-01 12:00:00,v\n,u\n"
+    table = settings(tmp_path, content, f'data.dates.seen = "{use}"').load()
+    assert cells(table) == {name: [*values, None] for name, values in made.items()}
+
+
+@pytest.mark.parametrize(
+    ("cells_", "line"),
+    [
+        (["03/02/2021", "04/05/2021"], 'have day or month first; set data.date_order = "day"'),
+        (["31.02.2021", "04.05.2021"], "row 1: '31.02.2021': no date with a year of four digits"),
+        (["03.02.21", "04.05.21"], "'03.02.21', '04.05.21': no date with a year of four digits"),
+    ],
+)
+def test_declared_dates_that_are_unclear(cells_: list[str], line: str, tmp_path: Path) -> None:
+    content = "seen,y\n" + "".join(f"{cell},{i}\n" for i, cell in enumerate(cells_))
+    with pytest.raises(DoesNotFit) as caught:
+        settings(tmp_path, content, 'data.dates.seen = "parts"').load()
+    assert line in str(caught.value)
+
+
+def test_fifty_thousand_is_never_fifty(tmp_path: Path) -> None:
+    """No setting that a message tells divides by a thousand."""
+    for separator in ",;":
+        content = text(changed(cost=thousands(","), weight=lambda *_: "7"), separator=separator)
+        with pytest.raises(DoesNotFit) as caught:
+            settings(tmp_path, content).load()
+        ways = re.findall(r"set data\.\w+", str(caught.value))
+        assert ways[0] == "set data.thousands"
+        assert list(map(setting_of, caught.value.fixes)) == ['data.thousands = ","']
+
+
+def test_what_was_found_is_in_the_dialect_of_the_table(tmp_path: Path) -> None:
+    content = text(german(changed(cost=lambda _, cell: f"{cell} €")), separator=";", above="Ward\n")
+    found = settings(tmp_path, content.encode("cp1252")).load().dialect
+    assert (found.encoding, found.separator, found.decimal) == ("cp1252", ";", ",")
+    assert (found.skip_lines, found.marks) == (1, {"cost": "€"})
+    kept = found.meaning()
+    assert kept == Dialect(marks={"cost": "€"})
+    assert Dialect.from_json(kept.to_json()) == kept
+
+
+@pytest.mark.parametrize(
+    "junk", ["", "{", "[]", '{"scale": 0}', '{"dates": {"a": "now"}}', '{"x": 1}']
+)
+def test_dialect_of_a_model_is_checked(junk: str) -> None:
+    if not junk:
+        assert Dialect.from_json(junk) == Dialect()
+        return
+    with pytest.raises(DataError, match="the model's dialect cannot be read"):
+        Dialect.from_json(junk)
+
+
+def test_rows_to_predict_are_read_as_those_of_training_were(tmp_path: Path) -> None:
+    """The dialect of the site is kept; the form of the file may be another one."""
+    table = dated(lambda y, m, d: f"{d}.{m}.{y}")
+    for row in table[1:]:
+        row[5] = f"{row[5]} $"
+    toml = """[data]
+rename = {"Âge" = "age", outcome = "status", seen = "first"}
+dates = {seen = "parts"}
+scale = 2.0
+missing_in = {weight = ["50.7"]}
+"""
+    trained = settings(tmp_path, text(table), toml).load()
+    kept = Dialect.from_json(trained.dialect.meaning().to_json())
+    types = {column.name: column.type for column in trained.columns}
+    assert list(types)[:4] == ["first year", "first month", "first weekday", "age"]
+    (tmp_path / "new.csv").write_bytes(text(table, separator="\t").encode("utf-16"))
+    arguments: Any = {"target": "status", "dialect": kept}
+    rows = load_rows(tmp_path / "new.csv", types, **arguments)
+    assert rows.table.columns == trained.columns
+    assert cells(rows.table) == cells(trained)
+    assert rows.truth.tolist() == trained.target.tolist()
+
+
+def test_rows_to_predict_need_no_outcome(tmp_path: Path) -> None:
+    """Outcomes of some rows or of all may be missing, and labels may be any."""
+    types: Any = {"weight": "number", "sex": "category"}
+    path = tmp_path / "new.csv"
+    for blank, truth in ((set(range(40)), [None, None]), ({0}, [None, "alive"])):
+        path.write_text(text(changed(outcome=at_rows(blank, ""))))
+        rows = load_rows(path, types, target="outcome")
+        assert rows.truth.tolist()[:2] == truth
+        assert rows.table.num_samples == 40
+
+
+def test_excel_is_read_as_csv_is(tmp_path: Path) -> None:
+    """Titles, booleans, dates, texts among numbers and totals; the sheet can be named."""
+    rows: Any = [["Ward 7"], [None], ["Âge", "sex", "ok", "seen", "score", "y"]]
+    days = [date(2021, 1, 1 + i) for i in range(20)]
+    rows += [
+        [20 + i, "fm"[i % 2], i % 2 == 0, days[i], "n/a" if i == 3 else i, f"c{i % 2}"]
+        for i in range(20)
+    ]
+    rows += [["Total", None, None, None, 190, None]]
+    path = tmp_path / "a.xlsx"
+    write_workbook(path, rows, sheet="Ward")
+    with pytest.raises(DoesNotFit, match="is rather a total than a row"):
+        load_table(path)
+    with pytest.raises(
+        DoesNotFit, match=r"column 'seen', .*\n.*column 'score', row 4: 'n/a'"
+    ) as caught:
+        load_table(path, dialect=Dialect(totals="drop"))
+    assert '"days since 2000-01-01"' in caught.value.fixes[0]
+    dialect = Dialect(
+        totals="drop", dates={"seen": "days since 2021-01-01"}, missing=["n/a"], sheet="Ward"
+    )
+    table = load_table(path, dialect=dialect)
+    assert cells(table) == {
+        "Âge": [float(20 + i) for i in range(20)],
+        "sex": ["f", "m"] * 10,
+        "ok": [1.0, 0.0] * 10,
+        "seen": [float(i) for i in range(20)],
+        "score": [None if i == 3 else float(i) for i in range(20)],
+    }
+    assert table.dialect.skip_lines == 2
+    with pytest.raises(DataError, match="no sheet 'Data'; there are: 'Ward'"):
+        load_table(path, dialect=Dialect(sheet="Data"))
+
+
+@pytest.mark.parametrize("suffix", [".xlsx", ".sav", ".dta", ".sas7bdat", ".xpt"])
+def test_libraries_that_are_missing_or_fail_are_named_by_ours(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / f"a{suffix}"
+    path.write_text("junk")
+    with pytest.raises(DataError, match=r"^\S+: the file is no (Excel file|file of SAS)"):
+        load_table(path)
+    module, extra = (
+        ("python_calamine", "excel") if suffix == ".xlsx" else ("pyreadstat", "readstat")
+    )
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(DataError, match=rf"without {module}: pip install '.*\[{extra}\]'"):
+        load_table(path)
+
+
+def test_a_table_with_more_names_than_are_compared_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(
+        ",".join(f"c{i}" for i in range(MAX_COLUMNS + 2)) + "\n" + "1," * (MAX_COLUMNS + 1) + "u\n"
+    )
+    with pytest.raises(
+        DataError, match=f"there are {MAX_COLUMNS + 1} columns, and at most {MAX_COLUMNS}"
+    ):
+        load_table(tmp_path / "a.csv")
+    assert len(load_table(tmp_path / "a.csv", drop=["c0"]).columns) == MAX_COLUMNS
