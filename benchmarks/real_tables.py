@@ -411,7 +411,9 @@ def trained(study: Study, workload: str, folder: Path) -> dict[str, Any]:
             stack.callback(them[-1].kill)
         statuses = [one.wait(processes.SESSION_LIMIT_S) for one in them]
         with ask(f"127.0.0.1:{coordinator.port}") as models:
-            chosen = {which: models.choose(which).model for which in ("best", "last")}
+            # Without a best one, all of them are no better than the commonest class or the mean.
+            which_best = "last" if models.best is None else "best"
+            chosen = {"best": models.choose(which_best).model, "last": models.choose("last").model}
             scores = {
                 which: scored(models.load(model), held_out) for which, model in chosen.items()
             }
@@ -420,7 +422,7 @@ def trained(study: Study, workload: str, folder: Path) -> dict[str, Any]:
         "table": study.name,
         "workload": workload,
         "status": max(statuses),
-        "best": chosen["best"].round,
+        "best": "none" if which_best == "last" else chosen["best"].round,
         "loss_best": scores["best"]["loss"],
         "loss_last": scores["last"]["loss"],
         "score": name,
@@ -475,7 +477,11 @@ def verdicts(
             f"{refused} refused, at most {most} warnings for one: {_yes(is_quiet)}"
         )
     if trainings:
-        worse = sum(one["loss_best"] > one["loss_last"] * (1 + 1e-9) for one in trainings)
+        worse = sum(
+            one["loss_best"] > one["loss_last"] * (1 + 1e-9)
+            or (one["best"] == "none" and one["loss_last"] < one["loss_of_baseline"])
+            for one in trainings
+        )
         behind = sum(one["score_best"] < one["score_last"] - BEHIND for one in trainings)
         untrained = sum(one["best"] == 0 for one in trainings)
         is_best = not worse and not untrained and behind <= (1 - NAMED) * len(trainings)

@@ -32,7 +32,7 @@ def test_log_of_a_coordinator_that_did_not_start_is_quoted(tmp_path: Path):
     """The folder may be gone when the message is read."""
     backend = processes.ProcessBackend("127.0.0.1")
     launcher = Launcher(backend, LogView(["x"], colors=False, is_quiet=True), print)
-    launch = DemoLaunch(Settings(2, -1, 0.5, 0), tmp_path, Console(), launcher)
+    launch = DemoLaunch(Settings(2, -1, 0.5, 0), tmp_path, tmp_path / "a.html", Console(), launcher)
     try:
         with pytest.raises(CommandFailed, match=r"(?s)ended with status 2.*rounds\.rounds is -1"):
             launch.follow()

@@ -31,7 +31,7 @@ _HELP = """Train one model over several processes, each with a different slice o
 A coordinator and its participants run as processes of this machine and talk gRPC. The data are
 scikit-learn's handwritten digits, split by label: each site has seen mostly some of the ten. The
 sites measure every round's model on rows that nobody trained on, and the last one is shown beside
-the same model trained on all rows in one place.
+the same model trained on all rows in one place. A page with learning curves and sites remains.
 
 While it runs, kill what you like with `kill -9`: the others go on without a participant, and a
 coordinator that is killed while it serves is started again, up to 5 times, and continues the same
@@ -78,13 +78,16 @@ def _demo(
     console.print(f"Starting a coordinator and {participants} participants ...")
     settings = Settings(participants, rounds, alpha, seed)
     with _folder(keep) as folder:
+        report = Path(tempfile.gettempdir()) / f"xain-demo-{os.getpid()}.html"
+        if keep is not None:
+            report = folder / "report.html"
         try:
             status = run(
                 "process",
                 LaunchSettings(name=f"demo-{os.getpid()}"),
                 "sgd",
                 [COORDINATOR],
-                partial(DemoLaunch, settings, folder, console),
+                partial(DemoLaunch, settings, folder, report, console),
                 is_quiet=True,
                 say=lambda text: console.print(text, style="yellow", markup=False),
             )

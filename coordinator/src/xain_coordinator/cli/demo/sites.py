@@ -22,7 +22,9 @@ from xain_coordinator.cli.launch.plan import PARTICIPATE, Program, Worker
 from xain_coordinator.cli.launch.processes import LocalProcess
 from xain_coordinator.cli.launch.rounds import Request, RoundsLaunch, exit_status
 from xain_coordinator.cli.live_view import shown
+from xain_coordinator.cli.report.page import page
 from xain_coordinator.config.launch import COORDINATOR
+from xain_coordinator.server.inspection_client import fetch
 from xain_foundation.commands import CommandFailed
 from xain_wire.fl import coordinator_pb2 as pb
 
@@ -64,12 +66,13 @@ class Settings:
 
 class DemoLaunch(RoundsLaunch):
     """See RoundsLaunch. Each participant has its settings in a file of the folder, so that it can
-    be started again by hand."""
+    be started again by hand. report: where the page about the session is written."""
 
     def __init__(
-        self, settings: Settings, folder: Path, console: Console, launcher: Launcher
+        self, settings: Settings, folder: Path, report: Path, console: Console, launcher: Launcher
     ) -> None:
         self._settings = settings
+        self._report = report
         self._console = console
         workers = [Worker(f"site-{index}", "") for index in range(settings.participants)]
         request = Request(workers, folder, None, (0, 0), settings.of_coordinator, {}, "")
@@ -111,6 +114,9 @@ class DemoLaunch(RoundsLaunch):
             baseline = centralised_accuracy(data, epochs, settings.eta0, settings.seed)
         self._pause(0.0)  # for a signal that came meanwhile
         console.print(view.comparison(snapshot, data.test.num_samples, baseline))
+        everything = fetch(self.address, everything=True)
+        self._report.write_text(page(everything), encoding="utf-8")
+        console.print(f"Report with curves and sites: {self._report}", soft_wrap=True)
         return exit_status(snapshot)
 
     def _worker_program(self, worker: Worker, coordinator: str) -> Program:
