@@ -87,6 +87,18 @@ def test_data_that_do_not_fit_the_schema_are_refused(
     bench.join("late", profile=PROFILE)
 
 
+def test_an_empty_column_is_of_no_type() -> None:
+    """A column without any value at the first site does not refuse those of others; the first site
+    with values decides its type."""
+    bench = waiting()
+    bench.join("first", profile=profile_of(AGE, replace(SEX, type="empty"), WEIGHT))
+    bench.join("second", profile=PROFILE)
+    bench.join("third", profile=profile_of(AGE, SEX, replace(WEIGHT, type="empty")))
+    assert "column 'sex' is of type 'number', in the session's schema of type 'category'" in (
+        refusal(bench, profile_of(AGE, Column("sex"), WEIGHT))
+    )
+
+
 @pytest.mark.parametrize(("label", "is_number"), [("-1.25", True), ("57", True), ("v1.2", False)])
 def test_labels_that_are_numbers_may_be_meant_for_regression(label: str, is_number: bool) -> None:
     bench = waiting()

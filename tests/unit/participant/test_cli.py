@@ -117,6 +117,44 @@ def test_inspect_reads_csv_of_a_german_spreadsheet(tmp_path: Path) -> None:
     assert re.search(r"'0,5', .* where the decimal mark is '\.'", stated.output)
 
 
+EXPORT = (
+    "Ward 7\n\n"
+    + "Größe;seit;CRP;Ausgang\n"
+    + "".join(
+        f"{160 + i},5;0{1 + i % 9}.02.2021;{'<5' if i == 4 else 10 + i};{'' if i == 7 else 'tot'}\n"
+        for i in range(12)
+    )
+)
+
+
+def test_inspect_tells_how_a_file_was_read_and_writes_what_mends_it(tmp_path: Path) -> None:
+    """Into the configuration beside what is there, or to standard output without one."""
+    (tmp_path / "a.csv").write_text(EXPORT, encoding="cp1252")
+    data = ["--data", str(tmp_path / "a.csv")]
+    refused = run("inspect", *data)
+    assert refused.exit_code == 1
+    assert "3 problems:" in refused.output
+    assert "run `xain-participant inspect --fix`" in refused.output
+    shown = run("inspect", *data, "--fix")
+    assert shown.exit_code == 0, shown.output
+    config = tmp_path / "ward.toml"
+    config.write_text("# ours\n[training]\nseed = 3\n")
+    written = run("inspect", *data, "--config", str(config), "--fix")
+    assert written.exit_code == 0
+    assert f"written into {config}:" in written.output
+    text = config.read_text()
+    assert text.startswith("# ours\n[training]\nseed = 3\n")
+    for line in ('below_limit = "half"', 'missing_target = "drop"', 'seit = "days since 2000'):
+        assert line in text
+        assert line in shown.output
+    again = run("inspect", *data, "--config", str(config))
+    assert again.exit_code == 0
+    assert "read as: encoding cp1252, cells separated by ';', decimal mark ','" in again.output
+    assert "2 lines above the header" in again.output
+    assert "left out: 1 rows without a target" in again.output
+    assert config.read_text() == text
+
+
 @pytest.mark.parametrize(
     ("text", "flags", "status", "message"),
     [

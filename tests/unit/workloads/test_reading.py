@@ -23,6 +23,7 @@ from xain_participant.config import DataSettings, ParticipantConfig
 from xain_participant.fixes import with_fixes
 from xain_workloads.data import load_rows, load_table
 from xain_workloads.errors import DataError
+from xain_workloads.preprocessing import PreprocessingOptions, fit
 from xain_workloads.reading.dialect import Dialect
 from xain_workloads.reading.errors import DoesNotFit
 from xain_workloads.schema import MAX_COLUMNS
@@ -548,3 +549,26 @@ def test_a_table_with_more_names_than_are_compared_is_refused(tmp_path: Path) ->
     ):
         load_table(tmp_path / "a.csv")
     assert len(load_table(tmp_path / "a.csv", drop=["c0"]).columns) == MAX_COLUMNS
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_column_that_is_empty_at_a_site_is_prepared_as_at_the_others(
+    first: int, tmp_path: Path
+) -> None:
+    """Numbers or categories, whichever site comes first; and empty at all sites, as numbers."""
+    tables = [
+        settings(tmp_path, text(changed(sex=sex, age=age, weight=lambda *_: ""))).load()
+        for sex, age in (
+            (lambda _, cell: cell, lambda *_: ""),
+            (lambda *_: "", lambda _, cell: cell),
+        )
+    ]
+    assert [table.columns[2].type for table in tables] == ["category", "empty"]
+    profiles = [tables[first].profile(), tables[1 - first].profile()]
+    fitted = fit(profiles, PreprocessingOptions())
+    types = dict.fromkeys(HEADER[:-1], "number") | {"sex": "category", "smoker": "category"}
+    assert fitted.types == types
+    for table in tables:
+        prepared = fitted.apply(table)
+        assert prepared.num_features == 3 + 2 + 2
+        assert np.isfinite(prepared.features).all()
