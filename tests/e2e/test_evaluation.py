@@ -15,6 +15,7 @@ from e2e.test_take_home import command
 from support.process import PATIENCE_S, CoordinatorProcess, ParticipantProcess, Process
 from support.trainee import predicted
 from support.training import close_gates
+from xain_foundation.exit_statuses import EXIT_NO_BETTER
 
 pytestmark = pytest.mark.e2e
 
@@ -37,6 +38,28 @@ class Site(Process):
             f"--num-parts={SITES}",
             f"--index={index}",
             f"--set=data.scale={SCALE}",
+        ]
+
+    async def start(self) -> None:
+        self._process = await self.run(["-m", "xain_participant", *self._flags])
+
+
+class RandomSite(Process):
+    """The command xain-participant with a file whose labels are drawn by lot."""
+
+    def __init__(self, folder: Path, index: int, port: int) -> None:
+        super().__init__(folder, f"random-{index}")
+        chance = np.random.default_rng(index)
+        rows = [",".join(f"{x:.3f}" for x in chance.normal(size=4)) for _ in range(200)]
+        labels = chance.integers(0, 2, len(rows))
+        lines = [f"{row},{'yes' if y else 'no'}" for row, y in zip(rows, labels, strict=True)]
+        file = folder / f"random-{index}.csv"
+        file.write_text("\n".join(["a,b,c,d,outcome", *lines]), encoding="utf-8")
+        self._flags = [
+            f"--coordinator=127.0.0.1:{port}",
+            f"--id=random-{index}",
+            f"--data={file}",
+            "--target=outcome",
         ]
 
     async def start(self) -> None:
@@ -202,6 +225,41 @@ async def test_participant_killed_while_it_evaluates_does_so_again(launch, tmp_p
         await a.end()
     shown = await status_json(coordinator)
     assert shown["rounds"][-1]["evaluation"]["metrics"] == {"accuracy": 0.5}
+
+
+async def test_training_that_is_no_better_than_the_commonest_class_ends_with_status_4(
+    launch, tmp_path
+):
+    """Labels that have nothing to do with the columns, and a step that is too long."""
+    coordinator = launch(
+        rounds__rounds=2,
+        rounds__min_participants=2,
+        workload__name="sgd",
+        workload__options__eta0=5.0,
+    )
+    await coordinator.start()
+    sites = [RandomSite(tmp_path, index, coordinator.port) for index in range(2)]
+    try:
+        for site in sites:
+            await site.start()
+        for site in sites:
+            assert await site.died() == EXIT_NO_BETTER, site.log()
+            assert "Model 2 is no better than always predicting the commonest class" in site.log()
+    finally:
+        for site in sites:
+            await site.end()
+    shown = await status_json(coordinator)
+    assert shown["status"]["cause"] == "completed"
+    assert shown["status"]["best_round"] is None
+    assert "no model was better" in shown["status"]["no_better"]
+    assert shown["status"]["no_better"] in shown["status"]["warnings"]
+    address = f"--address=127.0.0.1:{coordinator.port}"
+    code, _, told = await command("export", address, "--best", f"--to={tmp_path / 'm.skops'}")
+    assert code == 1
+    assert "there is no best model" in told
+    assert await coordinator.stop() == 0
+    log = coordinator.log()
+    assert '"event": "no_better_than_baseline"' in log
 
 
 async def test_missing_data_of_the_coordinator_stop_its_start(launch):

@@ -736,6 +736,14 @@ def test_an_end_without_a_result_is_a_failure(
     assert joined.hear(ended) == end
 
 
+def test_model_that_is_no_better_than_the_baseline_has_a_status_of_its_own(joined: Talk) -> None:
+    why = "Model 2 is no better than always predicting the mean"
+    ended = e.Advertised(
+        State.FINISHED, 2, False, "s1", "completed", rounds_contributed=1, no_better=why
+    )
+    assert joined.hear(ended) == [a.Exit(4, f"the session is finished: {why}")]
+
+
 def test_one_of_whom_nothing_counted_ends_with_a_status_of_its_own(joined: Talk) -> None:
     """A site that was never let in, never selected, or always too late must not look done.
 

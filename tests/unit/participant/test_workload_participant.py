@@ -1,10 +1,14 @@
 """A data set and a declared workload make a participant."""
 
+import json
+
 import numpy as np
 import pytest
 
+from xain_participant.evaluations import from_json, to_json
 from xain_participant.participant import (
     Assignment,
+    Evaluation,
     Participant,
     call_train_round,
     take_evaluation,
@@ -78,7 +82,19 @@ def test_rows_set_aside_measure_the_global_model(iris: Dataset, model: Model) ->
     evaluation = take_evaluation(participant)
     assert evaluation is not None
     assert evaluation.num_samples == 10
-    assert evaluation.metrics == create("sgd").evaluate(model, test)
+    measured = create("sgd").measure(model, test)
+    assert (evaluation.metrics, evaluation.tallies) == (measured.metrics, measured.tallies)
+    assert from_json(json.loads(json.dumps(to_json(evaluation)))) == evaluation
+    assert from_json([3, {"accuracy": 0.5}]) == Evaluation(3, {"accuracy": 0.5}), "as it was kept"
+
+
+def test_fewer_rows_than_the_coordinator_asks_for_are_not_told(iris: Dataset, model: Model) -> None:
+    participant = WorkloadParticipant(iris, test=iris.subset(range(10)))
+    participant.on_round(Assignment("s1", 0, evaluate=True, min_rows=11))
+    train(participant, model)
+    assert take_evaluation(participant) == Evaluation(0, {}, withheld=True)
+    (after,) = take_metrics(participant)
+    assert "test_loss" not in after.values
 
 
 def test_model_is_not_measured_in_rounds_that_do_not_ask_for_it(

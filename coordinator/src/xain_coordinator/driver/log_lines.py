@@ -85,6 +85,7 @@ def log_event(before: Session, session: Session, event: e.DurableEvent, history:
             log.warning("round_closed_at_deadline", round=number, **_awaited(before))
         case e.ModelPublished(number, model):
             _log_evaluation(history)
+            _log_no_better(before, session)
             log.info("model_published", round=number, key=model.ref.key)
             _log_losses(history, number)
         case e.EvaluationAccepted(number, participant_id, evaluation):
@@ -94,11 +95,15 @@ def log_event(before: Session, session: Session, event: e.DurableEvent, history:
             measured = None if evaluation is None else together([evaluation])
             if measured is not None:
                 _log_measured(number, "coordinator", measured)
+            _log_no_better(before, session)
         case e.SessionFinished(cause, _, ended_because, not_admitted):
             if ended_because:
                 fields["ended_because"] = ended_because
             if history.rounds and history.rounds[-1].task is Task.EVALUATE:
                 _log_evaluation(history)
+            if session.evaluation.no_better:
+                reason = session.evaluation.no_better
+                log.warning("no_better_than_baseline", round=session.round, reason=reason)
             log.info("session_finished", cause=cause, **fields)
             _log_account(history, session.round)
             if not_admitted:
@@ -165,6 +170,14 @@ def _named(participants: Sequence[str]) -> dict[str, object]:
     if len(participants) > MAX_NAMES_OF_A_ROUND:
         fields["num_participants"] = len(participants)
     return fields
+
+
+def _log_no_better(before: Session, session: Session) -> None:
+    """Write a warning when a model is no better than the best constant prediction, and the model
+    before it was."""
+    told = session.evaluation.no_better
+    if told and not before.evaluation.no_better:
+        log.warning("no_better_than_baseline", round=session.round, reason=told)
 
 
 def _log_measured(round_: int, by: str, evaluation: Evaluation) -> None:
