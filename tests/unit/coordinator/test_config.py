@@ -660,6 +660,7 @@ def test_number_of_stages_follows_from_the_workload() -> None:
         (BAGGING, "rounds.epochs=2", "rounds.epochs is 2; it must be 1: workload.options"),
         (BAGGING, "aggregation.optimizer=fedadam", "aggregation.optimizer | leave it out with"),
         (HELD, "evaluate.metric=accuracy", "evaluate.metric | publish = false nobody has the"),
+        ("workload.name=sgd", "evaluate.metric=r2", "evaluate.metric | accuracy, balanced"),
         (HELD, "evaluate.data=wine", "evaluate.data | publish = false nobody has the"),
         (
             f"{HELD} workload.options.vote=open",

@@ -163,6 +163,7 @@ def as_json(snapshot: Snapshot) -> dict[str, Any]:
 _LEFT_OUT = frozenset(
     (
         "xain_proto.fl.GetStatusResponse.parameters",
+        "xain_proto.fl.Evaluation.tallies",
         "xain_proto.fl.WeightsRef.data",
         "xain_proto.fl.WeightsRef.url",
         "xain_proto.fl.DataProfile.columns",
@@ -183,7 +184,7 @@ def _field(field: Any, message: Message) -> Any:  # a FieldDescriptor, of Python
         return {key: _value(of_values, value[key]) for key in sorted(value)}
     if field.is_repeated:
         return [_value(field, item) for item in value]
-    if field.message_type is not None and not message.HasField(field.name):
+    if field.has_presence and not message.HasField(field.name):
         return None
     return _value(field, value)
 
