@@ -525,6 +525,7 @@ def _fetch(
             to,
             participant_id=ours.id or "fetch",
             dialect=Dialect.of(settings.data).meaning(),
+            rows=(lambda: _load_data(settings)[0]) if settings.data.source else None,
             state_dir=ours.state_dir,
         )
     except (WorkloadError, OSError) as error:

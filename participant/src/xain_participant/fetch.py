@@ -1,6 +1,7 @@
 """Take a model home to a site: fetch it from the coordinator, and write it to a file."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +20,9 @@ from xain_wire.fl.inspection_pb2_grpc import InspectionStub
 from xain_workloads.errors import NoModel
 from xain_workloads.exported import formats, lineage
 from xain_workloads.model import Model, personal_patterns
+from xain_workloads.preprocessing import at_site, preprocessing_of
 from xain_workloads.reading.dialect import Dialect
+from xain_workloads.table import Table
 
 CALL_S = 20.0
 _PAGE = 1000  # models or rounds; as many as a coordinator gives in one answer
@@ -32,14 +35,16 @@ def fetch(
     *,
     participant_id: str,
     dialect: Dialect,
+    rows: Callable[[], Table] | None = None,
     state_dir: Path | None = None,
 ) -> str:
     """Write a global model of the coordinator at "host:port" to a file; see formats.
 
     which: "last", "best", or the number of a model. The session may have ended.
     dialect: of this site, which the file keeps, so that `predict` reads what training has read.
+    rows: loads the site's rows of training, for a model that each site scales by its own.
     state_dir: of this participant, for tensors of the model that stay here.
-    Returns a line for the user. Raises NoModel and OSError.
+    Returns a line for the user. Raises NoModel, DataError and OSError.
     """
     channel = open_channel(address)
     try:
@@ -67,6 +72,15 @@ def fetch(
             f"tensors of this model, {', '.join(stay)}, stay at each site, and without those of"
             " this one it is not whole; " + hint("xain-participant", "--state-dir FOLDER")
         )
+    preprocessing = preprocessing_of(model.metadata)
+    if preprocessing is not None and preprocessing.is_per_site:
+        if rows is None:
+            raise NoModel(
+                'with scaling = "site" the model scales numbers by the rows of this site; '
+                + hint("xain-participant", "--data FILE")
+                + ", or the --config of its training"
+            )
+        model = replace(model, metadata=at_site(model.metadata, rows()))
     trained_by = rounds.get(found.round - 1, inspection.RoundStatus())
     if trained_by.task != pb.TRAIN:
         trained_by = inspection.RoundStatus()
