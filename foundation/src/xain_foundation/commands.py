@@ -193,6 +193,14 @@ def parse_assignments(
     return values
 
 
+def why_failed(error: Exception) -> str:
+    """What an error says, of the operating system with the file first."""
+    match error:
+        case OSError(filename=str() | Path() as file, strerror=str() as why):
+            return f"{file}: {why}"
+    return str(error)
+
+
 def note(text: str) -> None:
     """Print a line that is not the command's result."""
     typer.echo(text, err=True)

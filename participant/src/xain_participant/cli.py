@@ -30,6 +30,7 @@ from xain_foundation.commands import (
     set_option,
     split_host_port,
     version_option,
+    why_failed,
 )
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED
 from xain_foundation.hints import hint
@@ -491,7 +492,7 @@ def _predict(
             note=note,
         )
     except (WorkloadError, OSError) as error:
-        fail(f"{PROGRAM} predict", str(error), EXIT_FAILED)
+        fail(f"{PROGRAM} predict", why_failed(error), EXIT_FAILED)
     raise typer.Exit(status)
 
 
@@ -529,7 +530,7 @@ def _fetch(
             state_dir=ours.state_dir,
         )
     except (WorkloadError, OSError) as error:
-        fail(f"{PROGRAM} fetch", str(error), EXIT_FAILED)
+        fail(f"{PROGRAM} fetch", why_failed(error), EXIT_FAILED)
     typer.echo(told)
 
 

@@ -100,7 +100,11 @@ def fetch(
         coordinator_evaluation=_set(measured_by, "coordinator_evaluation"),
     )
     formats.write(to, model, {**about, "dialect": dialect.to_json()})
-    return f"model {found.round} of session {status.session_id} is in {to}"
+    told = f"model {found.round} of session {status.session_id} is in {to}"
+    if to.suffix == ".onnx" or "workload" not in model.metadata:
+        return told  # other programs predict with it
+    use = hint("xain-participant", f"xain-participant predict --model {to} --data FILE")
+    return f"{told}; to use it, {use}"
 
 
 def _pages(stub: InspectionStub, method: str) -> Iterator[Any]:

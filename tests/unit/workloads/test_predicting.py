@@ -6,12 +6,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
+from typer.testing import CliRunner
 
-from xain_foundation.exit_statuses import EXIT_OK, EXIT_UNKNOWN_INPUT
+from xain_coordinator.cli.main import app as coordinator
+from xain_foundation.exit_statuses import (
+    EXIT_BAD_CONFIG,
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_UNKNOWN_INPUT,
+)
+from xain_participant.cli import app as participant
 from xain_workloads.data import load_table
 from xain_workloads.exported import formats
 from xain_workloads.exported.formats import Exported
 from xain_workloads.exported.predicting import predict_file, predict_with
+from xain_workloads.reading.dialect import Dialect
 from xain_workloads.workload import create, fit_centralised
 
 SEXES = ("female", "male")
@@ -85,7 +95,7 @@ def test_regression_has_numbers(tmp_path: Path) -> None:
     score, error = notes
     assert score.startswith("R² 0.9")
     assert " of 2 rows (" in score
-    assert error.startswith("RMSE ")
+    assert error.startswith("  RMSE ")
 
 
 def test_categories_that_the_model_does_not_know_are_named(tmp_path: Path) -> None:
@@ -103,7 +113,7 @@ def test_categories_that_the_model_does_not_know_are_named(tmp_path: Path) -> No
     )
     assert " of 4 rows (95 % interval " in score
     assert score.endswith("always the commonest class: 0.75)")
-    assert auc.startswith("AUC 0.")
+    assert auc.startswith("  AUC 0.")
     assert honest.startswith("each of these rows")
     assert "100%" in end
     assert "--max-unknown" in end
@@ -117,7 +127,7 @@ def test_score_without_the_rows_of_unknown_values_is_told_too(tmp_path: Path) ->
     known, score, _, loss, without, *_ = notes
     assert known == "column 'age': 1 of 10 values are missing"
     assert score.startswith("accuracy 0.9000 of 10 rows (")
-    assert loss.startswith("log loss ")
+    assert loss.startswith("  log loss ")
     assert without.startswith("accuracy 1.0000 of the 9 rows without a missing value")
 
 
@@ -160,3 +170,28 @@ def test_files_of_all_formats_have_the_same_probabilities(tmp_path: Path, suffix
     _, expected, notes = predicted(tmp_path, exported, text, max_unknown=1.0)
     _, cells, same_notes = predicted(tmp_path, formats.read(path), text, max_unknown=1.0)
     assert (cells, same_notes) == (expected, notes)
+
+
+@pytest.mark.parametrize("app", [coordinator, participant])
+def test_both_programs_predict_alike_and_take_how_the_file_is_written(
+    tmp_path: Path, app: typer.Typer
+) -> None:
+    """What the model keeps of its site holds for the file, and --set counts more."""
+    exported = trained(tmp_path)
+    assert exported.model is not None
+    about = {key: value for key, value in exported.about.items() if key != "metadata"}
+    about["dialect"] = Dialect(rename={"Alter": "age"}, missing=("-",)).to_json()
+    formats.write(tmp_path / "model.npz", exported.model, about)
+    (tmp_path / "new.csv").write_text("Alter;sex\n30,5;male\n-;female\nunclear;male\n")
+    command = ["predict", f"--model={tmp_path}/model.npz", f"--data={tmp_path}/new.csv"]
+
+    refused = CliRunner().invoke(app, command)
+    assert refused.exit_code == EXIT_FAILED
+    assert "'unclear'" in refused.stderr
+    found = CliRunner().invoke(app, [*command, "--set", 'data.missing = ["-", "unclear"]'])
+    assert found.exit_code == EXIT_UNKNOWN_INPUT, found.stderr
+    assert "column 'age': 2 of 3 values are missing" in found.stderr
+    assert [line[:3] for line in found.stdout.splitlines()] == ["row", "1,n", "2,y", "3,n"]
+    wrong = CliRunner().invoke(app, [*command, "--set=data.decimals=,"])
+    assert wrong.exit_code == EXIT_BAD_CONFIG
+    assert "did you mean data.decimal?" in wrong.stderr

@@ -29,6 +29,7 @@ from xain_foundation.commands import (
     set_option,
     split_host_port,
     version_option,
+    why_failed,
 )
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_OK
 from xain_foundation.hints import hint
@@ -646,13 +647,8 @@ def _explained(command: str) -> Iterator[None]:
         may_ask = command != "extend"
         ask = "; to ask one that runs, " + hint("xain-coordinator", "--address HOST:PORT")
         fail(program, f"{error}{ask if may_ask else ''}", EXIT_FAILED)
-    except (CommandFailed, StoreError, WorkloadError, ModuleNotFoundError) as error:
-        fail(program, str(error), EXIT_FAILED)
-    except OSError as error:
-        has_file = error.filename is not None and error.strerror is not None
-        fail(
-            program, f"{error.filename}: {error.strerror}" if has_file else str(error), EXIT_FAILED
-        )
+    except (CommandFailed, StoreError, WorkloadError, ModuleNotFoundError, OSError) as error:
+        fail(program, why_failed(error), EXIT_FAILED)
 
 
 @app.command(

@@ -248,7 +248,8 @@ def _score(
             if figure.baseline is not None and name in _BASELINES:
                 notes.append(f"{_BASELINES[name]} {figure.baseline:.3g}")
             told.append(
-                f"{_SHOWN[name]} {figure.value:.4f}"
+                ("  " if told else "")
+                + f"{_SHOWN[name]} {figure.value:.4f}"
                 + ("" if told else f" {which}")
                 + (f" ({'; '.join(notes)})" if notes else "")
             )
