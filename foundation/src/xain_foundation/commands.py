@@ -194,7 +194,7 @@ def parse_assignments(
 
 
 def why_failed(error: Exception) -> str:
-    """What an error says, of the operating system with the file first."""
+    """Reason of an error for a user: of the operating system with the file first."""
     match error:
         case OSError(filename=str() | Path() as file, strerror=str() as why):
             return f"{file}: {why}"

@@ -79,7 +79,7 @@ async def test_file_of_a_site_scales_by_its_own_rows(start, tmp_path):
 
 
 async def test_file_of_a_site_has_its_own_tensors(start, tmp_path):
-    """Those of the global model are untrained; the state directory has those of the site."""
+    """The global model has untrained personal tensors, the state directory the trained ones."""
     address = await trained(start, tmp_path, model={"personal": ["intercept"]})
     to = tmp_path / "model.npz"
     with pytest.raises(NoModel, match=r"intercept, stay at each site.* add --state-dir FOLDER"):

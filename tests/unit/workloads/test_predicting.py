@@ -176,7 +176,7 @@ def test_files_of_all_formats_have_the_same_probabilities(tmp_path: Path, suffix
 def test_both_programs_predict_alike_and_take_how_the_file_is_written(
     tmp_path: Path, app: typer.Typer
 ) -> None:
-    """What the model keeps of its site holds for the file, and --set counts more."""
+    """The dialect in the model holds for the file, and --set counts more."""
     exported = trained(tmp_path)
     assert exported.model is not None
     about = {key: value for key, value in exported.about.items() if key != "metadata"}

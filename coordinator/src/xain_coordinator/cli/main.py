@@ -493,8 +493,9 @@ Columns are matched by name. Standard error tells, by column, which values the m
 categories that no site had in training, and missing values. If the table has the target, in some
 rows or in all, the score of these is printed too.
 
-Exit status: 0 if there are predictions; 1 if there are none, as when no participant answers; 6 if
-there are, but the model does not know more than --max-unknown of the values of a column.
+Exit status: 0 if there are predictions; 1 if there are none, as when no participant answers; 2 if a
+setting is wrong; 6 if there are predictions, but the model does not know more than --max-unknown of
+the values of a column.
 """
 
 _PREDICT_EXAMPLES = """**Examples**
