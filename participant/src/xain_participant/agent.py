@@ -233,6 +233,7 @@ class Agent:
         self._tasks: list[Thread] = []
         self._answering: Answering | None = None
         self._warning = ""  # the coordinator's latest
+        self._findings: set[str] = set()  # of its checks of the data, those that were logged
         self._refusals: dict[Call, tuple[str, str]] = {}  # the last ones since anything worked
         self._stopping = False
         self._closing = False
@@ -525,6 +526,8 @@ class Agent:
         """Log and show what happens, before the protocol decides what follows."""
         if not isinstance(event, e.RefusedBy | e.TimerFired | e.ConnectionLost):
             self._refusals.clear()
+        if isinstance(event, e.Advertised):
+            self._note_findings(event.findings)
         match event:
             case e.Joined(session_id, interval_s):
                 self._info("joined", session=session_id, heartbeat_interval_s=interval_s)
@@ -565,6 +568,16 @@ class Agent:
             case e.ConnectionLost():
                 self._is_away = True
                 self._info("connection_lost")
+
+    def _note_findings(self, findings: tuple[str, ...]) -> None:
+        """Log what the coordinator's checks have found in the data, each finding once."""
+        for finding in findings:
+            if finding in self._findings:
+                continue
+            self._findings.add(finding)
+            tell = self._log.info if finding.startswith("note: ") else self._log.warning
+            tell("data_finding", round=self._protocol.round, message=finding)
+            self._tell("data_finding", finding)
 
     def _note_transfer(self) -> pb.Transfer | None:
         """Log with each heartbeat the progress of a transfer that lasts longer than the interval,
@@ -676,4 +689,5 @@ def _advertised(message: pb.HeartbeatResponse | pb.WatchResponse) -> e.Advertise
             message.rounds_contributed if message.HasField("rounds_contributed") else None
         ),
         no_better=message.no_better,
+        findings=tuple(message.findings),
     )

@@ -48,7 +48,8 @@ class Advertised:
     warning: what the coordinator finds wrong with us; empty if nothing is.
     rounds_contributed: rounds of training that an update of ours counted in; None: not told.
     no_better: why the last model is no better than the best constant prediction; empty: it is, or
-    was not compared."""
+    was not compared.
+    findings: of the coordinator's checks of the data, each with its level."""
 
     state: State
     round: int
@@ -61,6 +62,7 @@ class Advertised:
     attempt: int = 0
     rounds_contributed: int | None = None
     no_better: str = ""
+    findings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ MIN_BUCKET = 5
 MIN_KNOWN = MIN_BUCKET  # values of a column, for anything of them to travel, by default
 
 MIN_OF_CLASS = 10  # rows of a class, and of all others, for its associations to travel
+_FEW = 12  # distinct numbers
 # Classes times columns up to which associations travel: a number of 5 bytes each.
 _MAX_ASSOCIATIONS = 20_000
 _BUCKET_BYTES = 24  # a float as JSON writes it, and a comma
@@ -278,7 +279,8 @@ def associations(
     target of numbers: Pearson's r, with MIN_OF_CLASS known rows or more.
     A category counts as the mean of the target, or the share of the class, in its rows; those of
     fewer than MIN_KNOWN rows count as one. Then the figure is on the side of 0.5, or 0, on which
-    the order of the names would be. Returns () without figures.
+    the order of the names would be. So do numbers with few values if there are more than two
+    classes. Returns () without figures.
     """
     is_number = column.dtype.kind == "f"
     known = ~np.isnan(column) if is_number else np.array([v is not None for v in column], bool)
@@ -296,13 +298,15 @@ def associations(
     known &= target >= 0
     codes = target[known]
     x = column[known] if is_number else _category_codes(column[known])
+    # Codes of three classes and more decide those in the middle, too.
+    is_few = is_number and num_classes > 2 and len(np.unique(x)) <= _FEW
     found: list[float | None] = []
     for code in range(num_classes):
         of_class = codes == code
         if min(of_class.sum(), len(codes) - of_class.sum()) < MIN_OF_CLASS:
             found.append(None)
             continue
-        if is_number:
+        if is_number and not is_few:
             found.append(_rounded(_auc(x, of_class)))
             continue
         strength = abs(_auc(_means_of(x, of_class.astype(np.float64)), of_class) - 0.5)

@@ -166,6 +166,8 @@ class Coordinator:
             require_owner=self._fence.check,
             own_data=own_data,
             personal=config.model.personal,
+            checks=config.checks,
+            min_sites=config.data_schema.min_sites,
         )
         self._copies = ModelCopies(self.store, self._worker.outage)
         self._models: ModelFolder | None = None

@@ -410,6 +410,40 @@ Address = Annotated[
 ]
 
 
+_DESCRIBE_HELP = """Describe the data of a session: what its table one is, per site and together.
+
+Missing values, mean, spread and quantiles of numbers, counts of categories and classes, from the
+statistics that the participants have sent, in which is nothing of fewer than five rows at a site.
+
+From the files of a stopped coordinator with the figures of each site; with --address from one that
+runs, together only, and only figures of [schema] min_sites or more sites: with the figures of two
+sites together, each of the two can compute those of the other.
+
+Exit status: 0 if the data are described; 1 if there is no description yet.
+"""
+
+
+@app.command("describe", help=_DESCRIBE_HELP)
+def _describe(
+    config: Config = None,
+    data_dir: DataDir = None,
+    address: Address = None,
+    assignments: Assignments = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Lines of figures, as CSV.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="All figures, as JSON.")] = False,
+) -> None:
+    resolved = _resolve(config, _values(data_dir, assignments))
+
+    with _explained("describe"):
+        from xain_coordinator.export.describing import table_one
+
+        table = table_one(resolved.config, address)
+        if as_json:
+            typer.echo(table.to_json())
+        else:
+            typer.echo(table.to_csv() if as_csv else table.to_text(), nl=not as_csv)
+
+
 @app.command("models")
 def _models(
     config: Config = None,

@@ -13,11 +13,15 @@ from xain_foundation.wheels import pip_install
 from xain_wire.fl import coordinator_pb2, inspection_pb2
 
 _MAX_NAMES = 6
+MAX_FINDINGS = 20
 
 
 def render(snapshot: Snapshot, console: Console) -> None:
     """Tables of a status: the state, then the participants, then the rounds."""
     console.print(_headline(snapshot.status, snapshot.rounds.rounds))
+    if snapshot.status.findings:
+        console.print(Text("\nData", style="bold"))
+        console.print(findings(snapshot.status))
     if snapshot.participants.participants or snapshot.status.sites:
         console.print(Text("\nParticipants", style="bold"))
         console.print(participants(snapshot, MAX_PARTICIPANTS, folds=True))
@@ -34,6 +38,21 @@ def render(snapshot: Snapshot, console: Console) -> None:
         console.print(Text("\nCounters", style="bold"), _text(told))
     for line in parameter_lines(snapshot.status):
         console.print(_text(line), soft_wrap=True)
+
+
+def findings(status: inspection_pb2.GetStatusResponse) -> Table:
+    """Table of what the checks of the data have found, the worst first."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in ("level", "site", "column", "finding"):
+        table.add_column(heading, overflow="fold")
+    styles = {"refuse": "bold red", "warn": "yellow"}
+    for one in status.findings[:MAX_FINDINGS]:
+        told = f"{one.text}; {one.fix}" if one.fix else one.text
+        level = Text(clean(one.level), style=styles.get(one.level, "dim"))
+        table.add_row(level, _text(one.participant_id or "all"), _text(one.column), _text(told))
+    if (more := len(status.findings) - MAX_FINDINGS) > 0:
+        table.add_row("", "", "", Text(f"and {more} more; see status --json", style="dim"))
+    return table
 
 
 def parameter_lines(status: inspection_pb2.GetStatusResponse) -> list[str]:

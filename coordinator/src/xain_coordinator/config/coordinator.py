@@ -331,6 +331,9 @@ _MAX_TRAIN_BYTES = 64 * 1024
 _NO_INFLUX = 'is gone: metrics.kind = "influxdb" has url, org, bucket and token'
 
 
+CheckLevel = Literal["refuse", "warn", "note", "off"]
+
+
 class PredictSettings(Section):
     """[predict]"""
 
@@ -359,6 +362,7 @@ class CoordinatorConfig(Section):
     evaluate: EvaluateSettings = EvaluateSettings()
     workload: WorkloadSettings = WorkloadSettings()
     model: ModelSettings = ModelSettings()
+    checks: dict[str, CheckLevel] = Field(default_factory=dict)
     # Models of pydantic have a method `schema`.
     data_schema: SchemaSettings = Field(default=SchemaSettings(), alias="schema")
     aggregation: AggregationSettings = AggregationSettings()
@@ -477,6 +481,17 @@ class CoordinatorConfig(Section):
                 "evaluate.metric",
                 f"the models of this workload are measured by: {', '.join(measured)}",
             )
+
+    @Check
+    def _checks_are_known(self) -> Conflicts:
+        if self.checks:
+            from xain_workloads.checks import CHECKS
+
+            for name in self.checks:
+                if name not in CHECKS:
+                    yield WrongSetting(
+                        f"checks.{name}", f"there is no such check; there are: {', '.join(CHECKS)}"
+                    )
 
     @Check
     def _fits_can_be_requested(self) -> Conflicts:

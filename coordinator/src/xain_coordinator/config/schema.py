@@ -21,6 +21,7 @@ class SchemaSettings(Section):
     allow_extra: bool = False
     allow_missing: bool = False
     allow_new_classes: bool = False
+    min_sites: int = Field(default=2, ge=1, le=100_000)
 
     @Check
     def _columns_fit(self) -> Conflicts:

@@ -82,12 +82,12 @@ def answer(session: Session, command: c.Command, now: float, pacing: Pacing) -> 
             note_at = session.note_at(pacing)
             noted = (e.TimePassed(now),) if note_at is not None and note_at <= now else ()
             return (*noted, *expired), r.Done(), points
-        case c.InitialisationDone(model):
+        case c.InitialisationDone(model, findings):
             _require_waiting_for_model(session)
-            return (e.ModelInitialised(model, now),), r.Done(), ()
-        case c.InitialisationFailed(reason):
+            return (e.ModelInitialised(model, now, findings),), r.Done(), ()
+        case c.InitialisationFailed(reason, findings):
             _require_waiting_for_model(session)
-            return (e.InitialisationRefused(reason),), r.Done(), ()
+            return (e.InitialisationRefused(reason, findings),), r.Done(), ()
         case c.AggregationDone(model):
             return _aggregation_done(session, model, now), r.Done(), ()
         case c.EvaluationDone(round_, evaluation, reason):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from xain_coordinator.core.values import (
     DataProfile,
     Evaluation,
+    Finding,
     GlobalModel,
     Layout,
     ParticipantState,
@@ -144,16 +145,21 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class InitialisationDone:
-    """The initial model is in the store."""
+    """The initial model is in the store. findings: of the checks of the data."""
 
     model: GlobalModel
+    findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class InitialisationFailed:
-    """No initial model can be made from these profiles; other profiles may suffice."""
+    """No initial model can be made from these profiles; other profiles may suffice.
+
+    findings: as in InitialisationDone.
+    """
 
     reason: str
+    findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

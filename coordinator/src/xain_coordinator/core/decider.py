@@ -147,7 +147,8 @@ def _owed_work(session: Session) -> tuple[Aggregate | InitialiseModel, ...]:
         assert session.model is not None, "a round was closed without a model"
         return (_aggregation(session.rules, session.opened, session.model),)
     if session.phase is Phase.STANDBY and session.requested is not None and session.model is None:
-        return (InitialiseModel(session.rules.initial, session.requested),)
+        names = session.requested_of
+        return (InitialiseModel(session.rules.initial, session.requested, names=names),)
     return ()
 
 

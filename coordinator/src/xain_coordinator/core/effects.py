@@ -14,11 +14,13 @@ class InitialiseModel:
     initial: as in Rules; "workload" computes the model from the profiles, the others store an empty
         one, from which round 0 makes the initial weights.
     made: metadata of the model, if it is made again. The profiles have no statistics then.
+    names: of the participants whose profiles they are; empty for profiles that come from elsewhere.
     """
 
     initial: str
     profiles: tuple[DataProfile, ...]
     made: Mapping[str, str] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Literal, Self
 from xain_coordinator.core.values import (
     DataProfile,
     Evaluation,
+    Finding,
     GlobalModel,
     Lineage,
     ParticipantState,
@@ -105,17 +106,23 @@ class ModelRequested:
 
 @dataclass(frozen=True, slots=True)
 class InitialisationRefused:
-    """No model can be made from the profiles that were asked for; the session waits for others."""
+    """No model can be made from the profiles that were asked for; the session waits for others.
+
+    findings: of the checks of these data.
+    """
 
     reason: str
+    findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInitialised:
-    """at: None in a journal that was begun before this was written down."""
+    """at: None in a journal that was begun before this was written down. findings: of the checks of
+    the data that the model is made for."""
 
     model: GlobalModel
     at: float | None = None
+    findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

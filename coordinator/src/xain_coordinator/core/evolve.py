@@ -101,10 +101,18 @@ def evolve(session: Session, event: e.Event) -> Session:
             # The wait for participants is over. That for a model begins, at its full length.
             return replace(session, gathered=True, since=session.since if at is None else at)
         case e.ModelRequested(profiles, participants):
-            return replace(session, requested=profiles or session.profiles_of(participants))
-        case e.InitialisationRefused(reason):
-            return replace(session, requested=None, refused=session.requested, trouble=reason)
-        case e.ModelInitialised(model, at):
+            requested = profiles or session.profiles_of(participants)
+            return replace(session, requested=requested, requested_of=participants)
+        case e.InitialisationRefused(reason, findings):
+            return replace(
+                session,
+                requested=None,
+                refused=session.requested,
+                trouble=reason,
+                findings=findings,
+            )
+        case e.ModelInitialised(model, at, findings):
+            session = replace(session, findings=findings)
             return _with_first_model(session, model, at)
         case e.RoundOpened():
             return _with_round(session, event)

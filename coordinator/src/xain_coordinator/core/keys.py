@@ -7,6 +7,7 @@ from xain_foundation.names import GLOBAL
 INCOMING = "incoming/"
 OPTIMIZER = "optimizer/"
 PREPROCESSING = "preprocessing.json"  # of the columns, for people
+TABLE_ONE = "table_one.json"  # what the data of all participants are
 
 MAX_KEY_BYTES = 1024  # that of S3, so that a key that fits one store fits all
 # A byte becomes three where a store escapes it. The rest of the longest key takes 445 bytes then.

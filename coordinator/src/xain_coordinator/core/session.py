@@ -24,6 +24,7 @@ from xain_coordinator.core.values import (
     Base,
     DataProfile,
     Evaluation,
+    Finding,
     GlobalModel,
     Lineage,
     Phase,
@@ -41,7 +42,9 @@ class Session:
     lineage: where the first model comes from, if it was not made for this session.
     epoch_base: epochs trained before this round, also by the sessions that this one extends.
     fit_requested: whether a fit was requested; see waits_for_request.
-    requested: the profiles that the initial model is being made from.
+    requested: the profiles that the initial model is being made from. requested_of: names of the
+        participants whose profiles they are; empty for profiles that come from elsewhere.
+    findings: of the checks of the data that the last attempt at the initial model was made from.
     refused, trouble: the profiles that no model could be made from, and why; "" if all is well.
     open_round, last_round: the last one is kept to recognise updates that are sent again.
     since: when the phase was reached, or, in the first one, when enough had gathered.
@@ -57,6 +60,8 @@ class Session:
     fit_requested: bool = False
     gathered: bool = False
     requested: tuple[DataProfile, ...] | None = None
+    requested_of: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
     refused: tuple[DataProfile, ...] | None = None
     trouble: str = ""
     model: GlobalModel | None = None
@@ -277,6 +282,10 @@ class Session:
         for participant_id, member in self.members.items():
             if member.profile is not None and member.is_eligible:
                 yield participant_id, member.profile
+
+    def findings_of(self, participant_id: str) -> tuple[Finding, ...]:
+        """Findings in the data of a participant, and in those of all together."""
+        return tuple(one for one in self.findings if one.site in ("", participant_id))
 
     def profiles_of(self, participants: Iterable[str]) -> tuple[DataProfile, ...]:
         """Profiles of members, as the initial model is made from them."""

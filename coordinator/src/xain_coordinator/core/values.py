@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from xain_messaging.conditional_events import Expression as Expression
+from xain_workloads.checks.findings import Finding as Finding
 from xain_workloads.figures import Figure as Figure
 from xain_workloads.model import Layout as Layout
 from xain_workloads.passes import KEY as STEPS_KEY

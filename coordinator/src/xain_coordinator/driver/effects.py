@@ -12,6 +12,7 @@ import json
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -40,20 +41,28 @@ from xain_coordinator.core.effects import (
     RecordMetrics,
 )
 from xain_coordinator.core.errors import StaleModel, Unavailable
-from xain_coordinator.core.keys import PREPROCESSING, model_key
+from xain_coordinator.core.keys import PREPROCESSING, TABLE_ONE, model_key
 from xain_coordinator.core.values import BYTES, GlobalModel, Phase
 from xain_coordinator.driver.driver import Driver, Made
 from xain_coordinator.driver.outage import Outage
 from xain_coordinator.driver.own_evaluation import Types, evaluate_stored
 from xain_coordinator.driver.rebuilding import rebuild_damaged_model
 from xain_coordinator.extensions.plugins import PluginFailed
-from xain_coordinator.ports import MetricsStore, StoreError, StoreUnavailable, WeightsStore
+from xain_coordinator.ports import (
+    KeyNotFound,
+    MetricsStore,
+    StoreError,
+    StoreUnavailable,
+    WeightsStore,
+)
 from xain_coordinator.stores.integrity import damaged_updates
 from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.stores.memory import MemoryStore
 from xain_foundation.backoff import Backoff
 from xain_foundation.hints import hint
 from xain_wire.np import npy_header
+from xain_workloads.checks import Finding, check
+from xain_workloads.describe import TableOne
 from xain_workloads.errors import DataError
 from xain_workloads.model import PERSONAL, Model, require_personal
 from xain_workloads.preprocessing import PreprocessingOptions, preprocessing_of
@@ -72,6 +81,9 @@ SMALL_MODEL_BYTES = 64 << 10
 # once.
 AT_ONCE_BYTES = 256 << 10
 
+MAX_REFUSALS = 5  # in the reason why no model can be made
+MAX_LOGGED = 50  # findings in the data; status has more
+
 _NOTHING = np.empty((0,), np.float32)  # the empty model
 
 
@@ -89,6 +101,8 @@ class StoreWorker:
     require_owner: called before a model is made at once; raises StoreError if another coordinator
         has taken over the session.
     own_data: reads the data that the coordinator evaluates models on; None if there are none.
+    checks: levels of the checks of the data, by name.
+    min_sites: that a figure of all data must have where participants see it.
     personal: patterns of the names of tensors that each participant keeps for itself.
     first_retry_s: how long to wait for a store that is away; each time twice as long.
     trouble: what the store last said, "" once work has succeeded again. outage: the same for the
@@ -112,6 +126,8 @@ class StoreWorker:
         require_owner: Callable[[], None] = lambda: None,
         own_data: Callable[[Types], Table] | None = None,
         personal: Sequence[str] = (),
+        checks: Mapping[str, str] = MappingProxyType({}),
+        min_sites: int = 2,
         first_retry_s: float = FIRST_RETRY_S,
     ) -> None:
         self.trouble = ""
@@ -125,6 +141,8 @@ class StoreWorker:
         self._require_owner = require_owner
         self._own_data = own_data
         self._personal = tuple(personal)
+        self._checks = checks
+        self._min_sites = min_sites
         self._first_retry_s = first_retry_s
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_verifying = False
@@ -340,14 +358,42 @@ class StoreWorker:
     # --- effects ---
 
     def _initialise(self, effect: InitialiseModel) -> Command:
+        findings: tuple[Finding, ...] = ()
         try:
+            findings = self._findings(effect)
+            refusals = [str(one) for one in findings if one.level == "refuse"]
+            if refusals:
+                raise DataError("; ".join(refusals[:MAX_REFUSALS]))
             model = self._initial_model(effect)
         except ValueError as error:
             # The data that have come so far do not suffice; the session knows what to do.
             log.warning("initialisation_failed", round=0, error=str(error))
-            return InitialisationFailed(str(error))
+            return InitialisationFailed(str(error), findings)
         self._record_preprocessing(model)
-        return InitialisationDone(self._published(store_model(self._store, 0, model)))
+        stored = self._published(store_model(self._store, 0, model))
+        return InitialisationDone(stored, findings)
+
+    def _findings(self, effect: InitialiseModel) -> tuple[Finding, ...]:
+        """Check and describe the data that the model is made for. Raises DataError."""
+        if not effect.names:
+            return ()
+        sites = list(zip(effect.names, effect.profiles, strict=True))
+        self._record(TABLE_ONE, TableOne.of(sites).to_json().encode())
+        findings = check(sites, self._checks)
+        for finding in findings[:MAX_LOGGED]:
+            tell = log.info if finding.level == "note" else log.warning
+            tell(
+                "data_finding",
+                round=0,
+                participant=finding.site or "all",
+                check=finding.check,
+                column=finding.column,
+                reason=finding.text,
+                hint=finding.fix,
+            )
+        if len(findings) > MAX_LOGGED:
+            log.warning("data_findings", round=0, not_logged=len(findings) - MAX_LOGGED)
+        return findings
 
     def _record_preprocessing(self, model: Model) -> None:
         """Store the preprocessing beside the models, as people read it. The model's metadata hold
@@ -361,9 +407,23 @@ class StoreWorker:
                     hint="a participant sent no statistics of its columns, so nothing is scaled",
                 )
             return
-        upload = self._store.upload(PREPROCESSING)
+        self._record(PREPROCESSING, preprocessing.to_readable_json().encode())
+
+    def description(self) -> str:
+        """JSON of what the data of all participants are together, as participants may see it; ""
+        before the model is asked for. Blocks. Raises StoreError and DataError."""
         try:
-            upload.write(preprocessing.to_readable_json().encode())
+            with self._store.open(TABLE_ONE) as reader:
+                text = reader.read(0, reader.size).decode()
+        except KeyNotFound:
+            return ""
+        return TableOne.from_json(text).for_sites(self._min_sites).to_json()
+
+    def _record(self, key: str, data: bytes) -> None:
+        """Store what people read beside the models."""
+        upload = self._store.upload(key)
+        try:
+            upload.write(data)
             upload.commit(overwrite=True)
         finally:
             upload.abort()

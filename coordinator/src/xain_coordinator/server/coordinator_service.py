@@ -92,6 +92,8 @@ _PARTICIPANT_STATES = {
     pb.FINISHED: ParticipantState.FINISHED,
 }
 
+MAX_FINDINGS_TOLD = 20  # to one participant, in each heartbeat
+
 
 @dataclass(frozen=True, slots=True)
 class _NewsWithWork:
@@ -277,6 +279,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             reconnect_spread_ms=self._reconnect_spread_ms(),
             update_damaged=reply.update_damaged,
             warning=reply.warning,
+            findings=self._findings(participant_id),
             attempt=reply.attempt,
             rounds_contributed=self._rounds_contributed(participant_id, reply),
             no_better=self._no_better(reply),
@@ -294,6 +297,11 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """One sentence once the session is over, if its last model is no better than the best
         constant prediction."""
         return self._driver.session.evaluation.no_better if seen.phase is Phase.FINISHED else ""
+
+    def _findings(self, participant_id: str) -> list[str]:
+        """Findings in a participant's data and in all data together, with their levels."""
+        findings = self._driver.session.findings_of(participant_id)
+        return [f"{one.level}: {one}" for one in findings[:MAX_FINDINGS_TOLD]]
 
     def _reconnect_spread_ms(self) -> int:
         session = self._driver.session
@@ -514,6 +522,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                     rounds_contributed=self._rounds_contributed(participant_id, seen),
                     no_better=self._no_better(seen),
                 )
+                own.MergeFrom(message)
+                message = own
+            if seen.round == 0 and (findings := self._findings(participant_id)):
+                own = pb.WatchResponse(findings=findings)
                 own.MergeFrom(message)
                 message = own
             if message == last:

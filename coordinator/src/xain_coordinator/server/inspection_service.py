@@ -1,6 +1,7 @@
 """The Inspection service: answers operators' questions from the durable session, and changes
 nothing."""
 
+import asyncio
 import base64
 import json
 from collections import Counter
@@ -59,6 +60,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
     predictions: asks the participants; None: none are asked.
     parameters: the status of the parameter server in this process as JSON; empty without one.
     health_socket: where the socket of health checks is; empty: beside the journal.
+    description: of the data of all participants as JSON, in a thread; empty: there is none yet.
     """
 
     def __init__(
@@ -71,7 +73,9 @@ class InspectionService(inspection_grpc.InspectionServicer):
         predictions: RemotePredictor | None = None,
         parameters: Callable[[], str] = str,
         health_socket: Callable[[], str] = str,
+        description: Callable[[], str] = str,
     ) -> None:
+        self._description = description
         self._parameters, self._health_socket = parameters, health_socket
         self._predictions = predictions
         self._driver = driver
@@ -127,7 +131,23 @@ class InspectionService(inspection_grpc.InspectionServicer):
             sites=_accounts(self._driver.history),
             parameters=self._parameters(),
             health_socket=self._health_socket(),
+            findings=[
+                inspection.DataFinding(
+                    level=one.level,
+                    check=one.check,
+                    participant_id=one.site,
+                    column=one.column,
+                    text=one.text,
+                    fix=one.fix,
+                )
+                for one in session.findings
+            ],
         )
+
+    async def Describe(
+        self, request: inspection.DescribeRequest, context: Context
+    ) -> inspection.DescribeResponse:
+        return inspection.DescribeResponse(table=await asyncio.to_thread(self._description))
 
     async def AskPredictions(
         self, request: inspection.AskPredictionsRequest, context: Context

@@ -170,6 +170,7 @@ class GrpcServer:
             self.predictions,
             parameters,
             health_socket,
+            worker.description,
         )
         inspection_pb2_grpc.add_InspectionServicer_to_server(self.inspection, services)
         self._membership.add_to(services)

@@ -6,7 +6,7 @@ Capital letters are among the others, because some systems do not tell them apar
 also a dot at the beginning or end, which would mean something else to a system.
 
 An object's file name ends in ".weights" and no folder's does, so that "3" and "3/global" may both
-be keys. Only PREPROCESSING, a text for people, is called what it is.
+be keys. Only TEXTS for people are called what they are.
 """
 
 import re
@@ -16,7 +16,7 @@ from functools import lru_cache
 from xain_coordinator.core.keys import check_key
 
 SUFFIX = ".weights"
-PREPROCESSING = "preprocessing.json"  # a key, or the last part of one
+TEXTS = ("preprocessing.json", "table_one.json")  # keys, or the last parts of some
 # File systems take 255 bytes. A longer name continues in a folder: every part of it but the last
 # ends with a bare '%', which cannot stand at the end of a name that is not cut.
 _MAX_PART = 200
@@ -36,7 +36,7 @@ def key_to_path(key: str) -> str:
     """
     check_key(key)
     *folders, name = key.split("/")
-    last = name if name == PREPROCESSING else encoded(name, _PLAIN.__contains__) + SUFFIX
+    last = name if name in TEXTS else encoded(name, _PLAIN.__contains__) + SUFFIX
     return "/".join([*map(_folder, folders), last])
 
 
@@ -53,7 +53,7 @@ def folder_to_path(folder: str) -> str:
 @lru_cache(_NUM_KEPT)
 def path_to_key(path: str) -> str | None:
     """The key whose object lies at this relative path; None if the file is none of ours."""
-    if not path.endswith((SUFFIX, PREPROCESSING)):
+    if not path.endswith((SUFFIX, *TEXTS)):
         return None
     try:
         key = decoded(path.removesuffix(SUFFIX))

@@ -375,6 +375,7 @@ class HeartbeatResponse(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     ROUNDS_CONTRIBUTED_FIELD_NUMBER: _builtins.int
     NO_BETTER_FIELD_NUMBER: _builtins.int
+    FINDINGS_FIELD_NUMBER: _builtins.int
     state: Global___State.ValueType
     """ROUND only for those selected to train it"""
     round: _builtins.int
@@ -397,6 +398,10 @@ class HeartbeatResponse(_message.Message):
     """With FINISHED only: rounds of training in which an update of the caller counted."""
     no_better: _builtins.str
     """With FINISHED only: one sentence, if the last model is no better than the best constant prediction."""
+    @_builtins.property
+    def findings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of the checks of the caller's data and of all data together: level and text."""
+
     def __init__(
         self,
         *,
@@ -411,10 +416,11 @@ class HeartbeatResponse(_message.Message):
         attempt: _builtins.int = ...,
         rounds_contributed: _builtins.int | None = ...,
         no_better: _builtins.str = ...,
+        findings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_rounds_contributed", b"_rounds_contributed", "rounds_contributed", b"rounds_contributed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rounds_contributed", b"_rounds_contributed", "attempt", b"attempt", "cause", b"cause", "no_better", b"no_better", "reconnect_spread_ms", b"reconnect_spread_ms", "round", b"round", "rounds_contributed", b"rounds_contributed", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted", "update_damaged", b"update_damaged", "warning", b"warning"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rounds_contributed", b"_rounds_contributed", "attempt", b"attempt", "cause", b"cause", "findings", b"findings", "no_better", b"no_better", "reconnect_spread_ms", b"reconnect_spread_ms", "round", b"round", "rounds_contributed", b"rounds_contributed", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted", "update_damaged", b"update_damaged", "warning", b"warning"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__rounds_contributed: _TypeAlias = _typing.Literal["rounds_contributed"]  # noqa: Y015
     _WhichOneofArgType__rounds_contributed: _TypeAlias = _typing.Literal["_rounds_contributed", b"_rounds_contributed"]  # noqa: Y015
@@ -459,6 +465,7 @@ class WatchResponse(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     ROUNDS_CONTRIBUTED_FIELD_NUMBER: _builtins.int
     NO_BETTER_FIELD_NUMBER: _builtins.int
+    FINDINGS_FIELD_NUMBER: _builtins.int
     state: Global___State.ValueType
     round: _builtins.int
     update_accepted: _builtins.bool
@@ -485,6 +492,10 @@ class WatchResponse(_message.Message):
         it here need not ask.
         """
 
+    @_builtins.property
+    def findings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """as in HeartbeatResponse; in round 0 alone"""
+
     def __init__(
         self,
         *,
@@ -499,10 +510,11 @@ class WatchResponse(_message.Message):
         attempt: _builtins.int = ...,
         rounds_contributed: _builtins.int | None = ...,
         no_better: _builtins.str = ...,
+        findings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_rounds_contributed", b"_rounds_contributed", "rounds_contributed", b"rounds_contributed", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rounds_contributed", b"_rounds_contributed", "attempt", b"attempt", "cause", b"cause", "no_better", b"no_better", "round", b"round", "rounds_contributed", b"rounds_contributed", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted", "update_damaged", b"update_damaged", "warning", b"warning", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rounds_contributed", b"_rounds_contributed", "attempt", b"attempt", "cause", b"cause", "findings", b"findings", "no_better", b"no_better", "round", b"round", "rounds_contributed", b"rounds_contributed", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted", "update_damaged", b"update_damaged", "warning", b"warning", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__rounds_contributed: _TypeAlias = _typing.Literal["rounds_contributed"]  # noqa: Y015
     _WhichOneofArgType__rounds_contributed: _TypeAlias = _typing.Literal["_rounds_contributed", b"_rounds_contributed"]  # noqa: Y015

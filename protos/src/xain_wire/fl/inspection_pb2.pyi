@@ -110,6 +110,7 @@ class GetStatusResponse(_message.Message):
     NOT_ADMITTED_FIELD_NUMBER: _builtins.int
     HEALTH_SOCKET_FIELD_NUMBER: _builtins.int
     NO_BETTER_FIELD_NUMBER: _builtins.int
+    FINDINGS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     state: _coordinator_pb2.State.ValueType
     phase: _builtins.str
@@ -179,6 +180,10 @@ class GetStatusResponse(_message.Message):
     def not_admitted(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Why participants that have asked to join were not let in, by participant: the first 200."""
 
+    @_builtins.property
+    def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___DataFinding]:
+        """Findings of the checks of the data, the worst first; at most 200."""
+
     def __init__(
         self,
         *,
@@ -214,10 +219,11 @@ class GetStatusResponse(_message.Message):
         not_admitted: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         health_socket: _builtins.str = ...,
         no_better: _builtins.str = ...,
+        findings: _abc.Iterable[Global___DataFinding] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "best_round", b"best_round", "best_value", b"best_value", "deadline_seconds", b"deadline_seconds", "ends_seconds", b"ends_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "began_with", b"began_with", "best_round", b"best_round", "best_value", b"best_value", "cause", b"cause", "counters", b"counters", "deadline_seconds", b"deadline_seconds", "ended_because", b"ended_because", "ends_seconds", b"ends_seconds", "health_socket", b"health_socket", "max_participants", b"max_participants", "metric", b"metric", "metric_is_minimised", b"metric_is_minimised", "no_better", b"no_better", "not_admitted", b"not_admitted", "num_connected", b"num_connected", "num_required", b"num_required", "num_rounds", b"num_rounds", "num_selected", b"num_selected", "num_trained", b"num_trained", "num_updates", b"num_updates", "num_waiting", b"num_waiting", "parameters", b"parameters", "phase", b"phase", "round", b"round", "rounds_before", b"rounds_before", "session_id", b"session_id", "session_seconds", b"session_seconds", "sites", b"sites", "state", b"state", "version", b"version", "waiting_for", b"waiting_for", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "began_with", b"began_with", "best_round", b"best_round", "best_value", b"best_value", "cause", b"cause", "counters", b"counters", "deadline_seconds", b"deadline_seconds", "ended_because", b"ended_because", "ends_seconds", b"ends_seconds", "findings", b"findings", "health_socket", b"health_socket", "max_participants", b"max_participants", "metric", b"metric", "metric_is_minimised", b"metric_is_minimised", "no_better", b"no_better", "not_admitted", b"not_admitted", "num_connected", b"num_connected", "num_required", b"num_required", "num_rounds", b"num_rounds", "num_selected", b"num_selected", "num_trained", b"num_trained", "num_updates", b"num_updates", "num_waiting", b"num_waiting", "parameters", b"parameters", "phase", b"phase", "round", b"round", "rounds_before", b"rounds_before", "session_id", b"session_id", "session_seconds", b"session_seconds", "sites", b"sites", "state", b"state", "version", b"version", "waiting_for", b"waiting_for", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_round: _TypeAlias = _typing.Literal["best_round"]  # noqa: Y015
     _WhichOneofArgType__best_round: _TypeAlias = _typing.Literal["_best_round", b"_best_round"]  # noqa: Y015
@@ -237,6 +243,81 @@ class GetStatusResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ends_seconds) -> _WhichOneofReturnType__ends_seconds | None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class DataFinding(_message.Message):
+    """Finding of a check of the data before the training."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: _builtins.int
+    CHECK_FIELD_NUMBER: _builtins.int
+    PARTICIPANT_ID_FIELD_NUMBER: _builtins.int
+    COLUMN_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    FIX_FIELD_NUMBER: _builtins.int
+    level: _builtins.str
+    """refuse, warn or note"""
+    check: _builtins.str
+    participant_id: _builtins.str
+    """empty: all together"""
+    column: _builtins.str
+    """empty: none"""
+    text: _builtins.str
+    fix: _builtins.str
+    """what to set at the participant; empty: there is no setting"""
+    def __init__(
+        self,
+        *,
+        level: _builtins.str = ...,
+        check: _builtins.str = ...,
+        participant_id: _builtins.str = ...,
+        column: _builtins.str = ...,
+        text: _builtins.str = ...,
+        fix: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "column", b"column", "fix", b"fix", "level", b"level", "participant_id", b"participant_id", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DataFinding: _TypeAlias = DataFinding  # noqa: Y015
+
+@_typing.final
+class DescribeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeRequest: _TypeAlias = DescribeRequest  # noqa: Y015
+
+@_typing.final
+class DescribeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    table: _builtins.str
+    """JSON, see describe.TableOne in xain_workloads"""
+    def __init__(
+        self,
+        *,
+        table: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeResponse: _TypeAlias = DescribeResponse  # noqa: Y015
 
 @_typing.final
 class SiteAccount(_message.Message):

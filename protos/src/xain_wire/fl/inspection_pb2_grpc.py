@@ -59,6 +59,11 @@ class InspectionStub:
                 request_serializer=xain__wire_dot_fl_dot_inspection__pb2.AskPredictionsRequest.SerializeToString,
                 response_deserializer=xain__wire_dot_fl_dot_inspection__pb2.AskPredictionsResponse.FromString,
                 _registered_method=True)
+        self.Describe = channel.unary_unary(
+                '/xain_proto.fl.Inspection/Describe',
+                request_serializer=xain__wire_dot_fl_dot_inspection__pb2.DescribeRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_fl_dot_inspection__pb2.DescribeResponse.FromString,
+                _registered_method=True)
 
 
 class InspectionServicer:
@@ -95,6 +100,13 @@ class InspectionServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Describe(self, request, context):
+        """Describe the data of all participants together, as far as several participants are inside.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InspectionServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -122,6 +134,11 @@ def add_InspectionServicer_to_server(servicer, server):
                     servicer.AskPredictions,
                     request_deserializer=xain__wire_dot_fl_dot_inspection__pb2.AskPredictionsRequest.FromString,
                     response_serializer=xain__wire_dot_fl_dot_inspection__pb2.AskPredictionsResponse.SerializeToString,
+            ),
+            'Describe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Describe,
+                    request_deserializer=xain__wire_dot_fl_dot_inspection__pb2.DescribeRequest.FromString,
+                    response_serializer=xain__wire_dot_fl_dot_inspection__pb2.DescribeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -259,6 +276,33 @@ class Inspection:
             '/xain_proto.fl.Inspection/AskPredictions',
             xain__wire_dot_fl_dot_inspection__pb2.AskPredictionsRequest.SerializeToString,
             xain__wire_dot_fl_dot_inspection__pb2.AskPredictionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Describe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/xain_proto.fl.Inspection/Describe',
+            xain__wire_dot_fl_dot_inspection__pb2.DescribeRequest.SerializeToString,
+            xain__wire_dot_fl_dot_inspection__pb2.DescribeResponse.FromString,
             options,
             channel_credentials,
             insecure,

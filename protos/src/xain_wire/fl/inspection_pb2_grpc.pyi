@@ -37,6 +37,8 @@ class InspectionStub:
     ListModels: _grpc.UnaryUnaryMultiCallable[_inspection_pb2.ListModelsRequest, _inspection_pb2.ListModelsResponse]
     AskPredictions: _grpc.UnaryUnaryMultiCallable[_inspection_pb2.AskPredictionsRequest, _inspection_pb2.AskPredictionsResponse]
     """Predict rows with the fitted estimators that stay at the participants."""
+    Describe: _grpc.UnaryUnaryMultiCallable[_inspection_pb2.DescribeRequest, _inspection_pb2.DescribeResponse]
+    """Describe the data of all participants together, as far as several participants are inside."""
 
 @_typing.type_check_only
 class InspectionAsyncStub(InspectionStub):
@@ -47,6 +49,8 @@ class InspectionAsyncStub(InspectionStub):
     ListModels: _aio.UnaryUnaryMultiCallable[_inspection_pb2.ListModelsRequest, _inspection_pb2.ListModelsResponse]  # type: ignore[assignment]
     AskPredictions: _aio.UnaryUnaryMultiCallable[_inspection_pb2.AskPredictionsRequest, _inspection_pb2.AskPredictionsResponse]  # type: ignore[assignment]
     """Predict rows with the fitted estimators that stay at the participants."""
+    Describe: _aio.UnaryUnaryMultiCallable[_inspection_pb2.DescribeRequest, _inspection_pb2.DescribeResponse]  # type: ignore[assignment]
+    """Describe the data of all participants together, as far as several participants are inside."""
 
 class InspectionServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -84,5 +88,13 @@ class InspectionServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_inspection_pb2.AskPredictionsResponse, _abc.Awaitable[_inspection_pb2.AskPredictionsResponse]]:
         """Predict rows with the fitted estimators that stay at the participants."""
+
+    @_abc_1.abstractmethod
+    def Describe(
+        self,
+        request: _inspection_pb2.DescribeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inspection_pb2.DescribeResponse, _abc.Awaitable[_inspection_pb2.DescribeResponse]]:
+        """Describe the data of all participants together, as far as several participants are inside."""
 
 def add_InspectionServicer_to_server(servicer: InspectionServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

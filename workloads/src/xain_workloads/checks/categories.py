@@ -111,10 +111,10 @@ def _identifiers(summary: Summary, column: Categories) -> Iterator[Finding]:
         return
     row = int(np.flatnonzero(each)[0])
     text = (
-        f"{rows[row, 3]} different texts in {known[row]} rows: an id, a name, a date or numbers"
-        " with marks, of which nothing can be learnt as categories"
+        "nearly each row has another text: an id, a name, a date or numbers with marks, of which"
+        " nothing can be learnt as categories"
     )
-    site = summary.names[int(rows[row, 0])]
+    site = "" if each.sum() > 1 else summary.names[int(rows[row, 0])]
     yield Finding("warn", "identifier", site, column.name, text, dropped(column.name))
 
 
@@ -127,11 +127,10 @@ def _constants(summary: Summary, column: Categories) -> Iterator[Finding]:
     for row in np.flatnonzero(constant)[: 1 if is_everywhere else None]:
         at = int(rows[row, 0])
         name = next((n for n, sites in column.sites.items() if at in sites[::2]), "")
-        text = f"all rows are {name!r}" + (
-            " at each site" if is_everywhere and len(rows) > 1 else ""
-        )
+        text = f"all rows are {name!r}"
+        site = "" if is_everywhere and len(rows) > 1 else summary.names[at]
         level: Level = "warn" if is_everywhere else "note"
-        yield Finding(level, "constant", summary.names[at], column.name, text, dropped(column.name))
+        yield Finding(level, "constant", site, column.name, text, dropped(column.name))
 
 
 def _numbers_with_marks(summary: Summary, column: Categories) -> Iterator[Finding]:
@@ -141,7 +140,8 @@ def _numbers_with_marks(summary: Summary, column: Categories) -> Iterator[Findin
     if len(names) < 2 or len(marked) < 0.8 * len(names) or len(plain) > 0.5 * len(names):
         return
     example = next(name for name in marked if name not in plain)
-    site = summary.names[column.sites[example][0]]
+    having = {at for name in marked for at in column.sites[name][::2]}
+    site = "" if len(having) > 1 else summary.names[min(having)]
     text = f"categories such as {example!r} look like numbers with a mark"
     mark = re.sub(r"[-+0-9.,' ]", "", example) or "<"
     fix = hint("xain-participant", f'data.marks.{dumps(column.name)} = "{mark}"')

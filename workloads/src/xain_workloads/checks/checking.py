@@ -84,9 +84,8 @@ def _empty(summary: Summary) -> Iterator[Finding]:
         empty = missing >= rows
         if empty.all():
             text = "it has no value at any site"
-            yield Finding(
-                "warn", "empty", summary.names[int(at[0])], column.name, text, dropped(column.name)
-            )
+            site = "" if len(at) > 1 else summary.names[int(at[0])]
+            yield Finding("warn", "empty", site, column.name, text, dropped(column.name))
             continue
         for row in np.flatnonzero(empty & (rows > 0)):
             text = "it has no value at this site, and others have some"

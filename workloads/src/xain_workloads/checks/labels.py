@@ -23,7 +23,7 @@ _AGAINST = -0.5  # cosine of the angle between a site's associations and the oth
 _MIN_SIGMAS = 4.0
 _FOLLOW_UP = re.compile(
     r"(follow.?up|fu|fup|surv(ival)?.?(time|days|months|years)|(time|days|months|years).?(to|until)"
-    r".*|futime|survtime|os.?(time|days|months)|pfs.*|time|stime|ttime|duration|los)"
+    r".*|futime|survtime|os.?(time|days|months)|pfs.*|time|days|months|stime|ttime|duration|los)"
 )
 _GOES_WITH = 0.2  # AUC away from a half, of a time of follow-up
 
@@ -126,13 +126,15 @@ def _leaks(summary: Summary) -> Iterator[Finding]:
                 f"it alone predicts the target ({what}); is it known when the prediction is to be"
                 " made, or is it the target in other words?"
             )
-            yield Finding("warn", "leak", summary.names[at], name, text, dropped(name))
+            site = "" if everywhere and len(summary.names) > 1 else summary.names[at]
+            yield Finding("warn", "leak", site, name, text, dropped(name))
         elif not is_number and _FOLLOW_UP.fullmatch(name.lower()) and strength >= 2 * _GOES_WITH:
             text = (
                 f"it goes with the target ({what}) and is called like a time of follow-up, which is"
                 " known only after the outcome"
             )
-            yield Finding("warn", "follow_up", summary.names[at], name, text, dropped(name))
+            site = "" if len(summary.names) > 1 else summary.names[at]
+            yield Finding("warn", "follow_up", site, name, text, dropped(name))
 
 
 def _reversed(summary: Summary) -> Iterator[Finding]:

@@ -282,12 +282,10 @@ def _identifiers(summary: Summary, column: Numbers, table: dict[str, Array]) -> 
     if not is_named and not uniform.all():
         return
     row = np.flatnonzero(each)[0]
-    site = summary.names[int(table["site"][row])]
+    site = "" if each.sum() > 1 else summary.names[int(table["site"][row])]
     width = (table["high"][row] - table["low"][row]) / table["count"][row]
     what = "they number the rows" if 0.9 < width < 1.05 else "it looks like an id"
-    text = f"all {int(table['count'][row])} values are whole and differ: {what}, which says nothing"
-    more = int(each.sum()) - 1
-    text += f"; so at {more} more site{'s' if more > 1 else ''}" if more else ""
+    text = f"all values are whole and differ: {what}, of which nothing can be learnt"
     yield Finding("warn", "identifier", site, column.name, text, dropped(column.name))
 
 
@@ -301,8 +299,8 @@ def _constants(
     values = {float(one) for one in table["mean"][at]}
     is_everywhere = bool((constant == told).all()) and len(values) == 1
     for row in at[:1] if is_everywhere else at:
-        site = summary.names[int(table["site"][row])]
+        is_of_all = is_everywhere and len(at) > 1
+        site = "" if is_of_all else summary.names[int(table["site"][row])]
         text = f"all values are {figure(float(table['mean'][row]))}"
-        text += " at each site" if is_everywhere and len(at) > 1 else ""
         level: Level = "warn" if is_everywhere else "note"
         yield Finding(level, "constant", site, column.name, text, dropped(column.name))

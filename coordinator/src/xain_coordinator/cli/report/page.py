@@ -30,6 +30,7 @@ def page(snapshot: Snapshot) -> str:
     style = files("xain_coordinator.cli.report").joinpath("style.css").read_text(encoding="utf-8")
     sections = [
         _head(status, rounds),
+        _findings(status),
         _curves(status, rounds),
         _sites(snapshot, rounds),
         _roster(rounds),
@@ -69,6 +70,22 @@ def _head(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
     lost = rounds[0].round if rounds else 0
     cut = f'<p class="soft">Rounds before {lost} are no longer kept.</p>' if lost else ""
     return f'<p class="soft">{escape(state)}</p><dl>{listed}</dl>{warnings}{cut}'
+
+
+def _findings(status: GetStatusResponse) -> str:
+    """Findings of the checks of the data, the worst first."""
+    if not status.findings:
+        return ""
+    rows = "".join(
+        f'<tr><td>{escape(one.level)}</td><th scope="row">{escape(one.participant_id or "all")}'
+        f'</th><td>{escape(one.column)}</td><td class="reason">{escape(one.text)}'
+        f"{escape('; ' + one.fix if one.fix else '')}</td></tr>"
+        for one in status.findings[:MAX_ROWS]
+    )
+    return (
+        '<h2>Checks of the data</h2><div class="wide"><table><thead><tr><th>level</th><th>site</th>'
+        f"<th>column</th><th>finding</th></tr></thead><tbody>{rows}</tbody></table></div>"
+    )
 
 
 def _curves(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:

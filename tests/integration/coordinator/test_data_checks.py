@@ -1,0 +1,273 @@
+"""The data of all sites are checked and described before the first model, over real channels."""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from google.protobuf.message import Message
+
+from integration.conftest import Start
+from support.logs import capture_logs
+from xain_coordinator.server.inspection_client import fetch
+from xain_participant import Agent
+from xain_participant.client import open_channel
+from xain_participant.workload_participant import WorkloadParticipant
+from xain_wire.fl.inspection_pb2 import DescribeRequest, GetStatusResponse
+from xain_wire.fl.inspection_pb2_grpc import InspectionStub
+from xain_workloads.describe import TableOne
+from xain_workloads.schema import Column
+from xain_workloads.table import Table
+
+PATIENCE_S = 240.0
+ROOT = Path(__file__).parents[3]
+WORKLOAD = {"name": "sgd"}
+
+
+def patients(num_rows: int, seed: int, *, age_in: float = 1.0) -> Table:
+    chance = np.random.RandomState(seed)
+    age = np.clip(chance.normal(61, 12, num_rows), 18, 99).round()
+    sex = np.empty(num_rows, dtype=object)
+    sex[:] = np.where(chance.rand(num_rows) < 0.5, "female", "male").tolist()
+    outcome = np.where(chance.rand(num_rows) < 1 / (1 + np.exp(-(age - 61) / 8)), "dead", "alive")
+    columns = (Column("age", "number", "years"), Column("sex", "category"))
+    return Table(columns, {"age": age * age_in, "sex": sex}, outcome, "outcome", ("alive", "dead"))
+
+
+class Recorder(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]  # has no types
+    """Keeps each request that leaves a participant."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, Message]] = []
+
+    def intercept_unary_unary(self, continuation: Any, details: Any, request: Message) -> Any:
+        self.sent.append((details.method.rpartition("/")[2], request))
+        return continuation(details, request)
+
+    def channel(self, target: str, silence_s: tuple[float, float]) -> grpc.Channel:
+        return grpc.intercept_channel(open_channel(target, silence_s), self)
+
+
+class Sites:
+    """Agents in threads, and what each was told of its data."""
+
+    def __init__(
+        self,
+        port: int,
+        participants: Mapping[str, WorkloadParticipant],
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.told: dict[str, list[str]] = {name: [] for name in participants}
+        self.have_heard = Event()  # all of them
+        self.agents = [
+            Agent(
+                participant,
+                f"127.0.0.1:{port}",
+                name,
+                tags={"kind": "hospital"},
+                observer=self._observer(name),
+                channel=open_channel if recorder is None else recorder.channel,
+            )
+            for name, participant in participants.items()
+        ]
+        self._threads = ThreadPoolExecutor(len(self.agents))
+        self._ends = [self._threads.submit(agent.run) for agent in self.agents]
+
+    def _observer(self, name: str) -> Callable[[str, int, str], None]:
+        def observe(step: str, _: int, why: str) -> None:
+            if step == "data_finding":
+                self.told[name].append(why)
+                if all(self.told.values()):
+                    self.have_heard.set()
+
+        return observe
+
+    async def ended(self) -> list[int]:
+        """Exit statuses."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return await asyncio.gather(*map(asyncio.wrap_future, self._ends))
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        for agent in self.agents:
+            agent.stop()
+        self._threads.shutdown(wait=False)
+
+
+def participants_of(tables: Mapping[str, Table]) -> dict[str, WorkloadParticipant]:
+    """A fifth of the rows is held out."""
+    found = {}
+    for name, table in tables.items():
+        cut = table.num_samples // 5
+        test = table.subset(range(cut))
+        found[name] = WorkloadParticipant(table.subset(range(cut, table.num_samples)), test=test)
+    return found
+
+
+async def status_with(
+    port: int, is_there: Callable[[GetStatusResponse], bool]
+) -> GetStatusResponse:
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            status = (await asyncio.to_thread(fetch, f"127.0.0.1:{port}")).status
+            if is_there(status):
+                return status
+            await asyncio.sleep(0.1)
+
+
+async def test_finding_is_logged_journalled_shown_and_told_to_its_site(start: Start) -> None:
+    """Days for years at one site of three: that site hears of it, the others do not, and a
+    coordinator that is started again still knows."""
+    tables = {
+        "north": patients(120, 0),
+        "south": patients(130, 1, age_in=365.25),
+        "east": patients(140, 2),
+    }
+    rounds = {"rounds": 2, "min_participants": 3}
+    with capture_logs() as lines:
+        coordinator = await start(workload=WORKLOAD, rounds=rounds)
+        sites = Sites(coordinator.port, participants_of(tables))
+        await sites.ended()
+    (line,) = [one for one in lines if one["event"] == "data_finding" and "check" in one]
+    assert (line["participant"], line["check"], line["column"]) == ("south", "units", "age")
+    told = sites.told
+    assert {name: len(texts) for name, texts in told.items()} == {"north": 0, "south": 1, "east": 0}
+    assert told["south"][0].startswith("warn: south: column 'age': values are about 365")
+    await coordinator.stop()
+    again = await start(workload=WORKLOAD, rounds=rounds)
+    snapshot = await asyncio.to_thread(fetch, f"127.0.0.1:{again.port}")
+    (finding,) = snapshot.status.findings
+    assert (finding.level, finding.participant_id, finding.column) == ("warn", "south", "age")
+    assert "data.factors" in finding.fix
+
+
+async def test_finding_of_level_refuse_makes_no_model(start: Start) -> None:
+    """The session waits for other data; status says why, and the site hears it."""
+    coordinator = await start(
+        workload=WORKLOAD,
+        rounds={"rounds": 1, "min_participants": 2},
+        checks={"units": "refuse"},
+        server={"heartbeat_time_s": 0.2},
+    )
+    tables = {"north": patients(120, 0), "south": patients(130, 1, age_in=365.25)}
+    sites = Sites(coordinator.port, participants_of(tables))
+    try:
+        status = await status_with(coordinator.port, lambda one: bool(one.findings))
+        await asyncio.to_thread(sites.have_heard.wait, PATIENCE_S)
+    finally:
+        sites.stop()
+    assert "no model can be made for these" in status.waiting_for
+    assert "south: column 'age'" in status.waiting_for
+    assert sites.told["south"][0].startswith("refuse: south: column 'age'")
+    snapshot = await asyncio.to_thread(fetch, f"127.0.0.1:{coordinator.port}")
+    assert snapshot.models.total_size == 0
+
+
+async def test_thirty_sites_of_four_rows_train_scaled_or_not_at_all(start: Start) -> None:
+    """Nothing of four rows travels by default, and the fleet is refused by name. With min_known at
+    each site the model is scaled by all rows."""
+    few = {f"clinic-{i:02}": patients(4, 100 + i) for i in range(30)}
+    rounds = {"rounds": 1, "min_participants": 30}
+    coordinator = await start(workload=WORKLOAD, rounds=rounds)
+    sites = Sites(coordinator.port, {name: WorkloadParticipant(one) for name, one in few.items()})
+    try:
+        status = await status_with(coordinator.port, lambda one: bool(one.findings))
+    finally:
+        sites.stop()
+    assert "no site tells anything of its columns" in status.waiting_for
+    assert "clinic-00 4" in status.waiting_for
+    assert "data.min_known = 1" in status.waiting_for
+    await coordinator.stop()
+    coordinator = await start(workload=WORKLOAD, rounds=rounds, new_session=True)
+    tell = {name: WorkloadParticipant(one, min_known=1) for name, one in few.items()}
+    await Sites(coordinator.port, tell).ended()
+    models = (await asyncio.to_thread(fetch, f"127.0.0.1:{coordinator.port}")).models.models
+    prepared = json.loads(models[0].metadata["preprocessing"])["columns"]
+    pooled = np.concatenate([table.values["age"] for table in few.values()])
+    assert prepared[0]["center"] == pytest.approx(pooled.mean())
+    assert prepared[1]["categories"] == ["female", "male"]
+
+
+async def test_coordinator_that_runs_describes_its_data_together_only(start: Start) -> None:
+    """Over the network there are no figures of a single site, and none that fewer than
+    [schema] min_sites sites tell of."""
+    tables = {"north": patients(120, 0), "south": patients(130, 1)}
+    coordinator = await start(
+        workload=WORKLOAD, rounds={"rounds": 1, "min_participants": 2}, schema={"min_sites": 2}
+    )
+    await Sites(coordinator.port, participants_of(tables)).ended()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{coordinator.port}") as channel:
+        answer = await InspectionStub(channel).Describe(DescribeRequest())
+    table = TableOne.from_json(answer.table)
+    assert table.num_sites == 2
+    assert (table.num_samples, table.target.sites) == ({}, {})
+    (age, _) = table.rows
+    pooled = np.concatenate([t.values["age"][t.num_samples // 5 :] for t in tables.values()])
+    assert age.together.mean == pytest.approx(pooled.mean())
+    assert age.sites == {}
+    assert table.for_sites(3).rows[0].together.mean is None
+
+
+def paths(message: Message, prefix: str = "") -> Iterator[str]:
+    """Names of the fields that are set, those of messages inside with a dot."""
+    for field, value in message.ListFields():
+        name = f"{prefix}{field.name}"
+        is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
+        if field.message_type is None or is_map:
+            yield name
+            continue
+        for one in (value,) if isinstance(value, Message) else value:
+            yield from paths(one, f"{name}.")
+
+
+def keys(value: Any, prefix: str) -> Iterator[str]:
+    """Keys of the JSON of statistics; names of columns and categories are none."""
+    if isinstance(value, list):
+        for one in value:
+            yield from keys(one, prefix)
+    elif isinstance(value, dict) and not prefix.endswith(("counts", "class_counts")):
+        for key, one in value.items():
+            yield from keys(one, f"{prefix}.{key}")
+    else:
+        yield prefix
+
+
+def documented() -> set[str]:
+    text = (ROOT / "docs" / "data.md").read_text()
+    part = text.split("## What travels")[1].split("\n## ")[0]
+    return set(re.findall(r"^\| `([^`]+)` \|", part, flags=re.MULTILINE))
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+async def test_all_that_leaves_a_site_is_listed_in_the_docs(start: Start, task: str) -> None:
+    """Each field of each request of a training, and each key of the statistics."""
+    tables = {"north": patients(120, 0), "south": patients(130, 1, age_in=365.25)}
+    if task == "regression":
+        for name, table in tables.items():
+            chance = np.random.RandomState(len(name))
+            price = table.values["age"] + chance.normal(0, 3, table.num_samples)
+            tables[name] = Table(table.columns, table.values, price, "price")
+    options = {"options": {"task": task}}
+    coordinator = await start(
+        workload={**WORKLOAD, **options}, rounds={"rounds": 2, "min_participants": 2}
+    )
+    recorder = Recorder()
+    await Sites(coordinator.port, participants_of(tables), recorder).ended()
+    left: set[str] = set()
+    for method, request in recorder.sent:
+        left.update(f"{method} {path}" for path in paths(request))
+        if method == "Rendezvous":
+            statistics = json.loads(request.profile.statistics)  # type: ignore[attr-defined]  # its own
+            left.update(keys(statistics, "statistics"))
+    assert {"Rendezvous profile.statistics", "EndTrainingRound metrics"} <= left
+    not_listed = sorted(left - documented())
+    assert not not_listed, "\n".join(not_listed)

@@ -1,0 +1,95 @@
+"""Table one equals the figures of the pooled rows, and hides those of too few sites."""
+
+import csv
+import io
+
+import numpy as np
+import pytest
+
+from xain_workloads.describe import MAX_SITES, TableOne
+from xain_workloads.errors import DataError
+from xain_workloads.profile import DataProfile
+from xain_workloads.schema import Column
+from xain_workloads.table import Table
+
+
+def site(num_rows: int, seed: int) -> Table:
+    chance = np.random.RandomState(seed)
+    age = chance.normal(60, 10, num_rows)
+    age[::9] = np.nan
+    sex = np.empty(num_rows, dtype=object)
+    sex[:] = chance.choice(["female", "male"], num_rows).tolist()
+    target = np.where(chance.rand(num_rows) < 0.3, "dead", "alive")
+    columns = (Column("age", "number", "years"), Column("sex", "category"))
+    return Table(columns, {"age": age, "sex": sex}, target, "outcome", ("alive", "dead"))
+
+
+def table_one(tables: dict[str, Table]) -> TableOne:
+    return TableOne.of((name, table.profile()) for name, table in tables.items())
+
+
+TABLES = {"north": site(90, 0), "south": site(140, 1), "tiny": site(4, 2)}
+
+
+def test_figures_are_those_of_the_pooled_rows() -> None:
+    """Sites of which nothing is told do not count in them, and the table says how many do."""
+    table = table_one(TABLES)
+    told = [TABLES["north"], TABLES["south"]]
+    age = np.concatenate([one.values["age"] for one in told])
+    (row, sex) = table.rows
+    assert (row.name, row.unit, row.together.num_sites) == ("age", "years", 2)
+    assert row.together.mean == pytest.approx(np.nanmean(age))
+    assert row.together.spread == pytest.approx(np.nanstd(age, ddof=1))
+    assert row.together.quantiles[2] == pytest.approx(np.nanmedian(age), abs=1.0)
+    assert row.together.missing == sum(np.isnan(one.values["age"]).sum() for one in TABLES.values())
+    assert row.sites["tiny"].mean is None
+    names = np.concatenate([one.values["sex"] for one in told])
+    assert sex.together.counts == {n: int((names == n).sum()) for n in ("male", "female")}
+    classes = np.concatenate([one.target for one in told])
+    assert table.target.together.counts["dead"] == (classes == "dead").sum()
+    assert table.num_samples == {"north": 90, "south": 140, "tiny": 4}
+
+
+def test_table_is_read_back_from_json() -> None:
+    table = table_one(TABLES)
+    assert TableOne.from_json(table.to_json()) == table
+    for text in ("", "[]", "{}", '{"num_sites": 1}'):
+        with pytest.raises(DataError, match="cannot be read"):
+            TableOne.from_json(text)
+
+
+def test_csv_has_a_line_for_each_figure() -> None:
+    lines = list(csv.DictReader(io.StringIO(table_one(TABLES).to_csv())))
+    means = {one["site"]: float(one["value"]) for one in lines if one["figure"] == "mean"}
+    assert set(means) == {"north", "south", "all"}
+    assert means["north"] == pytest.approx(np.nanmean(TABLES["north"].values["age"]))
+
+
+def test_text_shows_sites_and_all() -> None:
+    text = table_one(TABLES).to_text()
+    assert text.splitlines()[0].split() == ["north", "south", "tiny", "all"]
+    for words in ("age (years)", "median (quartiles)", "outcome, target", "female", "missing"):
+        assert words in text
+
+
+def test_sites_see_no_figure_of_fewer_than_min_sites() -> None:
+    table = table_one(TABLES).for_sites(2)
+    assert table.rows[0].together.mean is not None
+    assert (table.num_samples, table.rows[0].sites) == ({}, {})
+    hidden = table_one(TABLES).for_sites(3)
+    assert hidden.rows[0].together.mean is None
+    assert hidden.target.together.counts == {}
+    assert "not told" in hidden.to_text()
+
+
+def test_figures_of_single_sites_are_kept_for_a_bounded_number() -> None:
+    profile = site(40, 0).profile()
+    many = TableOne.of((f"s{i}", profile) for i in range(MAX_SITES + 5))
+    assert len(many.num_samples) == len(many.rows[0].sites) == MAX_SITES
+    assert many.num_sites == many.rows[0].together.num_sites == MAX_SITES + 5
+
+
+def test_sites_without_rows_or_statistics_are_passed_over() -> None:
+    empty = TableOne.of([("none", DataProfile(0, 2)), ("plain", DataProfile(9, 2))])
+    assert (empty.num_sites, empty.num_samples, empty.rows) == (1, {"plain": 9}, ())
+    assert empty.to_text()

@@ -1,0 +1,308 @@
+"""Table one: the data of a session, per site and together, from the sites' statistics.
+
+The figures of all sites are merged as the sites are read, so that the memory does not grow with
+them. Per site they are kept for MAX_SITES sites.
+"""
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from json import dumps, loads
+from typing import Any, Self
+
+import numpy as np
+
+from xain_workloads.errors import DataError
+from xain_workloads.profile import DataProfile, sort_classes
+from xain_workloads.statistics import (
+    CategoryStatistics,
+    ColumnStatistics,
+    Moments,
+    NumberStatistics,
+    Statistics,
+    from_json,
+    merge,
+)
+
+MAX_SITES = 200
+MAX_CATEGORIES = 30  # of a column that are shown, the most frequent; the others are counted
+_SHARES = np.array([0.05, 0.25, 0.5, 0.75, 0.95])
+ALL = "all"
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A column, or the target, at one site or at all.
+
+    num_sites: that tell something of its values. known, missing: values. mean, spread: of numbers,
+    the standard deviation of the sample. quantiles: 5, 25, 50, 75 and 95 %. counts: rows by
+    category or class, the most frequent first; other: known rows of all others.
+    """
+
+    num_sites: int = 0
+    known: int = 0
+    missing: int = 0
+    mean: float | None = None
+    spread: float | None = None
+    quantiles: tuple[float, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+    other: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A column. sites: by site. together: of all sites."""
+
+    name: str
+    type: str
+    unit: str
+    together: Cell
+    sites: Mapping[str, Cell] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TableOne:
+    """The data of all sites.
+
+    num_samples: by site. num_sites: all sites, of which `rows` may tell a part. target: a row.
+    min_sites: sites that a figure of all must have where sites see it; 0: it is for the operator.
+    """
+
+    num_sites: int
+    num_samples: Mapping[str, int]
+    task: str
+    target: Row
+    rows: tuple[Row, ...]
+    min_sites: int = 0
+
+    @classmethod
+    def of(cls, sites: Iterable[tuple[str, DataProfile]]) -> Self:
+        """Read the profiles of all sites, one after the other. Raises DataError."""
+        kept = _Kept()
+        merged = merge(kept.noting(sites))
+        rows = []
+        for name, column in merged.columns.items():
+            together = replace(_cell(column, merged.rows), num_sites=kept.tells.get(name, 0))
+            cells = kept.cells.get(name, {})
+            rows.append(Row(name, column.type, kept.units.get(name, ""), together, cells))
+        about = replace(_target(merged, kept.classes), num_sites=kept.tells.get("", 0))
+        kind = "category" if merged.target is None else "number"
+        target = Row(kept.target, kind, "", about, kept.cells.get("", {}))
+        return cls(kept.num_sites, kept.num_samples, kept.task, target, tuple(rows))
+
+    def for_sites(self, min_sites: int) -> Self:
+        """The part that sites may see: no figures of single sites, and of all those that min_sites
+        or more tell of. From the figures of all but one, the one could be computed."""
+        return replace(
+            self,
+            num_samples={},
+            target=replace(self.target, sites={}, together=_shown(self.target, min_sites)),
+            rows=tuple(
+                replace(row, sites={}, together=_shown(row, min_sites)) for row in self.rows
+            ),
+            min_sites=min_sites,
+        )
+
+    # --- forms ---
+
+    def to_json(self) -> str:
+        """JSON text."""
+        return dumps({"version": _VERSION, **asdict(self)}, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what to_json() wrote. Raises DataError."""
+        try:
+            entry = loads(text)
+            return cls(
+                entry["num_sites"],
+                entry["num_samples"],
+                entry["task"],
+                _row(entry["target"]),
+                tuple(map(_row, entry["rows"])),
+                entry["min_sites"],
+            )
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise DataError(f"table one cannot be read: {error!r:.100}") from None
+
+    def to_csv(self) -> str:
+        """Lines of column, site, figure and value; a spreadsheet or R makes any table of them."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(("column", "site", "figure", "value"))
+        for name, number in self.num_samples.items():
+            writer.writerow(("", name, "rows", number))
+        for row in (self.target, *self.rows):
+            for site, cell in (*row.sites.items(), (ALL, row.together)):
+                writer.writerows((row.name, site, *pair) for pair in _figures(cell))
+        return text.getvalue()
+
+    def to_text(self) -> str:
+        """A table for people: a column of the table for each site, as far as eight have room."""
+        shown = list(self.num_samples)[:8]
+        lines = [["", "", *shown, ALL]]
+        told = [f"{self.num_samples[name]:,}" for name in shown]
+        lines.append(["rows", "n", *told, f"{sum(self.num_samples.values()):,}"])
+        if not self.num_samples:
+            lines[-1][-1] = f"of {self.num_sites} sites"
+        for row in (self.target, *self.rows):
+            unit = f" ({row.unit})" if row.unit else ""
+            cells = [row.sites.get(name, Cell()) for name in shown] + [row.together]
+            label = f"{row.name}{unit}" + (", target" if row is self.target else "")
+            for what, values in _lines(cells):
+                lines.append([label, what, *values])
+                label = ""
+        widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+        text = [
+            "  ".join(
+                cell.ljust(width) if i < 2 else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in lines
+        ]
+        more = len(self.num_samples) - len(shown)
+        if more > 0:
+            text.append(f"and {more} more sites, see --csv")
+        if self.min_sites:
+            text.append(f"figures are of {self.min_sites} sites or more")
+        return "\n".join(text)
+
+
+@dataclass(slots=True)
+class _Kept:
+    """Figures of each site, which are kept while all are merged."""
+
+    num_sites: int = 0
+    num_samples: dict[str, int] = field(default_factory=dict)
+    target: str = ""
+    task: str = ""
+    classes: set[str] = field(default_factory=set)
+    units: dict[str, str] = field(default_factory=dict)
+    tells: dict[str, int] = field(default_factory=dict)  # sites by column; "" for the target
+    cells: dict[str, dict[str, Cell]] = field(default_factory=dict)
+
+    def noting(self, sites: Iterable[tuple[str, DataProfile]]) -> Iterator[Statistics]:
+        for name, profile in sites:
+            if not profile.num_samples:
+                continue
+            self.num_sites += 1
+            self.target, self.task = self.target or profile.target, self.task or profile.task
+            self.classes.update(profile.classes)
+            for column in profile.columns:
+                if column.unit:
+                    self.units.setdefault(column.name, column.unit)
+            is_kept = self.num_sites <= MAX_SITES
+            if is_kept:
+                self.num_samples[name] = profile.num_samples
+            if not profile.statistics:
+                continue
+            statistics = from_json(profile.statistics)
+            cells = {key: _cell(one, statistics.rows) for key, one in statistics.columns.items()}
+            cells[""] = _target(statistics, profile.classes)
+            for key, cell in cells.items():
+                self.tells[key] = self.tells.get(key, 0) + cell.num_sites
+                if is_kept:
+                    self.cells.setdefault(key, {})[name] = cell
+            yield statistics
+
+
+def _cell(column: ColumnStatistics, rows: int) -> Cell:
+    known = rows - column.missing
+    if isinstance(column, CategoryStatistics):
+        told = bool(column.counts) or column.distinct is not None
+        return Cell(int(told), known, column.missing, **_counts(column.counts, known))
+    return _numbers(column.moments, column, known, column.missing)
+
+
+def _numbers(moments: Moments, column: NumberStatistics, known: int, missing: int) -> Cell:
+    if not moments.count:
+        return Cell(0, known, missing)
+    spread = None
+    if moments.count > 1:
+        spread = float(np.sqrt(moments.m2 / (moments.count - 1)))
+    quantiles = tuple(column.quantiles(_SHARES).tolist()) if column.buckets else ()
+    return Cell(1, known, missing, moments.mean, spread, quantiles)
+
+
+def _target(statistics: Statistics, classes: Iterable[str]) -> Cell:
+    if statistics.target is not None:
+        column = NumberStatistics(0, statistics.target, statistics.target_buckets)
+        return _numbers(statistics.target, column, statistics.rows, 0)
+    counts = {name: statistics.class_counts.get(name, 0) for name in sort_classes(classes)}
+    known = {name: count for name, count in counts.items() if count}
+    return Cell(int(bool(known)), statistics.rows, 0, **_counts(known, statistics.rows))
+
+
+def _counts(counts: Mapping[str, int], known: int) -> dict[str, Any]:
+    frequent = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:MAX_CATEGORIES]
+    return {"counts": dict(frequent), "other": known - sum(count for _, count in frequent)}
+
+
+def _shown(row: Row, min_sites: int) -> Cell:
+    return row.together if row.together.num_sites >= min_sites else Cell()
+
+
+def _row(entry: Mapping[str, Any]) -> Row:
+    sites = {name: _read(cell) for name, cell in entry["sites"].items()}
+    return Row(entry["name"], entry["type"], entry["unit"], _read(entry["together"]), sites)
+
+
+def _read(entry: Mapping[str, Any]) -> Cell:
+    return Cell(**{**entry, "quantiles": tuple(entry["quantiles"])})
+
+
+def _figures(cell: Cell) -> Iterator[tuple[str, Any]]:
+    yield "sites", cell.num_sites
+    yield "known", cell.known
+    yield "missing", cell.missing
+    if cell.mean is not None:
+        yield "mean", cell.mean
+    if cell.spread is not None:
+        yield "spread", cell.spread
+    for share, value in zip(_SHARES, cell.quantiles, strict=False):
+        yield f"quantile {share:g}", value
+    for name, count in cell.counts.items():
+        yield f"rows of {name}", count
+    if cell.other:
+        yield "rows of others", cell.other
+
+
+def _lines(cells: Sequence[Cell]) -> Iterator[tuple[str, list[str]]]:
+    """Lines of one row, each with a text for each cell."""
+    if any(cell.mean is not None for cell in cells):
+        yield "mean (spread)", [_mean(cell) for cell in cells]
+        yield "median (quartiles)", [_quartiles(cell) for cell in cells]
+    names = dict.fromkeys(name for cell in reversed(cells) for name in cell.counts)
+    for name in names:
+        yield name, [_share(cell, cell.counts.get(name)) for cell in cells]
+    if names and any(cell.other for cell in cells):
+        yield "others", [_share(cell, cell.other or None) for cell in cells]
+    if not names and all(cell.mean is None for cell in cells):
+        yield "not told", ["" for _ in cells]
+    if any(cell.missing for cell in cells):
+        yield "missing", [f"{cell.missing:,}" for cell in cells]
+
+
+def _mean(cell: Cell) -> str:
+    if cell.mean is None:
+        return ""
+    return _number(cell.mean) + (f" ({_number(cell.spread)})" if cell.spread is not None else "")
+
+
+def _quartiles(cell: Cell) -> str:
+    if not cell.quantiles:
+        return ""
+    low, middle, high = (_number(value) for value in cell.quantiles[1:4])
+    return f"{middle} ({low} to {high})"
+
+
+def _share(cell: Cell, count: int | None) -> str:
+    if count is None or not cell.known:
+        return ""
+    return f"{count:,} ({100 * count / cell.known:.1f} %)"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:.4g}"
