@@ -44,8 +44,9 @@ def known_texts(name: str, column: Any, dialect: Dialect) -> Any:
     from pyarrow import compute
 
     # Blanks of other widths, as between thousands, are blanks.
-    texts = compute.replace_substring_regex(column, "[\u00a0\u2007\u2009\u202f]", " ")
-    texts = compute.utf8_trim_whitespace(texts)
+    if not compute.all(compute.string_is_ascii(column)).as_py():
+        column = compute.replace_substring_regex(column, "[\u00a0\u2007\u2009\u202f]", " ")
+    texts = compute.utf8_trim_whitespace(column)
     missing = (*MISSING, *dialect.missing, *dialect.missing_in.get(name, ()))
     is_missing = compute.is_in(texts, value_set=pa.array(missing, texts.type))
     return compute.if_else(is_missing, pa.scalar(None, texts.type), texts)

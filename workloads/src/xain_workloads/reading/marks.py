@@ -102,6 +102,9 @@ _GROUPS = r"^[-+]?\d{1,3}(THOUSANDS\d{3}){2,}$"
 _BOTH = r"^[-+]?\d{1,3}(THOUSANDS\d{3})+DECIMAL\d+$"
 
 
+_Having = Mapping[str, Mapping[str, Any]]  # by mark, the columns by name in which it occurs
+
+
 def _filled(pattern: str, decimal: str, thousands: str) -> str:
     return pattern.replace("DECIMAL", f"[{decimal}]").replace("THOUSANDS", f"[{thousands}]")
 
@@ -126,37 +129,38 @@ def with_marks(dialect: Dialect, columns: Mapping[str, Any], separator: str) -> 
     """
     decimal: str = dialect.decimal
     thousands: str = dialect.thousands
+    having = {mark: _having(mark, columns) for mark in THOUSANDS}
     if decimal and thousands:
         return dialect
     if thousands in (",", "."):
         decimal = decimal or ("." if thousands == "," else ",")
     if not thousands:
-        told = _thousands(columns, decimal)
+        told = _thousands(having, decimal)
         decimal, thousands = (told[0] or decimal, told[1]) if told else (decimal, "")
     if not decimal:
-        decimal = _decimal(columns, separator, thousands)
+        decimal = _decimal(having, separator, thousands)
     return dialect.model_copy(update={"decimal": decimal, "thousands": thousands})
 
 
-def _thousands(columns: Mapping[str, Any], decimal: str) -> tuple[str, str] | None:
+def _thousands(having: _Having, decimal: str) -> tuple[str, str] | None:
     """(decimal mark or "", mark between thousands) if a number tells them; None if none does."""
     for thousands in THOUSANDS:
         for mark in DECIMALS:
             if mark == thousands or (decimal and mark != decimal):
                 continue
-            if _cell_like(columns, _BOTH, mark, thousands):
+            if _cell_like(having, _BOTH, mark, thousands):
                 return mark, thousands
-        if thousands == decimal or _cell_like(columns, _FRACTION, thousands):
+        if thousands == decimal or _cell_like(having, _FRACTION, thousands):
             continue
-        if _cell_like(columns, _GROUPS, "", thousands):
+        if _cell_like(having, _GROUPS, "", thousands):
             return decimal or {",": ".", ".": ","}.get(thousands, ""), thousands
     return None
 
 
-def _decimal(columns: Mapping[str, Any], separator: str, thousands: str) -> str:
+def _decimal(having: _Having, separator: str, thousands: str) -> str:
     if separator == ",":
         return "."
-    commas, points = (_cell_like(columns, _FRACTION, mark) for mark in (",", "."))
+    commas, points = (_cell_like(having, _FRACTION, mark) for mark in (",", "."))
     if commas and points:
         raise DoesNotFit(
             [
@@ -170,7 +174,7 @@ def _decimal(columns: Mapping[str, Any], separator: str, thousands: str) -> str:
     if commas or points:
         return "," if commas else "."
     for mark in (",", "."):
-        unclear = "" if thousands == mark else _cell_like(columns, _UNCLEAR, mark)
+        unclear = "" if thousands == mark else _cell_like(having, _UNCLEAR, mark)
         if unclear:
             groups = hint("xain-participant", f'data.thousands = "{mark}"')
             fraction = hint("xain-participant", f'data.decimal = "{mark}"')
@@ -186,13 +190,26 @@ def _decimal(columns: Mapping[str, Any], separator: str, thousands: str) -> str:
     return "."
 
 
-def _cell_like(columns: Mapping[str, Any], pattern: str, decimal: str, thousands: str = "") -> str:
+def _cell_like(having: _Having, pattern: str, decimal: str, thousands: str = "") -> str:
     """Description of the first cell that matches; "" if none does."""
     from pyarrow import compute
 
     pattern = _filled(pattern, decimal, thousands)
-    for name, cells in columns.items():
+    for name, cells in having[thousands or decimal].items():
+        if decimal and name not in having[decimal]:
+            continue
         row = compute.index(compute.match_substring_regex(cells, pattern), True).as_py()
         if row >= 0:
             return f"{cells[row].as_py()!r} in column {name!r}, row {row + 1}"
     return ""
+
+
+def _having(mark: str, columns: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The columns in which the mark occurs."""
+    from pyarrow import compute
+
+    return {
+        name: cells
+        for name, cells in columns.items()
+        if compute.any(compute.match_substring(cells, mark)).as_py()
+    }
