@@ -647,13 +647,21 @@ def _load_participant(
     from xain_workloads.neural_builders import allow_builders
     from xain_workloads.neural_modules import use_threads
     from xain_workloads.profile import check_profile
+    from xain_workloads.schema import MAX_COLUMNS
 
     log = get_logger(__name__)
     allow_builders(settings.training.builders)
     use_threads(settings.training.threads)
     log.info("loading_data", source=settings.data.source)
     train, test = _load_data(settings)
-    log.info("data_loaded", rows=train.num_samples, held_out=test.num_samples)
+    log.info(
+        "data_loaded",
+        rows=train.num_samples,
+        held_out=test.num_samples,
+        without_target=train.without_target,
+    )
+    if len(train.columns) > MAX_COLUMNS:
+        log.warning("columns_not_described", columns=len(train.columns), most=MAX_COLUMNS)
     if settings.data.test_fraction and train.num_samples and not test.num_samples:
         log.warning(
             "nothing_held_out",

@@ -9,6 +9,7 @@ import pytest
 from tests.unit.coordinator.test_work import Disk, fleet, make_rules
 
 from support.logs import capture_logs
+from xain_coordinator.config.evaluate import EvaluateSettings
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
 from xain_coordinator.core.values import GlobalModel, Phase, WeightsRef
@@ -19,7 +20,7 @@ from xain_coordinator.stores.memory import MemoryStore
 from xain_workloads.data import load_table
 from xain_workloads.errors import DataError
 from xain_workloads.model import Model
-from xain_workloads.reading.dialect import DETECTED
+from xain_workloads.reading.dialect import DETECTED, Dialect
 from xain_workloads.table import Table
 from xain_workloads.workload import create, initial_model
 
@@ -127,3 +128,17 @@ def test_evaluating_a_model_twice_gives_the_same(
     assert evaluate_stored(store, stored, lambda _: iris) == evaluate_stored(
         store, stored, lambda _: iris
     )
+
+
+def test_own_data_are_read_by_the_keys_of_evaluate(tmp_path: Path) -> None:
+    """A message names the coordinator's keys, which are those of the sites, and they mend it."""
+    file = tmp_path / "own.csv"
+    file.write_text("a,y\n1,u\nn/a,v\n3,u\n4,\n5,v\n")
+    with pytest.raises(DataError) as caught:
+        load_own_data(str(file), "y", "classification", DETECTED)
+    assert 'set evaluate.missing = ["n/a"]' in str(caught.value)
+    assert 'set evaluate.missing_target = "drop"' in str(caught.value)
+    assert "data." not in str(caught.value).replace(str(file), "")
+    settings = EvaluateSettings(data=str(file), missing=("n/a",), missing_target="drop")
+    table = load_own_data(str(file), "y", "classification", Dialect.of(settings))
+    assert (table.num_samples, table.without_target) == (4, 1)
