@@ -97,7 +97,9 @@ async def test_commands_of_the_page(tmp_path: Path, name: str) -> None:
     output = next(text for line, text in outputs.items() if "bagging" in line)
     assert "launch: ready: all 2 have joined" in output
     assert re.search(r"^north       \| \d\d-\d\d \S+ joined ", output, re.MULTILINE)
-    measured = re.search("Model 1, last training: oob_score (0[.][0-9]+)", output)
+    measured = re.search(
+        r"Model 1, last training, averages over workers: oob_score (0\.\d+)", output
+    )
     assert measured, output
     assert float(measured[1]) > 0.8
     accuracy = re.search(
