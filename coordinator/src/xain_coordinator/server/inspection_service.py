@@ -431,8 +431,11 @@ def evaluation_warnings(session: Session, history: History) -> list[str]:
     progress, metric = session.evaluation, session.rules.evaluate_metric
     found = [progress.no_better] if progress.no_better else []
     is_measured = progress.measured_round >= 0
-    has_ended_rounds = session.num_trained > 0 and session.rules.evaluate_every > 0
-    if progress.lacks_metric or (metric and not is_measured and has_ended_rounds):
+    # Why the coordinator's own evaluation has none is told by itself.
+    is_sent_nothing = (
+        not is_measured and session.num_trained > 0 and not session.rules.evaluate_data
+    )
+    if metric and (progress.lacks_metric or is_sent_nothing):
         found.append(
             f"No evaluation has the metric {metric!r} of evaluate.metric, so no model is the best "
             "one, and nothing stops early."
