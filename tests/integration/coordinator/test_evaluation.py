@@ -3,13 +3,17 @@
 import math
 
 import grpc
+import numpy as np
 import pytest
 
 from support.logs import capture_logs
 from support.wire import Member, reason
+from xain_participant.evaluations import evaluation_message
+from xain_participant.participant import Evaluation
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 from xain_wire.fl.inspection_pb2_grpc import InspectionStub
+from xain_workloads.tallies import tally_classes
 
 POINTS = (
     '[{"measurement": "participant", "time": 1, "fields": {"loss": 2.0, "round": 1}},'
@@ -177,3 +181,69 @@ async def test_weights_are_not_taken_with_the_last_evaluation(start, join):
     assert reason(caught.value) == "ROUND_CLOSED"
     await end(a, 1, None, accuracy(1.0))
     await a.until(pb.FINISHED, 0)
+
+
+def tallied(probabilities: list[float], target: list[int]) -> pb.Evaluation:
+    """As xain-participant sends what it has measured."""
+    both = np.stack([1 - np.array(probabilities), probabilities], axis=1)
+    codes = np.array(target)
+    tallies = tally_classes(2, codes, both.argmax(axis=1), both)
+    return evaluation_message(Evaluation(len(target), {"loss": 1.0}, tallies))
+
+
+async def test_figures_are_those_of_the_rows_of_all_sites(start, join):
+    coordinator = await start(rounds={"rounds": 2, "min_participants": 2})
+    a, b = join(coordinator, "a"), join(coordinator, "b")
+    for member in (a, b):
+        await rendezvous(member)
+    for number, vector in ((0, [1.0]), (1, [2.0]), (2, None)):
+        for member, p, y in ((a, [0.9, 0.8, 0.3, 0.6, 0.2], [1, 1, 0, 0, 0]), (b, [0.7], [0])):
+            await member.until(pb.ROUND, number)
+            await end(member, number, vector, tallied(p, y) if number else None)
+    await a.until(pb.FINISHED, 1)
+    last = (await rounds_of(a))[-1]
+    assert last.evaluation.figures["accuracy"].value == pytest.approx(4 / 6)
+    assert last.evaluation.figures["accuracy"].baseline == pytest.approx(4 / 6)
+    assert last.evaluation.figures["auc"].value == 1.0
+    assert list(last.evaluation.averages) == ["loss"]
+    assert {site.evaluation.figures["accuracy"].value for site in last.sites} == {0.8, 0.0}
+    status = await status_of(a)
+    assert (status.metric, status.best_round) == ("log_loss", 1)
+
+
+async def test_tallies_that_do_not_agree_with_the_rows_are_dropped(start, join):
+    coordinator = await start(rounds={"rounds": 1, "min_participants": 1})
+    a = join(coordinator, "a")
+    await rendezvous(a)
+    await a.until(pb.ROUND, 0)
+    await end(a, 0, [1.0], None)
+    await a.until(pb.ROUND, 1)
+    wrong = tallied([0.9] * 5, [1, 1, 0, 0, 0])
+    wrong.num_samples = 6
+    with capture_logs() as lines:
+        await end(a, 1, None, wrong)
+    await a.until(pb.FINISHED, 0)
+    (dropped,) = [line for line in lines if line["event"] == "evaluation_dropped"]
+    assert "not to 6 rows" in dropped["reason"]
+    assert not (await rounds_of(a))[-1].HasField("evaluation")
+
+
+async def test_metric_that_nobody_sends_and_sites_of_few_rows_are_warned_of(start, join):
+    coordinator = await start(
+        rounds={"rounds": 3, "min_participants": 2},
+        evaluate={"metric": "dice", "direction": "max"},
+    )
+    a, few = join(coordinator, "a"), join(coordinator, "few")
+    for member in (a, few):
+        await rendezvous(member)
+    for number in (0, 1):
+        for member, told in ((a, accuracy(0.5, 9)), (few, pb.Evaluation(withheld=True))):
+            await member.until(pb.ROUND, number)
+            await end(member, number, [1.0], told if number else None)
+    await a.until(pb.ROUND, 2)
+    warnings = list((await status_of(a)).warnings)
+    assert any("No evaluation has the metric 'dice' of evaluate.metric" in w for w in warnings)
+    assert (
+        "1 site has fewer than 5 held-out rows, so what is measured there stays there: few."
+        in warnings
+    )

@@ -446,7 +446,7 @@ def evaluation_warnings(session: Session, history: History) -> list[str]:
         )
         found.append(
             f"{len(names)} {'site has' if len(names) == 1 else 'sites have'} fewer than "
-            f"{session.rules.evaluate_min_rows} held-out rows, so that what they measure stays "
+            f"{session.rules.evaluate_min_rows} held-out rows, so what is measured there stays "
             f"there: {listed}."
         )
     return found
