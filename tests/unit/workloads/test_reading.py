@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.stata_files import write_stata
 from support.workbooks import write_workbook
 from xain_foundation.hints import setting_of
 from xain_foundation.settings import load
@@ -572,3 +573,30 @@ def test_a_column_that_is_empty_at_a_site_is_prepared_as_at_the_others(
         prepared = fitted.apply(table)
         assert prepared.num_features == 3 + 2 + 2
         assert np.isfinite(prepared.features).all()
+
+
+def test_stata_is_read_with_its_labels_and_dates(tmp_path: Path) -> None:
+    """Numbers that all have a label are categories; a label of some is none of the others."""
+    write_stata(
+        tmp_path / "a.dta",
+        {
+            "age": [40.0, None, 60.5],
+            "sex": [1.0, 2.0, 1.0],
+            "pulse": [80.0, -9.0, 90.0],
+            "seen": [22280.0, 22281.0, None],
+            "ward": ["A", "", "Bé"],
+            "y": ["u", "v", "u"],
+        },
+        {"sex": {1: "male", 2: "female"}, "pulse": {-9: "not measured"}},
+        dates=["seen"],
+    )
+    with pytest.raises(DoesNotFit, match="column 'seen', rows 1, 2: '2020-12-31', '2021-01-01'"):
+        load_table(tmp_path / "a.dta")
+    dialect = Dialect(dates={"seen": "days since 2020-12-31"}, missing_in={"pulse": [-9]})
+    assert cells(load_table(tmp_path / "a.dta", dialect=dialect)) == {
+        "age": [40, None, 60.5],
+        "sex": ["male", "female", "male"],
+        "pulse": [80, None, 90],
+        "seen": [0, 1, None],
+        "ward": ["A", None, "Bé"],
+    }

@@ -168,12 +168,12 @@ def _header(file: Any, separator: str, skip_lines: int | None) -> tuple[Header, 
 
 
 def title_lines(rows: Sequence[Sequence[object]]) -> int:
-    """How many rows stand above the header: those with one cell alone, if a header follows.
+    """How many rows stand above the header: those with a first cell alone, if a header follows.
 
     A header is text: rows of numbers below a single cell are a table with a wrong header.
     """
     for at, row in enumerate(rows):
-        if sum(cell not in ("", None) for cell in row) > 1:
+        if any(cell not in ("", None) for cell in row[1:]):
             return at if all(map(_is_title, row)) else 0
     return 0
 
