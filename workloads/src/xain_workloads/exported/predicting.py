@@ -112,8 +112,11 @@ def predict_file(
     target = str(about.get("target") or "")
     written = Dialect.from_json(str(about.get("dialect") or ""))
     if dialect is not None:
-        given = dialect.model_fields_set & set(Dialect.model_fields)
-        written = written.model_copy(update={key: getattr(dialect, key) for key in given})
+        for key in dialect.model_fields_set & set(Dialect.model_fields):
+            value = getattr(dialect, key)
+            if isinstance(value, dict):  # other columns stay as the model has them
+                value = getattr(written, key) | value
+            written = written.model_copy(update={key: value})
     rows = load_rows(data, types, target=target, task=task, id_column=id_column, dialect=written)
     unknown = unknown_values(metadata_of(about), rows.table)
     predictions = predict(rows.table)
