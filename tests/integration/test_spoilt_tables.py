@@ -1,4 +1,4 @@
-"""Sixty variants of two tables, spoilt as people spoil them: each is read as it was meant, or
+"""Seventy variants of two tables, spoilt as people spoil them: each is read as it was meant, or
 somebody is told of it, and what the message tells one to type works.
 
 A variant is the file of one site of three, or all files. Everything is in one process, over real
@@ -250,6 +250,7 @@ CASES: dict[str, Case] = {
     "offset": Case("diabetes", lambda rows: scaled(rows, "bmi", 1.0, 273.15), "'bmi'"),
     "cents": Case("diabetes", lambda rows: scaled(rows, "progression", 100), "'progression'"),
     # cells
+    "1e9": Case("wards", one("income", "1000000000"), "'income'"),
     "1e9, numbers": Case("diabetes", one("bmi", "1e9"), "'bmi'"),
     "1e9, target": Case("diabetes", one("progression", "1e9"), "'progression'"),
     "infinite": Case("diabetes", one("bmi", "inf"), "'bmi' | inf"),

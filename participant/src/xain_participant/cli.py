@@ -640,6 +640,7 @@ def _load_participant(
 ) -> "WorkloadParticipant":
     from xain_foundation.logger import get_logger
     from xain_participant.estimators import KeptEstimators
+    from xain_participant.inspection import cells_held_out
     from xain_participant.personal import PersonalTensors
     from xain_participant.stage_trainer import StageTrainer
     from xain_participant.workload_participant import WorkloadParticipant
@@ -689,6 +690,9 @@ def _load_participant(
         check_profile(participant.profile())
     except DataError as error:
         fail(PROGRAM, f"a coordinator would refuse the data: {error}", EXIT_FAILED)
+    held_out = test.profile(settings.data.min_category_count, settings.data.min_known)
+    for finding in cells_held_out(participant.profile(), held_out):
+        log.warning("data_finding", message=str(finding))
     return participant
 
 

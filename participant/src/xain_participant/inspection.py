@@ -4,6 +4,7 @@ owner."""
 from collections.abc import Iterator, Mapping, Sequence
 
 from xain_foundation.hints import hint
+from xain_workloads.checks import Finding, check
 from xain_workloads.errors import NoData
 from xain_workloads.profile import DataProfile, check_profile
 from xain_workloads.reading.dialect import Dialect
@@ -16,6 +17,7 @@ from xain_workloads.statistics import (
 )
 from xain_workloads.table import Table
 
+_HELD_OUT = "rows that are held out"
 _SHOWN_CATEGORIES = 8
 _SHOWN_CLASSES = 20
 
@@ -30,6 +32,19 @@ def inspect(train: Table, test: Table, min_category_count: int) -> str:
     if profile.num_samples == 0:
         raise NoData(f"{train.origin}: there are no rows to train on")
     return "\n".join(_lines(train, test, profile, min_category_count))
+
+
+def cells_held_out(trained: DataProfile, held_out: DataProfile) -> list[Finding]:
+    """Find cells of the rows that are held out which lie far outside those that are trained on.
+
+    They spoil what is measured, and a coordinator cannot find them: nothing of these rows is sent
+    before the training.
+    """
+    return [
+        finding
+        for finding in check([("rows that are trained on", trained), (_HELD_OUT, held_out)])
+        if finding.site == _HELD_OUT and finding.check in ("outlier", "sentinel")
+    ]
 
 
 def _lines(train: Table, test: Table, profile: DataProfile, least: int) -> Iterator[str]:
@@ -54,6 +69,7 @@ def _lines(train: Table, test: Table, profile: DataProfile, least: int) -> Itera
     if not test.num_samples:
         yield "note: no row is held out, so that models are not measured here"
     yield from (f"note: {note}" for note in _notes(profile, statistics))
+    yield from (f"note: {finding}" for finding in cells_held_out(profile, test.profile(least)))
     yield (
         "A coordinator is told the above, and takes it if the data of the session have the same"
         " columns, types, units, target and classes. No row is sent."

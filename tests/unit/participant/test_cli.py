@@ -103,6 +103,19 @@ def test_inspect_shows_the_profile_of_a_table(tmp_path: Path) -> None:
     assert "city" not in dropped.output
 
 
+def test_inspect_finds_a_cell_far_outside_among_the_rows_that_are_held_out(tmp_path: Path) -> None:
+    """No coordinator is told anything of these rows, and one cell would spoil every figure."""
+    ages = [f"{40 + i % 30}" for i in range(200)]
+    for at, is_told in ((2, True), (3, False)):  # the third row is held out, and the fourth is not
+        cells = [*ages[:at], "1000000000", *ages[at + 1 :]]
+        rows = "".join(f"{age},{'yes' if i % 3 else 'no'}\n" for i, age in enumerate(cells))
+        (tmp_path / "a.csv").write_text(f"age,outcome\n{rows}")
+        result = run("inspect", "--data", str(tmp_path / "a.csv"))
+        assert result.exit_code == 0
+        told = "rows that are held out: column 'age': about 1 of its 40 values is about 999,999,"
+        assert (told in result.output) == is_told, result.output
+
+
 def test_inspect_reads_csv_of_a_german_spreadsheet(tmp_path: Path) -> None:
     """Semicolons, decimal commas and a byte order mark."""
     rows = "".join(f"{i},5;{'f' if i % 2 else 'm'};tot\n" for i in range(12))

@@ -267,8 +267,13 @@ def _lone_masses(
         if is_out:
             are = "is" if rows < 1.5 else "are"
             text = f"{cells} {are} about {figure(value)}, far outside all others"
-            fix = hint("xain-participant", f'data.missing_in.{json.dumps(name)} = ["{value:.6g}"]')
-            yield Finding("warn", "outlier", site, name, text, f"correct the file, or {fix}")
+            fix = "correct the file"
+            # The value is an estimate: a cell of three digits is met, another one is not.
+            if isclose(value, float(short := f"{value:.3g}"), rel_tol=1e-4):
+                fix += ", or " + hint(
+                    "xain-participant", f'data.missing_in.{json.dumps(name)} = ["{short}"]'
+                )
+            yield Finding("warn", "outlier", site, name, text, fix)
 
 
 def _identifiers(summary: Summary, column: Numbers, table: dict[str, Array]) -> Iterator[Finding]:
