@@ -138,6 +138,8 @@ async def test_an_exported_model_scores_the_same_everywhere(tmp_path: Path) -> N
         text = written.read_text()
         assert all(f">{site}<" in text for site in SITES)
         assert text.count("<figcaption>accuracy</figcaption>") == 1
+        assert all(f">{part}<" in text for part in ("Data", "Confusion matrix", "Curves"))
+        assert f">How good is model {best['round']}?<" in text
 
     scores, predictions = set(), set()
     for suffix in FORMATS:

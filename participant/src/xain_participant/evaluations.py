@@ -1,6 +1,6 @@
 """Evaluations as messages and as the state directory keeps them."""
 
-from dataclasses import asdict, astuple
+from dataclasses import asdict
 from typing import Any
 
 from xain_participant.participant import Evaluation
@@ -15,20 +15,8 @@ def evaluation_message(evaluation: Evaluation) -> pb.Evaluation:
         metrics=evaluation.metrics,
         withheld=evaluation.withheld,
     )
-    of = evaluation.tallies
-    if of is not None:
-        message.tallies.CopyFrom(
-            pb.Tallies(
-                num_classes=of.num_classes,
-                right=of.right,
-                confusion=of.confusion,
-                counts=of.counts,
-                level=of.level,
-                scores=[pb.ScoreCounts(counts=one) for one in of.scores],
-                sums=of.sums,
-                target=[] if of.target is None else astuple(of.target),
-            )
-        )
+    if evaluation.tallies is not None:
+        message.tallies.CopyFrom(pb.Tallies(**evaluation.tallies.wire_fields))
     return message
 
 

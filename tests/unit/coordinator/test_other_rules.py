@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from xain_coordinator.assembly.changed_rules import differences, key_of
+from xain_coordinator.assembly.changed_rules import differences
 from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.config.rule_keys import key_of, settings_of
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Lineage, Rules
 from xain_foundation.schema import Schema
@@ -144,3 +145,13 @@ def test_an_extended_session_fits_its_old_configuration_and_its_new_one(rounds, 
         config_of(rounds={"rounds": 20}), config_of(rounds={"rounds": rounds}), lineage
     )
     assert bool(different) is is_other
+
+
+def test_settings_of_a_session_are_those_that_are_no_defaults():
+    """A reader of the report sees how to repeat the training, and no default."""
+    config = config_of(workload={"name": "sgd", "options": {"eta0": 0.5}}, rounds={"rounds": 7})
+    settings = settings_of(config.rules())
+    assert settings["rounds.rounds"] == "7"
+    assert settings["workload.options.eta0"] == "0.5"
+    assert "rounds.seed" not in settings
+    assert settings_of(config_of().rules()) == {}

@@ -1,15 +1,27 @@
 """The page about a session: everything is on it, and nothing of it is code."""
 
+from dataclasses import replace
+from datetime import UTC, datetime
 from html.parser import HTMLParser
+from json import dumps
+from typing import Any
 
+import numpy as np
 import pytest
 
 from support.pages import OTHER_HOST
 from xain_coordinator.cli.report.charts import Line, chart
 from xain_coordinator.cli.report.page import page
 from xain_coordinator.server.inspection_client import Snapshot
+from xain_coordinator.server.translate import tallies_message
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
+from xain_workloads.describe import TableOne
+from xain_workloads.preprocessing import CategoryColumn, NumberColumn, Preprocessing
+from xain_workloads.scales import Scale
+from xain_workloads.schema import Column
+from xain_workloads.table import Table
+from xain_workloads.tallies import Tallies, tally_classes, tally_numbers
 
 EVIL = '<script>alert("x")</script>'
 VOID = {"meta", "link", "br", "img"}
@@ -24,10 +36,12 @@ class Checked(HTMLParser):
         self.tags: set[str] = set()
         self.text = ""
         self.tips: list[str] = []
+        self.labels: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
         self.tips += [value for name, value in attrs if name == "title" and value]
+        self.labels += [value for name, value in attrs if name == "aria-label" and value]
         assert not [name for name, _ in attrs if name.startswith("on") or name in ("href", "src")]
         if tag not in VOID:
             self.open.append(tag)
@@ -42,13 +56,14 @@ class Checked(HTMLParser):
         self.text += data
 
 
-def read(snapshot: Snapshot) -> Checked:
+def read(snapshot: Snapshot, *more: Any) -> Checked:
+    text = page(snapshot, *more)
     checked = Checked()
-    checked.feed(page(snapshot))
+    checked.feed(text)
     checked.close()
     assert checked.open == []
     assert "script" not in checked.tags
-    assert not OTHER_HOST.search(page(snapshot))
+    assert not OTHER_HOST.search(text)
     return checked
 
 
@@ -138,17 +153,18 @@ def test_a_session_that_has_not_begun_has_a_page() -> None:
     assert "Nothing was measured" in read(session(waiting_for="2 more participants")).text
 
 
+@pytest.mark.parametrize("x_name", ["", "1 − specificity"])
 @pytest.mark.parametrize("values", [[0.0], [1.0, 1.0], [-3e-7, 2e12], [5.0, -5.0]])
-def test_a_chart_holds_any_values(values: list[float]) -> None:
-    """Points lie within the picture, whatever their range."""
-    points = [(float(x), y) for x, y in enumerate(values)]
-    text = chart("any", [Line("any", "sites", points)])
+def test_a_chart_holds_any_values(values: list[float], x_name: str) -> None:
+    """Points lie within the picture, whatever their range; in a square they are shares."""
+    points = [(float(x), abs(y) % 1 if x_name else y) for x, y in enumerate(values)]
+    text = chart("any", [Line("any", "sites", points)], x_name=x_name)
     coordinates = text.partition('polyline class="sites" points="')[2].partition('"')[0].split()
     assert len(coordinates) == len(points)
     for pair in coordinates:
         x, y = map(float, pair.split(","))
         assert 0 <= x <= 640
-        assert 0 <= y <= 260
+        assert 0 <= y <= (300 if x_name else 260)
 
 
 def test_reason_that_comes_again_is_one_row_with_its_rounds() -> None:
@@ -196,3 +212,146 @@ def test_site_of_a_paused_round_still_trains() -> None:
         round=4, phase="standby", selected=["a", "b"], missing={"b": "failed: TypeError"}
     )
     assert read(session(one)).tips == ["round 4: trains", "round 4: failed: TypeError"]
+
+
+# --- model, data and figures ---
+
+
+def tallied(num_classes: int = 2) -> Tallies:
+    """Tallies of ten rows of each class, of which one in five is taken for the next class."""
+    target = np.arange(10 * num_classes) % num_classes
+    predicted = np.where(
+        np.arange(len(target)) < 2 * num_classes, (target + 1) % num_classes, target
+    )
+    shares = np.full((len(target), num_classes), 0.2 / (num_classes - 1))
+    shares[np.arange(len(target)), predicted] = 0.8
+    return tally_classes(num_classes, target, predicted, shares)
+
+
+def of_model(tallies: Tallies, classes: list[str], **status: Any) -> Snapshot:
+    """A session whose model 3 has these tallies at two sites together."""
+    sites = [
+        inspection.SiteMetrics(participant_id=name, evaluation=tallies_message(tallies))
+        for name in ("north", "south")
+    ]
+    few = pb.Evaluation(withheld=True)
+    sites.append(inspection.SiteMetrics(participant_id="tiny", evaluation=few))
+    one = inspection.RoundStatus(
+        round=3,
+        phase="evaluated",
+        task=pb.EVALUATE,
+        evaluation=tallies_message(tallies),
+        sites=sites,
+    )
+    trained = inspection.RoundStatus(round=2, contributors=["north", "south", "tiny", "mute"])
+    trained.task = pb.TRAIN
+    of = {"measured": tallies_message(tallies), "measured_round": 3, **status}
+    columns = (
+        NumberColumn("age", 0.0, Scale()),
+        NumberColumn("lab", 0.0, Scale()),
+        CategoryColumn("ward", ()),
+    )
+    metadata = {
+        "classes": dumps(classes),
+        "workload": "sgd",
+        "options": '{"eta0": 0.01}',
+        "preprocessing": Preprocessing(columns).to_json(),
+    }
+    models = inspection.ListModelsResponse(models=[inspection.ModelStatus(metadata=metadata)])
+    return replace(session(trained, one, **of), models=models)
+
+
+def test_a_page_says_how_good_the_model_is_with_intervals_matrix_and_curves() -> None:
+    """Figures of all rows stand beside those of the sites and of the best constant prediction."""
+    checked = read(of_model(tallied(), ["alive", EVIL]))
+    for told in (
+        "How good is model 3?Measured on 20 rows of all sites together",
+        f"share of the rows of {EVIL} that are found0.80.49 to 0.9430",
+        "alive8 (80%)2 (20%)10",
+        f"ROC of {EVIL}: AUC 0.8 (",
+        "north1200.8",
+        "0.80.584 to 0.919",
+        "sgd",
+        "eta0 = 0.01",
+    ):
+        assert told in checked.text, told
+    assert any(tip.startswith("Calibration") for tip in checked.labels)
+
+
+def test_of_many_classes_the_curves_of_those_that_are_told_apart_worst_are_drawn() -> None:
+    checked = read(of_model(tallied(5), list("abcde")))
+    assert checked.text.count("ROC of ") == 3
+    assert "Of 5 classes the 3 that are told apart worst." in checked.text
+    assert "By class" in checked.text
+
+
+def test_figures_of_a_regression_need_no_classes() -> None:
+    tallies = tally_numbers(np.arange(30.0), np.arange(30.0) + np.tile([1.0, -1.0, 0.5], 10))
+    assert tallies is not None
+    checked = read(of_model(tallies, []))
+    assert "share of the variance of the target that is explained0.99" in checked.text
+    assert "what always predicting the mean has" in checked.text
+    assert "Confusion" not in checked.text
+
+
+@pytest.mark.parametrize(
+    ("best", "verdict"),
+    [({"best_round": 1}, "got worse"), ({}, "brought nothing")],
+    ids=["an earlier model was better", "no model was better"],
+)
+def test_training_that_is_no_better_than_its_baseline_says_so_first(
+    best: dict[str, Any], verdict: str
+) -> None:
+    """The first line tells it, once, and below are the other warnings."""
+    why = "Model 3 is no better than always predicting the commonest class."
+    told = session(no_better=why, warnings=[why, "site b was left out"], state=pb.FINISHED, **best)
+    text = read(told).text
+    assert text.split("}")[-1].lstrip().startswith(f"Session 5e5510This training {verdict}: {why}")
+    assert text.count(why) == 1
+    assert "site b was left out" in text
+
+
+def test_best_model_is_told_first_with_its_interval_and_baseline() -> None:
+    text = read(of_model(tallied(), list("ab"), best_round=3, metric="log_loss")).text
+    assert "Model 3 is the best: accuracy 0.8 (0.584 to 0.919, baseline 0.5)" in text
+    assert "on 20 held-out rows." in text
+
+
+def test_sites_without_figures_or_models_are_named_with_the_reason() -> None:
+    never = inspection.SiteAccount(
+        participant_id="far", rounds_selected=4, last_failure="no memory"
+    )
+    text = read(of_model(tallied(), list("ab"), sites=[never], not_admitted={"odd": "labels"})).text
+    assert "oddnot let inlabels" in text
+    assert "farin no modelno memory" in text
+    assert "tinyin no figuretoo few held-out rows" in text
+    assert "mutein no figure" in text
+    assert "northin no figure" not in text
+
+
+def test_columns_are_used_or_left_out_with_a_reason_and_the_data_are_described() -> None:
+    """Table one and the findings stand on the page, and so does the day of the training."""
+    ages = np.linspace(30, 80, 40)
+    names = np.array([EVIL, "alive"] * 20)
+    data = Table((Column("age", "number"),), {"age": ages}, names, "fate", (EVIL, "alive"))
+    described = TableOne.of([("north", data.profile())])
+    finding = inspection.DataFinding(
+        level="warn", check="constant", column="lab", text="all values are 7", fix="set data.drop"
+    )
+    now = datetime(2024, 5, 2, 8, 30, tzinfo=UTC)
+    opened = int(datetime(2024, 5, 1, 7, 0, tzinfo=UTC).timestamp())
+    told = of_model(
+        tallied(), list("ab"), findings=[finding], opened_unix_seconds=opened, version="0.1"
+    )
+    text = read(told, described, now).text
+    for part in (
+        "fate, predicted by sgd",
+        "columns usedage (number)",
+        "columns left outward: no category has enough rows at any site, lab: all values are 7",
+        "opened2024-05-01 07:00 UTC",
+        "this page2024-05-02 08:30 UTC",
+        f"{EVIL}20 (50.0 %)20 (50.0 %)",
+        "mean (spread)55",
+        "warnalllaball values are 7set data.drop",
+    ):
+        assert part in text, part

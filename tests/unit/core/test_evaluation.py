@@ -28,7 +28,7 @@ from xain_coordinator.core.keys import update_key
 from xain_coordinator.core.questions import AssignmentFor, MayUpload
 from xain_coordinator.core.replacing import replace as replace_of
 from xain_coordinator.core.values import Evaluation, Phase, Task
-from xain_workloads.tallies import Tallies, tally_classes, tally_numbers
+from xain_workloads.tallies import Tallies, add, tally_classes, tally_numbers
 
 SCORES = {"accuracy": 0.5, "loss": 1.0}
 
@@ -547,6 +547,11 @@ def told(name: str, probability: float, *, rows: int = 40) -> Evaluation:
     return Evaluation(rows, {"accuracy": 0.123, "loss": 1.0}, tallies)
 
 
+def pooled(probability: float) -> Tallies | None:
+    """Tallies of the rows of sites "a" and "b" together."""
+    return add(one for name in "ab" if (one := told(name, probability).tallies) is not None)
+
+
 def hand_in_tallies(bench: Bench, *probabilities: float) -> None:
     """Rounds of all participants, whose models give the rows these probabilities."""
     for probability in probabilities:
@@ -600,6 +605,7 @@ def test_models_are_compared_by_the_log_loss_of_all_rows_and_the_untrained_one_n
     assert record.sites["a"].evaluation is not None
     assert record.sites["a"].evaluation.tallies is None, "what follows from them is kept"
     assert bench.session.evaluation.no_better == ""
+    assert bench.session.evaluation.shown == (1, pooled(0.7))
 
 
 def test_model_that_is_no_better_than_the_commonest_class_is_told_and_never_the_best() -> None:
@@ -611,6 +617,8 @@ def test_model_that_is_no_better_than_the_commonest_class_is_told_and_never_the_
         "held-out rows is 0.6162, and that of the commonest class 0.6109; no model was better"
     )
     assert bench.session.evaluation.winner is None
+    number, tallies = bench.session.evaluation.shown or (None, None)
+    assert (number, tallies) == (1, pooled(0.54)), "the latest, where none is the best"
     evaluate_last(bench, 0.56)
     assert bench.session.evaluation.no_better == ""
     assert bench.session.evaluation.winner is not None
@@ -622,6 +630,8 @@ def test_training_that_gets_worse_tells_its_best_model() -> None:
     hand_in_tallies(bench, 0.5, 0.9)
     evaluate_last(bench, 0.4)
     assert bench.session.evaluation.no_better.endswith("the best model is 1, with 0.1054.")
+    assert bench.session.evaluation.shown is not None
+    assert bench.session.evaluation.shown[0] == 1
 
 
 def test_patience_counts_by_the_loss_of_all_rows_without_a_named_metric() -> None:

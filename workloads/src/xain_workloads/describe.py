@@ -26,6 +26,7 @@ from xain_workloads.statistics import (
 )
 
 MAX_SITES = 200
+SHOWN_SITES = 8  # in a table for people
 MAX_CATEGORIES = 30  # of a column that are shown, the most frequent; the others are counted
 _SHARES = np.array([0.05, 0.25, 0.5, 0.75, 0.95])
 ALL = "all"
@@ -139,9 +140,10 @@ class TableOne:
                 writer.writerows((row.name, site, *pair) for pair in _figures(cell))
         return text.getvalue()
 
-    def to_text(self) -> str:
-        """A table for people: a column of the table for each site, as far as eight have room."""
-        shown = list(self.num_samples)[:8]
+    def cells(self) -> list[list[str]]:
+        """The table for people, the heading first: name, what is told of it, a cell for each of the
+        first sites and one for all together."""
+        shown = list(self.num_samples)[:SHOWN_SITES]
         lines = [["", "", *shown, ALL]]
         told = [f"{self.num_samples[name]:,}" for name in shown]
         lines.append(["rows", "n", *told, f"{sum(self.num_samples.values()):,}"])
@@ -154,6 +156,11 @@ class TableOne:
             for what, values in _lines(cells):
                 lines.append([label, what, *values])
                 label = ""
+        return lines
+
+    def to_text(self) -> str:
+        """The table for people as text, as far as the sites have room."""
+        lines = self.cells()
         widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
         text = [
             "  ".join(
@@ -162,12 +169,17 @@ class TableOne:
             ).rstrip()
             for line in lines
         ]
-        more = len(self.num_samples) - len(shown)
-        if more > 0:
-            text.append(f"and {more} more sites, see --csv")
+        return "\n".join([*text, *self.remarks])
+
+    @property
+    def remarks(self) -> list[str]:
+        """Sentences on what the table for people leaves out."""
+        found = []
+        if (more := len(self.num_samples) - SHOWN_SITES) > 0:
+            found.append(f"and {more} more sites, see --csv")
         if self.min_sites:
-            text.append(f"figures are of {self.min_sites} sites or more")
-        return "\n".join(text)
+            found.append(f"figures are of {self.min_sites} sites or more")
+        return found
 
 
 @dataclass(slots=True)

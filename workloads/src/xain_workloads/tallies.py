@@ -9,7 +9,7 @@ cancels, and no centre must be agreed upon.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import lru_cache
 from math import fsum, isfinite, log
 from typing import Any
@@ -90,6 +90,20 @@ class Tallies:
     def num_numbers(self) -> int:
         """Counts and positions together."""
         return len(self.confusion) + len(self.counts) + sum(map(len, self.scores))
+
+    @property
+    def wire_fields(self) -> dict[str, Any]:
+        """Fields of the message Tallies; the number of rows travels beside it."""
+        fields: dict[str, Any] = {
+            "num_classes": self.num_classes,
+            "right": self.right,
+            "confusion": self.confusion,
+            "counts": self.counts,
+            "level": self.level,
+            "scores": [{"counts": one} for one in self.scores],
+            "sums": self.sums,
+        }
+        return fields if self.target is None else {**fields, "target": astuple(self.target)}
 
 
 # --- tallying -------------------------------------------------------------------------------------

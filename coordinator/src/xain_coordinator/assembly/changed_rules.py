@@ -4,48 +4,16 @@ A session keeps its rules to its end. A start with other settings would not do w
 is refused unless the operator says which of the two counts.
 """
 
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import astuple, fields
+from collections.abc import Iterator
+from dataclasses import fields
 
 from xain_coordinator.assembly.warm_start import is_source
 from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.config.rule_keys import as_configured, shown
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Phase, Rules
-from xain_coordinator.core.values import Schema as DataSchema
 from xain_foundation.hints import hint
 from xain_foundation.schema import Schema
-
-# The key of the configuration for each field of Rules that is not "rounds.FIELD". "*" stands for
-# the items of a table, which a field holds as a mapping, as a JSON object or as a schema of the
-# data. None: the field follows from others, or its new value is taken at every start.
-_KEYS: Mapping[str, str | None] = {
-    "num_required": None,
-    "controller_options": "rounds.controller_options.*",
-    "pacing_options": "rounds.pacing_options.*",
-    "tags": "rounds.tags.*",
-    "max_lost_share": None,
-    "aggregation": "aggregation.rule",
-    "aggregation_options": "aggregation.options.*",
-    "optimizer": "aggregation.optimizer",
-    "optimizer_options": "aggregation.optimizer_options.*",
-    "workload": "workload.name",
-    "workload_options": "workload.options.*",
-    "preprocessing": "workload.preprocessing.*",
-    "initial": "rounds.initial_weights",
-    "evaluate_every": "evaluate.every",
-    "evaluate_metric": "evaluate.metric",
-    "evaluate_minimised": "evaluate.direction",
-    "evaluate_patience": "evaluate.patience",
-    "evaluate_min_delta": "evaluate.min_delta",
-    "evaluate_data": "evaluate.data",
-    "evaluate_deadline_s": "evaluate.deadline_s",
-    "evaluate_min_rows": "evaluate.min_rows",
-    "train_config": "train.*",
-    "schema": "schema.*",
-    "heartbeat_time_s": None,
-    "heartbeat_timeout_s": None,
-}
 
 # Tables whose items mean nothing beside another value of the first field.
 _OPTIONS_OF = {
@@ -69,11 +37,6 @@ class OtherRules(Exception):
     """A start whose settings are not those that the session was opened with."""
 
 
-def key_of(field: str) -> str | None:
-    """The key of the configuration for a field of Rules; None if the field is not compared."""
-    return _KEYS.get(field, f"rounds.{field}")
-
-
 def differences(session: Session, config: CoordinatorConfig) -> Iterator[str]:
     """A text such as "rounds.epochs = 1 (configured: 3)" for each key with another value."""
     schema, asked = Schema(CoordinatorConfig), config.rules()
@@ -84,7 +47,7 @@ def differences(session: Session, config: CoordinatorConfig) -> Iterator[str]:
     }
     if session.lineage is not None or "workload" in changed:
         changed.discard("initial")  # nothing reads it, or it follows from the workload
-    if _is_extended_as_configured(session, asked.rounds):
+    if _is_extendedas_configured(session, asked.rounds):
         changed.discard("rounds")
     if session.rules.max_participants == session.rules.start_participants:
         # The default of versions up to 0.1; one that came later changes no session.
@@ -97,14 +60,14 @@ def differences(session: Session, config: CoordinatorConfig) -> Iterator[str]:
         name = field.name
         if name not in changed or _OPTIONS_OF.get(name) in changed:
             continue
-        kept, wanted = _as_configured(session.rules, name), _as_configured(asked, name)
+        kept, wanted = as_configured(session.rules, name), as_configured(asked, name)
         for key in sorted({*kept, *wanted} - follows):
-            before, now = _shown(schema, key, kept), _shown(schema, key, wanted)
+            before, now = shown(schema, key, kept), shown(schema, key, wanted)
             if kept.get(key) != wanted.get(key):
                 yield f"{key} = {before} (configured: {now})"
 
 
-def _is_extended_as_configured(session: Session, configured_rounds: int) -> bool:
+def _is_extendedas_configured(session: Session, configured_rounds: int) -> bool:
     """Whether the configuration has the number of rounds from before an extension, or the new
     total: `extend` changes the session and leaves the configuration to its owner."""
     lineage = session.lineage
@@ -112,36 +75,6 @@ def _is_extended_as_configured(session: Session, configured_rounds: int) -> bool
         return False
     total = lineage.num_rounds + session.rules.rounds
     return configured_rounds in (lineage.configured_rounds, total)
-
-
-def _as_configured(rules: Rules, name: str) -> dict[str, object]:
-    """The values of a field by their dotted keys, as the configuration has them."""
-    key, value = key_of(name), getattr(rules, name)
-    if key is None:
-        return {}
-    if not key.endswith(".*"):
-        if name == "initial" and value == "empty":
-            value = "average"
-        elif name == "evaluate_minimised":
-            value = "min" if value else "max"
-        return {key: value}
-    if isinstance(value, str):
-        value = json.loads(value or "{}")
-    elif isinstance(value, DataSchema):
-        table = dict(zip(value.__slots__, astuple(value), strict=True))
-        del table["columns"]
-        table |= {f"columns.{column.name}": column.type for column in value.columns}
-        value = table | {f"units.{c.name}": c.unit for c in value.columns if c.unit}
-    return {f"{key[:-1]}{item}": of_item for item, of_item in value.items()}
-
-
-def _shown(schema: Schema, key: str, values: Mapping[str, object]) -> str:
-    value = values.get(key)
-    if value is None:
-        return "(not set)"
-    if isinstance(value, list | tuple | dict):
-        value = json.dumps(value)
-    return schema.shown(tuple(key.split(".")), value)
 
 
 def require_same_rules(session: Session, config: CoordinatorConfig, from_model: str) -> None:

@@ -6,6 +6,7 @@ What a command needs is imported within it, so that --help does not wait for num
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -623,13 +624,23 @@ def _report(
     with _explained("report"):
         from xain_coordinator.cli.report.files import snapshot_of_files
         from xain_coordinator.cli.report.page import page
-        from xain_coordinator.server.inspection_client import fetch
+        from xain_coordinator.export.describing import table_one
+        from xain_coordinator.ports import StoreError
+        from xain_coordinator.server.inspection_client import NoStatus, fetch
+        from xain_workloads.errors import NoModel
 
         if address is None:
             snapshot = snapshot_of_files(resolved.config)
         else:
             snapshot = fetch(address, everything=True)
-        html.write_text(page(snapshot), encoding="utf-8")
+        described = None
+        try:
+            described = table_one(resolved.config, address)
+        except NoModel:
+            pass  # there is none, or not yet
+        except (NoStatus, StoreError) as error:
+            typer.echo(f"xain-coordinator report: without table one: {error}", err=True)
+        html.write_text(page(snapshot, described, datetime.now(UTC)), encoding="utf-8")
         typer.echo(f"the report of session {snapshot.status.session_id} is in {html}")
 
 

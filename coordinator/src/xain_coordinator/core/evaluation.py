@@ -4,7 +4,7 @@ averages and spread over sites, best model.
 The evaluations of round r are of model r, from which the round starts.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, isfinite, sqrt
 
@@ -62,6 +62,7 @@ class Best:
     latest_round, latest_value: of the model that was evaluated last.
     baseline, latest_baseline: the metric of always predicting the commonest class, or the mean, on
         the rows that the best and the latest model were evaluated on; None if it has none.
+    tallies, latest_tallies: of these rows, for confusion matrix and curves; None if there are none.
     """
 
     metric: str
@@ -74,6 +75,8 @@ class Best:
     latest_value: float
     baseline: float | None = None
     latest_baseline: float | None = None
+    tallies: Tallies | None = None
+    latest_tallies: Tallies | None = None
 
     @property
     def beats_baseline(self) -> bool:
@@ -173,12 +176,16 @@ def together(
     if not measured:
         return None
     if tallies is None:
-        tallies = add(one.tallies for one in measured if one.tallies is not None)
+        tallies = _pooled(measured)
     found = {} if tallies is None else figures(tallies)
     averages = mean_metrics((one.num_samples, _plain(one)) for one in measured)
     metrics = {name: value for name, value in averages.items() if name not in found}
     metrics |= {name: figure.value for name, figure in found.items()}
     return Evaluation(sum(one.num_samples for one in measured), metrics, figures=found)
+
+
+def _pooled(evaluations: Iterable[Evaluation]) -> Tallies | None:
+    return add(one.tallies for one in evaluations if one.num_samples and one.tallies is not None)
 
 
 def averaged(evaluations: Iterable[Evaluation]) -> Evaluation | None:
@@ -221,7 +228,11 @@ def _spread(values: list[float]) -> Spread:
 
 
 def better(
-    best: Best | None, rules: Rules, number: int, evaluation: Evaluation | None
+    best: Best | None,
+    rules: Rules,
+    number: int,
+    evaluation: Evaluation | None,
+    tallies: Tallies | None = None,
 ) -> Best | None:
     """The best model after the evaluation of the trained model `number`, as together() gives it.
 
@@ -240,7 +251,8 @@ def better(
     if best is None:
         is_minimised = rules.evaluate_minimised if rules.evaluate_metric else WELL_KNOWN[metric]
         latest = number, value
-        return Best(metric, is_minimised, *latest, *latest, *latest, baseline, baseline)
+        on = baseline, baseline
+        return Best(metric, is_minimised, *latest, *latest, *latest, *on, tallies, tallies)
     sign = -1.0 if best.is_minimised else 1.0
     is_best = sign * value > sign * best.value
     has_improved = sign * (value - best.improved_value) > rules.evaluate_min_delta
@@ -255,6 +267,8 @@ def better(
         value,
         baseline if is_best else best.baseline,
         baseline,
+        tallies if is_best else best.tallies,
+        tallies,
     )
 
 
@@ -297,6 +311,17 @@ class EvaluationProgress:
         """See Best.no_better; "" without an evaluation."""
         return "" if self.best is None else self.best.no_better
 
+    @property
+    def shown(self) -> tuple[int, Tallies] | None:
+        """Number and tallies of the best model, or of the model that was evaluated last if none is
+        the best; None without any."""
+        if self.best is None:
+            return None
+        found = self.best.round, self.best.tallies
+        if self.winner is None:
+            found = self.best.latest_round, self.best.latest_tallies
+        return None if found[1] is None else (found[0], found[1])
+
     def compared(
         self, round_: Round, rules: Rules, untrained: int | None = None
     ) -> "EvaluationProgress":
@@ -304,9 +329,7 @@ class EvaluationProgress:
         coordinator's own evaluations take the place of theirs where it has data."""
         if rules.evaluate_data or not round_.evaluations:
             return self
-        return self._measured(
-            round_.number, together(round_.evaluations.values()), rules, untrained
-        )
+        return self._measured(round_.number, round_.evaluations.values(), rules, untrained)
 
     def evaluated(
         self,
@@ -316,17 +339,25 @@ class EvaluationProgress:
         untrained: int | None = None,
     ) -> "EvaluationProgress":
         """Note the coordinator's evaluation of the first model that it owes, or that it failed."""
-        measured = None if evaluation is None else together([evaluation])
+        measured = () if evaluation is None else (evaluation,)
         progress = self._measured(number, measured, rules, untrained)
         return replace(progress, owed=self.owed[1:])
 
     def _measured(
-        self, number: int, evaluation: Evaluation | None, rules: Rules, untrained: int | None
+        self,
+        number: int,
+        measured: Collection[Evaluation],
+        rules: Rules,
+        untrained: int | None,
     ) -> "EvaluationProgress":
         """untrained: number of the untrained model; None if the first model was trained before."""
+        tallies = _pooled(measured)
+        evaluation = together(measured, tallies)
         if evaluation is None:
             return self
-        best = self.best if number == untrained else better(self.best, rules, number, evaluation)
+        best = self.best
+        if number != untrained:
+            best = better(best, rules, number, evaluation, tallies)
         lacks = bool(rules.evaluate_metric) and rules.evaluate_metric not in evaluation.metrics
         return replace(self, best=best, measured_round=number, lacks_metric=lacks)
 

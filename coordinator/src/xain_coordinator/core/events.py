@@ -24,12 +24,14 @@ from xain_coordinator.core.values import (
 
 @dataclass(frozen=True, slots=True)
 class SessionOpened:
-    """lineage: None if the first model is made for this session."""
+    """lineage: None if the first model is made for this session. unix_s: time of the wall clock; 0
+    if it was not written down."""
 
     session_id: str
     rules: Rules
     at: float
     lineage: Lineage | None = None
+    unix_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,10 +37,10 @@ TRANSITIONS: Mapping[tuple[Phase, type[e.Event]], Phase] = {
 
 
 def open_session(
-    session_id: str, rules: Rules, now: float, lineage: Lineage | None = None
+    session_id: str, rules: Rules, now: float, lineage: Lineage | None = None, unix_s: int = 0
 ) -> tuple[Session, e.SessionOpened]:
     """A new session and the event that begins its journal."""
-    opened = e.SessionOpened(session_id, rules, now, lineage)
+    opened = e.SessionOpened(session_id, rules, now, lineage, unix_s)
     return begin(opened), opened
 
 
@@ -50,6 +50,7 @@ def begin(opened: e.SessionOpened) -> Session:
         opened.session_id,
         opened.rules,
         opened.lineage,
+        opened_unix_s=opened.unix_s,
         epoch_base=0 if opened.lineage is None else opened.lineage.num_epochs,
         since=opened.at,
         noted_at=opened.at,

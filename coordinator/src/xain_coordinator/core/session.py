@@ -40,6 +40,7 @@ class Session:
     round: the open one, or the next to open; after the end, the last one. While the last model is
         evaluated: the last one that was trained.
     lineage: where the first model comes from, if it was not made for this session.
+    opened_unix_s: wall-clock time of the opening, for people; 0 if it is not known.
     epoch_base: epochs trained before this round, also by the sessions that this one extends.
     fit_requested: whether a fit was requested; see waits_for_request.
     requested: the profiles that the initial model is being made from. requested_of: names of the
@@ -74,6 +75,7 @@ class Session:
     noted_at: float = 0.0
     cause: str = ""
     evaluation: EvaluationProgress = field(default_factory=EvaluationProgress)
+    opened_unix_s: int = 0
 
     @property
     def pool(self) -> tuple[str, ...]:

@@ -192,7 +192,8 @@ class Driver:
         restored = None if new_session else restore(journal)
         if restored is None:
             clock = make_clock(0.0)
-            session, opened = open_session(new_session_id(), rules, clock.now(), lineage)
+            unix_s = clock.wall_ns() // 10**9
+            session, opened = open_session(new_session_id(), rules, clock.now(), lineage, unix_s)
             strategy = make_strategy(rules)
             driver = cls(session, History(rules=rules), journal, clock, strategy)
             driver._opening.append(Record(opened.at, opened))

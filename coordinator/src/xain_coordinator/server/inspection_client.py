@@ -105,7 +105,7 @@ def _dialogue(
     limits = (0, 0) if everything else (num_rounds, _MAX_MODELS)
     first = inspection_pb2.ListParticipantsRequest(page_size=page_size or MAX_PARTICIPANTS)
     participants = yield from _pages("ListParticipants", first, everything)
-    status = yield "GetStatus", inspection_pb2.GetStatusRequest()
+    status = yield "GetStatus", inspection_pb2.GetStatusRequest(whole=everything)
     rounds = inspection_pb2.ListRoundsRequest(limit=limits[0], page_size=page_size)
     models = inspection_pb2.ListModelsRequest(limit=limits[1], page_size=page_size)
     return Snapshot(

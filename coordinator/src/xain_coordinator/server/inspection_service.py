@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import numpy as np
 
+from xain_coordinator.config.rule_keys import settings_of
 from xain_coordinator.core.accounts import MAX_WARNINGS, Account
 from xain_coordinator.core.decider import due_of_round
 from xain_coordinator.core.errors import InvalidRequest, NotFitted
@@ -32,6 +33,7 @@ from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.server.translate import (
     evaluation_message,
     model_message,
+    tallies_message,
     transfer_message,
     wire_state,
     wire_task,
@@ -142,6 +144,8 @@ class InspectionService(inspection_grpc.InspectionServicer):
                 )
                 for one in session.findings
             ],
+            opened_unix_seconds=session.opened_unix_s,
+            **(_whole(session) if request.whole else {}),
         )
 
     async def Describe(
@@ -338,6 +342,16 @@ class InspectionService(inspection_grpc.InspectionServicer):
         return inspection.ListModelsResponse(
             models=answer, removed=removed, next_page_token=token, total_size=len(models)
         )
+
+
+def _whole(session: Session) -> dict[str, Any]:
+    """Fields of a status that are long."""
+    number, tallies = session.evaluation.shown or (0, None)
+    return {
+        "settings": settings_of(session.rules),
+        "measured": None if tallies is None else tallies_message(tallies),
+        "measured_round": number,
+    }
 
 
 def _means(record: RoundRecord) -> inspection.RoundStatus:

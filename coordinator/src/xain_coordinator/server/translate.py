@@ -5,6 +5,7 @@ from typing import Any, cast
 from urllib.parse import unquote
 
 from xain_coordinator.core.errors import InvalidUpdate
+from xain_coordinator.core.evaluation import together
 from xain_coordinator.core.points import STATE_NUMBERS
 from xain_coordinator.core.values import (
     Evaluation,
@@ -47,6 +48,14 @@ def evaluation_message(
         figures={name: _figure(one) for name, one in evaluation.figures.items()},
         averages=averages if of_sites else (),
     )
+
+
+def tallies_message(tallies: Tallies) -> pb.Evaluation | None:
+    """Message of an evaluation with its tallies, and the figures that follow from them."""
+    message = evaluation_message(together([Evaluation(tallies.num_rows, {}, tallies)]))
+    if message is not None:
+        message.tallies.CopyFrom(pb.Tallies(**tallies.wire_fields))
+    return message
 
 
 def _figure(figure: Figure) -> pb.Figure:

@@ -23,12 +23,17 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class GetStatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    WHOLE_FIELD_NUMBER: _builtins.int
+    whole: _builtins.bool
+    """with `settings` and `measured`, which may take 100 KB"""
     def __init__(
         self,
+        *,
+        whole: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -78,6 +83,26 @@ class GetStatusResponse(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class SettingsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     SESSION_ID_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
@@ -109,6 +134,10 @@ class GetStatusResponse(_message.Message):
     PARAMETERS_FIELD_NUMBER: _builtins.int
     NOT_ADMITTED_FIELD_NUMBER: _builtins.int
     HEALTH_SOCKET_FIELD_NUMBER: _builtins.int
+    OPENED_UNIX_SECONDS_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    MEASURED_FIELD_NUMBER: _builtins.int
+    MEASURED_ROUND_FIELD_NUMBER: _builtins.int
     NO_BETTER_FIELD_NUMBER: _builtins.int
     FINDINGS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
@@ -162,6 +191,10 @@ class GetStatusResponse(_message.Message):
     """
     health_socket: _builtins.str
     """Path of the Unix socket of health checks on the coordinator's machine; empty: beside the journal."""
+    opened_unix_seconds: _builtins.int
+    """Wall-clock time of the opening, in seconds since 1970; 0: not known."""
+    measured_round: _builtins.int
+    """number of that model"""
     no_better: _builtins.str
     """as in HeartbeatResponse, of the model that was evaluated last; also before the end"""
     @_builtins.property
@@ -179,6 +212,16 @@ class GetStatusResponse(_message.Message):
     @_builtins.property
     def not_admitted(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Why participants that have asked to join were not let in, by participant: the first 200."""
+
+    @_builtins.property
+    def settings(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Settings of the session that are not the defaults, by their keys in the configuration."""
+
+    @_builtins.property
+    def measured(self) -> _coordinator_pb2.Evaluation:
+        """Evaluation of the best model, or, if there is none, of the model that was evaluated last, with the
+        tallies of all rows.
+        """
 
     @_builtins.property
     def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___DataFinding]:
@@ -218,12 +261,16 @@ class GetStatusResponse(_message.Message):
         parameters: _builtins.str = ...,
         not_admitted: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         health_socket: _builtins.str = ...,
+        opened_unix_seconds: _builtins.int = ...,
+        settings: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        measured: _coordinator_pb2.Evaluation | None = ...,
+        measured_round: _builtins.int = ...,
         no_better: _builtins.str = ...,
         findings: _abc.Iterable[Global___DataFinding] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "best_round", b"best_round", "best_value", b"best_value", "deadline_seconds", b"deadline_seconds", "ends_seconds", b"ends_seconds"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "best_round", b"best_round", "best_value", b"best_value", "deadline_seconds", b"deadline_seconds", "ends_seconds", b"ends_seconds", "measured", b"measured"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "began_with", b"began_with", "best_round", b"best_round", "best_value", b"best_value", "cause", b"cause", "counters", b"counters", "deadline_seconds", b"deadline_seconds", "ended_because", b"ended_because", "ends_seconds", b"ends_seconds", "findings", b"findings", "health_socket", b"health_socket", "max_participants", b"max_participants", "metric", b"metric", "metric_is_minimised", b"metric_is_minimised", "no_better", b"no_better", "not_admitted", b"not_admitted", "num_connected", b"num_connected", "num_required", b"num_required", "num_rounds", b"num_rounds", "num_selected", b"num_selected", "num_trained", b"num_trained", "num_updates", b"num_updates", "num_waiting", b"num_waiting", "parameters", b"parameters", "phase", b"phase", "round", b"round", "rounds_before", b"rounds_before", "session_id", b"session_id", "session_seconds", b"session_seconds", "sites", b"sites", "state", b"state", "version", b"version", "waiting_for", b"waiting_for", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "began_with", b"began_with", "best_round", b"best_round", "best_value", b"best_value", "cause", b"cause", "counters", b"counters", "deadline_seconds", b"deadline_seconds", "ended_because", b"ended_because", "ends_seconds", b"ends_seconds", "findings", b"findings", "health_socket", b"health_socket", "max_participants", b"max_participants", "measured", b"measured", "measured_round", b"measured_round", "metric", b"metric", "metric_is_minimised", b"metric_is_minimised", "no_better", b"no_better", "not_admitted", b"not_admitted", "num_connected", b"num_connected", "num_required", b"num_required", "num_rounds", b"num_rounds", "num_selected", b"num_selected", "num_trained", b"num_trained", "num_updates", b"num_updates", "num_waiting", b"num_waiting", "opened_unix_seconds", b"opened_unix_seconds", "parameters", b"parameters", "phase", b"phase", "round", b"round", "rounds_before", b"rounds_before", "session_id", b"session_id", "session_seconds", b"session_seconds", "settings", b"settings", "sites", b"sites", "state", b"state", "version", b"version", "waiting_for", b"waiting_for", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_round: _TypeAlias = _typing.Literal["best_round"]  # noqa: Y015
     _WhichOneofArgType__best_round: _TypeAlias = _typing.Literal["_best_round", b"_best_round"]  # noqa: Y015

@@ -1,19 +1,25 @@
 """A session as one HTML page without scripts, and without fonts or images of another host.
 
-It shows the content of `xain-coordinator status --json`.
+It shows the content of `xain-coordinator status --json` and of `xain-coordinator describe`.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from html import escape
 from importlib.resources import files
 
+from xain_coordinator.cli import figures
 from xain_coordinator.cli import status as status_view
-from xain_coordinator.cli.report.charts import Line, chart, number, timeline
+from xain_coordinator.cli.report import about
+from xain_coordinator.cli.report.charts import Line, chart, number, table, timeline
+from xain_coordinator.cli.report.measured import measured, site_cells
 from xain_coordinator.cli.status import duration
 from xain_coordinator.server.inspection_client import Snapshot
 from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl.coordinator_pb2 import Evaluation
 from xain_wire.fl.inspection_pb2 import GetStatusResponse, RoundStatus
+from xain_workloads.describe import TableOne
 
 MAX_ROUNDS = 60  # of the roster and the timeline; the latest are shown
 MAX_ROWS = 200  # of a table
@@ -22,17 +28,25 @@ MAX_ROWS = 200  # of a table
 UNCHARTED = frozenset(("samples", "seconds"))
 
 
-def page(snapshot: Snapshot) -> str:
-    """The HTML page of a session."""
+def page(snapshot: Snapshot, described: TableOne | None = None, now: datetime | None = None) -> str:
+    """The HTML page of a session. described: its data. now: when the page is written."""
     status = snapshot.status
     rounds = list(snapshot.rounds.rounds)
-    title = f"Session {status.session_id}"
+    metadata = about.metadata_of(snapshot)
+    target, model = about.target_of(snapshot, described), metadata.get("workload", "")
+    title = f"{target}, predicted by {model}" if target and model else ""
+    title = title or f"Session {status.session_id}"
     style = files("xain_coordinator.cli.report").joinpath("style.css").read_text(encoding="utf-8")
     sections = [
+        _verdict(status, rounds),
         _head(status, rounds),
-        _findings(status),
-        _curves(status, rounds),
+        about.about(snapshot, described, now),
+        measured(status, rounds, about.classes_of(metadata)),
         _sites(snapshot, rounds),
+        _left_out(snapshot, rounds),
+        _curves(status, rounds),
+        about.table_one(described),
+        about.findings(status),
         _roster(rounds),
         _reasons(rounds),
         _timeline(rounds),
@@ -43,6 +57,29 @@ def page(snapshot: Snapshot) -> str:
         f"<title>{escape(title)}</title><style>{style}</style></head><body>"
         f"<h1>{escape(title)}</h1>{''.join(sections)}</body></html>\n"
     )
+
+
+def _verdict(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
+    """The first line: whether there is a model that is better than the baseline."""
+    has_best = status.HasField("best_round")
+    if status.no_better:
+        so_far = "" if status.state == pb.FINISHED else " so far"
+        what = "got worse" if has_best else "brought nothing"
+        text = f"This training {what}{so_far}: {status.no_better}"
+        return f'<p class="warning verdict"><b>{escape(text)}</b></p>'
+    if not has_best:
+        return ""
+    known = {one.round: one for one in rounds}.get(status.best_round, RoundStatus())
+    both = (known.coordinator_evaluation, known.evaluation)
+    evaluation = next((one for one in both if status.metric in one.metrics), both[0])
+    figure = evaluation.figures.get(status.metric)
+    metric = figures.label(status.metric, [evaluation])
+    told = figures.sentence(evaluation)
+    if figure is None or status.metric not in figures.SHOWN:
+        told = f"{metric} {number(status.best_value)}"
+    rows = f" on {evaluation.num_samples:,} held-out rows" if evaluation.num_samples else ""
+    text = f"Model {status.best_round} is the best: {told}{rows}."
+    return f'<p class="verdict"><b>{escape(text)}</b></p>'
 
 
 def _head(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
@@ -61,39 +98,19 @@ def _head(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
     if status.HasField("best_round"):
         value = f", {status.metric} {number(status.best_value)}" if status.metric else ""
         facts.append(("best model", f"{status.best_round}{value}"))
-    if status.began_with:
-        facts.append(("began with", status.began_with))
     listed = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts
     )
-    warnings = "".join(f'<p class="warning">{escape(one)}</p>' for one in status.warnings)
+    told = [one for one in status.warnings if one != status.no_better]
+    warnings = "".join(f'<p class="warning">{escape(one)}</p>' for one in told)
     lost = rounds[0].round if rounds else 0
     cut = f'<p class="soft">Rounds before {lost} are no longer kept.</p>' if lost else ""
     return f'<p class="soft">{escape(state)}</p><dl>{listed}</dl>{warnings}{cut}'
 
 
-def _findings(status: GetStatusResponse) -> str:
-    """Findings of the checks of the data, the worst first."""
-    if not status.findings:
-        return ""
-    rows = "".join(
-        f'<tr><td>{escape(one.level)}</td><th scope="row">{escape(one.participant_id or "all")}'
-        f'</th><td>{escape(one.column)}</td><td class="reason">{escape(one.text)}'
-        f"{escape('; ' + one.fix if one.fix else '')}</td></tr>"
-        for one in status.findings[:MAX_ROWS]
-    )
-    return (
-        '<h2>Checks of the data</h2><div class="wide"><table><thead><tr><th>level</th><th>site</th>'
-        f"<th>column</th><th>finding</th></tr></thead><tbody>{rows}</tbody></table></div>"
-    )
-
-
 def _curves(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
     evaluated = dict.fromkeys(
-        name
-        for one in rounds
-        for evaluation in (one.evaluation, one.coordinator_evaluation)
-        for name in evaluation.metrics
+        name for one in rounds for evaluation in _both(one) for name in evaluation.metrics
     )
     trained = dict.fromkeys(name for one in rounds for name in one.metrics if name not in UNCHARTED)
     if not evaluated and not trained:
@@ -104,9 +121,22 @@ def _curves(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
     if status.metric in evaluated:  # the metric that models are compared by comes first
         evaluated = {status.metric: None, **evaluated}
     best = status.best_round if status.HasField("best_round") else None
-    figures = [_curve(name, rounds, best) for name in evaluated]
-    figures += [_curve(name, rounds, None) for name in trained if name not in evaluated]
-    return f'<h2>Learning</h2><div class="charts">{"".join(figures)}</div>'
+    derived = {name for one in rounds for of in _both(one) for name in of.figures}
+    first: list[str] = []
+    more: list[str] = []
+    for name in evaluated:
+        is_first = name == status.metric or name in figures.SHOWN or name not in derived
+        (first if is_first else more).append(_curve(name, rounds, best))
+    first += [_curve(name, rounds, None) for name in trained if name not in evaluated]
+    others = "".join(more) and (
+        f"<details><summary>{len(more)} more figures</summary>"
+        f'<div class="charts">{"".join(more)}</div></details>'
+    )
+    return f'<h2>Learning</h2><div class="charts">{"".join(first)}</div>{others}'
+
+
+def _both(one: RoundStatus) -> tuple[Evaluation, Evaluation]:
+    return one.evaluation, one.coordinator_evaluation
 
 
 def _curve(name: str, rounds: Sequence[RoundStatus], best: int | None) -> str:
@@ -123,10 +153,10 @@ def _curve(name: str, rounds: Sequence[RoundStatus], best: int | None) -> str:
     where = "held-out rows of the participants"
     # The best constant prediction on the same rows.
     constant = [
-        (one.round, measured.figures[name].baseline)
+        (one.round, of.figures[name].baseline)
         for one in rounds
-        for measured in [one.coordinator_evaluation if own else one.evaluation]
-        if name in measured.figures and measured.figures[name].HasField("baseline")
+        for of in [one.coordinator_evaluation if own else one.evaluation]
+        if name in of.figures and of.figures[name].HasField("baseline")
     ]
     lines = [
         Line(f"average over {where}" if averages else where, "sites", sites, band),
@@ -138,21 +168,20 @@ def _curve(name: str, rounds: Sequence[RoundStatus], best: int | None) -> str:
 
 
 def _values(
-    name: str, measured: Iterable[tuple[int, Mapping[str, float]]]
+    name: str, known: Iterable[tuple[int, Mapping[str, float]]]
 ) -> list[tuple[float, float]]:
-    return [(number_, metrics[name]) for number_, metrics in measured if name in metrics]
+    return [(number_, metrics[name]) for number_, metrics in known if name in metrics]
 
 
 def _sites(snapshot: Snapshot, rounds: Sequence[RoundStatus]) -> str:
-    """A row for each site: in how many rounds it counted, and its latest metrics."""
+    """A row for each site: its rows, in how many rounds it counted, and its figures."""
     training = [one for one in rounds if one.task == pb.TRAIN]
     counted = Counter(name for one in training for name in one.contributors)
     sites = [site for one in rounds for site in one.sites]
     samples = {site.participant_id: site.num_samples for site in sites if site.num_samples}
+    shown = _evaluated_round(snapshot.status, rounds)
     latest = {
-        site.participant_id: site.evaluation.metrics
-        for site in sites
-        if site.HasField("evaluation")
+        site.participant_id: site.evaluation for site in shown.sites if site.HasField("evaluation")
     }
     members = {one.participant_id: one for one in snapshot.participants.participants}
     known = status_view.accounts(snapshot)
@@ -160,29 +189,70 @@ def _sites(snapshot: Snapshot, rounds: Sequence[RoundStatus]) -> str:
     names = sorted({*members, *counted, *known, *samples, *latest, *missing})
     if not names:
         return ""
-    metrics = dict.fromkeys(name for measured in latest.values() for name in sorted(measured))
-    head = "".join(f'<th class="num">{escape(name)}</th>' for name in metrics)
+    head, cells = site_cells(latest, names)
     rows = []
     for name in names[:MAX_ROWS]:
         member, account = members.get(name), known.get(name)
-        measured: Mapping[str, float] = latest.get(name, {})
-        cells = "".join(
-            f'<td class="num">{number(measured[m]) if m in measured else ""}</td>' for m in metrics
-        )
+        evaluation = latest.get(name, Evaluation())
+        held_out = f"{evaluation.num_samples:,}" if evaluation.num_samples else ""
         why = status_view.problem(account, account) if account else ""
         if member is not None:
             why = status_view.problem(member, account) or member.not_eligible_because
-        took_part = status_view.counted(account, account) if account else str(counted[name])
         rows.append(
-            f'<tr><th scope="row">{escape(name)}</th><td class="num">{took_part}</td>'
-            f'<td class="num">{f"{samples[name]:,}" if name in samples else ""}</td>{cells}'
-            f'<td class="reason">{escape(why)}</td></tr>'
+            [
+                escape(name),
+                status_view.counted(account, account) if account else str(counted[name]),
+                f"{samples[name]:,}" if name in samples else "",
+                "too few" if evaluation.withheld else held_out,
+                *cells[name],
+                escape(why),
+            ]
         )
+    told = f'<p class="soft">The figures are those of model {shown.round}, with 95 % intervals.'
+    told += " ▼ is worse than the baseline on the rows of that site.</p>"
+    columns = ["site", "rounds counted", "rows trained on", "rows held out", *head, "last problem"]
+    shown_rows = table(columns, rows, texts=(len(columns) - 1,))
+    return f"<h2>Sites</h2>{told if head else ''}{shown_rows}{_more(len(names), MAX_ROWS)}"
+
+
+def _evaluated_round(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> RoundStatus:
+    """The round of the model that is shown, or the latest with evaluations of sites."""
+    with_sites = [one for one in rounds if any(site.HasField("evaluation") for site in one.sites)]
+    if status.HasField("measured"):
+        for one in with_sites:
+            if one.round == status.measured_round:
+                return one
+    return with_sites[-1] if with_sites else RoundStatus()
+
+
+def _left_out(snapshot: Snapshot, rounds: Sequence[RoundStatus]) -> str:
+    """Sites whose rows are in no model, or in no figure, and why; empty if there are none."""
+    status = snapshot.status
+    found = [(name, "not let in", why) for name, why in sorted(status.not_admitted.items())]
+    found += [
+        (one.participant_id, "in no model", one.last_failure or one.last_reason)
+        for one in status.sites
+        if one.rounds_selected and not one.rounds_contributed
+    ]
+    shown = _evaluated_round(status, rounds)
+    found += [
+        (site.participant_id, "in no figure", "too few held-out rows: they stay at the site")
+        for site in shown.sites
+        if site.evaluation.withheld
+    ]
+    measured_at = {site.participant_id for site in shown.sites if site.HasField("evaluation")}
+    trained = {name for one in rounds if one.task == pb.TRAIN for name in one.contributors}
+    if measured_at:
+        why = (
+            "nothing of it is known for this model: it holds out too few rows, or none, or was away"
+        )
+        found += [(name, "in no figure", why) for name in sorted(trained - measured_at)]
+    if not found:
+        return ""
+    rows = [[escape(cell) for cell in one] for one in found[:MAX_ROWS]]
+    head = ("site", "is", "because")
     return (
-        '<h2>Sites</h2><div class="wide"><table><thead><tr><th>site</th>'
-        f'<th class="num">rounds counted</th><th class="num">samples</th>{head}'
-        f"<th>last problem</th></tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-        f"{_more(len(names), MAX_ROWS)}"
+        f"<h2>Who was left out</h2>{table(head, rows, texts=(1, 2))}{_more(len(found), MAX_ROWS)}"
     )
 
 

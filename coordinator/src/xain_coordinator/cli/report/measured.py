@@ -1,0 +1,200 @@
+"""Sections of the report on how good the model is: figures and curves."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+
+from xain_coordinator.cli.report.charts import Line, chart, number, table
+from xain_coordinator.core.evaluation import WELL_KNOWN
+from xain_coordinator.server.translate import tallies_of
+from xain_wire.fl.coordinator_pb2 import Evaluation
+from xain_wire.fl.inspection_pb2 import GetStatusResponse, RoundStatus
+from xain_workloads.exported.lineage import Measured
+from xain_workloads.figures import (
+    Figure,
+    calibration_curve,
+    class_figures,
+    figures,
+    is_better,
+    roc_curve,
+)
+from xain_workloads.tallies import Tallies, counts_by_class, records
+
+MAX_CONFUSED = 20  # classes of a confusion matrix
+MAX_CURVES = 3  # classes whose curves are drawn
+MAX_SITES = 200
+
+# Figures in the table of the sites.
+OF_SITES = ("accuracy", "sensitivity", "specificity", "auc", "log_loss", "r2", "rmse", "mae")
+
+# Those for which always predicting one class or value is no better.
+JUDGED = frozenset(("accuracy", "auc", "log_loss", "r2", "rmse", "mae"))
+
+WORDS: Mapping[str, str] = {
+    "accuracy": "share of the rows whose class is predicted",
+    "balanced_accuracy": "the same with each class counting alike: mean sensitivity of the classes",
+    "sensitivity": "share of the rows of {} that are found",
+    "specificity": "share of the other rows that are not taken for {}",
+    "precision": "share of the rows taken for {} that are of it",
+    "f1": "harmonic mean of sensitivity and precision",
+    "auc": "how often a row of {} has a higher score than another row; 0.5 is chance",
+    "log_loss": "how far the probabilities are from the outcomes; less is better",
+    "brier": "mean squared error of the probabilities; less is better",
+    "calibration_error": "mean distance of probability and share in ten groups; less is better",
+    "r2": "share of the variance of the target that is explained",
+    "rmse": "typical error, in the unit of the target; less is better",
+    "mse": "mean squared error; less is better",
+    "mae": "mean absolute error, in the unit of the target; less is better",
+}
+
+
+def measured(
+    status: GetStatusResponse, rounds: Sequence[RoundStatus], classes: Sequence[str]
+) -> str:
+    """The section of the model that would be taken home; empty if nothing has tallies."""
+    tallies = tallies_of(status.measured)
+    if tallies is None:
+        return ""
+    names = [*classes, *(f"class {k}" for k in range(len(classes), tallies.num_classes))]
+    is_own = any(one.coordinator_evaluation.num_samples for one in rounds)
+    of = "of the coordinator" if is_own else "of all sites together"
+    parts = [
+        f"<h2>How good is model {status.measured_round}?</h2>",
+        f'<p class="soft">Measured on {tallies.num_rows:,} rows {of}, on which nobody trained. An'
+        " interval has the true value in 95 of 100 such studies; the baseline is what always"
+        f" predicting {'the commonest class' if tallies.num_classes else 'the mean'} has on the"
+        " same rows.</p>",
+        _pooled(tallies, names),
+        _classes(tallies, names),
+        _confusion(tallies, names),
+        _curves(tallies, names),
+    ]
+    return "".join(parts)
+
+
+def _pooled(tallies: Tallies, names: Sequence[str]) -> str:
+    of = names[1] if tallies.num_classes == 2 else "a class, on average over the classes,"
+    rows = []
+    for name, figure in figures(tallies).items():
+        shown = number(figure.baseline) if figure.baseline is not None else ""
+        rows.append(
+            (
+                _words(name),
+                escape(WORDS[name].format(of)),
+                f"<b>{number(figure.value)}</b>",
+                _interval(figure),
+                shown,
+            )
+        )
+    head = ("figure", "what it says", "all rows", "95 % interval", "baseline")
+    return table(head, rows, texts=(1,))
+
+
+def _classes(tallies: Tallies, names: Sequence[str]) -> str:
+    counts = counts_by_class(tallies)
+    if not counts or tallies.num_classes == 2:
+        return ""  # of two classes the figures of all rows are those of the second one
+    shown = ("sensitivity", "specificity", "precision", "f1", "auc")
+    rows = []
+    for k in list(counts)[:MAX_SITES]:
+        of = class_figures(tallies, k)
+        cells = [_told(of[name]) if name in of else "" for name in shown]
+        rows.append([escape(names[k]), f"{counts[k][0]:,}", *cells])
+    return "<h3>By class</h3>" + table(["class", "rows", *map(_words, shown)], rows)
+
+
+def _confusion(tallies: Tallies, names: Sequence[str]) -> str:
+    counts = counts_by_class(tallies)
+    if not tallies.confusion or len(counts) > MAX_CONFUSED:
+        return ""
+    cells = {(of, as_): rows for of, as_, rows in records(tallies.confusion, 3)}
+    rows = []
+    for of, (total, _, _) in counts.items():
+        line = []
+        for as_ in counts:
+            rows_of = cells.get((of, as_), 0)
+            share = f" ({rows_of / total:.0%})" if total else ""
+            line.append(f"<b>{rows_of:,}</b>{share}" if of == as_ else f"{rows_of:,}{share}")
+        rows.append([escape(names[of]), *line, f"{total:,}"])
+    head = ["is, predicted as:", *(escape(names[k]) for k in counts), "rows"]
+    return (
+        '<h3>Confusion matrix</h3><p class="soft">A line for each true class, a column for each'
+        " predicted one; in bold what is right.</p>" + table(head, rows)
+    )
+
+
+def _curves(tallies: Tallies, names: Sequence[str]) -> str:
+    """ROC and calibration, of many classes those that are told apart worst."""
+    known = {
+        k: of["auc"]
+        for k in range(tallies.num_classes)
+        if "auc" in (of := class_figures(tallies, k))
+    }
+    if not known:
+        return ""
+    shown = sorted(known, key=lambda k: known[k].value)[:MAX_CURVES]
+    parts = []
+    for k in shown:
+        roc, groups = roc_curve(tallies, k), calibration_curve(tallies, k)
+        chance = Line("chance", "baseline", [(0.0, 0.0), (1.0, 1.0)])
+        exact = Line("as often as predicted", "baseline", [(0.0, 0.0), (1.0, 1.0)])
+        title = f"ROC of {names[k]}: AUC {_told(known[k])}"
+        parts.append(
+            chart(title, [Line("sensitivity", "sites", roc), chance], x_name="1 − specificity")
+        )
+        shares = Line(f"share of {names[k]}", "sites", [(p, share) for p, share, _ in groups])
+        title = f"Calibration of {names[k]}: share of ten groups by probability"
+        parts.append(chart(title, [shares, exact], x_name="predicted probability"))
+    more = ""
+    if len(known) > MAX_CURVES:
+        told = f"Of {len(known)} classes the {MAX_CURVES} that are told apart worst."
+        more = f'<p class="soft">{told}</p>'
+    return f'<h3>Curves</h3>{more}<div class="charts squares">{"".join(parts)}</div>'
+
+
+def site_cells(
+    evaluations: Mapping[str, Evaluation], names: Iterable[str]
+) -> tuple[list[str], dict[str, list[str]]]:
+    """Headings and cells of the figures of sites with their intervals, then of other metrics."""
+    of_sites = {name: Measured.of(one) for name, one in evaluations.items()}
+    known = {figure for one in of_sites.values() for figure in one.figures}
+    shown = [name for name in OF_SITES if name in known]
+    plain = sorted({name for one in of_sites.values() for name in one.metrics if name not in known})
+    cells = {}
+    for name in names:
+        one = of_sites.get(name)
+        if one is None:
+            cells[name] = [""] * (len(shown) + len(plain))
+            continue
+        cells[name] = [
+            _marked(figure, one.figures[figure]) if figure in one.figures else ""
+            for figure in shown
+        ] + [number(one.metrics[m]) if m in one.metrics else "" for m in plain]
+    return [*map(_words, shown), *map(escape, plain)], cells
+
+
+def _marked(name: str, figure: Figure) -> str:
+    baseline = figure.baseline
+    is_worse = (
+        baseline is not None
+        and name in JUDGED
+        and figure.value != baseline
+        and not is_better(figure.value, baseline, is_minimised=WELL_KNOWN[name])
+    )
+    mark = " ▼" if is_worse else ""
+    return f'{number(figure.value)}{mark}<br><span class="soft">{_interval(figure)}</span>'
+
+
+def _told(figure: Figure) -> str:
+    interval = _interval(figure)
+    return number(figure.value) + (f" ({interval})" if interval else "")
+
+
+def _interval(figure: Figure) -> str:
+    if figure.low is None or figure.high is None:
+        return ""
+    return f"{figure.low:.3g} to {figure.high:.3g}"
+
+
+def _words(name: str) -> str:
+    known = {"auc": "AUC", "r2": "R²", "rmse": "RMSE", "mse": "MSE", "mae": "MAE", "f1": "F1"}
+    return known.get(name, name.replace("_", " "))

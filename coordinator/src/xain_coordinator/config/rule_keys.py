@@ -1,0 +1,88 @@
+"""Rules of a session by the keys of the configuration, as people write them."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import astuple, fields
+
+from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.core.values import Rules
+from xain_coordinator.core.values import Schema as DataSchema
+from xain_foundation.schema import Schema
+
+# The key of the configuration for each field of Rules that is not "rounds.FIELD". "*" stands for
+# the items of a table, which a field holds as a mapping, as a JSON object or as a schema of the
+# data. None: the field follows from others, or its new value is taken at every start.
+_KEYS: Mapping[str, str | None] = {
+    "num_required": None,
+    "controller_options": "rounds.controller_options.*",
+    "pacing_options": "rounds.pacing_options.*",
+    "tags": "rounds.tags.*",
+    "max_lost_share": None,
+    "aggregation": "aggregation.rule",
+    "aggregation_options": "aggregation.options.*",
+    "optimizer": "aggregation.optimizer",
+    "optimizer_options": "aggregation.optimizer_options.*",
+    "workload": "workload.name",
+    "workload_options": "workload.options.*",
+    "preprocessing": "workload.preprocessing.*",
+    "initial": "rounds.initial_weights",
+    "evaluate_every": "evaluate.every",
+    "evaluate_metric": "evaluate.metric",
+    "evaluate_minimised": "evaluate.direction",
+    "evaluate_patience": "evaluate.patience",
+    "evaluate_min_delta": "evaluate.min_delta",
+    "evaluate_data": "evaluate.data",
+    "evaluate_deadline_s": "evaluate.deadline_s",
+    "evaluate_min_rows": "evaluate.min_rows",
+    "train_config": "train.*",
+    "schema": "schema.*",
+    "heartbeat_time_s": None,
+    "heartbeat_timeout_s": None,
+}
+
+
+def key_of(field: str) -> str | None:
+    """The key of the configuration for a field of Rules; None if the field is not compared."""
+    return _KEYS.get(field, f"rounds.{field}")
+
+
+def as_configured(rules: Rules, name: str) -> dict[str, object]:
+    """The values of a field by their dotted keys, as the configuration has them."""
+    key, value = key_of(name), getattr(rules, name)
+    if key is None:
+        return {}
+    if not key.endswith(".*"):
+        if name == "initial" and value == "empty":
+            value = "average"
+        elif name == "evaluate_minimised":
+            value = "min" if value else "max"
+        return {key: value}
+    if isinstance(value, str):
+        value = json.loads(value or "{}")
+    elif isinstance(value, DataSchema):
+        table = dict(zip(value.__slots__, astuple(value), strict=True))
+        del table["columns"]
+        table |= {f"columns.{column.name}": column.type for column in value.columns}
+        value = table | {f"units.{c.name}": c.unit for c in value.columns if c.unit}
+    return {f"{key[:-1]}{item}": of_item for item, of_item in value.items()}
+
+
+def shown(schema: Schema, key: str, values: Mapping[str, object]) -> str:
+    value = values.get(key)
+    if value is None:
+        return "(not set)"
+    if isinstance(value, list | tuple | dict):
+        value = json.dumps(value)
+    return schema.shown(tuple(key.split(".")), value)
+
+
+def settings_of(rules: Rules) -> dict[str, str]:
+    """The settings of a session that are not the defaults, as text by their dotted keys."""
+    schema, default = Schema(CoordinatorConfig), CoordinatorConfig().rules()
+    found: dict[str, str] = {}
+    for field in fields(Rules):
+        own, usual = (as_configured(of, field.name) for of in (rules, default))
+        for key in own:
+            if own[key] != usual.get(key):
+                found[key] = shown(schema, key, own)
+    return found
