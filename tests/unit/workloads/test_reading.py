@@ -240,6 +240,17 @@ CASES = {
         text(changed(sex=lambda i, _: unicodedata.normalize(("NFC", "NFD")[i % 2], "weiß é"))),
         column={"sex": ["weiß é"] * 40},
     ),
+    "codes with points": Case(
+        text(changed(sex=lambda i, _: f"1.2.{i % 3}")),
+        column={"sex": [f"1.2.{i % 3}" for i in range(40)]},
+    ),
+    "groups around a limit": Case(
+        text(changed(sex=lambda i, _: ("<1", "≥1")[i % 2])), column={"sex": ["<1", "≥1"] * 20}
+    ),
+    "phone numbers": Case(
+        text(changed(sex=lambda i, _: f"0171 {2345 + i}")),
+        column={"sex": [f"0171 {2345 + i}" for i in range(40)]},
+    ),
     # Dates
     "dates": Case(
         text(dated(lambda y, m, d: f"{y}-{m}-{d}")),

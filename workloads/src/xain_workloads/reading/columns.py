@@ -215,9 +215,15 @@ def _read_numbers(
         raise DoesNotFit([_undeclared(name, dated)])
 
     grouped = {text for text in first if _DIGITS.fullmatch(text)}
+    kept = [None if text in first and text not in grouped else text for text in values]
+    rows = {text: first[text] for text in grouped}
+    other_marks = _other_marks(name, _array(kept), rows, kind, dialect) if grouped else None
+    if other_marks is None:  # codes with points, such as 1.2.3
+        grouped = set()
     like_numbers = limits.keys() | marked.keys() | grouped
     num_others = sum(values[row] not in like_numbers for row in strays)
-    if kind is None and 2 * num_others > num_known:
+    has_numbers = marked or grouped or len(strays) < num_known
+    if kind is None and (2 * num_others > num_known or not has_numbers):
         return None
     problems = []
     if limits:
@@ -225,17 +231,9 @@ def _read_numbers(
     if marked:
         rows = {text: first[text] for text in marked}
         problems.append(_marked(name, rows, set(marked.values())))
-    if grouped:
-        kept = [None if text in first and text not in grouped else text for text in values]
-        rows = {text: first[text] for text in grouped}
-        problem = _other_marks(name, _array(kept), rows, kind, dialect)
-        problems += [problem] if problem else []
-        grouped = grouped if problem else set()
-    others = {
-        text: row
-        for text, row in first.items()
-        if text not in limits and text not in marked and text not in grouped
-    }
+    if other_marks is not None:
+        problems.append(other_marks)
+    others = {text: row for text, row in first.items() if text not in like_numbers}
     if others:
         problems.append(_strays(name, others, num_known, len(strays), kind))
     raise DoesNotFit(problems)
