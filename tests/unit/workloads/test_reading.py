@@ -22,7 +22,7 @@ from xain_foundation.hints import setting_of
 from xain_foundation.settings import load
 from xain_participant.config import DataSettings, ParticipantConfig
 from xain_participant.fixes import with_fixes
-from xain_workloads.data import load_rows, load_table
+from xain_workloads.data import BUNDLED, load_rows, load_table
 from xain_workloads.errors import DataError
 from xain_workloads.preprocessing import PreprocessingOptions, fit
 from xain_workloads.reading.dialect import Dialect
@@ -611,3 +611,28 @@ def test_stata_is_read_with_its_labels_and_dates(tmp_path: Path) -> None:
         "seen": [0, 1, None],
         "ward": ["A", None, "Bé"],
     }
+
+
+FORMS: dict[str, Callable[[Lines], bytes]] = {
+    "plain": lambda table: text(table).encode(),
+    "German": lambda table: text(german(table), separator=";").encode("cp1252"),
+    "Excel": lambda table: text(german(table), separator="\t", end="\r\n").encode("utf-16"),
+    "per cent": lambda table: text(
+        [table[0], *([f"{row[0]}%", *row[1:]] for row in table[1:])]
+    ).encode(),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", BUNDLED)
+def test_real_tables_are_the_same_in_every_form(name: str, form: str, tmp_path: Path) -> None:
+    """All numbers and labels of scikit-learn's tables, through text and back."""
+    task: Any = "regression" if name == "diabetes" else "classification"
+    whole = load_table(name, task=task)
+    names = [column.name for column in whole.columns]
+    columns = [map(repr, whole.values[name].tolist()) for name in names]
+    rows = zip(*columns, map(str, whole.target.tolist()), strict=True)
+    (tmp_path / "a.csv").write_bytes(FORMS[form]([[*names, "y"], *map(list, rows)]))
+    read = load_table(tmp_path / "a.csv", task=task)
+    assert cells(read) == cells(whole)
+    assert read.target.tolist() == whole.target.tolist()
