@@ -3,8 +3,10 @@
 Commands import what they need, so that --help does not wait for it.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import asdict
 from importlib.util import find_spec
 from inspect import Signature, signature
 from pathlib import Path
@@ -377,7 +379,7 @@ def _run(
     except StateError as error:
         fail(PROGRAM, f"participant.state_dir is {ours.state_dir}: {error.why}", EXIT_BAD_CONFIG)
     with state or nullcontext():
-        participant = _load_participant(settings, state)
+        participant = _load_participant(settings, state, config)
 
         from xain_participant.agent import Agent
 
@@ -415,6 +417,17 @@ def _inspect(
     fixes: Annotated[
         bool, typer.Option("--fix", help="Write the settings that mend the file.")
     ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print exactly what would be sent, as JSON.")
+    ] = False,
+    approve: Annotated[
+        bool,
+        typer.Option(
+            "--approve",
+            help="Ask a person whether this may leave the site, and record a yes, which "
+            "participant.require_approval asks for.",
+        ),
+    ] = False,
     assignments: Assignments = None,
     **data: Any,
 ) -> None:
@@ -425,13 +438,26 @@ def _inspect(
         settings = _fixed(config, values)
     train, test = _load_data(settings)
 
-    from xain_participant.inspection import inspect
+    from xain_participant import approval
+    from xain_participant.inspection import inspect, profile_of
     from xain_workloads.errors import DataError
 
     try:
-        typer.echo(inspect(train, test, settings.data.min_category_count))
+        least = settings.data.min_category_count
+        profile = profile_of(train, least, settings.data.min_known)
     except DataError as error:
         fail(PROGRAM, f"a coordinator would refuse the data: {error}", EXIT_FAILED)
+    if as_json:
+        entry = asdict(profile)
+        typer.echo(json.dumps({**entry, "statistics": json.loads(profile.statistics or "{}")}))
+    else:
+        typer.echo(inspect(train, test, profile, least))
+    if approve:
+        if not typer.confirm("May this leave the site?", default=False, err=True):
+            fail(PROGRAM, "not approved", EXIT_FAILED)
+        file = approval.approval_file(settings.participant.state_dir, config)
+        approval.record(file, profile)
+        typer.echo(f"approved: {file}", err=True)
 
 
 @app.command("new", help=_NEW_HELP, epilog=_NEW_EXAMPLES)
@@ -636,7 +662,7 @@ def _load_data(settings: "ParticipantConfig") -> "tuple[Table, Table]":
 
 
 def _load_participant(
-    settings: "ParticipantConfig", state: "StateDirectory | None"
+    settings: "ParticipantConfig", state: "StateDirectory | None", config: Path | None
 ) -> "WorkloadParticipant":
     from xain_foundation.logger import get_logger
     from xain_participant.estimators import KeptEstimators
@@ -693,6 +719,12 @@ def _load_participant(
     held_out = test.profile(settings.data.min_category_count, settings.data.min_known)
     for finding in cells_held_out(participant.profile(), held_out):
         log.warning("data_finding", message=str(finding))
+    if settings.participant.require_approval:
+        from xain_participant.approval import approval_file, why_not_approved
+
+        file = approval_file(settings.participant.state_dir, config)
+        if why := why_not_approved(file, participant.profile()):
+            fail(PROGRAM, why, EXIT_FAILED)
     return participant
 
 

@@ -37,6 +37,7 @@ from xain_workloads.reading.dialect import Dialect
 from xain_workloads.schema import ColumnType
 from xain_workloads.statistics import MIN_CATEGORY_COUNT, MIN_KNOWN
 from xain_workloads.table import Table
+from xain_workloads.where import filtered, parse
 
 ENV_PREFIX = "XAIN_PARTICIPANT_"
 
@@ -93,6 +94,7 @@ class ParticipantSettings(Section):
     state_dir: FilePath | None = None
     serve: bool = False
     report_failures: Literal["type", "full"] = "type"
+    require_approval: bool = False
     tags: dict[str, TagValue] = Field(default_factory=dict)
 
     @Check
@@ -102,6 +104,19 @@ class ParticipantSettings(Section):
                 yield WrongSetting(f"tags.{key}", f"its name cannot be that of a tag: {why}")
         if len(self.tags) > tag_rules.MAX_TAGS:
             yield WrongSetting("tags", f"there must be at most {tag_rules.MAX_TAGS} of them")
+
+
+def _check_condition(condition: str) -> str:
+    if condition.strip():
+        parse(condition)
+    return condition
+
+
+Condition = Annotated[
+    str,
+    AfterValidator(_check_condition),
+    Allowed("a condition such as age >= 18 and sex == 'f', or \"\""),
+]
 
 
 class DataSettings(Dialect):
@@ -120,6 +135,7 @@ class DataSettings(Dialect):
     test_fraction: float = Field(default=0.2, ge=0, lt=1)
     min_category_count: int = Field(default=MIN_CATEGORY_COUNT, ge=1)
     min_known: int = Field(default=MIN_KNOWN, ge=1)
+    where: Condition = ""
 
     @Check
     def _source_can_be_read(self) -> Conflicts:
@@ -152,7 +168,7 @@ class DataSettings(Dialect):
 
     def load(self) -> Table:
         """Read the table. Raises DataError that names the file, and column and row if possible."""
-        return load_table(
+        table = load_table(
             self.source,
             target=self.target,
             task=self.task,
@@ -165,6 +181,7 @@ class DataSettings(Dialect):
             classes=self.classes,
             dialect=Dialect.of(self),
         )
+        return filtered(table, self.where)
 
 
 class PartitionSettings(Section):

@@ -2,6 +2,9 @@
 owner."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from xain_foundation.hints import hint
 from xain_workloads.checks import Finding, check
@@ -20,17 +23,24 @@ from xain_workloads.table import Table
 _HELD_OUT = "rows that are held out"
 _SHOWN_CATEGORIES = 8
 _SHOWN_CLASSES = 20
+_SHOWN_STEPS = 7
 
 
-def inspect(train: Table, test: Table, min_category_count: int) -> str:
-    """Describe the profile that a participant with these rows sends.
+def profile_of(train: Table, min_category_count: int, min_known: int) -> DataProfile:
+    """The profile that a participant with these rows sends.
 
     Raises DataError if no coordinator takes it, whatever data the others have.
     """
-    profile = train.profile(min_category_count)
+    profile = train.profile(min_category_count, min_known)
     check_profile(profile)
     if profile.num_samples == 0:
         raise NoData(f"{train.origin}: there are no rows to train on")
+    return profile
+
+
+def inspect(train: Table, test: Table, profile: DataProfile, min_category_count: int) -> str:
+    """Describe the profile of a participant, with the values that it tells, and what the checks
+    find in it alone."""
     return "\n".join(_lines(train, test, profile, min_category_count))
 
 
@@ -45,6 +55,17 @@ def cells_held_out(trained: DataProfile, held_out: DataProfile) -> list[Finding]
         for finding in check([("rows that are trained on", trained), (_HELD_OUT, held_out)])
         if finding.site == _HELD_OUT and finding.check in ("outlier", "sentinel")
     ]
+
+
+def _findings(train: Table, profile: DataProfile) -> Iterator[str]:
+    """Findings at this site alone, with up to five values that they are about."""
+    for finding in check([("here", profile)]):
+        text = str(replace(finding, site=""))
+        if finding.check in ("outlier", "sentinel"):
+            values = train.values.get(finding.column, train.target)
+            far = np.argsort(-np.nan_to_num(np.abs(values - np.nanmedian(values))))[:5]
+            text += f"; the furthest values are {', '.join(f'{values[row]:g}' for row in far)}"
+        yield f"{finding.level}: {text}"
 
 
 def _lines(train: Table, test: Table, profile: DataProfile, least: int) -> Iterator[str]:
@@ -68,11 +89,13 @@ def _lines(train: Table, test: Table, profile: DataProfile, least: int) -> Itera
     yield ""
     if not test.num_samples:
         yield "note: no row is held out, so that models are not measured here"
+    yield from _findings(train, profile)
     yield from (f"note: {note}" for note in _notes(profile, statistics))
     yield from (f"note: {finding}" for finding in cells_held_out(profile, test.profile(least)))
     yield (
         "A coordinator is told the above, and takes it if the data of the session have the same"
-        " columns, types, units, target and classes. No row is sent."
+        " columns, types, units, target and classes. No row is sent. With two sites each can"
+        " compute the other's figures from those of both; --json shows all that is sent."
     )
 
 
@@ -101,7 +124,14 @@ def _told(known: ColumnStatistics | None, least: int) -> str:
     if not isinstance(known, CategoryStatistics):
         if not known.moments.count:
             return f"nothing, fewer than {MIN_KNOWN} of them are known"
-        return f"count, mean, variance, distribution in {len(known.buckets)} steps"
+        values = [f"{value:.4g}" for value, _ in known.buckets]
+        some = values if len(values) <= _SHOWN_STEPS else [*values[:3], "...", *values[-3:]]
+        spread = known.moments.variance**0.5
+        return (
+            f"{known.moments.count} values, {known.distinct} distinct, mean"
+            f" {known.moments.mean:.4g}, spread {spread:.4g}, means of {len(values)} groups:"
+            f" {', '.join(some)}"
+        )
     largest = sorted(known.counts, key=lambda name: -known.counts[name])
     told = [f"{name!r} {known.counts[name]}" for name in largest[:_SHOWN_CATEGORIES]]
     if len(largest) > _SHOWN_CATEGORIES:

@@ -217,6 +217,23 @@ async def test_coordinator_that_runs_describes_its_data_together_only(start: Sta
     assert table.for_sites(3).rows[0].together.mean is None
 
 
+async def test_session_that_describes_trains_nothing(start: Start) -> None:
+    """The session ends with the description, and its sites with status 0, even where the checks
+    would refuse to train."""
+    tables = {"north": patients(120, 0), "south": patients(130, 1, age_in=365.25)}
+    coordinator = await start(
+        workload={"name": "describe"}, rounds={"min_participants": 2}, checks={"units": "refuse"}
+    )
+    assert await Sites(coordinator.port, participants_of(tables)).ended() == [0, 0]
+    snapshot = await asyncio.to_thread(fetch, f"127.0.0.1:{coordinator.port}")
+    assert snapshot.status.cause == "completed"
+    assert {one.column for one in snapshot.status.findings} == {"age"}
+    assert snapshot.rounds.total_size == 0
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{coordinator.port}") as channel:
+        answer = await InspectionStub(channel).Describe(DescribeRequest())
+    assert TableOne.from_json(answer.table).num_sites == 2
+
+
 def paths(message: Message, prefix: str = "") -> Iterator[str]:
     """Names of the fields that are set, those of messages inside with a dot."""
     for field, value in message.ListFields():

@@ -115,6 +115,7 @@ class Workload(Protocol):
 # network can reach these classes and nothing else.
 _WORKLOADS = {
     "bagging": "xain_workloads.bagging:BaggingWorkload",
+    "describe": "xain_workloads.describing:DescribeWorkload",
     "mlp": "xain_workloads.mlp:MlpWorkload",
     "neural": "xain_workloads.neural:NeuralWorkload",
     "sgd": "xain_workloads.sgd:SgdWorkload",
@@ -182,6 +183,8 @@ def _initial_model(
     made: Mapping[str, str] | None,
 ) -> Model:
     known = [profile for profile in profiles if profile.num_samples > 0]
+    if not trains(workload):
+        return workload.initial_model(known, made)
     fitted = preprocessing_of(made or {})
     if fitted is None and not (known and all(profile.statistics for profile in known)):
         model = workload.initial_model(profiles, made)
@@ -231,6 +234,11 @@ def probabilities(model: Model, data: Table | Dataset) -> Array | None:
     """Probability of each class for rows as they are in a file. See Workload.probabilities."""
     features = prepare(model.metadata, data).features
     return from_metadata(model.metadata).probabilities(model, features)
+
+
+def trains(workload: Workload) -> bool:
+    """Whether rounds of training follow on the initial model."""
+    return bool(getattr(workload, "trains", True))
 
 
 def metrics_of(workload: Workload) -> tuple[str, ...]:

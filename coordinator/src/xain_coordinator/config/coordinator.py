@@ -537,8 +537,9 @@ class CoordinatorConfig(Section):
         """The rules of a new session."""
         rounds, aggregation, evaluate = self.rounds, self.aggregation, self.evaluate
         stages = {"stages": self.num_stages} if aggregation.rule == "assemble" else {}
+        describes = self.workload.name == "describe"
         return Rules(
-            rounds=rounds.rounds,
+            rounds=0 if describes else rounds.rounds,
             epochs=rounds.epochs,
             min_participants=rounds.min_participants,
             fraction_participants=rounds.fraction_participants,
@@ -553,7 +554,7 @@ class CoordinatorConfig(Section):
             refused_limit=rounds.refused_limit,
             refused_rounds=rounds.refused_rounds,
             max_lost_share=rounds.max_lost_share,
-            evaluate_every=0 if self.keeps_estimators else evaluate.every,
+            evaluate_every=0 if self.keeps_estimators or describes else evaluate.every,
             evaluate_metric=evaluate.metric,
             evaluate_minimised=evaluate.is_minimised,
             evaluate_patience=evaluate.patience,

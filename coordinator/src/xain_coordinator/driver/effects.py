@@ -67,7 +67,7 @@ from xain_workloads.errors import DataError
 from xain_workloads.model import PERSONAL, Model, require_personal
 from xain_workloads.preprocessing import PreprocessingOptions, preprocessing_of
 from xain_workloads.table import Table
-from xain_workloads.workload import DEFAULT_PREPROCESSING, Workload, initial_model
+from xain_workloads.workload import DEFAULT_PREPROCESSING, Workload, initial_model, trains
 
 log = structlog.get_logger(__name__)
 
@@ -362,7 +362,7 @@ class StoreWorker:
         try:
             findings = self._findings(effect)
             refusals = [str(one) for one in findings if one.level == "refuse"]
-            if refusals:
+            if refusals and self._workload is not None and trains(self._workload):
                 raise DataError("; ".join(refusals[:MAX_REFUSALS]))
             model = self._initial_model(effect)
         except ValueError as error:

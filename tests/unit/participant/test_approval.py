@@ -1,0 +1,78 @@
+"""All that leaves a site is shown, approved by a person, and compared before the training."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from xain_participant.approval import approval_file
+from xain_participant.cli import app
+
+ROWS = [f"{i % 50 + 20},{'f' if i % 3 else 'm'},{'yes' if i % 4 else 'no'}" for i in range(60)]
+
+
+@pytest.fixture
+def patients(tmp_path: Path) -> Path:
+    file = tmp_path / "patients.csv"
+    file.write_text("\n".join(["age,sex,ill", *ROWS, ""]))
+    return file
+
+
+def test_approval_lies_in_the_state_directory_or_beside_the_configuration() -> None:
+    assert approval_file(Path("state"), Path("a/ward.toml")) == Path("state/approval.json")
+    assert approval_file(None, Path("a/ward.toml")) == Path("a/ward.approval.json")
+    assert approval_file(None, None) == Path("approval.json")
+
+
+def test_inspect_shows_what_leaves_and_what_the_site_alone_can_see(patients: Path) -> None:
+    """The text has values and findings, such as a column of row numbers; --json has all values."""
+    rows = patients.read_text().splitlines()
+    numbered = [f"{i},{row}" for i, row in enumerate(rows[1:])]
+    patients.write_text("\n".join([f"nr,{rows[0]}", *numbered]))
+    flags = ["inspect", "--data", str(patients), "--target", "ill"]
+    text = CliRunner().invoke(app, flags).output
+    assert "48 values, " in text
+    assert "warn: column 'nr': all values are whole and differ" in text
+    sent = json.loads(CliRunner().invoke(app, [*flags, "--json"]).output)
+    assert sent["num_samples"] == 48
+    assert [one["name"] for one in sent["statistics"]["columns"]] == ["nr", "age", "sex"]
+
+
+def test_participant_starts_only_with_the_approval_of_these_data(
+    patients: Path, tmp_path: Path
+) -> None:
+    """Without a yes, and after a change of the data, it ends with status 1 and says what to do."""
+    data = ["--data", str(patients), "--target", "ill"]
+    state = ["--set", f"participant.state_dir={tmp_path / 'state'}"]
+    start = [
+        *data,
+        *state,
+        "--set",
+        "participant.require_approval=true",
+        "--coordinator",
+        "[::1]:1",
+    ]
+    inspect = ["inspect", *data, *state, "--approve"]
+    runner = CliRunner()
+    refused = runner.invoke(app, start)
+    assert refused.exit_code == 1
+    assert "nobody has approved" in refused.output + refused.stderr
+    assert runner.invoke(app, inspect, input="n\n").exit_code == 1
+    assert not (tmp_path / "state" / "approval.json").exists()
+    assert runner.invoke(app, inspect, input="y\n").exit_code == 0
+    approval = json.loads((tmp_path / "state" / "approval.json").read_text())
+    assert set(approval) == {"who", "when", "digest"}
+    patients.write_text(patients.read_text().replace("20,", "21,"))
+    changed = runner.invoke(app, start)
+    assert changed.exit_code == 1
+    assert "not those that were approved" in changed.output + changed.stderr
+
+
+def test_where_chooses_the_rows_that_are_described(patients: Path) -> None:
+    flags = ["inspect", "--data", str(patients), "--target", "ill"]
+    chosen = [*flags, "--set", "data.where=\"age < 30 and sex == 'f'\""]
+    text = CliRunner().invoke(app, chosen).output
+    fitting = sum(int(row.split(",")[0]) < 30 and ",f," in row for row in ROWS)
+    numbers = [int(word) for word in text.splitlines()[0].split() if word.isdecimal()]
+    assert sum(numbers) == fitting
