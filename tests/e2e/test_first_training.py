@@ -62,3 +62,29 @@ async def test_first_training_is_measured_without_a_further_flag(
     assert measured[-1]["metrics"]["accuracy"] > 0.5
     assert '"nothing_held_out"' in sites[2].log()
     assert not any("nothing_held_out" in site.log() for site in sites[:2])
+
+
+@pytest.mark.parametrize(
+    "typed",
+    ["'data.decimal=\",\"'", "\"data.decimal=','\"", "'data.decimal = \",\"'", "data.decimal=,"],
+)
+async def test_setting_of_a_message_can_be_typed_into_a_shell(tmp_path: Path, typed: str) -> None:
+    """The message about numbers that may be thousands or fractions shows data.decimal = ",";
+    however it is quoted, 1,234 is read as a fraction then."""
+    rows = "".join(f"1,{234 + i};{'yes' if i % 3 else 'no'}\n" for i in range(40))
+    (tmp_path / "a.csv").write_text(f"dose;outcome\n{rows}")
+    inspect = f"{sys.executable} -m xain_participant inspect --data {tmp_path / 'a.csv'}"
+
+    async def output(line: str) -> tuple[int | None, str]:
+        process = await asyncio.create_subprocess_shell(
+            line, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        out, _ = await process.communicate()
+        return process.returncode, out.decode()
+
+    status, told = await output(inspect)
+    assert status == 1
+    assert 'set data.decimal = "," (--set "data.decimal=\',\'")' in told
+    status, shown = await output(f"{inspect} --set {typed}")
+    assert status == 0, shown
+    assert "decimal mark ','" in shown
