@@ -54,7 +54,9 @@ MISTAKES = {
     ),
     "task": (
         replace(PROFILE, task="regression", classes=()),
-        "the data are for regression, the session for classification",
+        "the data are for regression, the session for classification; set data.task ="
+        " \"classification\", if the target 'status' is right for it; if the session is to be for"
+        ' regression, the coordinator needs it: set workload.options.task = "regression"',
     ),
     "other labels": (
         replace(PROFILE, classes=("0", "1")),

@@ -155,7 +155,9 @@ def _check_target(profile: DataProfile, schema: Schema) -> None:
         raise ProfileMismatch(
             f"the data are for {profile.task}, the session for {schema.task}; "
             + hint("xain-participant", f'data.task = "{schema.task}"')
-            + f", if the target {profile.target!r} is right for it"
+            + f", if the target {profile.target!r} is right for it; if the session is to be for "
+            f"{profile.task}, the coordinator needs it: "
+            + hint("xain-coordinator", f'workload.options.task = "{profile.task}"')
         )
     if profile.target and schema.target and profile.target != schema.target:
         raise ProfileMismatch(

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from xain_wire.fl.inspection_pb2_grpc import InspectionStub
 from xain_workloads.errors import NoModel
 from xain_workloads.exported import formats, lineage
 from xain_workloads.exported.predicting import Predictions, predict_file, predict_with
+from xain_workloads.figures import CLASS_FIGURES, NUMBER_FIGURES
 from xain_workloads.table import Table
 
 # A request has [server] max_message_bytes at most, 2 MiB or more.
@@ -145,7 +146,7 @@ def _measured_by(evaluation: Evaluation | None) -> lineage.Measured | None:
 def _show(trained: Trained) -> None:
     entries = trained.entries.values()
     measured = [e for entry in entries for e in (entry.evaluation, entry.coordinator_evaluation)]
-    names = dict.fromkeys(name for one in measured if one for name in one.metrics)
+    names = headings([one for one in measured if one is not None])
     typer.echo(f"session {trained.session_id}")
     table = Grid(box=None, padding=(0, 2, 0, 0))
     for heading in ("model", "updates", "samples", *names):
@@ -169,6 +170,16 @@ def _show(trained: Trained) -> None:
             f"{len(trained.removed)} of the models 0 to {max(trained.removed)} were removed by "
             "[storage] keep_models"
         )
+
+
+def headings(measured: Sequence[Evaluation]) -> list[str]:
+    """Names of metrics: figures in their usual order, then averages. Sites' "loss" is left out beside
+    the log_loss of all rows, or the mse, which is the same."""
+    found = {name for one in measured for name in one.metrics}
+    if any(one.figures for one in measured):
+        found.discard("loss")
+    order = (*CLASS_FIGURES, *NUMBER_FIGURES)
+    return [*(name for name in order if name in found), *sorted(found.difference(order))]
 
 
 def _measured(entry: Entry, name: str) -> str:
