@@ -173,8 +173,8 @@ def _show(trained: Trained) -> None:
 
 
 def headings(measured: Sequence[Evaluation]) -> list[str]:
-    """Names of metrics: figures in their usual order, then averages. Sites' "loss" is left out beside
-    the log_loss of all rows, or the mse, which is the same."""
+    """Names of metrics: figures in their usual order, then averages. "loss" is left out beside
+    figures, where log_loss or mse is the same."""
     found = {name for one in measured for name in one.metrics}
     if any(one.figures for one in measured):
         found.discard("loss")
