@@ -85,8 +85,9 @@ data.source), over that from flags.
 
 Exit status: 0 at the end of the training; 1 if data or training failed, the coordinator refuses
 this participant or its updates, or the training has ended without a result; 2 if a setting is
-wrong; 5 if the training has ended and nothing of this participant counted in it, or there are no
-rows to train on; 143 if SIGTERM, 130 if SIGINT stopped it before the end.
+wrong; 4 if the training has ended with a model that is no better than always predicting the
+commonest class or the mean; 5 if it has ended and nothing of this participant counted in it, or
+there are no rows to train on; 143 if SIGTERM, 130 if SIGINT stopped it before the end.
 """
 
 _EXAMPLES = """**Examples**

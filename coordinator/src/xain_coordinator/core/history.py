@@ -49,6 +49,9 @@ MAX_UNWRITTEN = 1000
 # rounds lose those of their sites, and keep means and spreads.
 MAX_SITE_METRICS = 100_000
 
+# Rounds among which the latest evaluation is looked for.
+MAX_UNEVALUATED = 100
+
 # Rounds that are over and keep the sums of their sites' tallies, to which a late one is added.
 TALLIED_ROUNDS = 8
 
@@ -219,13 +222,16 @@ class RoundRecord:
         tallies = add(one.tallies for one in known if one is not None and one.tallies is not None)
         if tallies is None:
             return self
+        record = replace(self, tallies=tallies).summarised()
+        if len(self.sites) > MAX_NAMES_OF_A_ROUND:
+            return record  # which will drop them
         sites = {
             name: site
             if site.evaluation is None or site.evaluation.tallies is None
             else replace(site, evaluation=together([site.evaluation]))
             for name, site in self.sites.items()
         }
-        return replace(self, sites=sites, tallies=tallies).summarised()
+        return replace(record, sites=sites)
 
     def published(self, at: float) -> "RoundRecord":
         """The record of a round that is over, shortened to be kept."""
@@ -407,8 +413,8 @@ class History:
     @property
     def withheld(self) -> list[str]:
         """Sites that have too few held-out rows to tell of them, in the latest round with an
-        evaluation of any site."""
-        for record in reversed(self.rounds):
+        evaluation of any site, if that is among the latest MAX_UNEVALUATED."""
+        for record in islice(reversed(self.rounds), MAX_UNEVALUATED):
             known = {name: one.evaluation for name, one in record.sites.items() if one.evaluation}
             if known:
                 return sorted(name for name, one in known.items() if one.withheld)

@@ -75,8 +75,7 @@ def evaluation_point(round_: Round) -> tuple[Point, ...]:
     if mean is None:
         return ()
     fields: dict[str, int | float | str] = {}
-    by_site = [one for each in evaluations if (one := together([each])) is not None]
-    for name, spread in spreads(by_site).items():
+    for name, spread in spreads(evaluations).items():
         fields |= {
             f"{name}_min": spread.min,
             f"{name}_max": spread.max,

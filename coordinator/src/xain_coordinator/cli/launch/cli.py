@@ -63,8 +63,8 @@ coordinator, and for `sparse` [scheduler] and [server] of `xain-parameter-server
 that the workload needs are set unless you set them.
 
 Exit status: 0 at the end of the training, and with --serve after Ctrl-C; 1 if it could not come to
-its end; 2 if a setting is wrong; 5 if no worker of sparse had a row; 130 after Ctrl-C, 143 after
-SIGTERM.
+its end; 2 if a setting is wrong; 4 if the model is no better than always predicting the commonest
+class or the mean; 5 if no worker of sparse had a row; 130 after Ctrl-C, 143 after SIGTERM.
 """
 
 _EXAMPLES = """**Examples**
