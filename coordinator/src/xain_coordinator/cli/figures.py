@@ -5,9 +5,7 @@ from collections.abc import Iterable
 from xain_coordinator.server.inspection_client import clean
 from xain_wire.fl.coordinator_pb2 import Evaluation, Figure
 from xain_wire.fl.inspection_pb2 import RoundStatus
-
-# Figures for a line of text, of the many that there are.
-SHOWN = ("accuracy", "auc", "log_loss", "r2", "rmse")
+from xain_workloads.figures import SHOWN
 
 
 def label(name: str, evaluations: Iterable[Evaluation]) -> str:
