@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from xain_coordinator.server.inspection_client import clean
 from xain_wire.fl.coordinator_pb2 import Evaluation, Figure
 from xain_wire.fl.inspection_pb2 import RoundStatus
-from xain_workloads.figures import SHOWN
+from xain_workloads.figures import SHOWN as SHOWN
 
 
 def label(name: str, evaluations: Iterable[Evaluation]) -> str:
