@@ -9,6 +9,7 @@ import pytest
 
 from support.process import CoordinatorProcess, Process
 from support.terminals import Terminals, commands_of
+from xain_foundation.exit_statuses import EXIT_NO_BETTER, EXIT_OK
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
@@ -63,7 +64,8 @@ async def test_builder_is_imported_by_participants_that_allow_it(
         for site, more in zip(sites, allowed.values(), strict=True):
             flags = ["-m", "xain_participant", "--data=wine", f"--id={site.log_path.stem}", *more]
             site._process = await site.run([*flags, f"--coordinator=127.0.0.1:{coordinator.port}"])
-        assert await sites[0].died() == 0
+        # Two steps need not beat the commonest class.
+        assert await sites[0].died() in (EXIT_OK, EXIT_NO_BETTER)
         await sites[1].until_logged("is not allowed here, so it is not imported")
     finally:
         for process in (coordinator, *sites):
