@@ -68,7 +68,10 @@ async def test_the_demo_reaches_the_centralised_accuracy(tmp_path):
     assert re.search(rf"all figures: accuracy {number}[^a-z]*[^)]*\), auc {number}", told), told
     (report,) = re.findall(r"^Report .*: (\S+)$", shown.output, re.MULTILINE)
     assert report == str(tmp_path / "report.html")
-    assert "<svg" in await asyncio.to_thread(Path(report).read_text)
+    page = await asyncio.to_thread(Path(report).read_text)
+    assert "<svg" in page
+    assert "Confusion matrix" in page
+    assert "rows of all sites together" in page
 
 
 async def test_the_demo_survives_kills(tmp_path):

@@ -266,11 +266,11 @@ def test_a_page_says_how_good_the_model_is_with_intervals_matrix_and_curves() ->
     checked = read(of_model(tallied(), ["alive", EVIL]))
     for told in (
         "How good is model 3?Measured on 20 rows of all sites together",
-        f"share of the rows of {EVIL} that are found0.80.49 to 0.9430",
+        f"share of the rows of {EVIL} that are found0.80.4902 to 0.94330",
         "alive8 (80%)2 (20%)10",
         f"ROC of {EVIL}: AUC 0.8 (",
         "north1200.8",
-        "0.80.584 to 0.919",
+        "0.80.584 to 0.9193",
         "sgd",
         "eta0 = 0.01",
     ):
@@ -296,7 +296,7 @@ def test_figures_of_a_regression_need_no_classes() -> None:
 
 @pytest.mark.parametrize(
     ("best", "verdict"),
-    [({"best_round": 1}, "got worse"), ({}, "brought nothing")],
+    [({"best_round": 1}, "got worse"), ({}, "has learned nothing of use")],
     ids=["an earlier model was better", "no model was better"],
 )
 def test_training_that_is_no_better_than_its_baseline_says_so_first(
@@ -313,7 +313,7 @@ def test_training_that_is_no_better_than_its_baseline_says_so_first(
 
 def test_best_model_is_told_first_with_its_interval_and_baseline() -> None:
     text = read(of_model(tallied(), list("ab"), best_round=3, metric="log_loss")).text
-    assert "Model 3 is the best: accuracy 0.8 (0.584 to 0.919, baseline 0.5)" in text
+    assert "Model 3 is the best by log_loss: accuracy 0.8 (0.584 to 0.919, baseline 0.5)" in text
     assert "on 20 held-out rows." in text
 
 

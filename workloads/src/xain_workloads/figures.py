@@ -241,7 +241,9 @@ def _share(successes: int, rows: int, baseline: float | None = None) -> Figure:
     p = successes / rows
     middle = (successes + _Z**2 / 2) / (rows + _Z**2)
     reach = _Z / (rows + _Z**2) * sqrt(rows * p * (1 - p) + _Z**2 / 4)
-    return Figure(p, max(0.0, middle - reach), min(1.0, middle + reach), baseline)
+    # Exact at the ends, where the terms cancel but for rounding.
+    low, high = middle - reach if successes else 0.0, middle + reach if successes < rows else 1.0
+    return Figure(p, low, high, baseline)
 
 
 def _mean(total: float, squares: float | None, rows: int) -> Figure:

@@ -6,7 +6,6 @@ What a command needs is imported within it, so that --help does not wait for num
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -614,7 +613,7 @@ def _report(
     address: Address = None,
     assignments: Assignments = None,
 ) -> None:
-    """Write one HTML page about a session: learning curves, sites, who counted, and why not.
+    """Write one HTML page about a session: how good its model is, on what data, and who counted.
 
     The page needs nothing else and can be sent by mail. The coordinator must be stopped, or be
     asked with --address.
@@ -622,26 +621,13 @@ def _report(
     resolved = _resolve(config, _values(data_dir, assignments))
 
     with _explained("report"):
-        from xain_coordinator.cli.report.files import snapshot_of_files
-        from xain_coordinator.cli.report.page import page
-        from xain_coordinator.export.describing import table_one
-        from xain_coordinator.ports import StoreError
-        from xain_coordinator.server.inspection_client import NoStatus, fetch
-        from xain_workloads.errors import NoModel
+        from xain_coordinator.cli.report.files import report
 
-        if address is None:
-            snapshot = snapshot_of_files(resolved.config)
-        else:
-            snapshot = fetch(address, everything=True)
-        described = None
-        try:
-            described = table_one(resolved.config, address)
-        except NoModel:
-            pass  # there is none, or not yet
-        except (NoStatus, StoreError) as error:
-            typer.echo(f"xain-coordinator report: without table one: {error}", err=True)
-        html.write_text(page(snapshot, described, datetime.now(UTC)), encoding="utf-8")
-        typer.echo(f"the report of session {snapshot.status.session_id} is in {html}")
+        made = report(resolved.config, address)
+        if made.trouble:
+            typer.echo(f"xain-coordinator report: without table one: {made.trouble}", err=True)
+        html.write_text(made.html, encoding="utf-8")
+        typer.echo(f"the report of session {made.session_id} is in {html}")
 
 
 _TIMINGS_HELP = """Print how long calls and training took, from a latency stream.

@@ -22,9 +22,11 @@ from xain_coordinator.cli.launch.plan import PARTICIPATE, Program, Worker
 from xain_coordinator.cli.launch.processes import LocalProcess
 from xain_coordinator.cli.launch.rounds import Request, RoundsLaunch, exit_status
 from xain_coordinator.cli.live_view import shown
+from xain_coordinator.cli.report.files import report
 from xain_coordinator.cli.report.page import page
+from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.config.launch import COORDINATOR
-from xain_coordinator.server.inspection_client import fetch
+from xain_coordinator.server.inspection_client import NoStatus
 from xain_foundation.commands import CommandFailed
 from xain_wire.fl import coordinator_pb2 as pb
 
@@ -114,8 +116,11 @@ class DemoLaunch(RoundsLaunch):
             baseline = centralised_accuracy(data, epochs, settings.eta0, settings.seed)
         self._pause(0.0)  # for a signal that came meanwhile
         console.print(view.comparison(snapshot, data.test.num_samples, baseline))
-        everything = fetch(self.address, everything=True)
-        self._report.write_text(page(everything), encoding="utf-8")
+        try:
+            html = report(CoordinatorConfig(), self.address).html
+        except NoStatus:  # killed at the very end; what is known of the latest rounds remains
+            html = page(snapshot)
+        self._report.write_text(html, encoding="utf-8")
         console.print(f"Report with curves and sites: {self._report}", soft_wrap=True)
         return exit_status(snapshot)
 

@@ -74,8 +74,8 @@ def table_one(described: TableOne | None) -> str:
     head, *rows = ([escape(cell) for cell in line] for line in described.cells())
     remarks = "".join(f'<p class="soft">{escape(one)}</p>' for one in described.remarks)
     return (
-        '<h2>Data</h2><p class="soft">All rows of the sites, held-out ones among them, before they'
-        " were prepared. Nothing is told of fewer than a few rows of a site.</p>"
+        '<h2>Data</h2><p class="soft">Rows that are trained on, without those held out, before they'
+        " are prepared. What only a few rows of a site have is not told.</p>"
         f'<div class="one">{table(head, rows[: 5 * MAX_ROWS], texts=(1,))}</div>{remarks}'
     )
 

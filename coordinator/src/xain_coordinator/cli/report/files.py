@@ -1,19 +1,54 @@
-"""The status of a session from the files of a stopped coordinator."""
+"""The report of a session, from the files of a stopped coordinator or from one that runs."""
 
 import asyncio
 from collections import Counter
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
+from xain_coordinator.cli.report.page import page
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.pacing import WantedUpdates
 from xain_coordinator.core.selection import ControllerFailed, Uniform
 from xain_coordinator.core.strategy import Strategy
+from xain_coordinator.export.describing import table_one
 from xain_coordinator.extensions.strategies import strategy_of_session
 from xain_coordinator.journal.restore import open_stopped
 from xain_coordinator.metrics.null import NullMetricsStore
-from xain_coordinator.server.inspection_client import Snapshot, ask_service
+from xain_coordinator.ports import StoreError
+from xain_coordinator.server import inspection_client
+from xain_coordinator.server.inspection_client import NoStatus, Snapshot, ask_service
 from xain_coordinator.server.inspection_service import InspectionService
+from xain_workloads.errors import NoModel
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """session_id: of the session that the page is about. trouble: why table one is not on the page
+    though there may be one; empty if it is, or there is none."""
+
+    session_id: str
+    html: str
+    trouble: str = ""
+
+
+def report(config: CoordinatorConfig, address: str | None) -> Report:
+    """The report of the latest session. address: of a coordinator that runs; None: of the files.
+
+    Raises NoStatus and JournalError.
+    """
+    asked = None if address is None else inspection_client.fetch(address, everything=True)
+    snapshot = asked or snapshot_of_files(config)
+    described, trouble = None, ""
+    try:
+        described = table_one(config, address)
+    except NoModel:
+        pass
+    except (NoStatus, StoreError) as error:  # the first from a coordinator of an earlier version
+        trouble = str(error)
+    html = page(snapshot, described, datetime.now(UTC))
+    return Report(snapshot.status.session_id, html, trouble)
 
 
 def snapshot_of_files(config: CoordinatorConfig) -> Snapshot:

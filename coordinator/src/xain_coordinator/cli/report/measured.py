@@ -158,7 +158,8 @@ def site_cells(
     of_sites = {name: Measured.of(one) for name, one in evaluations.items()}
     known = {figure for one in of_sites.values() for figure in one.figures}
     shown = [name for name in OF_SITES if name in known]
-    plain = sorted({name for one in of_sites.values() for name in one.metrics if name not in known})
+    others = {name for one in of_sites.values() for name in one.metrics if name not in known}
+    plain = sorted(others - {"loss"} if known else others)
     cells = {}
     for name in names:
         one = of_sites.get(name)
@@ -192,7 +193,7 @@ def _told(figure: Figure) -> str:
 def _interval(figure: Figure) -> str:
     if figure.low is None or figure.high is None:
         return ""
-    return f"{figure.low:.3g} to {figure.high:.3g}"
+    return f"{number(figure.low)} to {number(figure.high)}"
 
 
 def _words(name: str) -> str:

@@ -64,7 +64,7 @@ def _verdict(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
     has_best = status.HasField("best_round")
     if status.no_better:
         so_far = "" if status.state == pb.FINISHED else " so far"
-        what = "got worse" if has_best else "brought nothing"
+        what = "got worse" if has_best else "has learned nothing of use"
         text = f"This training {what}{so_far}: {status.no_better}"
         return f'<p class="warning verdict"><b>{escape(text)}</b></p>'
     if not has_best:
@@ -74,11 +74,9 @@ def _verdict(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
     evaluation = next((one for one in both if status.metric in one.metrics), both[0])
     figure = evaluation.figures.get(status.metric)
     metric = figures.label(status.metric, [evaluation])
-    told = figures.sentence(evaluation)
-    if figure is None or status.metric not in figures.SHOWN:
-        told = f"{metric} {number(status.best_value)}"
+    told = number(status.best_value) if figure is None else figures.sentence(evaluation)
     rows = f" on {evaluation.num_samples:,} held-out rows" if evaluation.num_samples else ""
-    text = f"Model {status.best_round} is the best: {told}{rows}."
+    text = f"Model {status.best_round} is the best by {metric}: {told}{rows}."
     return f'<p class="verdict"><b>{escape(text)}</b></p>'
 
 
@@ -129,7 +127,7 @@ def _curves(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
         (first if is_first else more).append(_curve(name, rounds, best))
     first += [_curve(name, rounds, None) for name in trained if name not in evaluated]
     others = "".join(more) and (
-        f"<details><summary>{len(more)} more figures</summary>"
+        f"<details><summary>{len(more)} more</summary>"
         f'<div class="charts">{"".join(more)}</div></details>'
     )
     return f'<h2>Learning</h2><div class="charts">{"".join(first)}</div>{others}'
