@@ -1,6 +1,8 @@
 """The tutorials: each command of a page, typed in its order, in one folder."""
 
+import csv
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.tables import write_rows
-from support.terminals import Terminals, commands_of, files_of
+from support.terminals import Terminals, added_by, commands_of, files_of
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
@@ -19,14 +21,25 @@ TUTORIALS = ROOT / "docs" / "tutorials"
 async def followed(
     name: str, folder: Path, scripts: tuple[str, ...] = ()
 ) -> AsyncIterator[dict[str, str]]:
-    """Type all commands of a tutorial. Yields the output of each that has ended."""
+    """Type all commands of a tutorial, step by step, and add to the files of a step before its
+    first command. Yields the output of each that has ended; that of a second time has the number
+    of the step behind it."""
     page = (TUTORIALS / name).read_text(encoding="utf-8")
     for file, text in files_of(page).items():
         (folder / file).write_text(text)
     (folder / "examples").symlink_to(ROOT / "examples")
     terminals = Terminals(folder, scripts)
     try:
-        yield {line: await terminals.do(line) for line in commands_of(page)}
+        outputs: dict[str, str] = {}
+        for number, part in enumerate(re.split(r"^(?=\*\*\d+\. )", page, flags=re.MULTILINE)):
+            for file, text in added_by(part):
+                with (folder / file).open("a") as opened:
+                    opened.write(f"\n{text}")
+            for line in commands_of(part):
+                outputs[f"{line} # {number}" if line in outputs else line] = await terminals.do(
+                    line
+                )
+        yield outputs
     finally:
         await terminals.end()
 
@@ -81,6 +94,32 @@ async def test_report_of_three_unlike_sites(tmp_path: Path) -> None:
     shown = (tmp_path / "digits.html").read_text()
     for section in ("Learning", "Sites", "Who counted", "Timeline"):
         assert f">{section}" in shown, section
+
+
+async def test_study_of_two_sites(tmp_path: Path) -> None:
+    """Untidy files are mended by --fix, another unit and another language are found before the
+    training, pooled figures have intervals and baselines, and new patients are predicted at their
+    site, from an export as it is."""
+    async with followed("study.md", tmp_path) as outputs:
+        assert "written into north.toml" in only(outputs, "north.toml --fix")
+        assert "rows without a target" in only(outputs, "south.toml --fix")
+        looked, trained = (outputs[line] for line in outputs if " status " in line)
+        for site, column in (("north", "weight"), ("south", "weight"), ("north", "sex")):
+            assert re.search(rf"^warn +{site} +{column} ", looked, re.MULTILINE), looked
+        assert "\nData\n" not in trained
+        pooled = re.sub(r"\s+", " ", trained)
+        auc = re.search(r"auc (0\.\d+) \((0\.\d+) to (0\.\d+), baseline 0\.5\)", pooled)
+        assert auc
+        assert float(auc[1]) > 0.7
+        assert "best model" in pooled
+        assert "of 2 sites" in only(outputs, "describe --address")
+        assert re.search(r"north +south +all", only(outputs, "describe --data-dir look"))
+        assert " rows to train on" in only(outputs, "data.where")
+    with (tmp_path / "predicted.csv").open() as file:
+        predictions = list(csv.DictReader(file))
+    assert len(predictions) == 42
+    assert predictions[0].keys() == {"Patient", "worse", "p(no)", "p(yes)"}
+    assert "accuracy" in (tmp_path / "study.html").read_text()
 
 
 def test_readme_links_every_tutorial() -> None:

@@ -15,15 +15,26 @@ PROGRAMS = ("xain-coordinator", "xain-participant", "python")
 
 
 def commands_of(page: str) -> list[str]:
-    """Lines of a page that are indented by four blanks and call one of our programs, or Python."""
+    """Lines of a page that are indented by four blanks and call one of our programs, or Python, or
+    stop the coordinator."""
     lines = re.findall(r"^    ((?:\.venv/bin/)?(?:[a-z-]+)(?: .*)?)$", page, re.MULTILINE)
-    return [line for line in lines if line.split()[0].removeprefix(".venv/bin/") in PROGRAMS]
+    names = (*PROGRAMS, "kill")
+    return [line for line in lines if line.split()[0].removeprefix(".venv/bin/") in names]
 
 
 def files_of(page: str) -> dict[str, str]:
     """Code blocks of a page behind a `file:` mark, by the name of the file."""
-    marked = re.findall(r"<!-- file: ([\w.-]+) -->\n```\w*\n(.*?)```", page, re.DOTALL)
-    return dict(marked)
+    return dict(_marked("file", page))
+
+
+def added_by(page: str) -> list[tuple[str, str]]:
+    """(name of the file, text) of the code blocks behind a `more:` mark, which a reader adds."""
+    return _marked("more", page)
+
+
+def _marked(mark: str, page: str) -> list[tuple[str, str]]:
+    block = rf"<!-- {mark}: ([\w.-]+) -->\n```\w*\n(.*?)```"
+    return re.findall(block, page, re.DOTALL)
 
 
 class Terminals:
