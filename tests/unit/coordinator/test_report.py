@@ -355,3 +355,12 @@ def test_columns_are_used_or_left_out_with_a_reason_and_the_data_are_described()
         "warnalllaball values are 7set data.drop",
     ):
         assert part in text, part
+
+
+def test_figures_of_the_coordinators_own_rows_are_called_so() -> None:
+    """Nobody knows whether a site has trained on these rows, too."""
+    told = of_model(tallied(), list("ab"), best_round=3, metric="log_loss")
+    told.rounds.rounds[-1].coordinator_evaluation.CopyFrom(tallies_message(tallied()))
+    text = read(told).text
+    assert "on 20 rows of the coordinator." in text
+    assert "Measured on 20 rows of the coordinator. An interval" in text

@@ -56,10 +56,10 @@ def measured(
         return ""
     names = [*classes, *(f"class {k}" for k in range(len(classes), tallies.num_classes))]
     is_own = any(one.coordinator_evaluation.num_samples for one in rounds)
-    of = "of the coordinator" if is_own else "of all sites together"
+    of = "of the coordinator" if is_own else "of all sites together, on which nobody trained"
     parts = [
         f"<h2>How good is model {status.measured_round}?</h2>",
-        f'<p class="soft">Measured on {tallies.num_rows:,} rows {of}, on which nobody trained. An'
+        f'<p class="soft">Measured on {tallies.num_rows:,} rows {of}. An'
         " interval has the true value in 95 of 100 such studies; the baseline is what always"
         f" predicting {'the commonest class' if tallies.num_classes else 'the mean'} has on the"
         " same rows.</p>",
@@ -112,7 +112,7 @@ def _confusion(tallies: Tallies, names: Sequence[str]) -> str:
         line = []
         for as_ in counts:
             rows_of = cells.get((of, as_), 0)
-            share = f" ({rows_of / total:.0%})" if total else ""
+            share = f" ({rows_of / total:.0%})" if rows_of else ""
             line.append(f"<b>{rows_of:,}</b>{share}" if of == as_ else f"{rows_of:,}{share}")
         rows.append([escape(names[of]), *line, f"{total:,}"])
     head = ["is, predicted as:", *(escape(names[k]) for k in counts), "rows"]
@@ -132,23 +132,23 @@ def _curves(tallies: Tallies, names: Sequence[str]) -> str:
     if not known:
         return ""
     shown = sorted(known, key=lambda k: known[k].value)[:MAX_CURVES]
-    parts = []
+    rocs, calibrations = [], []
     for k in shown:
         roc, groups = roc_curve(tallies, k), calibration_curve(tallies, k)
         chance = Line("chance", "baseline", [(0.0, 0.0), (1.0, 1.0)])
         exact = Line("as often as predicted", "baseline", [(0.0, 0.0), (1.0, 1.0)])
         title = f"ROC of {names[k]}: AUC {_told(known[k])}"
-        parts.append(
+        rocs.append(
             chart(title, [Line("sensitivity", "sites", roc), chance], x_name="1 − specificity")
         )
         shares = Line(f"share of {names[k]}", "sites", [(p, share) for p, share, _ in groups])
         title = f"Calibration of {names[k]}: share of ten groups by probability"
-        parts.append(chart(title, [shares, exact], x_name="predicted probability"))
+        calibrations.append(chart(title, [shares, exact], x_name="predicted probability"))
     more = ""
     if len(known) > MAX_CURVES:
         told = f"Of {len(known)} classes the {MAX_CURVES} that are told apart worst."
         more = f'<p class="soft">{told}</p>'
-    return f'<h3>Curves</h3>{more}<div class="charts squares">{"".join(parts)}</div>'
+    return f'<h3>Curves</h3>{more}<div class="charts squares">{"".join(rocs + calibrations)}</div>'
 
 
 def site_cells(

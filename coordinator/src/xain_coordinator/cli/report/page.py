@@ -41,15 +41,15 @@ def page(snapshot: Snapshot, described: TableOne | None = None, now: datetime | 
         _verdict(status, rounds),
         _head(status, rounds),
         about.about(snapshot, described, now),
+        about.findings(status),
         measured(status, rounds, about.classes_of(metadata)),
         _sites(snapshot, rounds),
         _left_out(snapshot, rounds),
         _curves(status, rounds),
-        about.table_one(described),
-        about.findings(status),
         _roster(rounds),
         _reasons(rounds),
         _timeline(rounds),
+        about.table_one(described),  # last, since it may be long
     ]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -71,11 +71,12 @@ def _verdict(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
         return ""
     known = {one.round: one for one in rounds}.get(status.best_round, RoundStatus())
     both = (known.coordinator_evaluation, known.evaluation)
-    evaluation = next((one for one in both if status.metric in one.metrics), both[0])
+    evaluation = next((one for one in both if status.metric in one.metrics), both[1])
     figure = evaluation.figures.get(status.metric)
     metric = figures.label(status.metric, [evaluation])
     told = number(status.best_value) if figure is None else figures.sentence(evaluation)
-    rows = f" on {evaluation.num_samples:,} held-out rows" if evaluation.num_samples else ""
+    kind = "rows of the coordinator" if evaluation is both[0] else "held-out rows"
+    rows = f" on {evaluation.num_samples:,} {kind}" if evaluation.num_samples else ""
     text = f"Model {status.best_round} is the best by {metric}: {told}{rows}."
     return f'<p class="verdict"><b>{escape(text)}</b></p>'
 
