@@ -5,7 +5,7 @@
 Fetches the tables of benchmarks/studies.py. Checks each unspoilt; plants each kind of mistake that
 docs/data.md lists once, and looks whether somebody is told of it with site and column; and trains
 each over processes with the defaults of the command line, and compares the best model with the
-last one on the held-out rows of all sites. Prints three verdicts; writes
+last one on the held-out rows of all sites. Prints three conclusions; writes
 bench-results/real_tables.json.
 """
 
@@ -457,10 +457,10 @@ def scored(model: Model, sites: Sequence[Table]) -> dict[str, float]:
     }
 
 
-# --- verdicts -------------------------------------------------------------------------------------
+# --- conclusions -------------------------------------------------------------------------------------
 
 
-def verdicts(
+def conclusions(
     checks: Sequence[dict[str, Any]], trainings: Sequence[dict[str, Any]]
 ) -> dict[str, str]:
     unspoilt = [one for one in checks if not one["mistake"]]
@@ -533,7 +533,7 @@ def main() -> None:
                 if (found := [one for one in checks if one["mistake"] == name])
             ],
             "trainings": trainings,
-            **verdicts(checks, trainings),
+            **conclusions(checks, trainings),
         },
     )
 

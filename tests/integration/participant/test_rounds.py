@@ -211,7 +211,7 @@ async def test_cell_of_a_file_that_a_script_fails_to_load_stays_at_the_participa
     with capture_logs() as logs, pytest.raises(DataError, match="John Smith"):
         await asyncio.to_thread(script)
     (told,) = (entry for entry in logs if entry["event"] == "training_failed")
-    assert told["reason"] == "DataError"
+    assert told["reason"] == "DoesNotFit"
 
 
 def test_loop_that_is_left_early_leaves_the_session(serve: Serve) -> None:

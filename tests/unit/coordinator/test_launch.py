@@ -79,8 +79,8 @@ def test_wrong_data_are_told_in_one_line(tmp_path: Path) -> None:
     (root / "a").rename(root / "coordinator")
     (root / "coordinator" / "y_train.csv").touch()
     assert "it is the coordinator's name" in told(str(root))
-    (root / "x.xlsx").touch()
-    assert "one of: .csv" in told(str(root / "x.xlsx"))
+    (root / "x.txt").touch()
+    assert "one of: .csv" in told(str(root / "x.txt"))
 
 
 @pytest.mark.parametrize(

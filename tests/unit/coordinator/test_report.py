@@ -295,18 +295,18 @@ def test_figures_of_a_regression_need_no_classes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("best", "verdict"),
+    ("best", "outcome"),
     [({"best_round": 1}, "got worse"), ({}, "has learned nothing of use")],
     ids=["an earlier model was better", "no model was better"],
 )
 def test_training_that_is_no_better_than_its_baseline_says_so_first(
-    best: dict[str, Any], verdict: str
+    best: dict[str, Any], outcome: str
 ) -> None:
     """The first line tells it, once, and below are the other warnings."""
     why = "Model 3 is no better than always predicting the commonest class."
     told = session(no_better=why, warnings=[why, "site b was left out"], state=pb.FINISHED, **best)
     text = read(told).text
-    assert text.split("}")[-1].lstrip().startswith(f"Session 5e5510This training {verdict}: {why}")
+    assert text.split("}")[-1].lstrip().startswith(f"Session 5e5510This training {outcome}: {why}")
     assert text.count(why) == 1
     assert "site b was left out" in text
 

@@ -38,7 +38,7 @@ def page(snapshot: Snapshot, described: TableOne | None = None, now: datetime | 
     title = title or f"Session {status.session_id}"
     style = files("xain_coordinator.cli.report").joinpath("style.css").read_text(encoding="utf-8")
     sections = [
-        _verdict(status, rounds),
+        _outcome(status, rounds),
         _head(status, rounds),
         about.about(snapshot, described, now),
         about.findings(status),
@@ -59,7 +59,7 @@ def page(snapshot: Snapshot, described: TableOne | None = None, now: datetime | 
     )
 
 
-def _verdict(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
+def _outcome(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
     """The first line: whether there is a model that is better than the baseline."""
     has_best = status.HasField("best_round")
     if status.no_better:
