@@ -323,6 +323,7 @@ class _Workload:
     """Makes the initial model, and nothing else."""
 
     name = "simulated"
+    trains, options = True, None  # as of a workload that has neither
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
