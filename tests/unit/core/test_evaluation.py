@@ -23,7 +23,7 @@ from xain_coordinator.core.evaluation import (
     spreads,
     together,
 )
-from xain_coordinator.core.history import History
+from xain_coordinator.core.history import TALLIED_ROUNDS, History
 from xain_coordinator.core.keys import update_key
 from xain_coordinator.core.questions import AssignmentFor, MayUpload
 from xain_coordinator.core.replacing import replace as replace_of
@@ -661,6 +661,23 @@ def test_site_with_too_few_rows_is_told_and_counts_nowhere() -> None:
     (record, *_) = history_of(bench).rounds
     assert record.evaluation is not None
     assert record.evaluation.num_samples == 40
+
+
+def test_late_evaluation_leaves_figures_alone_whose_sums_are_gone() -> None:
+    """A round that is long over has the figures of its sites, and no sums to add a late one to."""
+    asynchronous: dict[str, Any] = {"consistency": "asp", "staleness": None}
+    bench = Bench(make_rules(rounds=20, min_participants=1, start_participants=2, **asynchronous))
+    for name in ("a", "b"):
+        bench.send(c.Rendezvous(name, PROFILE, {}, True))
+    for number in range(TALLIED_ROUNDS + 1):
+        weights = stored(update_key(number, "a"), f"a@{number}")
+        bench.send(c.EndTrainingRound("a", number, 10, weights, evaluation=told("a", 0.9)))
+    (before, *_) = history_of(bench).rounds
+    weights = stored(update_key(0, "b"), "b@0")
+    bench.send(c.EndTrainingRound("b", 0, 10, weights, evaluation=told("b", 0.6)))
+    assert bench.happened(e.UpdateAccepted)[-1].staleness == TALLIED_ROUNDS + 1
+    (record, *_) = history_of(bench).rounds
+    assert record.evaluation == before.evaluation
 
 
 def test_models_of_steps_are_evaluated_once_a_pass_over_the_data() -> None:

@@ -484,11 +484,11 @@ class History:
         if has_lost_sites or known.evaluation or len(record.sites) == MAX_NAMES_OF_A_ROUND:
             return
         tallies = record.tallies
+        if tallies is None and record.evaluation is not None and record.evaluation.figures:
+            return  # the sums that it would be added to are gone
         if evaluation.tallies is not None:
             tallies = add(one for one in (tallies, evaluation.tallies) if one is not None)
             evaluation = together([evaluation]) or evaluation
-        if tallies is None and record.evaluation is not None and record.evaluation.figures:
-            return  # the sums that it would be added to are gone
         site = replace(known, evaluation=evaluation)
         sites = {**record.sites, participant_id: site}
         self._rounds[index] = replace(record, sites=sites, tallies=tallies).summarised()
