@@ -2,15 +2,25 @@
 
 import warnings
 from dataclasses import replace
+from math import isfinite
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from xain_workloads.figures import class_figures, figures
-from xain_workloads.tallies import Tallies, add, check, records, tally_classes, tally_numbers
+from xain_workloads.tallies import (
+    NUMBER_SUMS,
+    Tallies,
+    Target,
+    add,
+    check,
+    records,
+    tally_classes,
+    tally_numbers,
+)
 
 seeds = st.integers(0, 2**32 - 1)
 num_sites = st.integers(1, 7)
@@ -198,7 +208,12 @@ def good() -> Tallies:
         ({"scores": (tuple(n for at in range(5000) for n in (at, 1, 0)),) * 3}, "at most 10000"),
         ({"sums": {"log_loss": -1.0}}, "the sum 'log_loss'"),
         ({"sums": {"log_loss": float("nan")}}, "the sum 'log_loss'"),
-        ({"sums": {"log_loss": 1e9}}, "the sum of log losses"),
+        ({"sums": {"log_loss": 1e9}}, "the sum 'log_loss'"),
+        ({"sums": {"brier": 1e300}}, "the sum 'brier'"),
+        (
+            {"confusion": (), "right": 30, "counts": (0, 20, 30, 30, 1, 20, 10, 0)},
+            "30 are both",
+        ),
         ({"sums": {"squared_error": 1.0}}, "the sum 'squared_error'"),
     ],
 )
@@ -206,3 +221,46 @@ def test_tallies_that_no_site_makes_are_refused(changes: dict, why: str) -> None
     check(good())
     with pytest.raises(ValueError, match=why):
         check(replace(good(), **changes))
+
+
+sizes = st.sampled_from([0.0, 5e-324, 1e-150, 1.0, 1e15, 1e59, 1e60, 1e120, 1e180, 1e240, 1e300])
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([1, 5, 2**53]),
+            st.lists(sizes, min_size=3, max_size=3),
+            st.lists(sizes, min_size=6, max_size=6),
+            st.sampled_from([1.0, -1.0]),
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_tallies_that_are_taken_have_finite_figures_whatever_is_in_them(
+    sent: list[tuple[int, list[float], list[float], float]],
+) -> None:
+    """A coordinator that has journalled them could never start again."""
+    sites = []
+    for rows, sums, moments, sign in sent:
+        target = Target(sign * moments[0], moments[1], *(sign * one for one in moments[2:]))
+        sites.append(Tallies(rows, sums=dict(zip(NUMBER_SUMS, sums, strict=True)), target=target))
+        try:
+            check(sites[-1])
+        except ValueError:
+            sites.pop()
+    assume(sites)
+    together = add(sites)
+    assert together is not None
+    for name, one in figures(together).items():
+        told = (one.value, one.low, one.high, one.baseline)
+        assert all(isfinite(value) for value in told if value is not None), name
+
+
+def test_predictions_too_far_off_to_be_squared_have_no_tallies() -> None:
+    far = tally_numbers(np.zeros(5), np.full(5, 1e50))
+    assert far is not None
+    check(far)
+    assert tally_numbers(np.zeros(5), np.full(5, 1e61)) is None

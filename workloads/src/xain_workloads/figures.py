@@ -10,7 +10,7 @@ F1 is 2 J / (1 + J) of the share J = TP / (TP + FP + FN), whose Wilson limits ar
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, log, sqrt
+from math import exp, isfinite, log, sqrt
 from typing import Any
 
 from xain_workloads.tallies import Tallies, counts_by_class, records
@@ -219,14 +219,18 @@ def _of_numbers(tallies: Tallies) -> dict[str, Figure]:
     found = {"rmse": _mapped(mse, lambda x: sqrt(max(x, 0.0))), "mse": mse, "mae": mae}
     if target.squares > 0:
         ratio = total / target.squares
+        if not isfinite(ratio):
+            return found
         reach = None
         if "squared_error2" in sums and n > 1:
             # Variance of (error - ratio * square of the difference to the mean), over n.
             apart = sums["squared_error2"] - 2 * ratio * target.quadratic
-            apart += ratio**2 * target.fourths
+            apart += ratio * ratio * target.fourths
             reach = _Z * sqrt(max(apart, 0.0)) / target.squares
         low, high = (
-            (None, None) if reach is None else (1 - ratio - reach, min(1.0, 1 - ratio + reach))
+            (1 - ratio - reach, min(1.0, 1 - ratio + reach))
+            if reach is not None and isfinite(reach)
+            else (None, None)
         )
         found["r2"] = Figure(1 - ratio, low, high, 0.0)
     else:  # as scikit-learn has it

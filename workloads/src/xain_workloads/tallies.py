@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import lru_cache
-from math import fsum, isfinite, log
+from math import fsum, inf, log
 from typing import Any
 
 import numpy as np
@@ -33,11 +33,21 @@ _MAX_LOG_ODDS = 36.0
 _LAST_BIN = int(_MAX_LOG_ODDS * _BINS_PER_UNIT)
 # scikit-learn's log_loss() keeps float64 probabilities this far from 0 and 1.
 _SMALLEST = float(np.finfo(np.float64).eps)
-_MAX_SUM = 1e300
+_MAX_LOG_LOSS = -log(_SMALLEST)
 
-# Sums by name. A name with "2" at its end is the sum of squares, from which intervals follow.
-CLASS_SUMS = ("brier", "brier2", "log_loss", "log_loss2")
-NUMBER_SUMS = ("absolute_error", "squared_error", "squared_error2")
+# Sums by name, each with the most that one row adds to it. A name with "2" at its end is the sum of
+# squares, from which intervals follow.
+CLASS_SUMS = {
+    "brier": 2.0,
+    "brier2": 4.0,
+    "log_loss": _MAX_LOG_LOSS,
+    "log_loss2": _MAX_LOG_LOSS**2,
+}
+# Each with the power of the target's unit that it is in, as the moments of a target are. The bound
+# of a sum is _MAX_VALUE to this power, so that nothing overflows that is computed of many sites.
+NUMBER_SUMS = {"absolute_error": 1, "squared_error": 2, "squared_error2": 4}
+_MOMENTS = (1, 2, 3, 4, 3, 4)  # in the order of the fields of Target
+_MAX_VALUE = 1e60
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +162,19 @@ def tally_numbers(target: Array, predicted: Array) -> Tallies | None:
         }
         moments = [_sum(apart**power) for power in (2, 3, 4)]
         moments += [_sum(errors * apart), _sum(errors * np.square(apart))]
-    if not all(abs(value) <= _MAX_SUM for value in (*sums.values(), mean, *moments)):
+    if _beyond_bounds(sums, Target(mean, *moments)):
         # Without the sums from which the intervals follow.
         del sums["squared_error2"]
         moments[1:] = [0.0] * 4
-    if not all(abs(value) <= _MAX_SUM for value in (*sums.values(), mean, moments[0])):
-        return None
-    return Tallies(len(target), sums=sums, target=Target(mean, *moments))
+    of = Target(mean, *moments)
+    return None if _beyond_bounds(sums, of) else Tallies(len(target), sums=sums, target=of)
+
+
+def _beyond_bounds(sums: Mapping[str, float], target: Target) -> list[float]:
+    """Sums and moments of a regression that are too large, or not finite."""
+    found = [(value, NUMBER_SUMS[name]) for name, value in sums.items()]
+    found += zip(astuple(target), _MOMENTS, strict=True)
+    return [value for value, power in found if not abs(value) <= _MAX_VALUE**power]
 
 
 def _sum(values: Array) -> float:
@@ -335,21 +351,28 @@ def check(tallies: Tallies) -> None:
         )
     known = NUMBER_SUMS if k == 0 else CLASS_SUMS
     for name, value in tallies.sums.items():
-        if name not in known or not isfinite(value) or not 0 <= value <= _MAX_SUM:
+        if name not in known or not 0 <= value < inf:
             raise ValueError(f"the sum {name[:40]!r} of tallies is {value}")
     if k == 0:
         _check_numbers(tallies)
         return
     if tallies.target is not None:
         raise ValueError("tallies of classes have moments of a target")
-    if tallies.sums.get("log_loss", 0.0) > -n * log(_SMALLEST) * (1 + 1e-9):
-        raise ValueError(f"the sum of log losses is {tallies.sums['log_loss']} for {n} rows")
+    for name, value in tallies.sums.items():
+        if value > n * CLASS_SUMS[name] * (1 + 1e-9):
+            raise ValueError(f"the sum {name!r} of tallies is {value} for {n} rows")
     _check_records(tallies.confusion, 2, 3, 0, k)
     _check_records(tallies.counts, 1, 4, 0, k)
     counts = counts_by_class(tallies)
     totals = [sum(column) for column in zip(*counts.values(), strict=True)]
     if (totals and totals != [n, n, tallies.right]) or not 0 <= tallies.right <= n:
         raise ValueError(f"the counts of tallies add up to {totals}, not to {n} rows")
+    for number, (rows, as_class, both) in counts.items():
+        if not rows + as_class - n <= both <= min(rows, as_class):
+            raise ValueError(
+                f"of {n} rows {rows} are of class {number} and {as_class} predicted as it, but"
+                f" {both} are both in tallies"
+            )
     if len(tallies.scores) not in (0, k):
         raise ValueError(f"tallies have scores of {len(tallies.scores)} of {k} classes")
     last = (_LAST_BIN >> tallies.level) + 1
@@ -368,9 +391,8 @@ def _check_numbers(tallies: Tallies) -> None:
     of = tallies.target
     if of is None or tallies.num_numbers or tallies.right:
         raise ValueError("tallies of numbers have moments of a target, and no counts of classes")
-    moments = (of.mean, of.squares, of.cubes, of.fourths, of.linear, of.quadratic)
-    if not all(isfinite(one) and abs(one) <= _MAX_SUM for one in moments):
-        raise ValueError(f"the moments of the target are {moments}")
+    if beyond := _beyond_bounds(tallies.sums, of):
+        raise ValueError(f"sums or moments of tallies are too large: {beyond}")
     if of.squares < 0 or not {"squared_error", "absolute_error"} <= set(tallies.sums):
         raise ValueError("tallies of numbers lack sums of errors")
 
