@@ -343,6 +343,17 @@ def test_association_of_a_category_tells_strength_and_side() -> None:
     assert abs(noise[0] or 0) < 0.4
 
 
+@pytest.mark.parametrize("min_known", [1, 5, 9])
+def test_min_category_count_that_a_site_has_raised_stands(min_known: int) -> None:
+    names = np.array(["a"] * 9 + ["b"] * 20, dtype=object)
+    statistics = describe(
+        {"c": names}, np.zeros(29), min_category_count=10, min_known=min_known
+    ).columns["c"]
+    assert isinstance(statistics, CategoryStatistics)
+    assert statistics.counts == {"b": 20}
+    assert statistics.infrequent == 9
+
+
 @pytest.mark.parametrize("min_known", [1, 2, 5])
 def test_min_known_decides_what_travels_of_few_rows(min_known: int) -> None:
     """Nothing of fewer known values travels but the number of those that are missing; names of

@@ -180,14 +180,15 @@ def describe(
     target: (n,); moments are computed if it is float64.
     min_category_count: rows that a category must have for its name to travel, 1 or more.
     min_known: known values that a column or a class must have for anything of them to travel, 1 or
-        more. Below min_category_count it takes its place.
+        more. Below MIN_KNOWN it takes the place of a min_category_count that is not above that.
     Raises DataError that names the column if one of its numbers is above MAX_VALUE.
     """
     num_numbers = sum(column.dtype.kind == "f" for column in values.values())
     # A wide table has coarser sketches; one of more than some 5000 columns has none.
     room = MAX_STATISTICS_BYTES // 2 // max(num_numbers, 1)
     max_buckets = min(MAX_BUCKETS, room // _BUCKET_BYTES)
-    min_category_count = min(min_category_count, min_known)
+    if min_category_count <= MIN_CATEGORY_COUNT:  # a site that has raised it keeps it
+        min_category_count = min(min_category_count, min_known)
     is_number = target.dtype.kind == "f"
     class_counts = {} if is_number else _class_counts(target, min_known)
     told = max(len(class_counts), 1) * len(values) <= _MAX_ASSOCIATIONS
