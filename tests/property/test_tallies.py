@@ -264,3 +264,10 @@ def test_predictions_too_far_off_to_be_squared_have_no_tallies() -> None:
     assert far is not None
     check(far)
     assert tally_numbers(np.zeros(5), np.full(5, 1e61)) is None
+
+
+def test_class_that_is_never_predicted_lowers_the_mean_precision() -> None:
+    target, predicted = np.array([0, 0, 1, 1, 2]), np.array([0, 0, 1, 0, 1])
+    found = figures(tally_classes(3, target, predicted))
+    exact = sk.precision_score(target, predicted, average="macro", zero_division=0)
+    assert found["precision"].value == pytest.approx(exact)

@@ -81,6 +81,8 @@ def class_figures(tallies: Tallies, number: int) -> dict[str, Figure]:
         "precision": (both, predicted, rows / n),
     }
     shares = {name: _share(*part) for name, part in found.items() if part[1]}
+    if not predicted:  # 0, as scikit-learn has it
+        shares["precision"] = Figure(0.0, 0.0, 1.0, rows / n)
     jaccard = _share(both, rows + predicted - both)
     always = 2 * rows / (n + rows) if is_commonest else 0.0
     shares["f1"] = replace(_mapped(jaccard, lambda j: 2 * j / (1 + j)), baseline=always)
