@@ -82,6 +82,19 @@ def test_sites_see_no_figure_of_fewer_than_min_sites() -> None:
     assert "not told" in hidden.to_text()
 
 
+def test_sites_see_no_category_of_fewer_than_min_sites() -> None:
+    """Rows of a name that one site alone has are that site's own figure; they are among others."""
+    south = site(140, 1)
+    south.values["sex"][south.values["sex"] == "male"] = "m"
+    table = table_one({"north": site(90, 0), "south": south})
+    (_, sex) = table.rows
+    assert set(sex.together.counts) == {"female", "male", "m"}
+    (_, shown) = table.for_sites(2).rows
+    females = sex.together.counts["female"]
+    assert shown.together.counts == {"female": females}
+    assert shown.together.other == 230 - females
+
+
 def test_figures_of_single_sites_are_kept_for_a_bounded_number() -> None:
     profile = site(40, 0).profile()
     many = TableOne.of((f"s{i}", profile) for i in range(MAX_SITES + 5))

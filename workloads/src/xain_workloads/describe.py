@@ -6,6 +6,7 @@ them. Per site they are kept for MAX_SITES sites.
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from json import dumps, loads
@@ -39,7 +40,8 @@ class Cell:
 
     num_sites: that tell something of its values. known, missing: values. mean, spread: of numbers,
     the standard deviation of the sample. quantiles: 5, 25, 50, 75 and 95 %. counts: rows by
-    category or class, the most frequent first; other: known rows of all others.
+    category or class, the most frequent first; other: known rows of all others. telling: sites that
+    tell of a category or class, of a cell of all sites.
     """
 
     num_sites: int = 0
@@ -50,6 +52,7 @@ class Cell:
     quantiles: tuple[float, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
     other: int = 0
+    telling: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +88,18 @@ class TableOne:
         merged = merge(kept.noting(sites))
         rows = []
         for name, column in merged.columns.items():
-            together = replace(_cell(column, merged.rows), num_sites=kept.tells.get(name, 0))
+            together = kept.telling(name, _cell(column, merged.rows))
             cells = kept.cells.get(name, {})
             rows.append(Row(name, column.type, kept.units.get(name, ""), together, cells))
-        about = replace(_target(merged, kept.classes), num_sites=kept.tells.get("", 0))
+        about = kept.telling("", _target(merged, kept.classes))
         kind = "category" if merged.target is None else "number"
         target = Row(kept.target, kind, "", about, kept.cells.get("", {}))
         return cls(kept.num_sites, kept.num_samples, kept.task, target, tuple(rows))
 
     def for_sites(self, min_sites: int) -> Self:
         """The part that sites may see: no figures of single sites, and of all those that min_sites
-        or more tell of. From the figures of all but one, the one could be computed."""
+        or more tell of; that holds of a category and a class too. From the figures of all but one,
+        the one could be computed."""
         return replace(
             self,
             num_samples={},
@@ -193,6 +197,7 @@ class _Kept:
     classes: set[str] = field(default_factory=set)
     units: dict[str, str] = field(default_factory=dict)
     tells: dict[str, int] = field(default_factory=dict)  # sites by column; "" for the target
+    names: dict[str, Counter[str]] = field(default_factory=dict)  # sites by column and category
     cells: dict[str, dict[str, Cell]] = field(default_factory=dict)
 
     def noting(self, sites: Iterable[tuple[str, DataProfile]]) -> Iterator[Statistics]:
@@ -215,9 +220,17 @@ class _Kept:
             cells[""] = _target(statistics, profile.classes)
             for key, cell in cells.items():
                 self.tells[key] = self.tells.get(key, 0) + cell.num_sites
+                if cell.counts:
+                    self.names.setdefault(key, Counter()).update(cell.counts.keys())
                 if is_kept:
                     self.cells.setdefault(key, {})[name] = cell
             yield statistics
+
+    def telling(self, key: str, cell: Cell) -> Cell:
+        """The cell of all sites with the numbers of sites that tell of it."""
+        names: Mapping[str, int] = self.names.get(key, {})
+        telling = {name: names[name] for name in cell.counts if name in names}
+        return replace(cell, num_sites=self.tells.get(key, 0), telling=telling)
 
 
 def _cell(column: ColumnStatistics, rows: int) -> Cell:
@@ -253,7 +266,11 @@ def _counts(counts: Mapping[str, int], known: int) -> dict[str, Any]:
 
 
 def _shown(row: Row, min_sites: int) -> Cell:
-    return row.together if row.together.num_sites >= min_sites else Cell()
+    cell = row.together
+    if cell.num_sites < min_sites:
+        return Cell()
+    counts = {k: n for k, n in cell.counts.items() if cell.telling.get(k, 0) >= min_sites}
+    return replace(cell, counts=counts, other=cell.known - sum(counts.values()), telling={})
 
 
 def _row(entry: Mapping[str, Any]) -> Row:

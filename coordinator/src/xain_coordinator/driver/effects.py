@@ -400,7 +400,7 @@ class StoreWorker:
         the same for programs."""
         preprocessing = preprocessing_of(model.metadata)
         if preprocessing is None:
-            if self._workload is not None:
+            if self._workload is not None and trains(self._workload):
                 log.warning(
                     "no_preprocessing",
                     round=0,
