@@ -271,3 +271,14 @@ def test_class_that_is_never_predicted_lowers_the_mean_precision() -> None:
     found = figures(tally_classes(3, target, predicted))
     exact = sk.precision_score(target, predicted, average="macro", zero_division=0)
     assert found["precision"].value == pytest.approx(exact)
+
+
+def test_limits_of_a_share_of_none_or_all_rows_are_exact() -> None:
+    """Terms cancel there but for rounding, and a report would show a limit of 5.6e-17."""
+    target = np.arange(24) % 2
+    for rows in range(1, 25):
+        none, all_ = (
+            tally_classes(2, target[:rows], right) for right in (1 - target[:rows], target[:rows])
+        )
+        assert figures(none)["accuracy"].low == 0.0
+        assert figures(all_)["accuracy"].high == 1.0
