@@ -239,6 +239,29 @@ def test_sites_of_four_rows_are_refused_together_unless_they_tell_more() -> None
     assert not any(one.level == "refuse" for one in check(told))
 
 
+@pytest.mark.parametrize("number", [2, 4])
+@pytest.mark.parametrize("rows", [9, 22])
+def test_one_cell_at_a_site_of_few_rows_is_no_other_unit(rows: int, number: int) -> None:
+    """The cell moves all quantiles of so few rows; a factor would spoil the other ones."""
+    given = sites(number)
+    given["south"] = patients(rows, 7)
+    given["south"][0]["age"][3] = 1e9
+    of_age = [one for one in found(given) if one.column == "age"]
+    assert [(one.check, one.site) for one in of_age] == [("outlier", "south")]
+
+
+@pytest.mark.parametrize("rows", [9, 22])
+def test_unit_of_a_site_of_few_rows_is_mended_by_the_exact_factor(rows: int) -> None:
+    """Their spread is too uncertain to tell the ratio, and no offset mends it."""
+    given = sites(2)
+    given["south"] = patients(rows, 7)
+    given["south"][0]["weight"] = given["south"][0]["weight"] * 1000
+    findings = [one for one in found(given) if one.column == "weight"]
+    assert "offset" not in {one.check for one in findings}
+    (fix,) = (one.fix for one in findings if (one.check, one.site) == ("units", "south"))
+    assert 'data.factors."weight" = 0.001' in fix
+
+
 def test_numbers_taken_for_classes_are_refused() -> None:
     given = {name: (values, np.arange(len(y)) % 60) for name, (values, y) in sites(2, 120).items()}
     finding = found(given)[0]

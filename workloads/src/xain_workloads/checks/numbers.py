@@ -30,6 +30,7 @@ _OUTLIER_RATIO = 4.0  # times the furthest cell of the others
 _ALONE = 60.0  # widths of nine tenths of the column, at a single site
 _GAP = 3.0  # widths of nine tenths of the others
 _GAP_OF_ESTIMATE = 10.0
+_FEW_ROWS = 40  # below, the highest bucket reaches the quartile
 MIN_ROWS_OF_ID = 20
 _ID_NAMES: tuple[str, ...] = (
     "id",
@@ -121,10 +122,27 @@ def _units(
         coded = _coded(table, row, others)
         if raw / min(own, others.spread) < _FAR / 2 and coded is None:
             continue
+        if _is_cell(table, row, others) or (
+            len(rows) == 2 and _is_cell(table, rows[1 - i], _Others.of(table, rows[i : i + 1]))
+        ):
+            continue
         site = summary.names[int(table["site"][row])]
         found = _explained(column, site, values, own, others, raw, coded, least)
         if found is not None:
             yield found
+
+
+def _is_cell(table: dict[str, Array], row: np.intp, others: _Others) -> bool:
+    """Whether one cell alone sets a site of few rows apart, whose quantiles it moves."""
+    mass, rows, gap, count, mean = (
+        float(table[name][row]) for name in ("mass", "mass_rows", "gap", "count", "mean")
+    )
+    if not 0 < rows < 1.5 or gap <= _GAP or not 1 < count < _FEW_ROWS:
+        return False
+    rest = mean - rows * (mass - mean) / (count - rows)  # mean of the other rows
+    centre = others.quantiles[4]
+    is_far = abs(mass - centre) > _OUTLIER * others.spread
+    return bool(is_far and abs(rest - centre) < _FAR / 2 * others.spread)
 
 
 def _explained(
@@ -151,13 +169,19 @@ def _explained(
     needed = _FAR if max(ratio, 1 / ratio) < 5 and not is_close else _FAR / 2
     if distance >= needed and error < min(_MATCH, 0.2 * raw / others.spread + 0.1):
         return _unit(column, site, ratio, median)
+    wider = own / others.spread
+    if distance >= _VERY_FAR and not 0.2 < wider < 5:
+        # Of few rows the quantiles are too coarse to be matched, and the spread is no ratio.
+        middle = float(values[4] / others.quantiles[4]) if others.quantiles[4] else 0.0
+        for one in (ratio for known in RATIOS for ratio in (known, 1 / known)):
+            if isclose(middle, one, rel_tol=0.3) and 1 / 3 < wider / one < 3:
+                return _unit(column, site, one, median)
     shift = float(np.median(values - others.quantiles))
     left = float(np.abs(values - others.quantiles - shift).mean()) / width
     if abs(shift) > _SHIFT * width and (left < 0.6 or distance >= _VERY_FAR):
         return _shifted(column, site, shift, shift / width, median)
-    ratio = own / others.spread
-    if distance >= _VERY_FAR and not 0.2 < ratio < 5:
-        return _unit(column, site, ratio, median)
+    if distance >= _VERY_FAR and not 0.2 < wider < 5:
+        return _unit(column, site, wider, median)
     return None
 
 
@@ -234,7 +258,9 @@ def _lone_masses(
         return
     name = column.name
     centre = float(np.median(table["quantiles"][at, 4]))
-    spread = float(np.median(table["spread"][at]))
+    # Of two sites the one with the cell may have a spread that is due to it.
+    spreads = table["spread"][at]
+    spread = float(spreads.min() if len(at) == 2 and spreads.min() > 0 else np.median(spreads))
     reach = np.zeros(len(table["site"]))
     reach[at] = np.abs(table["mass"][at] - centre)
     two = np.sort(np.concatenate([[0.0], reach]))[-2:]
