@@ -636,3 +636,15 @@ def test_real_tables_are_the_same_in_every_form(name: str, form: str, tmp_path: 
     read = load_table(tmp_path / "a.csv", task=task)
     assert cells(read) == cells(whole)
     assert read.target.tolist() == whole.target.tolist()
+
+
+def test_booleans_among_ones_and_zeros_are_numbers_and_none_is_missing(tmp_path: Path) -> None:
+    """The setting of the message keeps the values that are numbers already."""
+    path = tmp_path / "site.csv"
+    path.write_text("smoker,outcome\nYES,a\nno,b\n1,a\n0,b\n,a\n0,b\n", encoding="utf-8")
+    with pytest.raises(DoesNotFit) as caught:
+        load_table(path)
+    (fix,) = caught.value.fixes
+    assert 'data.types."smoker" = "number"' in fix
+    table = load_table(path, types={"smoker": "number"})
+    np.testing.assert_equal(table.values["smoker"], [1, 0, 1, 0, np.nan, 0])

@@ -30,7 +30,7 @@ _LIKELY_MISSING = (
 _CODES = (-99.0, -999.0, -9999.0, -99999.0)
 _MAX_LISTED = 20  # texts in one setting
 _DIGITS = re.compile(r"[-+]?[\d.,' ]*\d")
-_TRUTHS = {"yes": 1.0, "no": 0.0}
+_TRUTHS = {"yes": "1", "no": "0"}
 _LIMIT = re.compile(r"[<≤] ?=? ?(?P<limit>\S.*)")
 
 # A target has too many classes if it has more than _MANY, and more than a share of its rows.
@@ -207,8 +207,8 @@ def _read_numbers(
         declared = dialect.model_copy(update={"marks": {**dialect.marks, name: of_all.pop()}})
         return _read_numbers(name, texts, kind, declared)
     if kind == "number" and all(_name(text) in _TRUTHS for text in first):
-        truths = np.array([_TRUTHS.get(_name(value), nan) for value in values])
-        return _made(name, "number", truths), dialect
+        truths = [_TRUTHS.get(_name(value), value) for value in values]
+        return _read_numbers(name, _array(truths), kind, dialect)
     num_known = len(values) - plain.null_count
     if kind is None and 2 * sum(dates.is_date(values[row]) for row in strays) > num_known:
         dated = {text: row for text, row in first.items() if dates.is_date(text)}
@@ -373,6 +373,13 @@ def _strays(
     else:
         missing = hint("xain-participant", f"data.missing_in.{quoted(name)} = [{listed}]")
     category = hint("xain-participant", f'data.types.{quoted(name)} = "category"')
+    if kind is None and all(_name(text) in _TRUTHS for text in first):
+        number = hint("xain-participant", f'data.types.{quoted(name)} = "number"')
+        text = (
+            f"{cells(name, first)} {_no_number(first)}, {num_known - num_strays} of the column's"
+            f" {num_known} values are; {number}, which takes yes for 1 and no for 0, or {category}"
+        )
+        return Problem(text, (number,))
     # A column without any number has no missing ones.
     is_short = len(first) <= _MAX_LISTED and num_strays < num_known
     ways = [f"correct {'them' if len(first) > 1 else 'it'}"]
