@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xain_workloads.errors import DataError
+from xain_workloads.names import class_name
 from xain_workloads.schema import shown
 from xain_workloads.table import Table
 
@@ -37,7 +38,7 @@ def parse(condition: str) -> ast.expr:
     try:
         tree = ast.parse(condition.strip(), mode="eval").body
         _check(tree)
-    except (SyntaxError, RecursionError, MemoryError):
+    except (SyntaxError, RecursionError, MemoryError, OverflowError):
         raise ValueError("it must be a condition such as age >= 18 and sex == 'f'") from None
     return tree
 
@@ -103,7 +104,7 @@ def _constant(node: ast.expr) -> float | str:
         case ast.Constant(value=int() | float() as number):
             return float(number)
         case ast.Constant(value=str() as text):
-            return text
+            return class_name(text)  # as the columns have it: 'TRUE' is 'yes'
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
             return -float(number)
     raise ValueError(f"{ast.unparse(node)[:60]!r} is neither a column, a number nor a text")
@@ -136,6 +137,12 @@ class _Evaluation:
         if isinstance(right, ast.List | ast.Tuple):
             known = self._known(one)
             options = [_constant(item) for item in right.elts]
+            kind = float if one.dtype.kind == "f" else str
+            if not all(isinstance(option, kind) for option in options):
+                raise ValueError(
+                    f"{ast.unparse(left)} and {ast.unparse(right)[:60]} cannot be compared: the"
+                    f" column has {'numbers' if kind is float else 'texts'}, and the list others"
+                )
             inside = self._is_in(one, options)
             chosen: Rows = known & (inside if isinstance(op, ast.In) else ~inside)
             return chosen
