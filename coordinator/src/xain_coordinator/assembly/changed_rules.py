@@ -47,7 +47,7 @@ def differences(session: Session, config: CoordinatorConfig) -> Iterator[str]:
     }
     if session.lineage is not None or "workload" in changed:
         changed.discard("initial")  # nothing reads it, or it follows from the workload
-    if _is_extendedas_configured(session, asked.rounds):
+    if _is_extended_as_configured(session, asked.rounds):
         changed.discard("rounds")
     if session.rules.max_participants == session.rules.start_participants:
         # The default of versions up to 0.1; one that came later changes no session.
@@ -67,7 +67,7 @@ def differences(session: Session, config: CoordinatorConfig) -> Iterator[str]:
                 yield f"{key} = {before} (configured: {now})"
 
 
-def _is_extendedas_configured(session: Session, configured_rounds: int) -> bool:
+def _is_extended_as_configured(session: Session, configured_rounds: int) -> bool:
     """Whether the configuration has the number of rounds from before an extension, or the new
     total: `extend` changes the session and leaves the configuration to its owner."""
     lineage = session.lineage
