@@ -24,7 +24,7 @@ PROGRAMS = (CoordinatorConfig, ParticipantConfig, SchedulerConfig, ServerConfig,
 UNREAD = """
 [evaluate]
 direction = "max"  # evaluate.direction
-patience = 3  # evaluate.patience
+every = 0
 target = "y"  # evaluate.target
 scale = 2.0  # evaluate.scale
 [http]
@@ -79,7 +79,7 @@ cpu_shares = 1  # launch.cpu_shares
 INCOMPLETE = """
 [evaluate]
 metric = "elegance"  # evaluate.direction
-data = "rows.xlsx"  # evaluate.data
+data = "rows.doc"  # evaluate.data
 min_delta = 0.5  # evaluate.min_delta
 [rounds]
 consistency = "ssp"  # rounds.staleness

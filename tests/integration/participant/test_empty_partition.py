@@ -12,7 +12,7 @@ async def test_an_empty_part_does_not_keep_the_others_from_training(
     start: Any, take_part: Any, tmp_path: Path
 ) -> None:
     """A participant without rows does not join; round 0 opens after start_timeout_s."""
-    parts = {"a": ["1,2,x", "2,1,y"], "b": ["1,1,y", "3,2,x"], "empty": []}
+    parts = {"a": ["1,2,x", "2,1,y"] * 3, "b": ["1,1,y", "3,2,x"] * 3, "empty": []}
     participants: dict[str, Participant] = {}
     for name, rows in parts.items():
         file = tmp_path / f"{name}.csv"

@@ -202,7 +202,7 @@ def test_models_in_use_are_not_removed():
     assert removed(session) == [0, 1, 2, 3, 4, 5, 6, 7]
     base = Base(model(3), 1, 0, 0.0)
     session = replace(session, buffered=BufferedWork({"a": 3}, {3: base}))
-    best = Best("accuracy", False, 5, 0.5, 5, 0.5, 8)
+    best = Best("accuracy", False, 5, 0.5, 5, 0.5, 8, 0.4)
     session = replace(session, evaluation=EvaluationProgress(best=best, owed=(model(6),)))
     assert removed(session) == [0, 1, 2, 4, 7]
     assert removed(replace(session, lineage=Lineage("file"))) == [1, 2, 4, 7]

@@ -143,7 +143,9 @@ def test_initial_model_is_made_once_from_the_profiles_of_the_gathered() -> None:
     bench = Bench(make_rules(min_participants=2), answers=False)
     bench.join("a", profile=DataProfile(100, 4, ("x",)))
     bench.join("b", profile=DataProfile(50, 4, ("y",)))
-    asked = InitialiseModel("workload", (DataProfile(100, 4, ("x",)), DataProfile(50, 4, ("y",))))
+    asked = InitialiseModel(
+        "workload", (DataProfile(100, 4, ("x",)), DataProfile(50, 4, ("y",))), names=("a", "b")
+    )
     assert bench.owed == [asked]
     bench.join("c", profile=DataProfile(10, 4))
     bench.leave("a")
@@ -275,7 +277,7 @@ def test_a_profile_that_no_model_can_be_made_from_is_refused(profile: DataProfil
     bench.refuses(c.Rendezvous("odd", profile), errors.ProfileMismatch)
     assert bench.owed == []
     bench.join("a")
-    assert bench.owed == [InitialiseModel("workload", (PROFILE,))]
+    assert bench.owed == [InitialiseModel("workload", (PROFILE,), names=("a",))]
 
 
 def test_profiles_are_bounded_together() -> None:

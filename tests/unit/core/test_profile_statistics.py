@@ -64,9 +64,9 @@ def test_statistics_are_forgotten_when_no_model_can_be_made_from_them_any_more()
     bench = Bench(make_rules(min_participants=2, rounds=3), answers=False)
     told = profile("a")
     bench.join("a", "b", profile=told)
-    assert bench.owed == [InitialiseModel("workload", (told, told))]
+    assert bench.owed == [InitialiseModel("workload", (told, told), names=("a", "b"))]
     bench.restart()
-    assert bench.owed == [InitialiseModel("workload", (told, told))]
+    assert bench.owed == [InitialiseModel("workload", (told, told), names=("a", "b"))]
     (requested,) = bench.happened(e.ModelRequested)
     assert requested == e.ModelRequested(participants=("a", "b"))  # the journal has their profiles
     bench.answer()

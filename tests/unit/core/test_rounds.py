@@ -108,7 +108,7 @@ def test_an_empty_model_makes_round_0_an_initialisation() -> None:
 def test_the_initial_model_asked_for_is_the_one_of_the_rules() -> None:
     bench = Bench(make_rules(initial="empty"), answers=False)
     bench.join("a")
-    assert bench.owed == [InitialiseModel("empty", (PROFILE,))]
+    assert bench.owed == [InitialiseModel("empty", (PROFILE,), names=("a",))]
 
 
 def test_no_round_opens_before_the_initial_model_is_there() -> None:

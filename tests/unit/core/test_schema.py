@@ -182,7 +182,8 @@ def test_initial_model_is_made_for_the_schema() -> None:
     expected = replace(
         PROFILE, columns=schema.columns, classes=("alive", "dead", "unknown"), num_samples=10
     )
-    assert bench.owed == [InitialiseModel("workload", (expected, DataProfile(5, 3, ("alive",))))]
+    profiles = (expected, DataProfile(5, 3, ("alive",)))
+    assert bench.owed == [InitialiseModel("workload", profiles, names=("first", "old"))]
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_the_model_is_made_for_the_data_of_the_eligible() -> None:
     bench.answers = False
     bench.join("s", tags=SOUTH, profile=DataProfile(5, 99))
     bench.join("a", "b", tags=NORTH)
-    assert bench.owed == [InitialiseModel("workload", (PROFILE, PROFILE))]
+    assert bench.owed == [InitialiseModel("workload", (PROFILE, PROFILE), names=("a", "b"))]
 
 
 def test_participants_that_are_not_eligible_take_no_slots_of_the_others() -> None:
