@@ -16,7 +16,9 @@ NOTEBOOK = ROOT / "docs" / "tutorials" / "notebook.ipynb"
 
 def text_of(cell: Any) -> str:
     """All that a cell has printed, and its value."""
-    assert "stderr" not in {output.get("name") for output in cell.outputs}, cell.outputs
+    assert "stderr" not in {output.get("name") for output in cell.outputs}, "".join(
+        output.get("text", "") for output in cell.outputs
+    )
     return "".join(
         output["text"] if output["output_type"] == "stream" else output["data"]["text/plain"]
         for output in cell.outputs
