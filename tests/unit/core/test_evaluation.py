@@ -692,3 +692,12 @@ def test_models_of_steps_are_evaluated_once_a_pass_over_the_data() -> None:
         published = replace(bench.session.model, metadata={"steps_per_pass": "3"})
         bench.session = replace_of(bench.session, model=published)
     assert asked == [True, False, False, True, False, False, True]
+
+
+@pytest.mark.parametrize("metric", ["sensitivity", "specificity"])
+def test_figure_that_one_class_alone_makes_perfect_has_no_baseline_to_beat(metric: str) -> None:
+    """Always predicting one class has a sensitivity or a specificity of 1."""
+    bench = bench_of("a", "b", rounds=2, evaluate_metric=metric)
+    hand_in_tallies(bench, 0.9, 0.9)
+    assert bench.session.evaluation.no_better == ""
+    assert bench.session.evaluation.winner is not None

@@ -44,6 +44,10 @@ WELL_KNOWN: Mapping[str, bool] = {
     "mae": True,
 }
 
+# Always predicting one class has the best value that there is of one of these two: that is nothing
+# to beat.
+_NOTHING_TO_BEAT = frozenset(("sensitivity", "specificity"))
+
 # Metrics that tallies give for all rows; those of single sites are not averaged.
 _OF_TALLIES = frozenset((*CLASS_FIGURES, *NUMBER_FIGURES))
 
@@ -247,7 +251,7 @@ def better(
         return best
     value = evaluation.metrics[metric]
     figure = evaluation.figures.get(metric)
-    baseline = None if figure is None else figure.baseline
+    baseline = None if figure is None or metric in _NOTHING_TO_BEAT else figure.baseline
     if best is None:
         is_minimised = rules.evaluate_minimised if rules.evaluate_metric else WELL_KNOWN[metric]
         latest = number, value
