@@ -36,7 +36,8 @@ SERVICES = {
 }
 # Commands that only print, for a reader that they may wait for: SIGTERM ends them at once.
 PRINTERS = {
-    *("backup", "check-config", "export", "extend", "models", "predict", "repair", "report"),
+    *("backup", "check-config", "describe", "export", "extend", "fetch", "models", "predict"),
+    *("repair", "report"),
     *("restore", "status", "timings", "checkpoint", "roll-back", "inspect", "new", "sparse-data"),
 }
 

@@ -407,7 +407,9 @@ async def test_engine_that_is_not_installed_is_named_with_its_extra(
     coordinator = await begin(
         rounds__start_participants=1, workload__name="mlp", workload__options__engine="torch"
     )
-    site = await launch(CsvWithoutTorch(tmp_path, target_of(coordinator), "site", CLASSES))
+    header, _, rows = CLASSES.partition("\n")
+    text = f"{header}\n{rows * 3}"  # enough of them to be scaled
+    site = await launch(CsvWithoutTorch(tmp_path, target_of(coordinator), "site", text))
     assert await site.died() == 1
     assert "pip install torch" in site.log()
     await coordinator.until_logged("training_failed")

@@ -120,8 +120,11 @@ def extreme(message: Message, chance: Random, depth: int = 0) -> Message:
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
             value_field = field.message_type.fields_by_name["value"]
             for _ in range(chance.choice((1, 40))):
-                value = _value(value_field, chance)
-                getattr(message, field.name)[chance.choice(_TEXTS)] = value
+                entries, key = getattr(message, field.name), chance.choice(_TEXTS)
+                if value_field.message_type is None:
+                    entries[key] = _value(value_field, chance)
+                elif depth < 3:
+                    extreme(entries[key], chance, depth + 1)
         elif field.is_repeated:
             if field.message_type is None:
                 values = [_value(field, chance) for _ in range(chance.choice((1, 100)))]
