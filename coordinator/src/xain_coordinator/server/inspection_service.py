@@ -4,6 +4,7 @@ nothing."""
 import asyncio
 import base64
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from heapq import nsmallest
@@ -513,7 +514,7 @@ def _after(request: Paged) -> int:
     """The number that the page before ended with; clients treat its token as opaque."""
     if not request.page_token:
         return -1
-    if not request.page_token.isascii() or not request.page_token[1:].isdecimal():
+    if re.fullmatch("[!-~][0-9]{1,10}", request.page_token) is None:
         raise InvalidRequest("page_token is not one that was given here")
     return int(request.page_token[1:])
 
