@@ -648,3 +648,15 @@ def test_booleans_among_ones_and_zeros_are_numbers_and_none_is_missing(tmp_path:
     assert 'data.types."smoker" = "number"' in fix
     table = load_table(path, types={"smoker": "number"})
     np.testing.assert_equal(table.values["smoker"], [1, 0, 1, 0, np.nan, 0])
+
+
+@pytest.mark.parametrize("stray", ["V10", "45-", "1/2"])
+def test_text_with_digits_among_numbers_is_never_made_missing_by_itself(
+    tmp_path: Path, stray: str
+) -> None:
+    """Codes, and numbers that are written in another way, are left to a person by `inspect --fix`."""
+    file = tmp_path / "a.csv"
+    file.write_text("x,y\n" + "".join(f"{i},{i % 2}\n" for i in range(19)) + f"{stray},1\n")
+    with pytest.raises(DoesNotFit, match=stray) as caught:
+        load_table(file)
+    assert caught.value.fixes == ()

@@ -393,6 +393,9 @@ def _strays(
         f"{cells(name, first)} {_no_number(first)},"
         f" {num_known - num_strays} of the column's {num_known} values are; {', or '.join(ways)}"
     )
+    # Texts with digits may be codes, or numbers written in another way: a person decides.
+    if is_short and any(letter.isdigit() for text in first for letter in text):
+        return Problem(text)
     return Problem(text, (missing,) if is_short else (category,) if is_category else ())
 
 
