@@ -654,9 +654,20 @@ def test_booleans_among_ones_and_zeros_are_numbers_and_none_is_missing(tmp_path:
 def test_text_with_digits_among_numbers_is_never_made_missing_by_itself(
     tmp_path: Path, stray: str
 ) -> None:
-    """Codes, and numbers that are written in another way, are left to a person by `inspect --fix`."""
+    """Codes, and numbers that are written in another way, are left to a person by --fix."""
     file = tmp_path / "a.csv"
     file.write_text("x,y\n" + "".join(f"{i},{i % 2}\n" for i in range(19)) + f"{stray},1\n")
     with pytest.raises(DoesNotFit, match=stray) as caught:
         load_table(file)
     assert caught.value.fixes == ()
+
+
+def test_code_in_a_target_of_numbers_is_told_with_both_ways_out(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("x,y\n" + "".join(f"{i},{i * i}\n" for i in range(9)) + "9,-999\n")
+    with pytest.raises(DoesNotFit, match=r"'y', row 10: '-999', in 1 rows"):
+        load_table(file, task="regression")
+    kept = Dialect(missing_in={"y": ()})
+    assert load_table(file, task="regression", dialect=kept).target[-1] == -999
+    left_out = Dialect(missing_in={"y": ("-999",)}, missing_target="drop")
+    assert load_table(file, task="regression", dialect=left_out).num_samples == 9

@@ -148,19 +148,27 @@ def _numbers(
     ]
     if codes:
         numbers = np.where(np.isin(numbers, codes), nan, numbers)
-    if kind is None and len(numbers):
-        suspect = np.isin(numbers, _CODES)
-        if suspect.any() and not (numbers[~suspect] < 0).any():
-            row = int(np.flatnonzero(suspect)[0])
-            text = f"{numbers[row]:g}"
-            missing = hint("xain-participant", f"data.missing_in.{quoted(name)} = [{text}]")
-            number = hint("xain-participant", f'data.types.{quoted(name)} = "number"')
-            what = (
-                f"{cells(name, {text: row})}, in {int(suspect.sum())} rows, and no other value is"
-                f" below 0; {missing} if it stands for a missing value, or {number} if it is one"
-            )
-            raise DoesNotFit([Problem(what, (missing,))])
+    if kind is None:
+        number = hint("xain-participant", f'data.types.{quoted(name)} = "number"')
+        _require_no_code(name, numbers, number)
     return _made(name, "number", numbers)
+
+
+def _require_no_code(name: str, numbers: NDArray[np.float64], is_value: str) -> None:
+    """Raise DoesNotFit if a number such as -999 stands among numbers that are all 0 or more.
+
+    is_value: the setting that says that it is one.
+    """
+    suspect = np.isin(numbers, _CODES)
+    if suspect.any() and not (numbers[~suspect] < 0).any():
+        row = int(np.flatnonzero(suspect)[0])
+        text = f"{numbers[row]:g}"
+        missing = hint("xain-participant", f"data.missing_in.{quoted(name)} = [{text}]")
+        what = (
+            f"{cells(name, {text: row})}, in {int(suspect.sum())} rows, and no other value is"
+            f" below 0; {missing} if it stands for a missing value, or {is_value} if it is one"
+        )
+        raise DoesNotFit([Problem(what, (missing,))])
 
 
 def _number_of(text: str) -> float:
@@ -437,6 +445,9 @@ def read_target(
         if len(made) > 1:
             raise DoesNotFit([Problem(f"column {name!r}: parts of a date are no target")])
         values = made[0][1]
+        if name not in dialect.missing_in:
+            nothing = hint("xain-participant", f"data.missing_in.{quoted(name)} = []")
+            _require_no_code(name, values, nothing)
         return values, np.isnan(values)
     if is_text(column):
         column = known_texts(name, column, dialect)
