@@ -42,7 +42,7 @@ class Source:
     drop: Sequence[str] = ("rownames",)
 
 
-# What the trial knows before the treatment, and the weight at birth.
+# Columns that the trial knows before the treatment, and the weight at birth.
 _BASELINE = """
 Group Age Black White Hisp Education Public.Asstce Hypertension Diabetes BMI Use.Tob Use.Alc
 Drug.Add Prev.preg N.prev.preg N.living.kids N.qualifying.teeth BL.GE BL..BOP BL.PD.avg

@@ -184,7 +184,7 @@ async def test_objects_that_a_store_has_lost_are_restored(
             store = store_of_session(opened, journal, last.session.session_id)
             for _, ref in objects_of(last).values():
                 assert not why_damaged(store, ref)
-            # Of the first session, at which `repair` does not look.
+            # A model of the first session, at which `repair` does not look.
             gone = next(key for key in models if key.startswith(journal.session_ids()[0]))
             opened.delete(gone)
     capsys.readouterr()

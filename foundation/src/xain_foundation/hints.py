@@ -10,7 +10,7 @@ PLACEHOLDERS: Final = ("FILE", "FOLDER", "HOST", "KEY", "N", "NAME", "PORT", "VA
 
 # A setting that can be typed behind --set in every shell as it is, without the blanks.
 _PLAIN = re.compile(r'[\w.]+ = (?:[\w.:%/+-]*|"[\w.:%/+-]*")')
-# What a shell of Unix or of Windows changes between double quotes, and quotes of the value itself.
+# Characters that a shell of Unix or Windows changes between double quotes, and single quotes.
 _CHANGED = re.compile(r"[$`\\%!'\n]")
 
 

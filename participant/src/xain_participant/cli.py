@@ -657,7 +657,7 @@ def _load_data(settings: "ParticipantConfig") -> "tuple[Table, Table]":
         also = hint("xain-participant", "xain-participant inspect --fix")
         fail(PROGRAM, f"{error}{f'; {also} to write the settings' if fixes else ''}", EXIT_FAILED)
     ours = settings.partition.partition().apply(everything)
-    # What is measured on so few rows tells of each of them, and travels.
+    # Metrics on so few rows tell of each of them, and travel.
     least = settings.data.min_known
     return split_train_test(ours, settings.data.test_fraction, settings.training.seed, least=least)
 

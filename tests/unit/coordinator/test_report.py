@@ -358,7 +358,7 @@ def test_columns_are_used_or_left_out_with_a_reason_and_the_data_are_described()
 
 
 def test_figures_of_the_coordinators_own_rows_are_called_so() -> None:
-    """Nobody knows whether a site has trained on these rows, too."""
+    """The coordinator's own rows may be among those that a site has trained on."""
     told = of_model(tallied(), list("ab"), best_round=3, metric="log_loss")
     told.rounds.rounds[-1].coordinator_evaluation.CopyFrom(tallies_message(tallied()))
     text = read(told).text

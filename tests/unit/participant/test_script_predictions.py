@@ -54,6 +54,6 @@ def test_floats_are_a_regression() -> None:
         ([1, 0], [float("nan"), 0.5], None, "not finite"),
     ],
 )
-def test_what_cannot_be_tallied_is_told(y_true, y_pred, classes, why) -> None:
+def test_predictions_that_do_not_fit_the_truth_are_refused(y_true, y_pred, classes, why) -> None:
     with pytest.raises(ValueError, match=why):
         tallies_of(y_true, y_pred, classes)

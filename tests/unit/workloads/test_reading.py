@@ -447,7 +447,7 @@ def test_fifty_thousand_is_never_fifty(tmp_path: Path) -> None:
         assert list(map(setting_of, caught.value.fixes)) == ['data.thousands = ","']
 
 
-def test_what_was_found_is_in_the_dialect_of_the_table(tmp_path: Path) -> None:
+def test_detected_marks_and_encoding_are_in_the_dialect_of_the_table(tmp_path: Path) -> None:
     content = text(german(changed(cost=lambda _, cell: f"{cell} €")), separator=";", above="Ward\n")
     found = settings(tmp_path, content.encode("cp1252")).load().dialect
     assert (found.encoding, found.separator, found.decimal) == ("cp1252", ";", ",")

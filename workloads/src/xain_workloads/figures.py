@@ -31,7 +31,7 @@ OF_PROBABILITIES = ("auc", "log_loss", "brier", "calibration_error")
 NUMBER_FIGURES = ("r2", "rmse", "mse", "mae")
 # For a line of text or a column of a table, of the many that there are.
 SHOWN = ("accuracy", "auc", "log_loss", "r2", "rmse")
-# By which models are compared unless told: the first that there is.
+# Figures by which models are compared unless one is named: the first that there is.
 DEFAULTS = ("log_loss", "mse", "balanced_accuracy")
 
 _Z = 1.959963984540054  # of a 95 % interval

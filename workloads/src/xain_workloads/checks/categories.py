@@ -63,7 +63,7 @@ def _spellings(summary: Summary, column: Categories) -> Iterator[Finding]:
             if name == common:
                 continue
             yield from _spelt(summary, column, name, common)
-            # Of two sites nobody knows which is right.
+            # With two sites, either may be the right one.
             own, others = set(column.sites[name][::2]), set(column.sites[common][::2])
             if len(own) == len(others) and not own & others:
                 yield from _spelt(summary, column, common, name)

@@ -171,7 +171,7 @@ def _explained(
         return _unit(column, site, ratio, median)
     wider = own / others.spread
     if distance >= _VERY_FAR and not 0.2 < wider < 5:
-        # Of few rows the quantiles are too coarse to be matched, and the spread is no ratio.
+        # Quantiles of few rows are too coarse to be matched, and their spread is no ratio.
         middle = float(values[4] / others.quantiles[4]) if others.quantiles[4] else 0.0
         for one in (ratio for known in RATIOS for ratio in (known, 1 / known)):
             if isclose(middle, one, rel_tol=0.3) and 1 / 3 < wider / one < 3:
@@ -258,7 +258,7 @@ def _lone_masses(
         return
     name = column.name
     centre = float(np.median(table["quantiles"][at, 4]))
-    # Of two sites the one with the cell may have a spread that is due to it.
+    # With two sites, the spread of the site with the cell may be due to the cell.
     spreads = table["spread"][at]
     spread = float(spreads.min() if len(at) == 2 and spreads.min() > 0 else np.median(spreads))
     reach = np.zeros(len(table["site"]))
@@ -268,7 +268,7 @@ def _lone_masses(
         site = summary.names[int(table["site"][row])]
         value, rows, gap = (float(table[key][row]) for key in ("mass", "mass_rows", "gap"))
         count, distinct = table["count"][row], table["distinct"][row]
-        # Of few cells the value is an estimate, so that 1209 may look like 998.
+        # The value is an estimate where there are few cells: 1209 may look like 998.
         is_exact = value in CODES and (value < 0 or value >= 98)
         is_negative = value < 0 <= table["q0"][row]
         code = min(CODES, key=lambda one: abs(one - value))

@@ -28,7 +28,7 @@ _DATES = [
 ]
 _TIME_ALONE = re.compile(_TIME)
 _COMPACT = re.compile(r"(?P<year>(19|20)\d{2})(?P<month>\d{2})(?P<day>\d{2})")
-# By their first three letters, in English and German.
+# Months by their first three letters, in English and German.
 _MONTHS = {
     name: number
     for names in (

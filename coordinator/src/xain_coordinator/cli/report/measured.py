@@ -26,7 +26,7 @@ MAX_SITES = 200
 # Figures in the table of the sites.
 OF_SITES = ("accuracy", "sensitivity", "specificity", "auc", "log_loss", "r2", "rmse", "mae")
 
-# Those for which always predicting one class or value is no better.
+# Figures in which always predicting one class or value does not win.
 JUDGED = frozenset(("accuracy", "auc", "log_loss", "r2", "rmse", "mae"))
 
 WORDS: Mapping[str, str] = {
