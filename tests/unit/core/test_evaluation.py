@@ -28,6 +28,7 @@ from xain_coordinator.core.keys import update_key
 from xain_coordinator.core.questions import AssignmentFor, MayUpload
 from xain_coordinator.core.replacing import replace as replace_of
 from xain_coordinator.core.values import Evaluation, Phase, Task
+from xain_coordinator.server.inspection_service import evaluation_warnings
 from xain_workloads.tallies import Tallies, add, tally_classes, tally_numbers
 
 SCORES = {"accuracy": 0.5, "loss": 1.0}
@@ -701,3 +702,28 @@ def test_figure_that_one_class_alone_makes_perfect_has_no_baseline_to_beat(metri
     hand_in_tallies(bench, 0.9, 0.9)
     assert bench.session.evaluation.no_better == ""
     assert bench.session.evaluation.winner is not None
+
+
+def test_sites_that_are_not_in_the_figures_are_named() -> None:
+    """A diverged model sends no sums, and the figures of the others look well."""
+    bench = bench_of("a", "b", rounds=2)
+    hand_in(bench, "a", {"mse": 1e130}, 5)
+    weights = stored(update_key(0, "b"), "b@0")
+    bench.send(c.EndTrainingRound("b", 0, 10, weights, evaluation=told("b", 0.9)))
+    history = history_of(bench)
+    assert history.not_in_figures == ["a"]
+    (warning,) = evaluation_warnings(bench.session, history)
+    assert "without those of a, whose predictions" in warning
+
+
+def test_metric_that_models_are_compared_by_and_later_lacks_is_warned_of() -> None:
+    bench = bench_of("a", "b", rounds=3)
+    hand_in_tallies(bench, 0.9, 0.9)
+    assert not bench.session.evaluation.lacks_metric
+    without = replace(told("a", 0.9), tallies=tally_classes(2, *(np.arange(40) % 10 < 3,) * 2))
+    number = bench.session.trained_by("a")
+    for name, one in (("a", without), ("b", told("b", 0.9))):
+        weights = stored(update_key(number, name), f"{name}@{number}")
+        bench.send(c.EndTrainingRound(name, number, 10, weights, evaluation=one))
+    (warning,) = evaluation_warnings(bench.session, history_of(bench))
+    assert warning.startswith("The latest evaluation lacks log_loss")

@@ -294,7 +294,7 @@ class EvaluationProgress:
     descent: with the rule "gradient", how the loss in training has fallen.
     measured_round: number of the model that was evaluated last, the untrained one among them; -1
         before the first.
-    lacks_metric: whether the latest evaluation has no [evaluate] metric.
+    lacks_metric: whether the latest evaluation lacks the metric that models are compared by.
     """
 
     best: Best | None = None
@@ -362,7 +362,8 @@ class EvaluationProgress:
         best = self.best
         if number != untrained:
             best = better(best, rules, number, evaluation, tallies)
-        lacks = bool(rules.evaluate_metric) and rules.evaluate_metric not in evaluation.metrics
+        metric = rules.evaluate_metric or ("" if best is None else best.metric)
+        lacks = bool(metric) and metric not in evaluation.metrics
         return replace(self, best=best, measured_round=number, lacks_metric=lacks)
 
     def owing(

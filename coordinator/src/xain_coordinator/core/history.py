@@ -411,6 +411,16 @@ class History:
         return sum(num_lost for num_lost, _ in lost) / could if could else 0.0
 
     @property
+    def not_in_figures(self) -> list[str]:
+        """Sites whose held-out rows are not in the figures of the latest round that has figures, if
+        that is among the latest MAX_UNEVALUATED, although they have measured its model."""
+        for record in islice(reversed(self.rounds), MAX_UNEVALUATED):
+            if record.evaluation is not None and record.evaluation.figures:
+                known = {name: one.evaluation for name, one in record.sites.items()}
+                return sorted(n for n, one in known.items() if one and one.has_averages_only)
+        return []
+
+    @property
     def withheld(self) -> list[str]:
         """Sites that have too few held-out rows to tell of them, in the latest round with an
         evaluation of any site, if that is among the latest MAX_UNEVALUATED."""

@@ -150,6 +150,11 @@ class Evaluation:
     figures: Mapping[str, Figure] = field(default_factory=dict)
     withheld: bool = False
 
+    @property
+    def has_averages_only(self) -> bool:
+        """Whether rows were measured of which no sums came."""
+        return self.num_samples > 0 and self.tallies is None and not self.figures
+
 
 class Names(tuple[str, ...]):
     """Ordered set of names with fast membership tests."""

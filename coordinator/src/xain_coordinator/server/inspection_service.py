@@ -455,6 +455,18 @@ def evaluation_warnings(session: Session, history: History) -> list[str]:
             f"No evaluation has the metric {metric!r} of evaluate.metric, so no model is the best "
             "one, and nothing stops early."
         )
+    elif progress.lacks_metric and progress.best is not None:
+        found.append(
+            f"The latest evaluation lacks {progress.best.metric}, by which models are compared: a "
+            "site has sent no probabilities. No later model is the best one, and nothing stops "
+            "early."
+        )
+    if names := history.not_in_figures:
+        found.append(
+            "The figures of all rows are without those of "
+            f"{', '.join(names[:MAX_WARNINGS])}{' and others' if len(names) > MAX_WARNINGS else ''}"
+            ", whose predictions are too far off to be squared, or that sent averages only."
+        )
     if names := history.withheld:
         listed = ", ".join(names[:MAX_WARNINGS]) + (
             " and others" if len(names) > MAX_WARNINGS else ""
