@@ -121,7 +121,7 @@ async def status_with(
             status = (await asyncio.to_thread(fetch, f"127.0.0.1:{port}")).status
             if is_there(status):
                 return status
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # a poll, not a race
 
 
 async def test_finding_is_logged_journalled_shown_and_told_to_its_site(start: Start) -> None:

@@ -89,8 +89,6 @@ def test_file_over_a_bound_is_refused_in_one_line_before_it_is_read(name, tmp_pa
         readers.append((formats.read, NoModel))
     if path.suffix != ".skops":
         readers.append((load_model_file, CannotStartFrom))
-    if path.suffix == ".skops":
-        pytest.importorskip("skops")
     for read, error in readers:
         tracemalloc.start()
         with pytest.raises(error, match=says) as caught:

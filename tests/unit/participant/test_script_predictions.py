@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from xain.predictions import tallies_of
 from xain_workloads.figures import figures
@@ -19,7 +20,6 @@ def test_probabilities_of_one_and_of_both_classes_are_the_same() -> None:
 
 
 def test_torch_tensors_of_a_graph_are_taken() -> None:
-    torch = pytest.importorskip("torch")
     scores = torch.tensor(np.log(BOTH), requires_grad=True)
     found = tallies_of(torch.tensor(TRUE), scores.softmax(1))
     assert found.confusion == tallies_of(TRUE, BOTH).confusion

@@ -48,8 +48,6 @@ def trained(name: str, options: Mapping[str, Any], data: Dataset) -> tuple[Workl
 def test_probabilities_are_those_of_the_exported_estimator(
     name: str, options: Mapping[str, Any], source: str
 ) -> None:
-    if name == "neural":
-        pytest.importorskip("torch")
     data = load(source)
     workload, model = trained(name, options, data)
     rows = prepare(model.metadata, Table.from_dataset(data)).features
@@ -116,8 +114,6 @@ REGRESSIONS: tuple[tuple[str, Mapping[str, Any]], ...] = (
 def test_tallies_of_a_model_give_the_figures_of_its_own_predictions(
     name: str, options: Mapping[str, Any], task: str
 ) -> None:
-    if name == "neural":
-        pytest.importorskip("torch")
     data = load("diabetes" if task == "regression" else "iris", task=task)
     workload, model = trained(name, options, data)
     prepared = prepare(model.metadata, Table.from_dataset(data))

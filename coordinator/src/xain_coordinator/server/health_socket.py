@@ -111,7 +111,7 @@ class HealthSocket:
         """Warn in intervals that a backup holds up the removal of objects."""
         lasted_s = 0.0
         while True:
-            await asyncio.sleep(self.long_backup_s)
+            await asyncio.sleep(self.long_backup_s)  # the interval of the warnings
             lasted_s += self.long_backup_s
             log.warning("backup_holds_up_removal", pid=pid, copy=str(copy), lasted_s=lasted_s)
 
