@@ -62,7 +62,8 @@ class ConnectionLimit:
     call. keep() is told of the others.
 
     max_owners, per_owner: connections that are kept: the latest few of each of the latest owners.
-    num_newcomers: owners who may come at once. Until a call is accepted they are unregistered.
+    num_newcomers: owners who may come at once. Until a call is accepted they are unregistered, and
+        so many may be, if that is more than max_unregistered.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class ConnectionLimit:
     @property
     def _max_unregistered(self) -> int:
         still_away = max(0, self._num_newcomers - len(self._kept))
-        return min(self._bound + still_away, _max_open() // 4)
+        return min(max(self._bound, still_away), _max_open() // 4)
 
     def _look(self) -> None:
         with self._lock:

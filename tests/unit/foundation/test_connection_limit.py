@@ -92,7 +92,7 @@ def test_latest_connections_of_the_latest_owners_are_kept(at_end: ExitStack) -> 
 
 def test_newcomers_have_room_until_they_are_owners(at_end: ExitStack) -> None:
     port = Port(at_end)
-    limit = port.limit(num_newcomers=1)
+    limit = port.limit(num_newcomers=MAX_UNREGISTERED + 1)
     connections = port.connect(MAX_UNREGISTERED + 2)
     until(lambda: num_open(connections) == MAX_UNREGISTERED + 1, "the end of one")
     limit.keep("ipv4:127.0.0.1:1", "newcomer")
