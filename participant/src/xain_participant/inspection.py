@@ -8,6 +8,7 @@ import numpy as np
 
 from xain_foundation.hints import hint
 from xain_workloads.checks import Finding, check
+from xain_workloads.describe import OF_TWO
 from xain_workloads.errors import NoData
 from xain_workloads.profile import DataProfile, check_profile
 from xain_workloads.reading.dialect import Dialect
@@ -94,8 +95,8 @@ def _lines(train: Table, test: Table, profile: DataProfile, least: int) -> Itera
     yield from (f"note: {finding}" for finding in cells_held_out(profile, test.profile(least)))
     yield (
         "A coordinator is told the above, and takes it if the data of the session have the same"
-        " columns, types, units, target and classes. No row is sent. With two sites each can"
-        " compute the other's figures from those of both; --json shows all that is sent."
+        f" columns, types, units, target and classes. No row is sent; {OF_TWO}. --json shows all"
+        " that is sent."
     )
 
 

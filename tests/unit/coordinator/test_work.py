@@ -19,11 +19,12 @@ import xxhash
 from numpy.typing import ArrayLike
 
 from support.clock import HeldClock
+from support.logs import capture_logs
 from support.memory_journal import MemoryJournal
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
 from xain_coordinator.core.decider import resume
-from xain_coordinator.core.keys import journalled_key
+from xain_coordinator.core.keys import TABLE_ONE, journalled_key
 from xain_coordinator.core.replies import Reply
 from xain_coordinator.core.values import DataProfile, Phase, Rules
 from xain_coordinator.driver.driver import Driver
@@ -35,6 +36,7 @@ from xain_coordinator.ports import Fenced, JournalError, KeyNotFound, Record, St
 from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.stores.memory import MemoryStore, MemoryUpload
 from xain_coordinator.updates.measuring import measure, measure_bytes
+from xain_workloads.describe import TableOne
 from xain_workloads.model import Model, TensorSpec
 
 VECTOR = np.arange(3, dtype=np.float32)
@@ -558,7 +560,7 @@ class Workload:
         self.error = error
 
     def initial_model(self, profiles: Sequence[DataProfile], metadata: object = None) -> Model:
-        assert list(profiles) == [PROFILE]
+        self.profiles = list(profiles)
         if self.error is not None:
             raise self.error
         # Big-endian on purpose: what is stored never is.
@@ -566,6 +568,40 @@ class Workload:
 
 
 WITH_WORKLOAD = make_rules(initial="workload")
+
+
+@pytest.mark.parametrize("names", [("p0", "p1"), ("p1", "p0")])
+async def test_model_and_table_one_do_not_depend_on_the_order_of_arrival(
+    names: tuple[str, str],
+) -> None:
+    """Where sketches of many sites are joined, quantiles depend on the order of the sites."""
+    profiles = {"p0": DataProfile(10, 3), "p1": DataProfile(20, 3)}
+    workload, store = Workload(), MemoryStore()
+    rules = make_rules(initial="workload", num_participants=2)
+    with capture_logs() as lines:
+        async with fleet(Disk(), store, rules, workload=workload) as f:
+            for name in names:
+                await f.driver.submit(c.Rendezvous(name, profiles[name]))
+            await f.driver.brings(c.InitialisationDone)
+    table = TableOne.from_json(read(store, TABLE_ONE).decode())
+    assert workload.profiles == [*profiles.values()]
+    assert list(table.num_samples) == [*profiles]
+    (line,) = [one for one in lines if one["event"] == "two_sites"]
+    assert "each can compute the other's figures" in line["reason"]
+
+
+async def test_sites_see_no_table_one_before_the_model_is_made() -> None:
+    """Figures of a site that joins after a failed attempt could be computed from the tables before
+    and after."""
+    workload = Workload(ValueError("no participant has any rows"))
+    async with fleet(Disk(), MemoryStore(), WITH_WORKLOAD, workload=workload) as f:
+        await f.join("p0")
+        await f.driver.brings(c.InitialisationFailed)
+        assert f.worker.description() == ""
+        workload.error = None
+        await f.join("p1")
+        await f.driver.brings(c.InitialisationDone)
+        assert TableOne.from_json(f.worker.description()).num_sites == 2
 
 
 async def test_profiles_that_do_not_suffice_are_told_to_the_session() -> None:

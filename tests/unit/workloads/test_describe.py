@@ -72,6 +72,14 @@ def test_text_shows_sites_and_all() -> None:
         assert words in text
 
 
+def test_two_sites_are_told_that_each_can_compute_the_others_figures() -> None:
+    told = "each can compute the other's figures"
+    two = table_one({name: TABLES[name] for name in ("north", "south")})
+    assert told in two.for_sites(2).to_text()
+    assert told in two.to_text()
+    assert told not in table_one(TABLES).to_text()
+
+
 def test_sites_see_no_figure_of_fewer_than_min_sites() -> None:
     table = table_one(TABLES).for_sites(2)
     assert table.rows[0].together.mean is not None

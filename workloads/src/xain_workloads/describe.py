@@ -31,6 +31,7 @@ SHOWN_SITES = 8  # in a table for people
 MAX_CATEGORIES = 30  # of a column that are shown, the most frequent; the others are counted
 _SHARES = np.array([0.05, 0.25, 0.5, 0.75, 0.95])
 ALL = "all"
+OF_TWO = "with two sites each can compute the other's figures from those of both"
 _VERSION = 1
 
 
@@ -183,6 +184,8 @@ class TableOne:
             found.append(f"and {more} more sites, see --csv")
         if self.min_sites:
             found.append(f"figures are of {self.min_sites} sites or more")
+        if self.num_sites == 2:
+            found.append(OF_TWO)
         return found
 
 

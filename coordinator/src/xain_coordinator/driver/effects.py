@@ -12,6 +12,7 @@ import json
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -42,7 +43,7 @@ from xain_coordinator.core.effects import (
 )
 from xain_coordinator.core.errors import StaleModel, Unavailable
 from xain_coordinator.core.keys import PREPROCESSING, TABLE_ONE, model_key
-from xain_coordinator.core.values import BYTES, GlobalModel, Phase
+from xain_coordinator.core.values import BYTES, DataProfile, GlobalModel, Phase
 from xain_coordinator.driver.driver import Driver, Made
 from xain_coordinator.driver.outage import Outage
 from xain_coordinator.driver.own_evaluation import Types, evaluate_stored
@@ -62,7 +63,7 @@ from xain_foundation.backoff import Backoff
 from xain_foundation.hints import hint
 from xain_wire.np import npy_header
 from xain_workloads.checks import Finding, check
-from xain_workloads.describe import TableOne
+from xain_workloads.describe import OF_TWO, TableOne
 from xain_workloads.errors import DataError
 from xain_workloads.model import PERSONAL, Model, require_personal
 from xain_workloads.preprocessing import PreprocessingOptions, preprocessing_of
@@ -352,8 +353,8 @@ class StoreWorker:
                 + hint("xain-coordinator", 'workload.name = "NAME"')
                 + ", the one that the session was opened with"
             )
-        made = effect.made
-        return initial_model(self._workload, effect.profiles, self._preprocessing, made)
+        profiles = [profile for _, profile in _by_name(effect)] or effect.profiles
+        return initial_model(self._workload, profiles, self._preprocessing, effect.made)
 
     # --- effects ---
 
@@ -377,8 +378,11 @@ class StoreWorker:
         """Check and describe the data that the model is made for. Raises DataError."""
         if not effect.names:
             return ()
-        sites = list(zip(effect.names, effect.profiles, strict=True))
-        self._record(TABLE_ONE, TableOne.of(sites).to_json().encode())
+        sites = _by_name(effect)
+        table = TableOne.of(sites)
+        self._record(TABLE_ONE, table.to_json().encode())
+        if table.num_sites == 2:
+            log.info("two_sites", round=0, reason=OF_TWO)
         findings = check(sites, self._checks)
         for finding in findings[:MAX_LOGGED]:
             tell = log.info if finding.level == "note" else log.warning
@@ -411,7 +415,13 @@ class StoreWorker:
 
     def description(self) -> str:
         """JSON of what the data of all participants are together, as participants may see it; ""
-        before the model is asked for. Blocks. Raises StoreError and DataError."""
+        before the first model is made. Blocks. Raises StoreError and DataError.
+
+        Later participants are not in the table. Those that come after a failed attempt to make the
+        model are: with that attempt's table, their figures could be computed by subtraction.
+        """
+        if self._driver.session.model is None:
+            return ""
         try:
             with self._store.open(TABLE_ONE) as reader:
                 text = reader.read(0, reader.size).decode()
@@ -468,6 +478,14 @@ class StoreWorker:
         if self._publish_further is not None:
             self._publish_further(model)
         return model
+
+
+def _by_name(effect: InitialiseModel) -> list[tuple[str, DataProfile]]:
+    """Names and profiles in the order of the names, so that table one, findings and the model do
+    not depend on the order of arrival; none for profiles without names."""
+    if not effect.names:
+        return []
+    return sorted(zip(effect.names, effect.profiles, strict=True), key=itemgetter(0))
 
 
 def store_model(store: WeightsStore, round_: int, model: Model) -> GlobalModel:
