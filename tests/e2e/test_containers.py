@@ -293,7 +293,7 @@ for source in BUNDLED:
             kind = workload.create("sgd", options)
             model = workload.fit_centralised(kind, data, epochs=1, seed=0)
             kind.predict(model, data.features)
-            print(source, loss, kind.evaluate(model, data))
+            print(source, loss, kind.measure(model, data).metrics)
     kind = workload.create("mlp", {"task": task})
     print(source, workload.evaluate(workload.fit_centralised(kind, data, epochs=1, seed=0), data))
 """

@@ -156,7 +156,7 @@ class WorkloadParticipant(Participant):
             self.evaluate_round(weights)
         data, _ = self._datasets()
         if epochs == 0:  # a round that only measures
-            self.update_metrics(**self._workload.evaluate(model, data))
+            self.update_metrics(**self._workload.measure(model, data).metrics)
             return weights, data.num_samples
         started_at = time.monotonic()
         if self._assignment.process_group is not None:

@@ -141,7 +141,7 @@ async def test_module_of_a_builder_is_trained_and_measured_by_the_coordinator(
     monkeypatch.setattr(neural_builders, "_allowed", set())
     workload = create("neural", {"builder": "clinic_nets:make"})
     with pytest.raises(ValueError, match="is not allowed here"):
-        workload.evaluate(
+        workload.measure(
             Model(np.zeros(42), session.model.layout, session.model.metadata),
             prepare(session.model.metadata, data),
         )

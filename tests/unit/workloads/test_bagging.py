@@ -185,7 +185,7 @@ def test_votes_of_sites_with_missing_classes_are_those_of_numpy(vote: str) -> No
     workload = create("bagging", json.loads(model.metadata["options"]))
     assert workload.predict(model, data.features).tolist() == expected.tolist()
     assert {len(estimator.classes_) for _, estimator in members(model)} == {1, 2}
-    measured = workload.evaluate(model, data)
+    measured = workload.measure(model, data).metrics
     assert measured["accuracy"] == np.mean(expected == data.target)
     if vote == "soft":
         votes /= votes.sum(axis=1, keepdims=True)
@@ -201,7 +201,7 @@ def test_regression_takes_the_weighted_mean() -> None:
     expected = np.average([e.predict(data.features) for e in estimators], axis=0, weights=weights)
     workload = create("bagging", json.loads(model.metadata["options"]))
     assert np.allclose(workload.predict(model, data.features), expected)
-    assert workload.evaluate(model, data)["r2"] > 0.4
+    assert workload.measure(model, data).metrics["r2"] > 0.4
 
 
 @pytest.mark.parametrize("name", ["LinearSVC", "LogisticRegression", "KNeighborsClassifier"])
@@ -210,14 +210,14 @@ def test_other_estimators_vote_where_classes_are_missing(name: str) -> None:
     data = flowers()
     model = ensemble(data, by_class(data), estimator=name, parameters={})
     workload = create("bagging", json.loads(model.metadata["options"]))
-    assert workload.evaluate(model, data)["accuracy"] > 0.6
+    assert workload.measure(model, data).metrics["accuracy"] > 0.6
 
 
 def test_empty_ensemble_is_measured_and_predicts_nothing() -> None:
     data = flowers()
     workload = create("bagging", TREES)
     model = initial_model(workload, [data.profile()])
-    assert workload.evaluate(model, data)["loss"] == pytest.approx(np.log(3))
+    assert workload.measure(model, data).metrics["loss"] == pytest.approx(np.log(3))
     with pytest.raises(ValueError, match="no estimators before the first round"):
         workload.predict(model, data.features)
 
@@ -430,8 +430,8 @@ def test_list_of_estimators_says_why_it_cannot_predict() -> None:
     data = flowers()
     model, _ = held(data, by_class(data))
     workload = create("bagging", TREES | {"publish": False})
-    for call in (workload.predict, workload.to_sklearn, workload.evaluate):
-        given = {workload.predict: (data.features,), workload.evaluate: (data,)}.get(call, ())
+    for call in (workload.predict, workload.to_sklearn, workload.measure):
+        given = {workload.predict: (data.features,), workload.measure: (data,)}.get(call, ())
         with pytest.raises(ValueError, match="the fitted estimators stay at the participants"):
             call(model, *given)
 

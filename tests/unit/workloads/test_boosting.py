@@ -68,10 +68,12 @@ def test_three_participants_learn_what_they_hold_together(
     rows = np.array_split(np.arange(train.num_samples), 3)
     workload = create("xgboost", {"task": task, "max_depth": 3, "eta": 0.2})
     model = federated(workload, [train.subset(part) for part in rows], rounds=20)
-    assert workload.evaluate(model, test)[metric] > least
+    assert workload.measure(model, test).metrics[metric] > least
     predicted = workload.predict(model, test.features)
     if task == "classification":
-        assert np.mean(predicted == test.target) == workload.evaluate(model, test)["accuracy"]
+        assert (
+            np.mean(predicted == test.target) == workload.measure(model, test).metrics["accuracy"]
+        )
 
 
 def test_training_is_the_same_every_time_and_subsamples_anew_in_each_round() -> None:
@@ -105,7 +107,7 @@ def test_missing_values_are_a_direction_of_their_own() -> None:
     data = Dataset(features, np.where(missing, "yes", "no"))
     workload = create("xgboost", {"max_depth": 1})
     model = federated(workload, halves(data), rounds=5)
-    assert workload.evaluate(model, data)["accuracy"] == 1.0
+    assert workload.measure(model, data).metrics["accuracy"] == 1.0
 
 
 def test_initial_model_needs_no_xgboost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,14 +130,14 @@ def test_wrong_data_and_models_are_refused() -> None:
     with pytest.raises(DataError, match="only NaN stands for a missing value"):
         workload.predict(model, np.full((1, 13), np.inf))
     with pytest.raises(NoData):
-        workload.evaluate(model, data.subset([]))
+        workload.measure(model, data.subset([]))
     other = from_arrays(data.features[:2], ["0", "9"])
     with pytest.raises(DataError, match="none of the model's classes"):
-        workload.evaluate(model, other)
+        workload.measure(model, other)
     with pytest.raises(ValueError, match="the model is no booster"):
-        workload.evaluate(replace(model, vector=model.vector[:-9]), data)
+        workload.measure(replace(model, vector=model.vector[:-9]), data)
     with pytest.raises(ValueError, match="a model of float32 is no booster"):
-        workload.evaluate(replace(model, vector=np.zeros(3, np.float32)), data)
+        workload.measure(replace(model, vector=np.zeros(3, np.float32)), data)
     with pytest.raises(DataError, match="classification needs two classes or more"):
         workload.initial_model([DataProfile(3, 2, ("a",))])
 

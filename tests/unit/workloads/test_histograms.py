@@ -171,15 +171,15 @@ def test_each_model_on_the_way_is_a_booster_that_predicts_better(task: str) -> N
     model = initial_model(workload, [table.profile()])
     data = prepare(model.metadata, table)
     name = "mse" if task == "regression" else "loss"
-    losses, depths = [workload.evaluate(model, data)[name]], []
+    losses, depths = [workload.measure(model, data).metrics[name]], []
     for number in range(1, 7):
         result = workload.train(model, data, epochs=1, epoch_base=0, seed=0)
-        assert result.metrics == pytest.approx(workload.evaluate(model, data), rel=1e-5)
+        assert result.metrics == pytest.approx(workload.measure(model, data).metrics, rel=1e-5)
         model = next_model(workload, model, [data])
         booster = booster_of(model)
         assert booster.num_boosted_rounds() == (number + 2) // 3
         assert bytes(booster.save_raw("json")).count(b'"split_type"') == len(trees_of(model))
-        losses.append(workload.evaluate(model, data)[name])
+        losses.append(workload.measure(model, data).metrics[name])
         depths.append(depth(trees_of(model)[-1]))
     assert losses == sorted(losses, reverse=True)
     assert depths == [1, 2, 3, 1, 2, 3]

@@ -118,7 +118,10 @@ def test_predictions_are_those_of_scikit_learn(
     estimator = workload.to_sklearn(model)
     predicted = workload.predict(model, data.features)
     assert predicted.tolist() == estimator.predict(data.features).tolist()
-    assert estimator.score(data.features, data.target) == workload.evaluate(model, data)["accuracy"]
+    assert (
+        estimator.score(data.features, data.target)
+        == workload.measure(model, data).metrics["accuracy"]
+    )
 
 
 def test_site_without_some_classes_trains_all_outputs(iris: Dataset) -> None:
@@ -202,7 +205,7 @@ def test_data_that_do_not_fit_the_model_are_refused(iris: Dataset) -> None:
     with pytest.raises(DataError, match=r"\(150, 2\), .*\(n, 4\)"):
         train(workload, model, Dataset(iris.features[:, :2], iris.target))
     with pytest.raises(DataError, match="label 'rose' is none"):
-        workload.evaluate(model, Dataset(iris.features[:1], np.array(["rose"])))
+        workload.measure(model, Dataset(iris.features[:1], np.array(["rose"])))
     with pytest.raises(DataError, match="for regression, the workload for classification"):
         train(workload, model, Dataset(iris.features, np.arange(150.0)))
 

@@ -214,9 +214,9 @@ def test_rows_that_do_not_fit_are_told(iris: Dataset) -> None:
     with pytest.raises(NoData):
         workload.train(model, iris.subset([]), epochs=1, epoch_base=0, seed=0)
     with pytest.raises(DataError, match="the model needs"):
-        workload.evaluate(model, Dataset(np.zeros((2, 3)), iris.target[:2]))
+        workload.measure(model, Dataset(np.zeros((2, 3)), iris.target[:2]))
     with pytest.raises(DataError, match="label 'x' is none"):
-        workload.evaluate(model, Dataset(np.zeros((1, 4)), np.array(["x"])))
+        workload.measure(model, Dataset(np.zeros((1, 4)), np.array(["x"])))
 
 
 def test_batch_normalisation_of_one_row_is_told(iris: Dataset) -> None:
@@ -234,9 +234,9 @@ def test_model_of_another_network_is_told(iris: Dataset) -> None:
     model = neural().initial_model([iris.profile()])
     other = neural(layers=[{"type": "linear"}])
     with pytest.raises(ValueError, match=r"'0\.weight' .*\(64, 4\) in the model"):
-        other.evaluate(model, iris)
+        other.measure(model, iris)
     with pytest.raises(ValueError, match="do not have the number of features"):
-        neural().evaluate(replace(model, metadata={"classes": model.metadata["classes"]}), iris)
+        neural().measure(replace(model, metadata={"classes": model.metadata["classes"]}), iris)
 
 
 def test_gpu_is_used_where_there_is_one(iris: Dataset) -> None:
@@ -345,7 +345,7 @@ def test_builders_that_cannot_be_used_are_told(builders: ModuleType, iris: Datas
         with pytest.raises(DataError, match=complaint):
             neural(builder=name).initial_model([iris.profile()])
     with pytest.raises(DataError, match=r"\(150, 7\) for 150 rows.*\(150, 3\)"):
-        neural(builder="nets:wide", batch_size=150).evaluate(
+        neural(builder="nets:wide", batch_size=150).measure(
             neural(builder="nets:wide").initial_model([iris.profile()]), iris
         )
 

@@ -377,7 +377,7 @@ def test_no_rows_is_its_own_error(digits: Dataset) -> None:
     with pytest.raises(NoData):
         workload.train(model, digits.subset([]), epochs=1, epoch_base=0, seed=0)
     with pytest.raises(NoData):
-        workload.evaluate(model, digits.subset([]))
+        workload.measure(model, digits.subset([]))
     assert workload.predict(model, np.empty((0, 64))).shape == (0,)
 
 
@@ -390,7 +390,7 @@ def test_unknown_label_is_named(digits: Dataset) -> None:
     with pytest.raises(DataError, match=complaint):
         workload.train(model, data, epochs=1, epoch_base=0, seed=0)
     with pytest.raises(DataError, match=complaint):
-        workload.evaluate(model, data)
+        workload.measure(model, data)
 
 
 def test_data_that_do_not_fit_are_refused(digits: Dataset, diabetes: Dataset) -> None:
@@ -433,7 +433,7 @@ def test_metrics_agree_with_scikit_learn(
     arrays = unflatten(model.vector, model.layout)
     scores = binary.features @ arrays["coef"][0].astype(float) + arrays["intercept"][0]
     expected = log_loss(binary.target == "malignant", 1 / (1 + np.exp(-scores)))
-    assert workload.evaluate(model, binary)["loss"] == pytest.approx(expected)
+    assert workload.measure(model, binary).metrics["loss"] == pytest.approx(expected)
 
     workload = create("sgd", {"loss": "hinge"})
     model = fit_centralised(workload, digits, epochs=1, seed=0)
@@ -442,14 +442,14 @@ def test_metrics_agree_with_scikit_learn(
     expected = sum(
         hinge_loss(np.where(digits.target == str(k), 1, -1), scores[:, k]) for k in range(10)
     )
-    assert workload.evaluate(model, digits)["loss"] == pytest.approx(expected)
+    assert workload.measure(model, digits).metrics["loss"] == pytest.approx(expected)
     accuracy = np.mean(workload.predict(model, digits.features) == digits.target)
-    assert workload.evaluate(model, digits)["accuracy"] == accuracy
+    assert workload.measure(model, digits).metrics["accuracy"] == accuracy
 
     workload = create("sgd", {"task": "regression", "eta0": 0.001})
     model = fit_centralised(workload, diabetes, epochs=1, seed=0)
     predicted = workload.predict(model, diabetes.features)
-    assert workload.evaluate(model, diabetes) == {
+    assert workload.measure(model, diabetes).metrics == {
         "mse": pytest.approx(mean_squared_error(diabetes.target, predicted)),
         "r2": pytest.approx(r2_score(diabetes.target, predicted)),
     }
@@ -460,9 +460,9 @@ def test_r2_of_a_constant_target_is_finite() -> None:
     workload = create("sgd", REGRESSION)
     zero = from_arrays([[1.0]], [0.0], task="regression")
     model = _start(workload, zero)
-    assert workload.evaluate(model, zero) == {"mse": 0.0, "r2": 1.0}
+    assert workload.measure(model, zero).metrics == {"mse": 0.0, "r2": 1.0}
     two = from_arrays([[1.0]], [2.0], task="regression")
-    assert workload.evaluate(model, two) == {"mse": 4.0, "r2": 0.0}
+    assert workload.measure(model, two).metrics == {"mse": 4.0, "r2": 0.0}
 
 
 # Federated
@@ -498,6 +498,6 @@ def test_federated_digits_match_centralised(digits: Dataset, seed: int) -> None:
     federated = _federate(workload, parts, rounds=20, epochs=5, seed=100 * seed)
     centralised = fit_centralised(workload, train, epochs=100, seed=seed)
 
-    reached = workload.evaluate(federated, test)["accuracy"]
+    reached = workload.measure(federated, test).metrics["accuracy"]
     assert reached > 0.93
-    assert reached > workload.evaluate(centralised, test)["accuracy"] - 0.02
+    assert reached > workload.measure(centralised, test).metrics["accuracy"] - 0.02

@@ -133,13 +133,9 @@ class BaggingWorkload:
         except ValueError as error:
             raise DataError(f"{kind.__name__} cannot be fitted on these rows: {error}") from error
 
-    def evaluate(self, model: Model, data: Dataset) -> dict[str, float]:
+    def measure(self, model: Model, data: Dataset) -> Measured:
         """Metrics on data: "accuracy", and "loss" with vote = "soft", the mean cross-entropy; or
         "r2" and "mse"."""
-        return self.measure(model, data).metrics
-
-    def measure(self, model: Model, data: Dataset) -> Measured:
-        """See Workload.measure."""
         classes, num_features = self._open(model)
         target = coded_target(self.options.task, classes, data)
         require_width(num_features, data.features)

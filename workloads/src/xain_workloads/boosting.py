@@ -92,7 +92,7 @@ class BoostingWorkload:
         """See Workload.train. The vector holds the new trees alone, `epochs` iterations, or in the
         mode "histogram" the histograms that one level of trees is grown from, float64 as bytes.
 
-        Metrics: as evaluate(), of the model with the new trees. In the mode "histogram" they are
+        Metrics: as of measure(), of the model with the new trees. In the mode "histogram" they are
         of the model that was given, since the coordinator grows the trees.
         """
         require_training(epochs, epoch_base, seed)
@@ -147,12 +147,8 @@ class BoostingWorkload:
         sums = histograms.sums(state, data.features, nodes, gradients, hessians)
         return sums, histograms.predictions(kind, margins)
 
-    def evaluate(self, model: Model, data: Dataset) -> dict[str, float]:
-        """Metrics on data: "accuracy" and "loss", the mean cross-entropy, or "r2" and "mse"."""
-        return self.measure(model, data).metrics
-
     def measure(self, model: Model, data: Dataset) -> Measured:
-        """See Workload.measure."""
+        """Metrics on data: "accuracy" and "loss", the mean cross-entropy, or "r2" and "mse"."""
         classes, kind = self._open(model)
         matrix, target = self._matrix(kind, classes, data)
         predicted = np.asarray(self._booster(model).predict(matrix), dtype=np.float64)

@@ -4,14 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
-from xain_workloads.dataset import Dataset
 from xain_workloads.model import Model
 from xain_workloads.profile import DataProfile
-from xain_workloads.workload import TrainResult
-
-_NOTHING = "the workload describe trains nothing"
 
 
 class DescribeWorkload:
@@ -36,20 +31,8 @@ class DescribeWorkload:
         """An empty model."""
         return Model(np.empty((0,), np.float32), (), {"workload": self.name, "options": "{}"})
 
-    def train(
-        self, model: Model, data: Dataset, *, epochs: int, epoch_base: int, seed: int
-    ) -> TrainResult:
+    def _trains_nothing(self, *arguments: Any, **options: Any) -> Any:
         """Raises ValueError."""
-        raise ValueError(_NOTHING)
+        raise ValueError("the workload describe trains nothing")
 
-    def evaluate(self, model: Model, data: Dataset) -> dict[str, float]:
-        """Raises ValueError."""
-        raise ValueError(_NOTHING)
-
-    def predict(self, model: Model, features: ArrayLike) -> NDArray[Any]:
-        """Raises ValueError."""
-        raise ValueError(_NOTHING)
-
-    def to_sklearn(self, model: Model) -> Any:
-        """Raises ValueError."""
-        raise ValueError(_NOTHING)
+    train = measure = predict = probabilities = to_sklearn = _trains_nothing

@@ -109,7 +109,7 @@ class MlpWorkload:
     def train(
         self, model: Model, data: Dataset, *, epochs: int, epoch_base: int, seed: int
     ) -> TrainResult:
-        """See Workload.train. Metrics: as evaluate(), after training."""
+        """See Workload.train. Metrics: as of measure(), after training."""
         require_training(epochs, epoch_base, seed)
         classes, layers = self._open(model)
         codes = coded_target(self.options.task, classes, data)
@@ -144,15 +144,11 @@ class MlpWorkload:
             vector, data.num_samples, score_metrics(self.options.task, scores, codes, scale)
         )
 
-    def evaluate(self, model: Model, data: Dataset) -> dict[str, float]:
+    def measure(self, model: Model, data: Dataset) -> Measured:
         """Metrics on data: "accuracy" and "loss", or "r2" and "mse".
 
         loss: the mean cross-entropy, without the penalty. mse: in the unit of the target, squared.
         """
-        return self.measure(model, data).metrics
-
-    def measure(self, model: Model, data: Dataset) -> Measured:
-        """See Workload.measure."""
         classes, layers = self._open(model)
         target = coded_target(self.options.task, classes, data)
         require_width(len(layers[0][0]), data.features)

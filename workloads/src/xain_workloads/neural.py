@@ -103,8 +103,8 @@ class NeuralWorkload:
     def train(
         self, model: Model, data: Dataset, *, epochs: int, epoch_base: int, seed: int
     ) -> TrainResult:
-        """See Workload.train. Metrics: as evaluate(), after training. On a GPU the same inputs may
-        give slightly different vectors.
+        """See Workload.train. Metrics: as of measure(), after training. On a GPU the same inputs
+        may give slightly different vectors.
 
         In mode "gradient" the vector is the gradient at the model, and the metrics are those of the
         model before the step, on the rows of the step; "objective" is the loss with the penalty of
@@ -209,15 +209,11 @@ class NeuralWorkload:
         metrics["objective"] = float(objective.detach())
         return TrainResult(vector, len(target), metrics)
 
-    def evaluate(self, model: Model, data: Dataset) -> dict[str, float]:
+    def measure(self, model: Model, data: Dataset) -> Measured:
         """Metrics on data: "accuracy" and "loss", or "r2" and "mse".
 
         loss: the mean cross-entropy, without a penalty. mse: in the unit of the target, squared.
         """
-        return self.measure(model, data).metrics
-
-    def measure(self, model: Model, data: Dataset) -> Measured:
-        """See Workload.measure."""
         classes, width = self._opened(model)
         target = coded_target(self.options.task, classes, data)
         require_width(width, data.features)

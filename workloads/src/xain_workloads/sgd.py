@@ -164,7 +164,7 @@ class SgdWorkload:
     def train(
         self, model: Model, data: Dataset, *, epochs: int, epoch_base: int, seed: int
     ) -> TrainResult:
-        """See Workload.train. Metrics: as evaluate(), after training.
+        """See Workload.train. Metrics: as of measure(), after training.
 
         In mode "gradient" the vector is the gradient at the model, and the metrics are those of the
         model before the step; "objective" is the loss with the penalty.
@@ -270,17 +270,13 @@ class SgdWorkload:
         options = self.options
         return options.mode == "gradient" and options.loss == "log_loss" and num_scores > 1
 
-    def evaluate(self, model: Model, data: Dataset) -> dict[str, float]:
+    def measure(self, model: Model, data: Dataset) -> Measured:
         """Metrics on data: "accuracy" and "loss", or "r2" and "mse".
 
         loss: what training minimises, without the penalty: the mean over rows of the loss, summed
         over the one-versus-rest problems. For two classes and log_loss that is the cross-entropy.
         mse: in the unit of the target, squared. r2: see regression_metrics().
         """
-        return self.measure(model, data).metrics
-
-    def measure(self, model: Model, data: Dataset) -> Measured:
-        """See Workload.measure."""
         classes, coef, intercept = self._open(model)
         codes = coded_target(self.options.task, classes, data)
         require_width(coef.shape[1], data.features)

@@ -85,11 +85,11 @@ class Workload(Protocol):
         the weights run away.
         """
 
-    def evaluate(self, model: Model, data: Dataset) -> dict[str, float]:
-        """Metrics of a model on data. Raises NoData and DataError as train() does."""
-
     def measure(self, model: Model, data: Dataset) -> Measured:
-        """Metrics as evaluate() gives them, and tallies, by one prediction of the rows."""
+        """Metrics and tallies of a model on data, by one prediction of the rows.
+
+        Raises NoData and DataError as train() does.
+        """
 
     def predict(self, model: Model, features: ArrayLike) -> NDArray[Any]:
         """Predict rows. features: (n, p) numbers.
@@ -215,7 +215,7 @@ def _initial_model(
 
 
 def evaluate(model: Model, data: Table | Dataset) -> dict[str, float]:
-    """Metrics of a model on rows as they are in a file. Raises as Workload.evaluate does."""
+    """Metrics of a model on rows as they are in a file. Raises as Workload.measure does."""
     return measure(model, data).metrics
 
 
