@@ -8,7 +8,7 @@ a mean over classes the limits of the classes are combined by their squares (Zou
 F1 is 2 J / (1 + J) of the share J = TP / (TP + FP + FN), whose Wilson limits are taken.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import exp, isfinite, log, sqrt
 from typing import Any
@@ -67,27 +67,14 @@ def figures(tallies: Tallies) -> dict[str, Figure]:
     return {name: found[name] for name in order if name in found}
 
 
-def class_figures(tallies: Tallies, number: int) -> dict[str, Figure]:
-    """Figures of one class against the rest; empty if the class has no rows or was not counted."""
+def class_figures(tallies: Tallies) -> dict[int, dict[str, Figure]]:
+    """Figures of each class against the rest, by its number; empty if classes were not counted."""
     counts = counts_by_class(tallies)
-    rows, predicted, both = counts.get(number, (0, 0, 0))
-    n = tallies.num_rows
-    if not rows and not predicted:
-        return {}
-    is_commonest = number == _commonest(counts)
-    found = {
-        "sensitivity": (both, rows, float(is_commonest)),
-        "specificity": (n - rows - predicted + both, n - rows, float(not is_commonest)),
-        "precision": (both, predicted, rows / n),
+    commonest = max(counts, key=lambda number: counts[number][0], default=-1)  # the first of equal
+    return {
+        number: _of_class(tallies, number, of_class, number == commonest)
+        for number, of_class in counts.items()
     }
-    shares = {name: _share(*part) for name, part in found.items() if part[1]}
-    if not predicted:  # 0, as scikit-learn has it
-        shares["precision"] = Figure(0.0, 0.0, 1.0, rows / n)
-    jaccard = _share(both, rows + predicted - both)
-    always = 2 * rows / (n + rows) if is_commonest else 0.0
-    shares["f1"] = replace(_mapped(jaccard, lambda j: 2 * j / (1 + j)), baseline=always)
-    auc = _auc(tallies, number)
-    return shares if auc is None else {**shares, "auc": auc}
 
 
 def metric_names(task: str, *, has_probabilities: bool) -> tuple[str, ...]:
@@ -144,12 +131,12 @@ def _of_classes(tallies: Tallies) -> dict[str, Figure]:
     if present:
         recalls = [_share(counts[number][2], rows) for number, rows in present.items()]
         found["balanced_accuracy"] = replace(_mean_of(recalls), baseline=1 / len(present))
+    of_each = class_figures(tallies)
     if tallies.num_classes == 2:
-        found |= class_figures(tallies, 1)
+        found |= of_each.get(1, {})
     else:
-        of_each = [class_figures(tallies, number) for number in counts]
         for name in ("sensitivity", "specificity", "precision", "f1", "auc"):
-            known = [one[name] for one in of_each if name in one]
+            known = [one[name] for one in of_each.values() if name in one]
             if known:
                 found[name] = _mean_of(known)
     shares = [rows / n for rows in present.values()]
@@ -161,17 +148,30 @@ def _of_classes(tallies: Tallies) -> dict[str, Figure]:
         if name in tallies.sums:
             mean = _mean(tallies.sums[name], tallies.sums.get(f"{name}2"), n)
             found[name] = replace(mean, baseline=baseline)
-    curves = [calibration_curve(tallies, number) for number in range(tallies.num_classes)]
+    curves = filter(None, (calibration_curve(tallies, k) for k in range(tallies.num_classes)))
     errors = [sum(rows * abs(p - share) for p, share, rows in curve) / n for curve in curves]
-    known_errors = [error for error, curve in zip(errors, curves, strict=True) if curve]
-    if known_errors:
-        found["calibration_error"] = Figure(sum(known_errors) / len(known_errors))
+    if errors:
+        found["calibration_error"] = Figure(sum(errors) / len(errors))
     return found
 
 
-def _commonest(counts: Mapping[int, tuple[int, int, int]]) -> int:
-    """The class of most rows, the first one of equal ones; -1 without any."""
-    return max(counts, key=lambda number: (counts[number][0], -number), default=-1)
+def _of_class(
+    tallies: Tallies, number: int, counts: tuple[int, int, int], is_commonest: bool
+) -> dict[str, Figure]:
+    n, (rows, predicted, both) = tallies.num_rows, counts
+    found = {
+        "sensitivity": (both, rows, float(is_commonest)),
+        "specificity": (n - rows - predicted + both, n - rows, float(not is_commonest)),
+        "precision": (both, predicted, rows / n),
+    }
+    shares = {name: _share(*part) for name, part in found.items() if part[1]}
+    if not predicted:  # 0, as scikit-learn has it
+        shares["precision"] = Figure(0.0, 0.0, 1.0, rows / n)
+    jaccard = _share(both, rows + predicted - both)
+    always = 2 * rows / (n + rows) if is_commonest else 0.0
+    shares["f1"] = replace(_mapped(jaccard, lambda j: 2 * j / (1 + j)), baseline=always)
+    auc = _auc(tallies, number)
+    return shares if auc is None else {**shares, "auc": auc}
 
 
 def _bins(tallies: Tallies, number: int) -> list[tuple[int, ...]]:

@@ -252,13 +252,12 @@ def add(tallies: Iterable[Tallies]) -> Tallies | None:
     for one in sites:
         rows[one.num_classes == 0] += one.num_rows
     sites = tuple(one for one in sites if (one.num_classes == 0) == (rows[True] > rows[False]))
-    return _added(sites) if sites else None
+    return _added(sites) if len(sites) > 1 else next(iter(sites), None)
 
 
-@lru_cache(maxsize=4)  # a session and its history ask for the same sum
+# A session and its history ask for the same sum. One alone, as it keeps the tallies of all sites.
+@lru_cache(maxsize=1)
 def _added(sites: tuple[Tallies, ...]) -> Tallies:
-    if len(sites) == 1:
-        return sites[0]
     num_rows = sum(one.num_rows for one in sites)
     names = set(sites[0].sums).intersection(*(one.sums for one in sites))
     sums = {name: fsum(one.sums[name] for one in sites) for name in sorted(names)}

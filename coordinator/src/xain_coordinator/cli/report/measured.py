@@ -95,8 +95,7 @@ def _classes(tallies: Tallies, names: Sequence[str]) -> str:
         return ""  # of two classes the figures of all rows are those of the second one
     shown = ("sensitivity", "specificity", "precision", "f1", "auc")
     rows = []
-    for k in list(counts)[:MAX_SITES]:
-        of = class_figures(tallies, k)
+    for k, of in list(class_figures(tallies).items())[:MAX_SITES]:
         cells = [_told(of[name]) if name in of else "" for name in shown]
         rows.append([escape(names[k]), f"{counts[k][0]:,}", *cells])
     return "<h3>By class</h3>" + table(["class", "rows", *map(_words, shown)], rows)
@@ -124,11 +123,7 @@ def _confusion(tallies: Tallies, names: Sequence[str]) -> str:
 
 def _curves(tallies: Tallies, names: Sequence[str]) -> str:
     """ROC and calibration, of many classes those that are told apart worst."""
-    known = {
-        k: of["auc"]
-        for k in range(tallies.num_classes)
-        if "auc" in (of := class_figures(tallies, k))
-    }
+    known = {k: of["auc"] for k, of in class_figures(tallies).items() if "auc" in of}
     if not known:
         return ""
     shown = sorted(known, key=lambda k: known[k].value)[:MAX_CURVES]
