@@ -2,6 +2,7 @@
 
 import csv
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -48,6 +49,30 @@ def test_figures_are_those_of_the_pooled_rows() -> None:
     classes = np.concatenate([one.target for one in told])
     assert table.target.together.counts["dead"] == (classes == "dead").sum()
     assert table.num_samples == {"north": 90, "south": 140, "tiny": 4}
+
+
+def test_columns_of_some_sites_are_described() -> None:
+    """[schema] allow_missing lets a site join without a column, also the first one; allow_extra
+    ignores columns that the schema does not have, whatever they hold."""
+    north, south = site(90, 0), site(140, 1)
+    without_age = replace(
+        north,
+        columns=(*north.columns[1:], Column("note", "category")),
+        values={"sex": north.values["sex"], "note": north.values["sex"]},
+    )
+    further = replace(
+        south,
+        columns=(*south.columns, Column("note")),
+        values={**south.values, "note": np.ones(140)},
+    )
+    table = TableOne.of(
+        (name, replace(one.profile(), columns=south.columns))
+        for name, one in (("north", without_age), ("south", further))
+    )
+    rows = {row.name: row.together for row in table.rows}
+    assert rows["age"].mean == pytest.approx(np.nanmean(south.values["age"]))
+    assert rows["age"].missing == 90 + np.isnan(south.values["age"]).sum()
+    assert rows["note"].num_sites == 1
 
 
 def test_table_is_read_back_from_json() -> None:

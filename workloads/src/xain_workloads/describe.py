@@ -199,6 +199,7 @@ class _Kept:
     task: str = ""
     classes: set[str] = field(default_factory=set)
     units: dict[str, str] = field(default_factory=dict)
+    types: dict[str, str] = field(default_factory=dict)  # of columns that no schema has
     tells: dict[str, int] = field(default_factory=dict)  # sites by column; "" for the target
     names: dict[str, Counter[str]] = field(default_factory=dict)  # sites by column and category
     cells: dict[str, dict[str, Cell]] = field(default_factory=dict)
@@ -219,7 +220,9 @@ class _Kept:
             if not profile.statistics:
                 continue
             statistics = from_json(profile.statistics)
-            cells = {key: _cell(one, statistics.rows) for key, one in statistics.columns.items()}
+            columns = self._alike(profile, statistics.columns)
+            statistics = replace(statistics, columns=columns)
+            cells = {key: _cell(one, statistics.rows) for key, one in columns.items()}
             cells[""] = _target(statistics, profile.classes)
             for key, cell in cells.items():
                 self.tells[key] = self.tells.get(key, 0) + cell.num_sites
@@ -228,6 +231,18 @@ class _Kept:
                 if is_kept:
                     self.cells.setdefault(key, {})[name] = cell
             yield statistics
+
+    def _alike(
+        self, profile: DataProfile, columns: Mapping[str, ColumnStatistics]
+    ) -> dict[str, ColumnStatistics]:
+        """The columns of a site without those of [schema] allow_extra that were of another type at
+        an earlier site."""
+        own = {column.name for column in profile.columns}
+        return {
+            name: one
+            for name, one in columns.items()
+            if name in own or self.types.setdefault(name, one.type) == one.type
+        }
 
     def telling(self, key: str, cell: Cell) -> Cell:
         """The cell of all sites with the numbers of sites that tell of it."""

@@ -372,9 +372,9 @@ def merge(parts: Iterable[Statistics], names: Sequence[str] = ()) -> Statistics:
     not grow with the sites. The result does not depend on the order of the sites: sums are
     correctly rounded (fsum). Quantiles do where neighbouring buckets are joined, because there are
     too many of them: that may be from 25 sites on.
-    names: of the columns, in their order; by default those of the first site. A column that a site
-        does not have is missing in all of its rows; one that no site has is left out. A column
-        without a known value at a site has no type there.
+    names: of the columns, in their order; by default those of all sites. A column that a site does
+        not have is missing in all of its rows; one that no site has is left out. A column without a
+        known value at a site has no type there.
     Raises DataError that names a column of numbers at some sites and of categories at others.
     Source: Chan, Golub and LeVeque 1979, for the moments.
     """
@@ -382,17 +382,18 @@ def merge(parts: Iterable[Statistics], names: Sequence[str] = ()) -> Statistics:
     targets, has_target, rows, most = _Numbers(_MERGED_BUCKETS), False, 0, 0
     classes: Counter[str] = Counter()
     empty: dict[str, bool] = {}  # whether a site says that it would hold numbers
+    known = dict.fromkeys(names)
     for part in parts:
-        names = names or tuple(part.columns)
-        most = most or _MERGED_BUCKETS // max(len(names), 1)
+        if not names:
+            known |= dict.fromkeys(part.columns)
+        most = most or _MERGED_BUCKETS // max(len(known), 1)
         rows += part.rows
         classes.update(part.class_counts)
         if part.target is not None:
             has_target = True
             targets.add(NumberStatistics(0, part.target, part.target_buckets), part.rows)
-        for name in names:
-            column = part.columns.get(name)
-            if column is None:
+        for name, column in part.columns.items():
+            if name not in known:
                 continue
             if part.rows and column.missing == part.rows:
                 empty[name] = empty.get(name, False) or isinstance(column, NumberStatistics)
@@ -407,7 +408,7 @@ def merge(parts: Iterable[Statistics], names: Sequence[str] = ()) -> Statistics:
             merged[name].add(column, part.rows)
     for name, is_number in empty.items():
         merged.setdefault(name, _Numbers(most) if is_number else _Categories())
-    columns = {name: merged[name].total(rows) for name in names if name in merged}
+    columns = {name: merged[name].total(rows) for name in known if name in merged}
     counts = dict(sorted(classes.items()))
     if not has_target:
         return Statistics(rows, columns, class_counts=counts)
