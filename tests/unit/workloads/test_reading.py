@@ -427,6 +427,7 @@ def test_uses_of_dates(use: str, made: dict[str, list[float]], tmp_path: Path) -
         (["03/02/2021", "04/05/2021"], 'have day or month first; set data.date_order = "day"'),
         (["31.02.2021", "04.05.2021"], "row 1: '31.02.2021': no date with a year of four digits"),
         (["03.02.21", "04.05.21"], "'03.02.21', '04.05.21': no date with a year of four digits"),
+        (["0001-01-01T00:00:00+01:00"], "00:00+01:00': no date"),  # .NET's default
     ],
 )
 def test_declared_dates_that_are_unclear(cells_: list[str], line: str, tmp_path: Path) -> None:
@@ -534,6 +535,16 @@ def test_excel_is_read_as_csv_is(tmp_path: Path) -> None:
     assert table.dialect.skip_lines == 2
     with pytest.raises(DataError, match="no sheet 'Data'; there are: 'Ward'"):
         load_table(path, dialect=Dialect(sheet="Data"))
+
+
+def test_ids_of_a_workbook_are_whole_numbers_as_people_see_them(tmp_path: Path) -> None:
+    """A workbook has all its numbers as fractions; text such as 007 stays."""
+    rows: Any = [["patient", "age"], [1234567, 50], ["007", 60], [None, 70]]
+    write_workbook(tmp_path / "a.xlsx", rows)
+    read = load_rows(tmp_path / "a.xlsx", {"age": "number"}, id_column="patient")
+    assert read.ids == ["1234567", "007", ""]
+    write_workbook(tmp_path / "b.xlsx", rows[:2])
+    assert load_rows(tmp_path / "b.xlsx", {}, id_column="patient").ids == ["1234567"]
 
 
 @pytest.mark.parametrize("suffix", [".xlsx", ".sav", ".dta", ".sas7bdat", ".xpt"])

@@ -245,7 +245,7 @@ def load_rows(
     ids = list(map(str, range(1, cells.table.num_rows + 1)))
     if id_column:
         given = cells.table.column(id_column).to_pylist()
-        ids = ["" if cell is None else str(cell) for cell in given]
+        ids = ["" if cell is None else _id_of(cell) for cell in given]
     file = _File(path, cells, columns.get(folded(target), ""))
     kinds = {columns[name]: kind for name, kind in types.items()}
     used = tuple(kinds) or tuple(name for name in file.names if name != id_column)
@@ -268,6 +268,10 @@ def load_rows(
     known = np.array([one is not None for one in truth], dtype=np.bool_)
     truth[known] = corrected_target(truth[known], target, dialect)
     return Rows(corrected(table, here), truth, ids)
+
+
+def _id_of(cell: object) -> str:
+    return class_name(cell) if isinstance(cell, float) else str(cell)  # 7.0 of a workbook is 7
 
 
 def _with_folded_names(dialect: Dialect) -> Dialect:

@@ -109,7 +109,7 @@ def parse(text: str, order: Order) -> datetime | None:
             shift = datetime.strptime(zone, "%z").utcoffset()
             assert shift is not None
             moment -= shift
-    except ValueError:  # the 31st of February
+    except (ValueError, OverflowError):  # the 31st of February; before the year 1 in UTC
         return None
     return moment
 
