@@ -401,11 +401,13 @@ async def test_table_for_a_coordinator_without_a_workload_is_told_at_both_sides(
 # --- packages that are missing ---
 
 
-async def test_engine_that_is_not_installed_is_named_with_its_extra(
+async def test_package_that_is_not_installed_is_named(
     begin: Begin, launch: Run, tmp_path: Path
 ) -> None:
     coordinator = await begin(
-        rounds__start_participants=1, workload__name="mlp", workload__options__engine="torch"
+        rounds__start_participants=1,
+        workload__name="neural",
+        workload__options__layers='[{type = "linear"}]',
     )
     header, _, rows = CLASSES.partition("\n")
     text = f"{header}\n{rows * 3}"  # enough of them to be scaled

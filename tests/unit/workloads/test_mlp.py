@@ -1,20 +1,19 @@
-"""Multi-layer perceptrons by scikit-learn, driven by their weights."""
+"""Multi-layer perceptrons, compared with those of scikit-learn."""
 
-import json
-import sys
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.neural_network import MLPClassifier
+from sklearn.neural_network import MLPClassifier, MLPRegressor
 
 from xain_workloads.data import load
 from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError, Diverged, NoData
-from xain_workloads.mlp import NUM_WEIGHTS_FOR_TORCH, MlpWorkload
-from xain_workloads.mlp_options import ACTIVATIONS
+from xain_workloads.mlp import MlpWorkload
+from xain_workloads.mlp_options import ACTIVATIONS, SOLVERS
 from xain_workloads.model import Model, unflatten
+from xain_workloads.preprocessing import target_scale
 from xain_workloads.workload import create, evaluate, fit_centralised, from_metadata
 
 
@@ -66,25 +65,78 @@ def test_same_inputs_give_the_same_bytes(iris: Dataset) -> None:
         )
 
 
-def test_one_training_is_that_of_scikit_learn(iris: Dataset) -> None:
-    """An estimator of scikit-learn with the same weights and shuffles ends with the same ones."""
-    workload = mlp(dtype="float64", batch_size=50)
-    model = workload.initial_model([iris.profile()])
-    estimator = MLPClassifier((64,), solver="sgd", learning_rate_init=0.01, batch_size=50)
-    codes = np.repeat([0, 1, 2], 50)
-    estimator.partial_fit(iris.features, codes, classes=[0, 1, 2])
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("problem", ["two classes", "three classes", "regression"])
+def test_training_is_that_of_scikit_learn(
+    iris: Dataset, problem: str, activation: str, solver: str
+) -> None:
+    check_against_sklearn(iris, problem, activation=activation, solver=solver)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"momentum": 0.0},
+        {"momentum": 0.5, "learning_rate_init": 0.1},
+        {"alpha": 0.0, "solver": "adam", "learning_rate_init": 0.001},
+        {"alpha": 10.0},
+        {"alpha": 10.0, "solver": "adam"},
+        {"batch_size": 1},
+        {"batch_size": 1000},
+        {"hidden_layers": [32, 16, 8, 4]},
+    ],
+)
+def test_training_with_other_options_is_that_of_scikit_learn(
+    iris: Dataset, options: dict[str, Any]
+) -> None:
+    check_against_sklearn(iris, "three classes", **options)
+
+
+def check_against_sklearn(iris: Dataset, problem: str, **options: Any) -> None:
+    """scikit-learn's estimator with the same weights and shuffles ends with the same weights."""
+    scaled = (iris.features - iris.features.mean(axis=0)) / iris.features.std(axis=0)
+    data = {
+        "two classes": Dataset(scaled[:100], iris.target[:100]),
+        "three classes": Dataset(scaled, iris.target),
+        "regression": Dataset(scaled[:, :3], scaled[:, 3]),
+    }[problem]
+    settings = {
+        "hidden_layers": [16, 8],
+        "alpha": 0.01,
+        "activation": "relu",
+        "solver": "sgd",
+        "momentum": 0.9,
+        "learning_rate_init": 0.01,
+        "batch_size": 9,
+        **options,
+    }
+    workload = mlp(task=data.task, dtype="float64", **settings)
+    model = workload.initial_model([data.profile()])
+    trained = train(workload, model, data, epochs=3, epoch_base=2, seed=7).vector
+
+    settings["batch_size"] = min(settings["batch_size"], data.num_samples)
+    kind = MLPRegressor if problem == "regression" else MLPClassifier
+    layers = settings.pop("hidden_layers")
+    estimator = kind(hidden_layer_sizes=layers, n_iter_no_change=np.inf, **settings)
+    target = data.target
+    if problem == "regression":
+        scale = target_scale(model.metadata)
+        target = (target - scale.center) / scale.scale
+        estimator.partial_fit(data.features, target)
+    else:
+        target = np.unique(target, return_inverse=True)[1]
+        estimator.partial_fit(data.features, target, classes=np.unique(target))
     arrays = list(unflatten(model.vector.copy(), model.layout).values())
     estimator.coefs_, estimator.intercepts_ = list(arrays[::2]), list(arrays[1::2])
     del estimator._optimizer
-    estimator.random_state = int(np.random.SeedSequence((7, 3)).generate_state(1)[0])
-    estimator.partial_fit(iris.features, codes)
-    expected = [
-        array
-        for pair in zip(estimator.coefs_, estimator.intercepts_, strict=True)
-        for array in pair
-    ]
-    trained = train(workload, model, iris, epoch_base=3, seed=7)
-    assert trained.vector.tobytes() == np.concatenate([a.ravel() for a in expected]).tobytes()
+    for epoch in (2, 3, 4):
+        estimator.random_state = int(np.random.SeedSequence((7, epoch)).generate_state(1)[0])
+        estimator.partial_fit(data.features, target)
+    pairs = zip(estimator.coefs_, estimator.intercepts_, strict=True)
+    expected = np.concatenate([array.ravel() for pair in pairs for array in pair])
+    assert np.abs(trained - model.vector).max() > 1e-3
+    assert np.abs(trained - expected).max() <= 1e-9
 
 
 @pytest.mark.parametrize(("rows", "batch"), [(1, 1), (18, 4), (96, 6), (150, 9)])
@@ -156,26 +208,6 @@ def test_metadata_alone_are_enough_to_go_on(iris: Dataset) -> None:
     assert from_metadata(model.metadata) == workload
 
 
-def test_participants_of_earlier_versions_know_the_options_of_models(iris: Dataset) -> None:
-    """An unknown option is refused, so `engine` travels only if it was chosen."""
-    assert "engine" not in json.loads(mlp().initial_model([iris.profile()]).metadata["options"])
-    chosen = mlp(engine="sklearn")
-    assert from_metadata(chosen.initial_model([iris.profile()]).metadata) == chosen
-
-
-def test_missing_torch_is_named_or_done_without(
-    iris: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    layers = {"hidden_layers": [NUM_WEIGHTS_FOR_TORCH // 5]}
-    model = mlp(**layers).initial_model([iris.profile()])
-    with pytest.raises(ModuleNotFoundError, match="pip install torch"):
-        train(mlp(engine="torch", **layers), model, iris)
-    first_rows = iris.subset([0, 60])
-    by_sklearn = train(mlp(engine="sklearn", **layers), model, first_rows)
-    assert train(mlp(**layers), model, first_rows).vector.tobytes() == by_sklearn.vector.tobytes()
-
-
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
@@ -188,7 +220,6 @@ def test_missing_torch_is_named_or_done_without(
         ({"momentum": 1.0}, "momentum is 1.0"),
         ({"learning_rate_init": 0}, "learning_rate_init is 0"),
         ({"batch_size": -1}, "batch_size is -1"),
-        ({"engine": "jax"}, "engine is 'jax'; choose one of: auto, sklearn, torch"),
         ({"dropout": 0.5}, "unknown option 'dropout'"),
     ],
 )

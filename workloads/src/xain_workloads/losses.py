@@ -1,4 +1,4 @@
-"""Losses of linear models, and their derivatives by the scores.
+"""Losses of linear models and networks, and their derivatives by the scores.
 
 Sources: scikit-learn's user guide, section 1.5, "Mathematical formulation" of stochastic gradient
 descent, for the losses of one score; Bishop 2006, Pattern Recognition and Machine Learning, section
@@ -56,6 +56,22 @@ def residual_loss(loss: str, residuals: Array, epsilon: float) -> tuple[Array, A
         case "squared_epsilon_insensitive":
             return np.square(beyond), 2 * beyond * signs
     raise ValueError(f"no formula for loss {loss!r}")
+
+
+def squared_loss(scores: Array, target: NDArray[np.float64]) -> tuple[Array, Array]:
+    """Halves of squared errors, (n,), and derivatives by the scores, (n, 1). scores: (n, 1)."""
+    residuals = scores - target[:, np.newaxis]
+    return np.square(residuals[:, 0]) / 2, residuals
+
+
+def binomial_loss(scores: Array, target: NDArray[np.intp]) -> tuple[Array, Array]:
+    """Cross-entropies of the logistic function, (n,), and derivatives by the scores, (n, 1).
+
+    scores: (n, 1). target: (n,), 1 for rows of the second class, 0 for the others.
+    """
+    signs = np.where(target == 1, 1.0, -1.0)[:, np.newaxis]
+    losses, derivatives = margin_loss("log_loss", signs * scores)
+    return losses[:, 0], derivatives * signs
 
 
 def multinomial_loss(scores: Array, target: NDArray[np.intp]) -> tuple[Array, Array]:

@@ -8,7 +8,6 @@ from xain_workloads.options import require_choice, require_range
 
 ACTIVATIONS = ("relu", "tanh", "logistic", "identity")
 SOLVERS = ("sgd", "adam")
-ENGINES = ("auto", "sklearn", "torch")
 MAX_LAYERS = 10
 MAX_UNITS = 100_000  # of a layer
 
@@ -27,8 +26,6 @@ class MlpOptions:
     alpha: weight of the L2 penalty.
     seed: of the initial weights, which the coordinator draws once for all sites.
     dtype: of the weights between participants, "float32" or "float64". Training is in float64.
-    engine: library that trains, "sklearn" or "torch", which give the same weights up to rounding.
-        "auto": "torch" for a network of mlp.NUM_WEIGHTS_FOR_TORCH or more, if it is installed.
     Raises ValueError that names the field.
     """
 
@@ -42,14 +39,12 @@ class MlpOptions:
     alpha: float = 1e-4
     seed: int = 0
     dtype: str = "float32"
-    engine: str = "auto"
 
     def __post_init__(self) -> None:
         require_choice("task", self.task, get_args(Task))
         require_choice("activation", self.activation, ACTIVATIONS)
         require_choice("solver", self.solver, SOLVERS)
         require_choice("dtype", self.dtype, ("float32", "float64"))
-        require_choice("engine", self.engine, ENGINES)
         if not 1 <= len(self.hidden_layers) <= MAX_LAYERS:
             raise ValueError(
                 f"hidden_layers is {self.hidden_layers}; it must have 1 to {MAX_LAYERS} layers"
