@@ -3,9 +3,9 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,9 +13,11 @@ from sklearn import metrics as sk
 
 from e2e.test_take_home import command
 from support.process import PATIENCE_S, CoordinatorProcess, ParticipantProcess, Process
-from support.trainee import predicted
+from support.trainee import predicted, predicted_numbers
 from support.training import close_gates
+from xain_coordinator.server.inspection_client import fetch
 from xain_foundation.exit_statuses import EXIT_NO_BETTER
+from xain_workloads.tallies import records
 
 pytestmark = pytest.mark.e2e
 
@@ -162,49 +164,97 @@ async def test_digits_are_evaluated_each_round_and_at_the_end(launch, tmp_path):
     assert found == [(by, r) for by in ("coordinator", "participants") for r in range(4)]
 
 
-async def test_coordinator_killed_while_the_last_model_is_evaluated_goes_on(launch, tmp_path):
-    """Acknowledged evaluations are not asked for again; the others are waited for. What is told in
-    the end is what scikit-learn measures on the rows of both sites."""
-    gates = tmp_path / "gates"
-    close_gates(gates, "b-2")
-    coordinator = launch(rounds__rounds=2, rounds__min_participants=2)
-    await coordinator.start()
-    target = f"127.0.0.1:{coordinator.port}"
-    a = ParticipantProcess(tmp_path, "a", target, "--size=10", "--scores=0.5", "--predicts")
-    b = ParticipantProcess(
-        tmp_path, "b", target, "--size=10", "--scores=0.7", "--predicts", f"--gates={gates}"
-    )
-    try:
-        await a.start()
-        await b.start()
-        await until(lambda: ("handed_in", 2) in a.book() and ("at_gate", 2) in b.book())
-        await coordinator.kill()
-        await coordinator.start()
-        shown = await status_json(coordinator)
-        assert shown["status"]["phase"] == "evaluating"
-        assert (shown["status"]["num_updates"], shown["status"]["num_selected"]) == (1, 2)
-        (gates / "b-2").unlink()
-        assert await a.died() == 0, a.log()
-        assert await b.died() == 0, b.log()
-    finally:
-        await a.end()
-        await b.end()
-    assert a.book().count(("evaluated", 2)) == 1
-    assert b.book().count(("evaluated", 2)) == 1
-    shown = await status_json(coordinator)
-    assert shown["status"]["cause"] == "completed"
-    last = shown["rounds"][-1]
-    assert last["phase"] == "evaluated"
-    sites = [predicted(name, 2) for name in ("a", "b")]
+def figures_of_classes(names: Sequence[str], round_: int) -> dict[str, float]:
+    """Figures of scikit-learn on the rows of all these participants."""
+    sites = [predicted(name, round_) for name in names]
     target = np.concatenate([classes for classes, _ in sites])
     p = np.concatenate([probabilities for _, probabilities in sites])
-    assert last["evaluation"]["num_samples"] == len(target)
-    figures = {name: one["value"] for name, one in last["evaluation"]["figures"].items()}
-    assert figures["accuracy"] == sk.accuracy_score(target, p.argmax(axis=1))
-    assert figures["log_loss"] == pytest.approx(sk.log_loss(target, p), abs=1e-9)
-    auc = sk.roc_auc_score(target, p, multi_class="ovr")
-    assert abs(figures["auc"] - auc) <= last["evaluation"]["figures"]["auc"]["bound"] + 1e-9
-    assert shown["status"]["best_round"] == 2
+    classes = p.argmax(axis=1)
+    return {
+        "accuracy": sk.accuracy_score(target, classes),
+        "balanced_accuracy": sk.balanced_accuracy_score(target, classes),
+        "f1": sk.f1_score(target, classes, average="macro"),
+        "log_loss": sk.log_loss(target, p),
+        "brier": sk.brier_score_loss(target, p),
+        "auc": sk.roc_auc_score(target, p, multi_class="ovr"),
+    }
+
+
+def confusion_of_classes(names: Sequence[str], round_: int) -> list[list[int]]:
+    sites = [predicted(name, round_) for name in names]
+    matrices = [sk.confusion_matrix(t, p.argmax(axis=1), labels=range(3)) for t, p in sites]
+    return cast(list[list[int]], np.sum(matrices, axis=0).tolist())
+
+
+def figures_of_numbers(names: Sequence[str], round_: int) -> dict[str, float]:
+    sites = [predicted_numbers(name, round_) for name in names]
+    target = np.concatenate([targets for targets, _ in sites])
+    found = np.concatenate([predictions for _, predictions in sites])
+    return {
+        "r2": sk.r2_score(target, found),
+        "rmse": sk.root_mean_squared_error(target, found),
+        "mse": sk.mean_squared_error(target, found),
+        "mae": sk.mean_absolute_error(target, found),
+    }
+
+
+@pytest.mark.parametrize("predicts", ["classes", "numbers"])
+async def test_figures_are_those_of_scikit_learn_though_the_coordinator_was_killed_among_them(
+    launch, tmp_path, predicts
+):
+    """Acknowledged evaluations of the last model are not asked for again; the others are waited
+    for. What is told in the end is what scikit-learn measures on the rows of all sites, whichever
+    came first."""
+    names = ("a", "b", "c")
+    gates = tmp_path / "gates"
+    close_gates(gates, "b-2", "a-2")
+    coordinator = launch(rounds__rounds=2, rounds__min_participants=3)
+    await coordinator.start()
+    address = f"127.0.0.1:{coordinator.port}"
+    flags = ("--size=10", "--scores=0.5", f"--predicts={predicts}", f"--gates={gates}")
+    sites = {name: ParticipantProcess(tmp_path, name, address, *flags) for name in names}
+    a, b, c = sites.values()
+    try:
+        for site in sites.values():
+            await site.start()
+        await until(
+            lambda: (
+                ("handed_in", 2) in c.book()
+                and all(("at_gate", 2) in site.book() for site in (a, b))
+            )
+        )
+        for name, num_answers in (("b", 1), ("a", 2)):
+            await coordinator.kill()
+            await coordinator.start()
+            shown = (await status_json(coordinator))["status"]
+            assert shown["phase"] == "evaluating"
+            assert (shown["num_updates"], shown["num_selected"]) == (num_answers, 3)
+            (gates / f"{name}-2").unlink()
+            await until(lambda site=sites[name]: ("handed_in", 2) in site.book())
+        for site in sites.values():
+            assert await site.died() == 0, site.log()
+            assert site.book().count(("evaluated", 2)) == 1
+    finally:
+        for site in sites.values():
+            await site.end()
+    shown = await status_json(coordinator)
+    assert (shown["status"]["cause"], shown["status"]["best_round"]) == ("completed", 2)
+    whole = (await asyncio.to_thread(fetch, address, everything=True)).status
+    last = shown["rounds"][-1]
+    assert last["phase"] == "evaluated"
+    figures = last["evaluation"]["figures"]
+    expected = (figures_of_classes if predicts == "classes" else figures_of_numbers)(names, 2)
+    assert expected.keys() <= figures.keys()
+    for name, value in expected.items():
+        bound = figures[name]["bound"] if name == "auc" else 0.0
+        assert figures[name]["value"] == pytest.approx(value, abs=bound + 1e-9), name
+    assert whole.measured_round == 2
+    assert whole.measured.num_samples == last["evaluation"]["num_samples"]
+    if predicts == "classes":
+        matrix = [[0] * 3 for _ in range(3)]
+        for of, as_, rows in records(whole.measured.tallies.confusion, 3):
+            matrix[of][as_] = rows
+        assert matrix == confusion_of_classes(names, 2)
 
 
 async def test_participant_killed_while_it_evaluates_does_so_again(launch, tmp_path):

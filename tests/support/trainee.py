@@ -1,7 +1,7 @@
 """A participant whose training is a function of its name, the model and the round alone.
 
     python trainee.py TARGET ID BOOK --size N [--training-s S] [--state-dir DIR] [--gates DIR]
-                      [--scores A,B,...] [--predicts]
+                      [--scores A,B,...] [--predicts classes|numbers]
 
 BOOK gets a line for each step that the agent tells of: what, and the round. A line outlives the
 process, however that ends.
@@ -23,18 +23,40 @@ from numpy.typing import NDArray
 from xain_participant import Agent, Participant, StateDirectory, agent
 from xain_participant.participant import Assignment
 from xain_participant.signals import stop_on_signals
-from xain_workloads.tallies import tally_classes
+from xain_workloads.tallies import Tallies, tally_classes, tally_numbers
 
 STEPS = ("training", "trained", "handed_in", "dropped")
 
 
+def chance_of(participant_id: str, round_: int) -> np.random.Generator:
+    return np.random.default_rng([zlib.crc32(participant_id.encode()), round_])
+
+
 def predicted(participant_id: str, round_: int) -> tuple[NDArray[Any], NDArray[np.float64]]:
     """Classes of 31 to 60 rows of a participant, and the probabilities that a model gives them."""
-    chance = np.random.default_rng([zlib.crc32(participant_id.encode()), round_])
+    chance = chance_of(participant_id, round_)
     target = chance.integers(0, 3, chance.integers(31, 60))
     probabilities = chance.dirichlet((1.0, 1.0, 1.0), len(target))
     probabilities[np.arange(len(target)), target] += round_
     return target, probabilities / probabilities.sum(axis=1, keepdims=True)
+
+
+def predicted_numbers(participant_id: str, round_: int) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    """Targets of 31 to 60 rows of a participant, and predictions. The participants' means differ
+    by more than their rows do."""
+    chance = chance_of(participant_id, round_)
+    target = chance.normal(chance.normal(0.0, 50.0), 3.0, chance.integers(31, 60))
+    return target, target + chance.normal(0.0, 4.0 / (1 + round_), len(target))
+
+
+def tallied(what: str, participant_id: str, round_: int) -> Tallies | None:
+    """Tallies of predicted() for "classes", of predicted_numbers() for "numbers", else None."""
+    if what == "numbers":
+        return tally_numbers(*predicted_numbers(participant_id, round_))
+    if what == "classes":
+        target, probabilities = predicted(participant_id, round_)
+        return tally_classes(3, target, probabilities.argmax(axis=1), probabilities)
+    return None
 
 
 class Trainee(Participant):
@@ -46,7 +68,7 @@ class Trainee(Participant):
         evaluation of the last model, whose round is one more.
     scores: the accuracy of each model, the last one also of all later models; empty: it does not
         evaluate.
-    predicts: whether it tallies predicted() as well.
+    predicts: what it tallies as well; see tallied().
     """
 
     def __init__(
@@ -58,7 +80,7 @@ class Trainee(Participant):
         book: Path | None = None,
         gates: Path | None = None,
         scores: Sequence[float] = (),
-        predicts: bool = False,
+        predicts: str = "",
     ) -> None:
         self._name = participant_id
         self._number = zlib.crc32(participant_id.encode())
@@ -101,12 +123,9 @@ class Trainee(Participant):
 
     def _report_score(self) -> None:
         score = self._scores[min(self._asked.round, len(self._scores) - 1)]
-        if not self._predicts:
-            self.report_evaluation({"accuracy": score}, 10)
-            return
-        target, probabilities = predicted(self._name, self._asked.round)
-        tallies = tally_classes(3, target, probabilities.argmax(axis=1), probabilities)
-        self.report_evaluation({"accuracy": score}, len(target), tallies)
+        tallies = tallied(self._predicts, self._name, self._asked.round)
+        rows = 10 if tallies is None else tallies.num_rows
+        self.report_evaluation({"accuracy": score}, rows, tallies)
 
     def train_round(
         self, weights: NDArray[Any], epochs: int, epoch_base: int
@@ -140,7 +159,7 @@ def main() -> int:
     parser.add_argument("--state-dir", type=Path)
     parser.add_argument("--gates", type=Path)
     parser.add_argument("--scores", default="")
-    parser.add_argument("--predicts", action="store_true")
+    parser.add_argument("--predicts", default="")
     flags = parser.parse_args()
     trainee = Trainee(
         flags.participant_id,
