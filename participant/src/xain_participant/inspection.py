@@ -75,7 +75,8 @@ def _lines(train: Table, test: Table, profile: DataProfile, least: int) -> Itera
     if read_as := _read_as(train.dialect):
         yield f"read as: {read_as}"
     if train.without_target:
-        yield f"left out: {train.without_target} rows without a target"
+        plural = "" if train.without_target == 1 else "s"
+        yield f"left out: {train.without_target} row{plural} without a target"
     yield ""
     rows = [("column", "type", "unit", "missing", "what a coordinator is told of the values")]
     for column in train.columns:

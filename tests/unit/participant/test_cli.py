@@ -164,7 +164,7 @@ def test_inspect_tells_how_a_file_was_read_and_writes_what_mends_it(tmp_path: Pa
     assert again.exit_code == 0
     assert "read as: encoding cp1252, cells separated by ';', decimal mark ','" in again.output
     assert "2 lines above the header" in again.output
-    assert "left out: 1 rows without a target" in again.output
+    assert "left out: 1 row without a target" in again.output
     assert config.read_text() == text
 
 
