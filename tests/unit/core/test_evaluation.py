@@ -18,8 +18,8 @@ from xain_coordinator.core.evaluation import (
     MAX_BACKLOG,
     MAX_METRICS,
     Spread,
-    averaged,
     checked,
+    combined,
     spreads,
     together,
 )
@@ -579,7 +579,7 @@ def test_figures_are_of_all_rows_and_only_other_metrics_are_averaged() -> None:
     assert found.metrics["r2"] == pytest.approx(truth)
     assert found.metrics["mine"] == 3.0
     assert "mine" not in found.figures
-    open_round = averaged([site, other])
+    open_round = combined([site, other], None)
     assert open_round is not None
     assert open_round.metrics == {"mine": 3.0}, "no average is called r2"
 

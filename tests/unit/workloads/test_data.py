@@ -324,13 +324,6 @@ def test_npz_names_its_arrays(tmp_path: Path) -> None:
         load(tmp_path / "c.npz")
 
 
-@pytest.mark.parametrize("name", ["a.npz", "a.parquet", "a.svm"])
-def test_garbage_is_refused(write: Write, name: str) -> None:
-    """A file that is not what its suffix says is a DataError that names it."""
-    with _refused(name):
-        load(write(name, b"garbage\n"))
-
-
 def test_unknown_source_says_what_there_is(write: Write, tmp_path: Path) -> None:
     """Unknown names, suffixes, columns and missing files list the choices or the path."""
     with _refused("unknown data source 'mnist': neither a bundled set (breast_cancer, diabetes"):
