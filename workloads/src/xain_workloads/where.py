@@ -7,7 +7,7 @@ value fulfils no comparison. Nothing is evaluated as code.
 
 import ast
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from xain_workloads.schema import shown
 from xain_workloads.table import Table
 
 Rows = NDArray[np.bool_]
+Condition = Callable[[Table], Rows]
+Values = Callable[[Table], NDArray[Any]]
 
 MAX_LENGTH = 1000
 _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
@@ -31,16 +33,17 @@ _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 }
 
 
-def parse(condition: str) -> ast.expr:
-    """The condition as a tree. Raises ValueError that says what is wrong."""
+def parse(condition: str) -> Condition:
+    """The condition as a function of a table. Raises ValueError that says what is wrong.
+
+    The function raises ValueError if a column is not there, or its values cannot be compared.
+    """
     if len(condition) > MAX_LENGTH:
         raise ValueError(f"it must have at most {MAX_LENGTH} characters")
     try:
-        tree = ast.parse(condition.strip(), mode="eval").body
-        _check(tree)
+        return _condition(ast.parse(condition.strip(), mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError, OverflowError):
         raise ValueError("it must be a condition such as age >= 18 and sex == 'f'") from None
-    return tree
 
 
 def filtered(table: Table, condition: str) -> Table:
@@ -51,136 +54,91 @@ def filtered(table: Table, condition: str) -> Table:
     if not condition.strip():
         return table
     try:
-        rows = _Evaluation(table).rows(parse(condition))
+        rows = parse(condition)(table)
     except ValueError as error:
         raise DataError(f"{table.origin}: [data] where: {error}") from None
     return table.subset(np.flatnonzero(rows))
 
 
-def _check(node: ast.expr) -> None:
-    """Raise ValueError unless all of the tree is in the language."""
+def _condition(node: ast.expr) -> Condition:
     match node:
-        case ast.BoolOp(values=parts):
-            for part in parts:
-                _check(part)
+        case ast.BoolOp(op=op, values=parts):
+            return _joined(isinstance(op, ast.And), map(_condition, parts))
         case ast.UnaryOp(op=ast.Not(), operand=part):
-            _check(part)
+            fulfilled = _condition(part)
+            return lambda table: ~fulfilled(table)
         case ast.Compare(left=left, ops=ops, comparators=others):
-            for one in (left, *others):
-                if not isinstance(one, ast.List | ast.Tuple):
-                    _check_value(one)
-            for op, other in zip(ops, others, strict=True):
-                if isinstance(op, ast.In | ast.NotIn):
-                    if not isinstance(other, ast.List | ast.Tuple):
-                        raise ValueError("in needs a list, such as ward in ['A', 'B']")
-                    for one in other.elts:
-                        _constant(one)
-                elif type(op) not in _COMPARISONS or isinstance(other, ast.List | ast.Tuple):
-                    raise ValueError(f"{ast.unparse(node)!r} is no comparison")
-        case _:
-            raise ValueError(f"{ast.unparse(node)[:60]!r} is no condition")
+            pairs = zip((left, *others), ops, others, strict=False)
+            return _joined(True, (_comparison(*pair) for pair in pairs))
+    raise ValueError(f"{ast.unparse(node)[:60]!r} is no condition")
 
 
-def _check_value(node: ast.expr) -> None:
-    if _name(node) is None:
-        _constant(node)
+def _joined(is_all: bool, conditions: Iterable[Condition]) -> Condition:
+    known = tuple(conditions)
+    join = np.logical_and if is_all else np.logical_or
+    return lambda table: np.asarray(join.reduce([one(table) for one in known]))
 
 
-def _name(node: ast.expr) -> str | None:
-    match node:
-        case ast.Name(id=name):
-            return name
-        case ast.Call(
-            func=ast.Name(id="col"), args=[ast.Constant(value=str() as name)], keywords=[]
-        ):
-            return name
-    return None
+def _comparison(left: ast.expr, op: ast.cmpop, right: ast.expr) -> Condition:
+    if isinstance(op, ast.In | ast.NotIn):
+        if not isinstance(right, ast.List | ast.Tuple) or not right.elts:
+            raise ValueError("in needs a list, such as ward in ['A', 'B']")
+        each: ast.cmpop = ast.Eq() if isinstance(op, ast.In) else ast.NotEq()
+        comparisons = (_comparison(left, each, one) for one in right.elts)
+        return _joined(isinstance(op, ast.NotIn), comparisons)
+    compare = _COMPARISONS.get(type(op))
+    if compare is None:
+        raise ValueError("is and is not are no comparison of values; take == or !=")
+    one, other = _values(left), _values(right)
 
-
-def _constant(node: ast.expr) -> float | str:
-    match node:
-        case ast.Constant(value=bool()):
-            pass
-        case ast.Constant(value=int() | float() as number):
-            return float(number)
-        case ast.Constant(value=str() as text):
-            return class_name(text)  # as the columns have it: 'TRUE' is 'yes'
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
-            return -float(number)
-    raise ValueError(f"{ast.unparse(node)[:60]!r} is neither a column, a number nor a text")
-
-
-class _Evaluation:
-    """The conditions of one table."""
-
-    def __init__(self, table: Table) -> None:
-        self._table = table
-
-    def rows(self, node: ast.expr) -> Rows:
-        match node:
-            case ast.BoolOp(op=joined, values=parts):
-                combine = np.logical_and if isinstance(joined, ast.And) else np.logical_or
-                found: Rows = combine.reduce([self.rows(part) for part in parts])
-                return found
-            case ast.UnaryOp(operand=part):
-                return ~self.rows(part)
-            case ast.Compare(left=left, ops=ops, comparators=others):
-                found = np.ones(self._table.num_samples, np.bool_)
-                for op, other in zip(ops, others, strict=True):
-                    found &= self._compared(left, op, other)
-                    left = other
-                return found
-        raise AssertionError("parse() has checked the tree")
-
-    def _compared(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Rows:
-        one = self._values(left)
-        if isinstance(right, ast.List | ast.Tuple):
-            known = self._known(one)
-            options = [_constant(item) for item in right.elts]
-            kind = float if one.dtype.kind == "f" else str
-            if not all(isinstance(option, kind) for option in options):
-                raise ValueError(
-                    f"{ast.unparse(left)} and {ast.unparse(right)[:60]} cannot be compared: the"
-                    f" column has {'numbers' if kind is float else 'texts'}, and the list others"
-                )
-            inside = self._is_in(one, options)
-            chosen: Rows = known & (inside if isinstance(op, ast.In) else ~inside)
-            return chosen
-        other = self._values(right)
-        if (one.dtype.kind == "f") != (other.dtype.kind == "f"):
+    def fulfilled(table: Table) -> Rows:
+        a, b = one(table), other(table)
+        if (a.dtype.kind == "f") != (b.dtype.kind == "f"):
             raise ValueError(
                 f"{ast.unparse(left)} and {ast.unparse(right)} cannot be compared: one is a number,"
                 " the other a text"
             )
-        known = self._known(one) & self._known(other)
+        known = _known(a) & _known(b)
         found = np.zeros(len(known), np.bool_)
-        compare = _COMPARISONS[type(op)]
-        found[known] = compare(one[known], other[known]).astype(np.bool_)
+        found[known] = compare(a[known], b[known]).astype(np.bool_)
         return found
 
-    @staticmethod
-    def _is_in(values: NDArray[Any], options: list[float | str]) -> Rows:
-        return np.array([value in options for value in values.tolist()], np.bool_)
+    return fulfilled
 
-    @staticmethod
-    def _known(values: NDArray[Any]) -> Rows:
-        if values.dtype.kind == "f":
-            known: Rows = ~np.isnan(values)
-            return known
-        return np.array([value is not None for value in values.tolist()], np.bool_)
 
-    def _values(self, node: ast.expr) -> NDArray[Any]:
-        """(n,) values of a column, or a constant n times."""
-        name = _name(node)
-        if name is None:
-            constant = _constant(node)
-            dtype = np.float64 if isinstance(constant, float) else object
-            return np.full(self._table.num_samples, constant, dtype=dtype)
-        if name == self._table.target_name:
-            target = self._table.target
-            return target if target.dtype.kind == "f" else target.astype(object)
-        if name not in self._table.values:
-            names = (*self._table.values, self._table.target_name)
-            raise ValueError(f"there is no column {name!r}; there are: {shown(names, 20)}")
-        values: NDArray[Any] = self._table.values[name]
-        return values
+def _known(values: NDArray[Any]) -> Rows:
+    if values.dtype.kind == "f":
+        return np.asarray(~np.isnan(values))
+    return np.array([value is not None for value in values.tolist()], np.bool_)
+
+
+def _values(node: ast.expr) -> Values:
+    """(n,) values of a column, or a constant n times."""
+    constant: float | str
+    match node:
+        case (
+            ast.Name(id=name)
+            | ast.Call(
+                func=ast.Name(id="col"), args=[ast.Constant(value=str() as name)], keywords=[]
+            )
+        ):
+            return lambda table: _column(table, name)
+        case ast.Constant(value=str() as text):
+            constant = class_name(text)  # as the columns have it: 'TRUE' is 'yes'
+        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+            constant = float(number)
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            constant = -float(number)
+        case _:
+            raise ValueError(f"{ast.unparse(node)[:60]!r} is neither a column, a number nor a text")
+    dtype = np.float64 if isinstance(constant, float) else object
+    return lambda table: np.full(table.num_samples, constant, dtype=dtype)
+
+
+def _column(table: Table, name: str) -> NDArray[Any]:
+    if name == table.target_name:
+        return table.target if table.target.dtype.kind == "f" else table.target.astype(object)
+    if name not in table.values:
+        names = (*table.values, table.target_name)
+        raise ValueError(f"there is no column {name!r}; there are: {shown(names, 20)}")
+    return table.values[name]

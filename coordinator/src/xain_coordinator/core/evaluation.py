@@ -168,19 +168,21 @@ def mean_metrics(sites: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, 
     return means
 
 
-def together(
-    evaluations: Iterable[Evaluation], tallies: Tallies | None = None
-) -> Evaluation | None:
+def together(evaluations: Collection[Evaluation]) -> Evaluation | None:
+    """The evaluation of sites together, with the figures that follow from their tallies; None
+    without any."""
+    return combined(evaluations, pooled(evaluations))
+
+
+def combined(evaluations: Iterable[Evaluation], tallies: Tallies | None) -> Evaluation | None:
     """The evaluation of sites together; None without any.
 
-    tallies: of all of them; added up here if None. The metrics are the figures that follow from the
-    tallies, and of all others the averages over sites, weighted by samples.
+    tallies: of all of them, or None. The metrics are the figures that follow from the tallies, and
+    of all others the averages over sites, weighted by samples.
     """
     measured = [one for one in evaluations if one.num_samples and (one.metrics or one.tallies)]
     if not measured:
         return None
-    if tallies is None:
-        tallies = _pooled(measured)
     found = {} if tallies is None else figures(tallies)
     averages = mean_metrics((one.num_samples, _plain(one)) for one in measured)
     metrics = {name: value for name, value in averages.items() if name not in found}
@@ -188,17 +190,9 @@ def together(
     return Evaluation(sum(one.num_samples for one in measured), metrics, figures=found)
 
 
-def _pooled(evaluations: Iterable[Evaluation]) -> Tallies | None:
+def pooled(evaluations: Iterable[Evaluation]) -> Tallies | None:
+    """The tallies of all sites together; None without any."""
     return add(one.tallies for one in evaluations if one.num_samples and one.tallies is not None)
-
-
-def averaged(evaluations: Iterable[Evaluation]) -> Evaluation | None:
-    """The averages over sites alone, weighted by samples, of an open round; None without any."""
-    measured = [one for one in evaluations if one.num_samples and (one.metrics or one.tallies)]
-    if not measured:
-        return None
-    metrics = mean_metrics((one.num_samples, _plain(one)) for one in measured)
-    return Evaluation(sum(one.num_samples for one in measured), metrics)
 
 
 def _plain(one: Evaluation) -> Mapping[str, float]:
@@ -355,8 +349,8 @@ class EvaluationProgress:
         untrained: int | None,
     ) -> "EvaluationProgress":
         """untrained: number of the untrained model; None if the first model was trained before."""
-        tallies = _pooled(measured)
-        evaluation = together(measured, tallies)
+        tallies = pooled(measured)
+        evaluation = combined(measured, tallies)
         if evaluation is None:
             return self
         best = self.best

@@ -15,7 +15,14 @@ from typing import Any
 
 from xain_coordinator.core import events as e
 from xain_coordinator.core.accounts import NOT_WAITED_FOR, Account, Accounts, failed
-from xain_coordinator.core.evaluation import Spread, averaged, mean_metrics, spreads, together
+from xain_coordinator.core.evaluation import (
+    Spread,
+    combined,
+    mean_metrics,
+    pooled,
+    spreads,
+    together,
+)
 from xain_coordinator.core.keys import model_key
 from xain_coordinator.core.session_warnings import SessionWarnings, Warned
 from xain_coordinator.core.values import Evaluation, GlobalModel, Rules, Tallies, Task
@@ -210,16 +217,13 @@ class RoundRecord:
         return replace(
             self,
             metrics=mean_metrics((one.num_samples, one.metrics) for one in sites),
-            evaluation=averaged(evaluations)
-            if self.tallies is None
-            else together(evaluations, self.tallies),
+            evaluation=combined(evaluations, self.tallies),
             spread=spreads(evaluations),
         )
 
     def derived(self) -> "RoundRecord":
         """The record with the figures that follow from its sites' tallies, in their place."""
-        known = (one.evaluation for one in self.sites.values())
-        tallies = add(one.tallies for one in known if one is not None and one.tallies is not None)
+        tallies = pooled(one.evaluation for one in self.sites.values() if one.evaluation)
         if tallies is None:
             return self
         record = replace(self, tallies=tallies).summarised()
