@@ -67,10 +67,17 @@ def fetch(
     found = models[lineage.choose(which, models, best, pages[0].removed)]
     own = PersonalTensors(state_dir, participant_id)
     model = _downloaded(address, found, status.session_id, own, participant_id)
-    if state_dir is None and (stay := personal_patterns(model.metadata)):
+    stay = ", ".join(personal_patterns(model.metadata))
+    if stay and state_dir is None:
         raise NoModel(
-            f"tensors of this model, {', '.join(stay)}, stay at each site, and without those of"
-            " this one it is not whole; " + hint("xain-participant", "--state-dir FOLDER")
+            f"tensors of this model, {stay}, stay at each site, and without those of this one it is"
+            " not whole; " + hint("xain-participant", "--state-dir FOLDER")
+        )
+    if stay and found.round and not own.are_kept:
+        raise NoModel(
+            f"the tensors of model {found.round} that stay at this site, {stay}, are not in"
+            f" {state_dir}, which has those of the latest rounds that this site has trained; take"
+            " the last model, or " + hint("xain-participant", "--state-dir FOLDER")
         )
     preprocessing = preprocessing_of(model.metadata)
     if preprocessing is not None and preprocessing.is_per_site:

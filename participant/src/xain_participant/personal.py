@@ -38,6 +38,11 @@ class PersonalTensors:
         """Learn which round is trained or evaluated."""
         self._session_id, self._round = assignment.session_id, assignment.round
 
+    @property
+    def are_kept(self) -> bool:
+        """Whether there are values of the participant's own that the round begins with."""
+        return self._versions.load(self._session_id, self._round) is not None
+
     def inserted(self, weights: NDArray[Any]) -> NDArray[Any]:
         """The global model with the participant's own values; those of the global model in the
         first round. weights: (d,), left as it is."""

@@ -84,6 +84,8 @@ async def test_file_of_a_site_has_its_own_tensors(start, tmp_path):
     to = tmp_path / "model.npz"
     with pytest.raises(NoModel, match=r"intercept, stay at each site.* add --state-dir FOLDER"):
         await asyncio.to_thread(fetched, address, to)
+    with pytest.raises(NoModel, match=r"of model 2 that stay at this site, intercept, are not in"):
+        await asyncio.to_thread(fetched, address, to, state_dir=tmp_path / "other")
     a, b = [
         await asyncio.to_thread(fetched, address, to, state_dir=tmp_path / name) for name in "ab"
     ]
