@@ -29,7 +29,7 @@ def rows_of(seed: int) -> list[Row]:
 
 
 def german(rows: list[Row], *, without: range) -> str:
-    """As a spreadsheet of Germany exports them; rows without an outcome, and an empty column."""
+    """The rows as a German spreadsheet exports them. without: rows that have no outcome."""
     lines = ["Station 7", "", "Alter;Gewicht;Âge group;raucht;seit;outcome"]
     for i, (age, weight, smoker, day, outcome) in enumerate(rows):
         label = "" if i in without else outcome
@@ -39,7 +39,7 @@ def german(rows: list[Row], *, without: range) -> str:
 
 
 def american(rows: list[Row]) -> str:
-    """As an American one does on a Mac."""
+    """The rows as an American spreadsheet exports them on a Mac."""
     lines = ["age,weight,A\u0302ge group,smokes,since,outcome"]
     for i, (age, weight, smoker, day, outcome) in enumerate(rows):
         dd, mm, yyyy = day.split(".")

@@ -111,7 +111,7 @@ class Case:
 
 
 def decimal_comma(rows: Rows) -> bytes:
-    """As a German spreadsheet writes them."""
+    """The rows with decimal commas, as a German spreadsheet writes them."""
     study = STUDIES["diabetes"]
     numbers = (
         [name for name in rows[0] if study.is_number(name)]

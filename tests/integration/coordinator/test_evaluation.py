@@ -54,7 +54,7 @@ def accuracy(value: float, num_samples: int = 1) -> pb.Evaluation:
 
 
 def averaged(value: float, num_samples: int = 1) -> pb.Evaluation:
-    """As the coordinator tells the evaluations of all participants that sent no tallies."""
+    """The evaluation of participants without tallies, as the coordinator tells it."""
     return pb.Evaluation(
         num_samples=num_samples, metrics={"accuracy": value}, averages=["accuracy"]
     )
@@ -184,7 +184,7 @@ async def test_weights_are_not_taken_with_the_last_evaluation(start, join):
 
 
 def tallied(probabilities: list[float], target: list[int]) -> pb.Evaluation:
-    """As xain-participant sends what it has measured."""
+    """An evaluation with tallies, as xain-participant sends it."""
     both = np.stack([1 - np.array(probabilities), probabilities], axis=1)
     codes = np.array(target)
     tallies = tally_classes(2, codes, both.argmax(axis=1), both)

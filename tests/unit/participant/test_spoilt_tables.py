@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from xain_participant.workload_participant import WorkloadParticipant
-from xain_workloads.data import load_table
+from xain_workloads.data import Task, load_table
 from xain_workloads.errors import DataError, Diverged
 from xain_workloads.model import Model
 from xain_workloads.preprocessing import PreprocessingOptions, at_site
@@ -16,7 +16,7 @@ from xain_workloads.schema import Column
 from xain_workloads.table import Table
 from xain_workloads.workload import create, evaluate, initial_model
 
-TASKS = {"breast_cancer": "classification", "diabetes": "regression"}
+TASKS: dict[str, Task] = {"breast_cancer": "classification", "diabetes": "regression"}
 # The column that says most of the target.
 COLUMNS = {"breast_cancer": "worst concave points", "diabetes": "bmi"}
 ROUNDS = 15
@@ -37,7 +37,7 @@ EDITS: dict[str, Callable[[Any], Any]] = {
 
 def split(name: str) -> tuple[list[Table], Table]:
     """Five sites, and rows that none of them has."""
-    table = load_table(name, task=TASKS[name])  # type: ignore[arg-type]
+    table = load_table(name, task=TASKS[name])
     rows = np.random.default_rng(0).permutation(table.num_samples)
     held_out = table.num_samples // 4
     return [table.subset(part) for part in np.array_split(rows[held_out:], 5)], table.subset(

@@ -3,6 +3,7 @@
 import csv
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from xain_foundation.exit_statuses import (
     EXIT_UNKNOWN_INPUT,
 )
 from xain_participant.cli import app as participant
-from xain_workloads.data import load_table
+from xain_workloads.data import Task, load_table
 from xain_workloads.exported import formats
 from xain_workloads.exported.formats import Exported
 from xain_workloads.exported.predicting import predict_file, predict_with
@@ -27,7 +28,7 @@ from xain_workloads.workload import create, fit_centralised
 SEXES = ("female", "male")
 
 
-def trained(folder: Path, task: str = "classification") -> Exported:
+def trained(folder: Path, task: Task = "classification") -> Exported:
     """A model of age and sex, of which one number is missing in training."""
     lines = ["age,sex,outcome"]
     for i in range(60):
@@ -35,7 +36,7 @@ def trained(folder: Path, task: str = "classification") -> Exported:
         value = f"{20.0 + i}" if task == "regression" else "yn"[i % 2]
         lines.append(f"{age},{SEXES[i % 2]},{value}")
     (folder / "train.csv").write_text("\n".join(lines))
-    table = load_table(folder / "train.csv", target="outcome", task=task)  # type: ignore[arg-type]
+    table = load_table(folder / "train.csv", target="outcome", task=task)
     model = fit_centralised(create("sgd", {"task": task}), table, epochs=20, seed=1)
     about = {
         "target": "outcome",
@@ -47,7 +48,7 @@ def trained(folder: Path, task: str = "classification") -> Exported:
 
 
 def predicted(
-    folder: Path, exported: Exported, text: str, **options: object
+    folder: Path, exported: Exported, text: str, **options: Any
 ) -> tuple[int, list[list[str]], list[str]]:
     """Exit status, cells of the file that is written, and lines to the user."""
     (folder / "new.csv").write_text(text)
@@ -58,7 +59,7 @@ def predicted(
         folder / "new.csv",
         folder / "out.csv",
         note=notes.append,
-        **options,  # type: ignore[arg-type]
+        **options,
     )
     with (folder / "out.csv").open(newline="") as file:
         return status, list(csv.reader(file)), notes

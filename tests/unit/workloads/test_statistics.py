@@ -308,7 +308,7 @@ def test_text_that_is_no_statistics_is_refused(text: str, complaint: str) -> Non
 
 
 def test_association_of_a_number_is_its_auc_and_pearson_r() -> None:
-    """To three digits, against scikit-learn and numpy; classes of few rows have none."""
+    """Associations equal those of scikit-learn and numpy to three digits; few rows have none."""
     chance = np.random.RandomState(0)
     x = chance.randint(0, 40, 200).astype(np.float64)
     x[::7] = np.nan

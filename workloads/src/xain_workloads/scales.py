@@ -18,8 +18,8 @@ class Scale:
     scale: float = 1.0
 
 
-# Of a normal distribution, in standard deviations: distances of the quantiles 0.05 and 0.95 and of
-# the quartiles, and the inverse of the median distance from the median.
+# Figures of a normal distribution, in standard deviations: distances of the quantiles 0.05 and 0.95
+# and of the quartiles, and the inverse of the median distance from the median.
 _WIDTH, _QUARTILES, _BY_MEDIAN = 3.29, 1.35, 1.48
 _FEW_BUCKETS = 4  # whose quantiles say less of the spread than the moments
 
@@ -27,7 +27,7 @@ _FEW_BUCKETS = 4  # whose quantiles say less of the spread than the moments
 class SiteScales:
     """Median and width of a column at each site: the distance of its quantiles 0.05 and 0.95.
 
-    What is typical is the median over the sites of either. Neither one cell nor one of three sites
+    The typical one is the median over the sites of either. Neither one cell nor one of three sites
     moves it, as both move the mean and the standard deviation of all rows.
     """
 

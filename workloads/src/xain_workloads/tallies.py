@@ -201,7 +201,7 @@ def _class_sums(target: NDArray[Any], probabilities: Array) -> dict[str, float]:
     losses = -np.log(of_target)
     differences = np.array(probabilities)
     differences[rows, target] -= 1
-    # Of two classes one is counted, as scikit-learn's brier_score_loss() does.
+    # One of two classes is counted, as scikit-learn's brier_score_loss() does.
     counted = differences[:, 1:] if differences.shape[1] == 2 else differences
     brier = np.square(counted).sum(axis=1)
     return {

@@ -1,4 +1,4 @@
-"""Which model of a session is taken home, and what its file tells of it."""
+"""The model of a session that is taken home, and what its file tells of it."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -23,7 +23,7 @@ class Measured:
 
     @classmethod
     def of(cls, message: Any) -> "Measured":
-        """From an Evaluation of the wire."""
+        """Read an Evaluation of the wire."""
         figures = {
             name: Figure(
                 one.value,

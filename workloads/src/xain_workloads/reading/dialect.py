@@ -12,7 +12,8 @@ from xain_workloads.errors import DataError
 # A dialect travels in the metadata of a model.
 MAX_BYTES = 256 << 10
 
-# What says how a file is written, and nothing of its cells. Another file of the site may differ.
+# Keys of how a file is written, and not of what its cells mean. Another file of the site may
+# differ.
 _FORM = (
     *("encoding", "separator", "decimal", "thousands", "skip_lines", "totals", "sheet"),
     "missing_target",

@@ -72,7 +72,7 @@ def reading(path: str | PathLike[str], form: str) -> Iterator[None]:
         raise
     except MemoryError as error:
         raise DataError(f"{path}: there is too little memory to read it") from error
-    except Exception as error:
+    except Exception as error:  # of whatever class: damaged files raise all of them
         number = error.errno if isinstance(error, OSError) else None
         if number:
             raise DataError(f"{path}: cannot be read: {os.strerror(number)}") from error

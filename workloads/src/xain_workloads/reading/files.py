@@ -28,7 +28,7 @@ STATISTICS_PROGRAMS = {
 }
 SUFFIXES = (*texts.SUFFIXES, ".parquet", *EXCEL, *STATISTICS_PROGRAMS)
 
-# What a last row is called that is none.
+# Names of a last row that is no row of data.
 _TOTALS = (
     *("total", "totals", "grand total", "sum", "summe", "gesamt", "gesamtsumme", "insgesamt"),
     *("somme", "totale", "suma", "totaal", "mean", "average", "mittelwert", "moyenne"),
