@@ -130,7 +130,12 @@ async def test_an_exported_model_scores_the_same_everywhere(tmp_path: Path) -> N
     (best,) = [m for m in listed if m["is_best"]]
     status, out, _ = await command("models", data_dir)
     assert status == 0
-    assert [line.split()[0] for line in out.splitlines()[2:]] == list("01234")
+    lines = out.splitlines()
+    assert lines[1].split() == ["model", "updates", "samples", "accuracy", "auc", "log_loss"]
+    assert [line.split()[0] for line in lines[2:]] == list("01234")
+    accuracy = listed[-1]["evaluation"]["figures"]["accuracy"]
+    limits = f"({accuracy['low']:.3g} to {accuracy['high']:.3g})"
+    assert f"{accuracy['value']:.4g} {limits}" in lines[-1]
 
     status, out, err = await command("report", data_dir, f"--html={tmp_path / 'report.html'}")
     assert status == 0, err

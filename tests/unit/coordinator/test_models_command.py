@@ -6,8 +6,9 @@ from xain_workloads.figures import Figure
 
 
 def test_figures_have_their_usual_order_whatever_order_they_arrive_in() -> None:
-    """A message has no order of its metrics; "loss" is the log loss once more."""
-    names = ("loss", "log_loss", "dice", "auc", "accuracy")
+    """A message has no order of its metrics; "loss" is the log loss once more. Of the many figures
+    the most important ones are shown."""
+    names = ("loss", "log_loss", "dice", "auc", "brier", "accuracy")
     found = Evaluation(9, dict.fromkeys(names, 0.5), figures={"auc": Figure(0.5)})
     assert headings([found]) == ["accuracy", "auc", "log_loss", "dice"]
 

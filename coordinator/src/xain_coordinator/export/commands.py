@@ -26,7 +26,7 @@ from xain_wire.fl.inspection_pb2_grpc import InspectionStub
 from xain_workloads.errors import NoModel
 from xain_workloads.exported import formats, lineage
 from xain_workloads.exported.predicting import Predictions, predict_file, predict_with
-from xain_workloads.figures import CLASS_FIGURES, NUMBER_FIGURES
+from xain_workloads.figures import CLASS_FIGURES, NUMBER_FIGURES, SHOWN, Figure
 from xain_workloads.table import Table
 
 # A request has [server] max_message_bytes at most, 2 MiB or more.
@@ -173,20 +173,24 @@ def _show(trained: Trained) -> None:
 
 
 def headings(measured: Sequence[Evaluation]) -> list[str]:
-    """Names of metrics: figures in their usual order, then averages. "loss" is left out beside
-    figures, where log_loss or mse is the same."""
+    """Names of metrics: the most important figures in their usual order, then averages. "loss" is
+    left out beside figures, where log_loss or mse is the same."""
     found = {name for one in measured for name in one.metrics}
-    if any(one.figures for one in measured):
-        found.discard("loss")
     order = (*CLASS_FIGURES, *NUMBER_FIGURES)
+    if any(one.figures for one in measured):
+        found -= {"loss", *order}.difference(SHOWN)
     return [*(name for name in order if name in found), *sorted(found.difference(order))]
 
 
 def _measured(entry: Entry, name: str) -> str:
-    """A metric on the coordinator's own data, or else at the participants."""
+    """A metric with its 95 % interval, on the coordinator's own data, or else at the
+    participants."""
     for evaluation in (entry.coordinator_evaluation, entry.evaluation):
         if evaluation is not None and name in evaluation.metrics:
-            return f"{evaluation.metrics[name]:.4g}"
+            figure = evaluation.figures.get(name, Figure(evaluation.metrics[name]))
+            if figure.low is None or figure.high is None:
+                return f"{figure.value:.4g}"
+            return f"{figure.value:.4g} ({figure.low:.3g} to {figure.high:.3g})"
     return ""
 
 
