@@ -234,6 +234,7 @@ class Agent:
         self._answering: Answering | None = None
         self._warning = ""  # the coordinator's latest
         self._findings: set[str] = set()  # of its checks of the data, those that were logged
+        self._known_findings = b""  # their digest
         self._refusals: dict[Call, tuple[str, str]] = {}  # the last ones since anything worked
         self._stopping = False
         self._closing = False
@@ -379,7 +380,9 @@ class Agent:
     def _heartbeat(
         self, state: "pb.State.ValueType", round_: int, transfer: pb.Transfer | None
     ) -> e.Event:
-        response = self._client.heartbeat(state, round_, transfer=transfer)
+        response = self._client.heartbeat(
+            state, round_, transfer=transfer, known_findings=self._known_findings
+        )
         return replace(
             _advertised(response), reconnect_spread_s=response.reconnect_spread_ms / 1000
         )
@@ -527,7 +530,7 @@ class Agent:
         if not isinstance(event, e.RefusedBy | e.TimerFired | e.ConnectionLost):
             self._refusals.clear()
         if isinstance(event, e.Advertised):
-            self._note_findings(event.findings)
+            self._note_findings(event)
         match event:
             case e.Joined(session_id, interval_s):
                 self._info("joined", session=session_id, heartbeat_interval_s=interval_s)
@@ -569,9 +572,10 @@ class Agent:
                 self._is_away = True
                 self._info("connection_lost")
 
-    def _note_findings(self, findings: tuple[str, ...]) -> None:
+    def _note_findings(self, told: e.Advertised) -> None:
         """Log what the coordinator's checks have found in the data, each finding once."""
-        for finding in findings:
+        self._known_findings = told.findings_digest or self._known_findings
+        for finding in told.findings:
             if finding in self._findings:
                 continue
             self._findings.add(finding)
@@ -690,4 +694,5 @@ def _advertised(message: pb.HeartbeatResponse | pb.WatchResponse) -> e.Advertise
         ),
         no_better=message.no_better,
         findings=tuple(message.findings),
+        findings_digest=message.findings_digest,
     )

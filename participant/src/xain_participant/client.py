@@ -285,13 +285,17 @@ class CoordinatorClient:
         round_: int,
         *,
         transfer: pb.Transfer | None = None,
+        known_findings: bytes = b"",
         timeout_s: float | None = None,
     ) -> pb.HeartbeatResponse:
         """Say READY or TRAINING, and learn the state; FINISHED leaves the session.
 
         transfer: progress of the one under way, for an operator to see.
+        known_findings: digest of the findings that need not be told again.
         """
-        request = pb.HeartbeatRequest(state=state, round=round_, transfer=transfer)
+        request = pb.HeartbeatRequest(
+            state=state, round=round_, transfer=transfer, known_findings=known_findings
+        )
         return self._contact(lambda stub: stub.Heartbeat, request, timeout_s)
 
     def watch(self) -> Iterator[pb.WatchResponse]:

@@ -49,7 +49,8 @@ class Advertised:
     rounds_contributed: rounds of training that an update of ours counted in; None: not told.
     no_better: why the last model is no better than the best constant prediction; empty: it is, or
     was not compared.
-    findings: of the coordinator's checks of the data, each with its level."""
+    findings: of the coordinator's checks of the data, each with its level; empty if they are known.
+    findings_digest: of all findings that the coordinator tells this participant."""
 
     state: State
     round: int
@@ -63,6 +64,7 @@ class Advertised:
     rounds_contributed: int | None = None
     no_better: str = ""
     findings: tuple[str, ...] = ()
+    findings_digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -18,8 +19,9 @@ from integration.conftest import Start
 from support.logs import capture_logs
 from xain_coordinator.server.inspection_client import fetch
 from xain_participant import Agent
-from xain_participant.client import open_channel
+from xain_participant.client import CoordinatorClient, open_channel
 from xain_participant.workload_participant import WorkloadParticipant
+from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.inspection_pb2 import DescribeRequest, GetStatusResponse
 from xain_wire.fl.inspection_pb2_grpc import InspectionStub
 from xain_workloads.describe import TableOne
@@ -148,6 +150,46 @@ async def test_finding_is_logged_journalled_shown_and_told_to_its_site(start: St
     (finding,) = snapshot.status.findings
     assert (finding.level, finding.participant_id, finding.column) == ("warn", "south", "age")
     assert "data.factors" in finding.fix
+
+
+async def test_site_is_told_a_finding_once(start: Start) -> None:
+    """Once in a stream, and not in heartbeats of a site that says what it knows. One that has died
+    and comes again hears it again; so does one that has no stream, or knows another finding."""
+    tables = {"north": patients(120, 0), "south": patients(130, 1, age_in=365.25)}
+    rounds = {"rounds": 3, "min_participants": 2, "start_participants": 2}
+    coordinator = await start(workload=WORKLOAD, rounds=rounds)
+    address = f"127.0.0.1:{coordinator.port}"
+
+    def heard() -> tuple[list[int], list[int]]:
+        """Findings in heartbeats, and in the messages of a stream until the next round."""
+        with ExitStack() as stack:
+            clients = [stack.enter_context(CoordinatorClient(address, name)) for name in tables]
+            for client, table in zip(clients, tables.values(), strict=True):
+                client.rendezvous(table.profile())
+            _, south = clients
+            while south.heartbeat(pb.READY, 0).state != pb.ROUND:
+                pass
+            first = south.heartbeat(pb.READY, 0)
+            others = (first.findings_digest, b"another")
+            calls = [south.heartbeat(pb.READY, 0, known_findings=known) for known in others]
+            stream = south.watch()
+            messages = [next(stream)]
+            for client in clients:
+                work = client.start_round()
+                update = client.put_weights(work.round, client.get_weights(work.model))
+                client.end_round(work.round, update, 9, "")
+            while messages[-1].round == messages[0].round:
+                messages.append(next(stream))
+            again = next(south.watch())  # of a process that has come in the place of the other
+            return [len(one.findings) for one in (first, *calls)], [
+                *(len(one.findings) for one in messages),
+                len(again.findings),
+            ]
+
+    async with asyncio.timeout(PATIENCE_S):
+        heartbeats, (first, *later, again) = await asyncio.to_thread(heard)
+    assert heartbeats == [1, 0, 1]
+    assert (first, sum(later), again) == (1, 0, 1)
 
 
 async def test_finding_of_level_refuse_makes_no_model(start: Start) -> None:

@@ -13,10 +13,10 @@ said of itself.
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import grpc
 import structlog
@@ -33,6 +33,7 @@ from xain_coordinator.core.questions import AssignmentFor, advertise, ask
 from xain_coordinator.core.values import (
     DataProfile,
     Evaluation,
+    Finding,
     ParticipantState,
     Phase,
     Point,
@@ -92,7 +93,7 @@ _PARTICIPANT_STATES = {
     pb.FINISHED: ParticipantState.FINISHED,
 }
 
-MAX_FINDINGS_TOLD = 20  # to one participant, in each heartbeat
+MAX_FINDINGS_TOLD = 20  # to one participant
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,19 @@ class _NewsWithWork:
     message: pb.WatchResponse
     work: pb.StartTrainingRoundResponse
     whole: pb.WatchResponse
+
+
+@dataclass(frozen=True, slots=True)
+class _Findings:
+    """Findings as a participant is told of them, and their digest; empty without any."""
+
+    texts: tuple[str, ...]
+    digest: bytes
+
+    @classmethod
+    def of(cls, findings: Sequence[Finding]) -> Self:
+        texts = tuple(f"{one.level}: {one}" for one in findings[:MAX_FINDINGS_TOLD])
+        return cls(texts, xxhash.xxh3_64_digest("\n".join(texts).encode()) if texts else b"")
 
 
 class CoordinatorService(pb_grpc.CoordinatorServicer):
@@ -138,6 +152,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._digested: tuple[Mapping[str, str], bytes] = ({}, b"")  # metadata and their digest
         self._news: tuple[r.Advertisement, pb.WatchResponse] | None = None
         self._news_with_work: _NewsWithWork | None = None
+        # Findings of the session, and what each site that has some is told; "": all others.
+        self._found: tuple[Sequence[Finding], Mapping[str, _Findings]] | None = None
         # The next round as the answer to a participant's latest update tells it, by participant.
         self._next_rounds: dict[str, asyncio.Future[pb.WatchResponse | None]] = {}
         self._refused = RateLimitedLog(log.warning, "rendezvous_refused", burst=MAX_LINES)
@@ -270,6 +286,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         if isinstance(reply, r.Heard):
             reply = seen
         assert isinstance(reply, r.Advertisement)
+        findings = self._findings(participant_id)
         return pb.HeartbeatResponse(
             state=wire_state(reply.phase),
             round=reply.round,
@@ -279,7 +296,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             reconnect_spread_ms=self._reconnect_spread_ms(),
             update_damaged=reply.update_damaged,
             warning=reply.warning,
-            findings=self._findings(participant_id),
+            findings=() if request.known_findings == findings.digest else findings.texts,
+            findings_digest=findings.digest,
             attempt=reply.attempt,
             rounds_contributed=self._rounds_contributed(participant_id, reply),
             no_better=self._no_better(reply),
@@ -301,10 +319,15 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         constant prediction."""
         return self._driver.session.evaluation.no_better if seen.phase is Phase.FINISHED else ""
 
-    def _findings(self, participant_id: str) -> list[str]:
-        """Findings in a participant's data and in all data together, with their levels."""
-        findings = self._driver.session.findings_of(participant_id)
-        return [f"{one.level}: {one}" for one in findings[:MAX_FINDINGS_TOLD]]
+    def _findings(self, participant_id: str) -> _Findings:
+        """Findings in a participant's data and in all data together."""
+        session = self._driver.session
+        if self._found is None or self._found[0] is not session.findings:
+            sites = {"", *(one.site for one in session.findings)}
+            told = {site: _Findings.of(session.findings_of(site)) for site in sites}
+            self._found = session.findings, told
+        of_site = self._found[1]
+        return of_site.get(participant_id) or of_site[""]
 
     def _reconnect_spread_ms(self) -> int:
         session = self._driver.session
@@ -517,7 +540,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self, participant_id: str, instance_id: str, request: pb.WatchRequest
     ) -> AsyncIterator[pb.WatchResponse]:
         last: pb.WatchResponse | None = None
-        known_metadata = b""  # sent by this stream
+        known_metadata = known_findings = b""  # sent by this stream
         async for seen in self._driver.watch(participant_id, instance_id):
             message = self._news_of(seen)
             if seen.phase is Phase.FINISHED:
@@ -527,21 +550,26 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 )
                 own.MergeFrom(message)
                 message = own
-            if seen.round == 0 and (findings := self._findings(participant_id)):
-                own = pb.WatchResponse(findings=findings)
-                own.MergeFrom(message)
-                message = own
-            if message == last:
+            findings = self._findings(participant_id)
+            has_new = findings.digest != known_findings
+            if message == last and not has_new:
                 continue  # the core tells phases apart that are one state on the wire
             is_told = last is not None and _accepts_update(last, message)
             is_next = last is not None and last.round != message.round
             last = message
-            if is_told or (is_next and await self._is_told(participant_id, message)):
+            if not has_new and (
+                is_told or (is_next and await self._is_told(participant_id, message))
+            ):
                 continue
             if seen.phase is Phase.COLLECTING and not seen.update_accepted:
                 message = await self._with_work(message, participant_id, known_metadata)
                 if request.keeps_metadata and message.HasField("work"):
                     known_metadata = message.work.metadata_digest
+            if has_new:
+                known_findings = findings.digest
+                own = pb.WatchResponse(findings=findings.texts, findings_digest=findings.digest)
+                own.MergeFrom(message)
+                message = own
             yield message
 
     async def _is_told(self, participant_id: str, message: pb.WatchResponse) -> bool:

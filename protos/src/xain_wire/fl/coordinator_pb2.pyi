@@ -297,9 +297,12 @@ class HeartbeatRequest(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
     TRANSFER_FIELD_NUMBER: _builtins.int
+    KNOWN_FINDINGS_FIELD_NUMBER: _builtins.int
     state: Global___State.ValueType
     """READY or TRAINING; FINISHED leaves the session"""
     round: _builtins.int
+    known_findings: _builtins.bytes
+    """The last findings_digest that the caller has got, so that the answer need not repeat findings."""
     @_builtins.property
     def transfer(self) -> Global___Transfer:
         """the caller's, while one is under way that takes long"""
@@ -310,10 +313,11 @@ class HeartbeatRequest(_message.Message):
         state: Global___State.ValueType = ...,
         round: _builtins.int = ...,
         transfer: Global___Transfer | None = ...,
+        known_findings: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["transfer", b"transfer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["round", b"round", "state", b"state", "transfer", b"transfer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["known_findings", b"known_findings", "round", b"round", "state", b"state", "transfer", b"transfer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -376,6 +380,7 @@ class HeartbeatResponse(_message.Message):
     ROUNDS_CONTRIBUTED_FIELD_NUMBER: _builtins.int
     NO_BETTER_FIELD_NUMBER: _builtins.int
     FINDINGS_FIELD_NUMBER: _builtins.int
+    FINDINGS_DIGEST_FIELD_NUMBER: _builtins.int
     state: Global___State.ValueType
     """ROUND only for those selected to train it"""
     round: _builtins.int
@@ -398,9 +403,13 @@ class HeartbeatResponse(_message.Message):
     """With FINISHED only: rounds of training in which an update of the caller counted."""
     no_better: _builtins.str
     """With FINISHED only: one sentence, if the last model is no better than the best constant prediction."""
+    findings_digest: _builtins.bytes
+    """empty without findings"""
     @_builtins.property
     def findings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Of the checks of the caller's data and of all data together: level and text."""
+        """Of the checks of the caller's data and of all data together: level and text. Not those that the
+        caller says it knows.
+        """
 
     def __init__(
         self,
@@ -417,10 +426,11 @@ class HeartbeatResponse(_message.Message):
         rounds_contributed: _builtins.int | None = ...,
         no_better: _builtins.str = ...,
         findings: _abc.Iterable[_builtins.str] | None = ...,
+        findings_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_rounds_contributed", b"_rounds_contributed", "rounds_contributed", b"rounds_contributed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rounds_contributed", b"_rounds_contributed", "attempt", b"attempt", "cause", b"cause", "findings", b"findings", "no_better", b"no_better", "reconnect_spread_ms", b"reconnect_spread_ms", "round", b"round", "rounds_contributed", b"rounds_contributed", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted", "update_damaged", b"update_damaged", "warning", b"warning"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rounds_contributed", b"_rounds_contributed", "attempt", b"attempt", "cause", b"cause", "findings", b"findings", "findings_digest", b"findings_digest", "no_better", b"no_better", "reconnect_spread_ms", b"reconnect_spread_ms", "round", b"round", "rounds_contributed", b"rounds_contributed", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted", "update_damaged", b"update_damaged", "warning", b"warning"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__rounds_contributed: _TypeAlias = _typing.Literal["rounds_contributed"]  # noqa: Y015
     _WhichOneofArgType__rounds_contributed: _TypeAlias = _typing.Literal["_rounds_contributed", b"_rounds_contributed"]  # noqa: Y015
@@ -466,6 +476,7 @@ class WatchResponse(_message.Message):
     ROUNDS_CONTRIBUTED_FIELD_NUMBER: _builtins.int
     NO_BETTER_FIELD_NUMBER: _builtins.int
     FINDINGS_FIELD_NUMBER: _builtins.int
+    FINDINGS_DIGEST_FIELD_NUMBER: _builtins.int
     state: Global___State.ValueType
     round: _builtins.int
     update_accepted: _builtins.bool
@@ -486,6 +497,8 @@ class WatchResponse(_message.Message):
     """as in HeartbeatResponse"""
     no_better: _builtins.str
     """as in HeartbeatResponse"""
+    findings_digest: _builtins.bytes
+    """of the findings in this message"""
     @_builtins.property
     def work(self) -> Global___StartTrainingRoundResponse:
         """With ROUND, for those who have not handed in: what StartTrainingRound would answer. Whoever gets
@@ -494,7 +507,7 @@ class WatchResponse(_message.Message):
 
     @_builtins.property
     def findings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """as in HeartbeatResponse; in round 0 alone"""
+        """as in HeartbeatResponse; once in a stream, and when they change"""
 
     def __init__(
         self,
@@ -511,10 +524,11 @@ class WatchResponse(_message.Message):
         rounds_contributed: _builtins.int | None = ...,
         no_better: _builtins.str = ...,
         findings: _abc.Iterable[_builtins.str] | None = ...,
+        findings_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_rounds_contributed", b"_rounds_contributed", "rounds_contributed", b"rounds_contributed", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rounds_contributed", b"_rounds_contributed", "attempt", b"attempt", "cause", b"cause", "findings", b"findings", "no_better", b"no_better", "round", b"round", "rounds_contributed", b"rounds_contributed", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted", "update_damaged", b"update_damaged", "warning", b"warning", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rounds_contributed", b"_rounds_contributed", "attempt", b"attempt", "cause", b"cause", "findings", b"findings", "findings_digest", b"findings_digest", "no_better", b"no_better", "round", b"round", "rounds_contributed", b"rounds_contributed", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted", "update_damaged", b"update_damaged", "warning", b"warning", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__rounds_contributed: _TypeAlias = _typing.Literal["rounds_contributed"]  # noqa: Y015
     _WhichOneofArgType__rounds_contributed: _TypeAlias = _typing.Literal["_rounds_contributed", b"_rounds_contributed"]  # noqa: Y015
