@@ -597,6 +597,21 @@ def test_options_are_those_of_the_rule_that_the_workload_brings() -> None:
     assert config(**given_as(written)).rules().aggregation_options == {"mode": "bagging"}
 
 
+@pytest.mark.parametrize(
+    ("written", "rounds"),
+    [
+        ("workload.name=xgboost", 60),
+        ('workload.name=xgboost workload.options={"max_depth":3}', 30),
+        ('workload.name=xgboost aggregation.options={"mode":"bagging"}', 10),
+        ("workload.name=xgboost rounds.rounds=7", 7),
+        ("workload.name=sgd", 10),
+    ],
+)
+def test_trees_grow_ten_iterations_unless_rounds_are_set(written: str, rounds: int) -> None:
+    """A round grows one level: in ten rounds, the default of others, two trees are not done."""
+    assert config(**given_as(written)).rounds.rounds == rounds
+
+
 def test_trees_are_joined_by_the_rule_for_trees() -> None:
     """Histograms are the default; cyclic training has one participant a round."""
     assert config(**given_as(TREES)).rules().aggregation_options == {"mode": "histogram"}

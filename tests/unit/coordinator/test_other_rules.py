@@ -21,7 +21,7 @@ def trees_of(mode: str) -> dict[str, Any]:
     """Sections of a session of trees; "" for the default mode."""
     one_of_two = {"fraction_participants": "1/2", "max_participants": 2}
     return {
-        "rounds": {"min_participants": 1, **one_of_two},
+        "rounds": {"rounds": 10, "min_participants": 1, **one_of_two},
         "workload": {"name": "xgboost"},
         "aggregation": {"rule": "trees", "options": {"mode": mode} if mode else {}},
     }

@@ -95,7 +95,6 @@ def xgboost_of(workload: Any, model: Model, data: Dataset, iterations: int) -> x
         for name in ("eta", "max_depth", "min_child_weight", "gamma", "reg_lambda", "reg_alpha")
     }
     parameters |= {"objective": kind.objective, "tree_method": "hist", "nthread": 1}
-    parameters["base_score"] = kind.base_score
     if kind.num_classes:
         parameters["num_class"] = kind.num_classes
     matrix = xgboost.DMatrix(data.features, target, nthread=1)
@@ -190,6 +189,22 @@ def depth(tree: dict[str, Any]) -> int:
     for parent in tree["parents"][1:]:
         levels.append(levels[parent] + 1)
     return max(levels)
+
+
+def test_training_begins_with_the_shares_of_the_classes_over_all_sites() -> None:
+    """So that a few rounds beat always predicting them; a class too rare to be told of is one row,
+    and classes that nobody tells of are equally likely."""
+    target = np.repeat(["a", "b", "c"], [150, 48, 2])
+    columns = (Column("x0"),)
+    parts = [Table(columns, {"x0": np.arange(100.0)}, target[one::2]) for one in (0, 1)]
+    profiles = [replace(part.profile(), classes=("a", "b", "c")) for part in parts]
+    start = initial_model(workload_of("three classes"), profiles)
+    predicted = booster_of(start).predict(xgboost.DMatrix(np.zeros((1, 1))))
+    np.testing.assert_allclose(predicted[0], np.array([150, 48, 1]) / 199, rtol=1e-6)
+    untold = [replace(one, statistics="") for one in profiles]
+    start = create("xgboost", {"mode": "bagging"}).initial_model(untold)
+    predicted = booster_of(start).predict(xgboost.DMatrix(np.zeros((1, 1))))
+    np.testing.assert_allclose(predicted[0], 1 / 3, rtol=1e-6)
 
 
 def test_iteration_without_a_split_ends_at_once() -> None:

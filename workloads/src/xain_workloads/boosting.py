@@ -7,6 +7,7 @@ iterations on its own rows and sends the new trees alone. The coordinator append
 participants, each scaled by the participant's share of rows (see trees.joined).
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from json import dumps
@@ -23,6 +24,7 @@ from xain_workloads.model import Model
 from xain_workloads.options import from_mapping, to_text
 from xain_workloads.preprocessing import preprocessing_of, target_center
 from xain_workloads.profile import DataProfile, union
+from xain_workloads.statistics import from_json
 from xain_workloads.supervised import (
     Array,
     Measured,
@@ -62,8 +64,9 @@ class BoostingWorkload:
     ) -> Model:
         """A booster without trees, made without xgboost.
 
-        It predicts target_center() for regression, which is 0 without statistics of all sites.
-        Classification begins with equal probabilities and needs two classes in all profiles.
+        It predicts what XGBoost starts from: the shares of the classes over all sites, or
+        target_center() for regression. Without statistics these are equal shares, and 0.
+        Classification needs two classes in all profiles.
         """
         given = metadata or {}
         profile = union(profiles)
@@ -71,7 +74,7 @@ class BoostingWorkload:
         if trees.KEY in given:
             kind = BoosterKind.from_metadata(given)
         else:
-            kind = _kind(classes, profile.num_features, given)
+            kind = _kind(classes, profile.num_features, profiles, given)
         made = {
             "workload": self.name,
             "options": to_text(self.options, later=("mode",)),
@@ -266,9 +269,22 @@ def _vector(data: bytes) -> Any:
     return np.frombuffer(data, dtype=np.uint8)
 
 
-def _kind(classes: tuple[str, ...], num_features: int, metadata: Mapping[str, str]) -> BoosterKind:
+def _kind(
+    classes: tuple[str, ...],
+    num_features: int,
+    profiles: Sequence[DataProfile],
+    metadata: Mapping[str, str],
+) -> BoosterKind:
     if not classes:
         return BoosterKind("reg:squarederror", num_features, 0, target_center(metadata))
+    told: Counter[str] = Counter()
+    for profile in profiles:
+        if profile.statistics:
+            told.update(from_json(profile.statistics).class_counts)
+    # A class that is too rare to be told of counts as one row: a score of -inf learns nothing.
+    counts = np.array([max(told[name], 1) for name in classes], np.float64)
     if len(classes) == 2:
-        return BoosterKind("binary:logistic", num_features, 0, 0.5)
-    return BoosterKind("multi:softprob", num_features, len(classes), 0.5)
+        return BoosterKind("binary:logistic", num_features, 0, float(counts[1] / counts.sum()))
+    logarithms = np.log(counts)
+    scores = tuple((logarithms - logarithms.mean()).tolist())
+    return BoosterKind("multi:softprob", num_features, len(classes), scores)

@@ -40,13 +40,14 @@ class BoosterKind:
 
     objective: XGBoost's name, such as "binary:logistic".
     num_features: columns, p. num_classes: 0 if one boosting round makes one tree.
-    base_score: prediction without trees; a probability for "binary:logistic".
+    base_score: prediction without trees; a probability for "binary:logistic", a margin for each
+        class for "multi:softprob", or one for all as in models of earlier versions.
     """
 
     objective: str
     num_features: int
     num_classes: int
-    base_score: float
+    base_score: float | tuple[float, ...]
 
     @property
     def trees_per_iteration(self) -> int:
@@ -61,7 +62,10 @@ class BoosterKind:
     def from_metadata(cls, metadata: Mapping[str, str]) -> "BoosterKind":
         """Raises ValueError if the metadata are not those of a model of trees."""
         try:
-            return cls(**json.loads(metadata[KEY]))
+            kind = cls(**json.loads(metadata[KEY]))
+            if isinstance(kind.base_score, list):
+                return replace(kind, base_score=tuple(kind.base_score))
+            return kind
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(f"the model's metadata do not describe trees: {error}") from error
 
@@ -392,8 +396,11 @@ def _tail(kind: BoosterKind, num_trees: int) -> bytes:
         "iteration_indptr": [*range(0, num_trees + 1, per_iteration)],
         "tree_info": [index % per_iteration for index in range(num_trees)],
     }
+    scores = kind.base_score
     parameters = {
-        "base_score": _float_text(kind.base_score),
+        "base_score": f"[{','.join(map(_float_text, scores))}]"
+        if isinstance(scores, tuple)
+        else _float_text(scores),
         "boost_from_average": "0",  # else each participant would start from a score of its own
         "num_class": str(kind.num_classes),
         "num_feature": str(kind.num_features),

@@ -81,7 +81,7 @@ WorkloadName = Annotated[
 ]
 Rounds = Annotated[
     str | None,
-    typer.Option(metavar="N", help="Rounds to train, by default 10. [rounds.rounds]"),
+    typer.Option(metavar="N", help="Rounds to train, by default 10, or 10 trees. [rounds.rounds]"),
 ]
 MinParticipants = Annotated[
     str | None,

@@ -377,12 +377,18 @@ class CoordinatorConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _workload_chooses_rule(cls, given: Any) -> Any:
-        workload, aggregation = given.get("workload", {}), given.get("aggregation", {})
-        if not (isinstance(workload, Mapping) and isinstance(aggregation, Mapping)):
+    def _workload_chooses(cls, given: Any) -> Any:
+        workload, rounds = given.get("workload", {}), given.get("rounds", {})
+        aggregation = given.get("aggregation", {})
+        if not all(isinstance(one, Mapping) for one in (workload, rounds, aggregation)):
             return given
         rule = aggregation.get("rule") or rule_fits.own_rule(workload) or _ANY_RULE
-        return {**given, "aggregation": {**aggregation, "rule": rule}}
+        chosen = rule_fits.own_rounds(workload, aggregation)
+        return {
+            **given,
+            "aggregation": {**aggregation, "rule": rule},
+            "rounds": {**({"rounds": chosen} if chosen else {}), **rounds},
+        }
 
     moved: ClassVar[Mapping[str, str]] = {
         "ai": "is called [rounds] now",

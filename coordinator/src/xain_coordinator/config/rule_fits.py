@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from xain_coordinator.config.coordinator import CoordinatorConfig
 
 
+TREES = 10  # boosting iterations of a training for which no rounds are set, as XGBoost's train()
+
 # Rules and the settings of the workload that need each other.
 _PAIRS = {
     "trees": ("workload.name", "xgboost"),
@@ -28,6 +30,19 @@ def own_rule(workload: Mapping[str, Any]) -> str:
     mode = options.get("mode") if isinstance(options, Mapping) else None
     given = {"workload.name": workload.get("name"), "workload.options.mode": mode}
     return next((rule for rule, (key, value) in _PAIRS.items() if given[key] == value), "")
+
+
+def own_rounds(workload: Mapping[str, Any], aggregation: Mapping[str, Any]) -> int:
+    """Rounds of a training for which none are set; 0 where the default of any workload is right.
+
+    A round of boosted trees grows one level, so that ten would end in the second tree.
+    """
+    options, mode = workload.get("options", {}), aggregation.get("options", {})
+    depth = options.get("max_depth", 6) if isinstance(options, Mapping) else 6
+    grows = not isinstance(mode, Mapping) or mode.get("mode", "histogram") == "histogram"
+    if workload.get("name") != "xgboost" or not grows or not isinstance(depth, int):
+        return 0
+    return TREES * depth
 
 
 _OF_BYTES = ("aggregation.optimizer", "model.personal", "server.max_update_norm", "storage.format")
