@@ -64,6 +64,14 @@ def test_end_of_the_session_has_everybody_that_was_never_let_in() -> None:
     assert bench.session.members.not_admitted == expected
 
 
+def test_reason_of_a_participant_that_is_not_let_in_keeps_its_end() -> None:
+    """The settings that let it in stand there."""
+    bench = Bench(make_rules(min_participants=2, max_participants=2))
+    reason = f"columns {', '.join(['a long name'] * 50)}; set data.task = 'regression'"
+    bench.send(c.NoteRefusedParticipant("e", reason))
+    assert bench.session.members.not_admitted == {"e": reason}
+
+
 def test_names_of_those_that_are_not_let_in_are_bounded() -> None:
     """Anybody can ask to join, under any number of names: the first ones are kept."""
     bench = Bench(make_rules(min_participants=1, max_participants=1))

@@ -37,6 +37,8 @@ from xain_foundation.names import printable
 MAX_NEWCOMERS = 1000
 CANCELLED = "cancelled by a request"  # cause of the end
 MAX_REASON = 200  # characters of a refusal that are written down
+# The settings that let a participant in stand at the end of the reason.
+MAX_WHY_NOT_ADMITTED = 2000
 MAX_KIND = 80  # of the type of an exception
 MAX_TRACEBACK = 2000
 # Refusals in a row that are written down where there is no limit to them.
@@ -59,7 +61,7 @@ def answer(session: Session, command: c.Command, now: float, pacing: Pacing) -> 
         case c.NoteRefusedParticipant(participant_id, reason):
             if session.phase is Phase.FINISHED or participant_id in session.members:
                 return (), r.Done(), ()
-            return (e.NotAdmitted(participant_id, reason[:MAX_REASON]),), r.Done(), ()
+            return (e.NotAdmitted(participant_id, reason[:MAX_WHY_NOT_ADMITTED]),), r.Done(), ()
         case c.NoteRefusedUpdate():
             return _note_refused(session, command), r.Done(), ()
         case c.NoteFailure():

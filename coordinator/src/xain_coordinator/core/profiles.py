@@ -189,8 +189,10 @@ def _check_classes(
         " class, all participants must know it: list all of them in [schema] classes of the"
         " coordinator, or in [data] classes of the first participant"
         + (
-            ". If it is a quantity, the task is regression: say so in [workload] options of the"
-            " coordinator, and in [data] task of all participants"
+            ". If it is a quantity, the task is regression: at the coordinator "
+            + hint("xain-coordinator", 'workload.options.task = "regression"')
+            + ", at all participants "
+            + hint("xain-participant", 'data.task = "regression"')
             if are_numbers
             else ""
         )
