@@ -3,9 +3,11 @@
 from dataclasses import asdict
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from xain_participant.participant import Evaluation
 from xain_wire.fl import coordinator_pb2 as pb
-from xain_workloads.tallies import Tallies, Target
+from xain_workloads.tallies import Tallies
 
 
 def evaluation_message(evaluation: Evaluation) -> pb.Evaluation:
@@ -31,14 +33,5 @@ def from_json(kept: list[Any]) -> Evaluation:
     """The evaluation that to_json() was given."""
     num_samples, metrics, tallies, withheld = [*kept, None, False][:4]
     if tallies is not None:
-        target = tallies["target"]
-        tallies = Tallies(
-            **{
-                **tallies,
-                "confusion": tuple(tallies["confusion"]),
-                "counts": tuple(tallies["counts"]),
-                "scores": tuple(map(tuple, tallies["scores"])),
-                "target": None if target is None else Target(**target),
-            }
-        )
+        tallies = TypeAdapter(Tallies).validate_python(tallies)
     return Evaluation(num_samples, metrics, tallies, withheld)

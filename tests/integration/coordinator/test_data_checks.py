@@ -239,29 +239,9 @@ async def test_thirty_sites_of_four_rows_train_scaled_or_not_at_all(start: Start
     assert prepared[1]["categories"] == ["female", "male"]
 
 
-async def test_coordinator_that_runs_describes_its_data_together_only(start: Start) -> None:
-    """Over the network there are no figures of a single site, and none that fewer than
-    [schema] min_sites sites tell of."""
-    tables = {"north": patients(120, 0), "south": patients(130, 1)}
-    coordinator = await start(
-        workload=WORKLOAD, rounds={"rounds": 1, "min_participants": 2}, schema={"min_sites": 2}
-    )
-    await Sites(coordinator.port, participants_of(tables)).ended()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{coordinator.port}") as channel:
-        answer = await InspectionStub(channel).Describe(DescribeRequest())
-    table = TableOne.from_json(answer.table)
-    assert table.num_sites == 2
-    assert (table.num_samples, table.target.sites) == ({}, {})
-    (age, _) = table.rows
-    pooled = np.concatenate([t.values["age"][t.num_samples // 5 :] for t in tables.values()])
-    assert age.together.mean == pytest.approx(pooled.mean())
-    assert age.sites == {}
-    assert table.for_sites(3).rows[0].together.mean is None
-
-
 async def test_session_that_describes_trains_nothing(start: Start) -> None:
     """The session ends with the description, and its sites with status 0, even where the checks
-    would refuse to train."""
+    would refuse to train. Over the network there are no figures of a single site."""
     tables = {"north": patients(120, 0), "south": patients(130, 1, age_in=365.25)}
     coordinator = await start(
         workload={"name": "describe"}, rounds={"min_participants": 2}, checks={"units": "refuse"}
@@ -273,7 +253,12 @@ async def test_session_that_describes_trains_nothing(start: Start) -> None:
     assert snapshot.rounds.total_size == 0
     async with grpc.aio.insecure_channel(f"127.0.0.1:{coordinator.port}") as channel:
         answer = await InspectionStub(channel).Describe(DescribeRequest())
-    assert TableOne.from_json(answer.table).num_sites == 2
+    table = TableOne.from_json(answer.table)
+    assert (table.num_sites, table.num_samples, table.min_sites) == (2, {}, 2)
+    (age, _) = table.rows
+    assert (table.target.sites, age.sites) == ({}, {})
+    pooled = np.concatenate([t.values["age"][t.num_samples // 5 :] for t in tables.values()])
+    assert age.together.mean == pytest.approx(pooled.mean())
 
 
 def paths(message: Message, prefix: str = "") -> Iterator[str]:

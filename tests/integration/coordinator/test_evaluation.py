@@ -191,26 +191,6 @@ def tallied(probabilities: list[float], target: list[int]) -> pb.Evaluation:
     return evaluation_message(Evaluation(len(target), {"loss": 1.0}, tallies))
 
 
-async def test_figures_are_those_of_the_rows_of_all_sites(start, join):
-    coordinator = await start(rounds={"rounds": 2, "min_participants": 2})
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    for member in (a, b):
-        await rendezvous(member)
-    for number, vector in ((0, [1.0]), (1, [2.0]), (2, None)):
-        for member, p, y in ((a, [0.9, 0.8, 0.3, 0.6, 0.2], [1, 1, 0, 0, 0]), (b, [0.7], [0])):
-            await member.until(pb.ROUND, number)
-            await end(member, number, vector, tallied(p, y) if number else None)
-    await a.until(pb.FINISHED, 1)
-    last = (await rounds_of(a))[-1]
-    assert last.evaluation.figures["accuracy"].value == pytest.approx(4 / 6)
-    assert last.evaluation.figures["accuracy"].baseline == pytest.approx(4 / 6)
-    assert last.evaluation.figures["auc"].value == 1.0
-    assert list(last.evaluation.averages) == ["loss"]
-    assert {site.evaluation.figures["accuracy"].value for site in last.sites} == {0.8, 0.0}
-    status = await status_of(a)
-    assert (status.metric, status.best_round) == ("log_loss", 1)
-
-
 async def test_tallies_that_do_not_agree_with_the_rows_are_dropped(start, join):
     coordinator = await start(rounds={"rounds": 1, "min_participants": 1})
     a = join(coordinator, "a")

@@ -556,17 +556,6 @@ missing_in = {weight = ["50.7"]}
     assert rows.truth.tolist() == trained.target.tolist()
 
 
-def test_rows_to_predict_need_no_outcome(tmp_path: Path) -> None:
-    """Outcomes of some rows or of all may be missing, and labels may be any."""
-    types: Any = {"weight": "number", "sex": "category"}
-    path = tmp_path / "new.csv"
-    for blank, truth in ((set(range(40)), [None, None]), ({0}, [None, "alive"])):
-        path.write_text(text(changed(outcome=at_rows(blank, ""))))
-        rows = load_rows(path, types, target="outcome")
-        assert rows.truth.tolist()[:2] == truth
-        assert rows.table.num_samples == 40
-
-
 def test_excel_is_read_as_csv_is(tmp_path: Path) -> None:
     """Titles, booleans, dates, texts among numbers and totals; the sheet can be named."""
     rows: Any = [["Ward 7"], [None], ["Âge", "sex", "ok", "seen", "score", "y"]]

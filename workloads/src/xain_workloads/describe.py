@@ -9,10 +9,11 @@ import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from json import dumps, loads
+from json import dumps
 from typing import Any, Self
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from xain_workloads.errors import DataError
 from xain_workloads.profile import DataProfile, sort_classes
@@ -121,16 +122,8 @@ class TableOne:
     def from_json(cls, text: str) -> Self:
         """Read what to_json() wrote. Raises DataError."""
         try:
-            entry = loads(text)
-            return cls(
-                entry["num_sites"],
-                entry["num_samples"],
-                entry["task"],
-                _row(entry["target"]),
-                tuple(map(_row, entry["rows"])),
-                entry["min_sites"],
-            )
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            return TypeAdapter(cls).validate_json(text)
+        except ValidationError as error:
             raise DataError(f"table one cannot be read: {error!r:.100}") from None
 
     def to_csv(self) -> str:
@@ -289,15 +282,6 @@ def _shown(row: Row, min_sites: int) -> Cell:
         return Cell()
     counts = {k: n for k, n in cell.counts.items() if cell.telling.get(k, 0) >= min_sites}
     return replace(cell, counts=counts, other=cell.known - sum(counts.values()), telling={})
-
-
-def _row(entry: Mapping[str, Any]) -> Row:
-    sites = {name: _read(cell) for name, cell in entry["sites"].items()}
-    return Row(entry["name"], entry["type"], entry["unit"], _read(entry["together"]), sites)
-
-
-def _read(entry: Mapping[str, Any]) -> Cell:
-    return Cell(**{**entry, "quantiles": tuple(entry["quantiles"])})
 
 
 def _figures(cell: Cell) -> Iterator[tuple[str, Any]]:
