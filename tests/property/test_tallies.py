@@ -12,6 +12,7 @@ from sklearn import metrics as sk
 
 from xain_workloads.figures import class_figures, figures
 from xain_workloads.tallies import (
+    MAX_ROWS,
     NUMBER_SUMS,
     Tallies,
     Target,
@@ -195,6 +196,7 @@ def good() -> Tallies:
     [
         ({"num_rows": 41}, "not to 41 rows"),
         ({"num_rows": 0}, "are none"),
+        ({"num_rows": MAX_ROWS + 1}, "are none"),  # such of many sites overflow 64 bits
         ({"num_classes": 1}, "are none"),
         ({"num_classes": 10_001}, "are none"),
         ({"level": 16}, "are none"),
@@ -230,7 +232,7 @@ sizes = st.sampled_from([0.0, 5e-324, 1e-150, 1.0, 1e15, 1e59, 1e60, 1e120, 1e18
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from([1, 5, 2**53]),
+            st.sampled_from([1, 5, MAX_ROWS]),
             st.lists(sizes, min_size=3, max_size=3),
             st.lists(sizes, min_size=6, max_size=6),
             st.sampled_from([1.0, -1.0]),
@@ -257,6 +259,7 @@ def test_tallies_that_are_taken_have_finite_figures_whatever_is_in_them(
     for name, one in figures(together).items():
         told = (one.value, one.low, one.high, one.baseline)
         assert all(isfinite(value) for value in told if value is not None), name
+        assert isfinite(one.value * one.value), "as the spread over sites has it"
 
 
 def test_predictions_too_far_off_to_be_squared_have_no_tallies() -> None:

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xain.weights import is_tensor
+from xain.weights import as_array
 from xain_workloads.tallies import Tallies, tally_classes, tally_numbers
 
-_SUM_TOLERANCE = 1e-3  # of probabilities in float16
+_SUM_TOLERANCE = 2.0**-8  # of probabilities in bfloat16: eight binary digits
 
 
 def tallies_of(y_true: Any, y_pred: Any, classes: Sequence[Any] | None = None) -> Tallies:
@@ -40,7 +40,7 @@ def tallies_of(y_true: Any, y_pred: Any, classes: Sequence[Any] | None = None) -
 
 
 def _array(name: str, values: Any) -> NDArray[Any]:
-    array = np.asarray(values.detach().cpu().numpy() if is_tensor(values) else values)
+    array = as_array(values)
     if array.dtype.kind == "O":
         array = array.astype(np.str_)
     if array.dtype.kind not in "biufU":

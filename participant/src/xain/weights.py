@@ -427,14 +427,17 @@ def _flat(value: Any, source: str) -> NDArray[Any]:
     return vector
 
 
+def as_array(value: Any) -> NDArray[Any]:
+    """An array of a tensor, a sequence or an array, in float32 where numpy lacks the type."""
+    if not is_tensor(value):
+        return np.asarray(value)
+    value = value.detach().cpu()
+    array: NDArray[Any] = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
+    return array
+
+
 def _to_numpy(value: Any, what: str) -> NDArray[Any]:
-    if is_tensor(value):
-        value = value.detach().cpu()
-        if str(value.dtype) == "torch.bfloat16":  # numpy has no such type
-            value = value.float()
-        array: NDArray[Any] = value.numpy()
-    else:
-        array = np.asarray(value)
+    array = as_array(value)
     if array.dtype.kind not in "fiub":
         raise TypeError(f"{what} has type {array.dtype}; it must be numbers")
     return array

@@ -23,6 +23,8 @@ def test_torch_tensors_of_a_graph_are_taken() -> None:
     scores = torch.tensor(np.log(BOTH), requires_grad=True)
     found = tallies_of(torch.tensor(TRUE), scores.softmax(1))
     assert found.confusion == tallies_of(TRUE, BOTH).confusion
+    coarse = tallies_of(torch.tensor(TRUE), scores.bfloat16().softmax(1))
+    assert coarse.confusion == found.confusion
 
 
 def test_classes_without_probabilities_have_a_confusion_matrix_alone() -> None:

@@ -10,8 +10,10 @@ from xain_workloads.where import MAX_LENGTH, filtered, parse
 
 SEX = np.array(["f", "m", None, "f"], dtype=object)
 TABLE = Table(
-    (Column("age"), Column("blood pressure"), Column("sex", "category")),
+    (Column("age"), Column("blood pressure"), Column("sex", "category"), Column("µg"), Column("é")),
     {
+        "µg": np.arange(4.0),
+        "é": np.arange(4.0),
         "age": np.array([17.0, 40.0, np.nan, 70.0]),
         "blood pressure": np.array([110.0, 35.0, 130.0, 150.0]),
         "sex": SEX,
@@ -39,6 +41,8 @@ TABLE = Table(
         ("ill == 'TRUE'", [1, 2]),
         ("ill in ['Yes']", [1, 2]),
         ("age > -1", [0, 1, 3]),
+        ("µg > 1 and e\u0301 > 1", [2, 3]),
+        ("col('e\u0301 ') > 1", [2, 3]),
     ],
 )
 def test_condition_chooses_rows(condition: str, rows: list[int]) -> None:

@@ -36,6 +36,7 @@ DEFAULTS = ("log_loss", "mse", "balanced_accuracy")
 
 _Z = 1.959963984540054  # of a 95 % interval
 _GROUPS = 10  # of a calibration curve
+_MAX_RATIO = 1e100  # of R2, so that its square is finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +222,7 @@ def _of_numbers(tallies: Tallies) -> dict[str, Figure]:
     found = {"rmse": _mapped(mse, lambda x: sqrt(max(x, 0.0))), "mse": mse, "mae": mae}
     if target.squares > 0:
         ratio = total / target.squares
-        if not isfinite(ratio):
+        if ratio > _MAX_RATIO:
             return found
         reach = None
         if "squared_error2" in sums and n > 1:

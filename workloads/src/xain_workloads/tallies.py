@@ -27,6 +27,7 @@ MAX_BYTES = 64 * 1024  # on the wire, and as text
 MAX_PAIRS = 1024  # of class and predicted class; with more the counts are by class
 MAX_COUNTED = 1024  # classes that are counted one by one
 MAX_LEVEL = 15  # at which there are two bins
+MAX_ROWS = 2**40  # of a site: those of millions of sites add up in 64 bits
 
 _BINS_PER_UNIT = 256  # of log odds, at level 0
 _MAX_LOG_ODDS = 36.0
@@ -342,7 +343,12 @@ def check(tallies: Tallies) -> None:
     """Raise ValueError unless tallies from the network are such as one site may send, and agree
     with their number of rows."""
     n, k = tallies.num_rows, tallies.num_classes
-    if n < 1 or not 0 <= k <= MAX_CLASSES or k == 1 or not 0 <= tallies.level <= MAX_LEVEL:
+    if (
+        not 1 <= n <= MAX_ROWS
+        or not 0 <= k <= MAX_CLASSES
+        or k == 1
+        or not 0 <= tallies.level <= MAX_LEVEL
+    ):
         raise ValueError(f"tallies of {n} rows, {k} classes and level {tallies.level} are none")
     if tallies.num_numbers > MAX_NUMBERS:
         raise ValueError(

@@ -9,12 +9,13 @@ import ast
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xain_workloads.errors import DataError
-from xain_workloads.names import class_name
+from xain_workloads.names import class_name, folded
 from xain_workloads.schema import shown
 from xain_workloads.table import Table
 
@@ -135,10 +136,12 @@ def _values(node: ast.expr) -> Values:
     return lambda table: np.full(table.num_samples, constant, dtype=dtype)
 
 
-def _column(table: Table, name: str) -> NDArray[Any]:
+def _column(table: Table, written: str) -> NDArray[Any]:
+    # Python reads the name µg, as all names, in compatible form (NFKC), where it begins with a mu.
+    names = {normalize("NFKC", name): name for name in (*table.values, table.target_name)}
+    name = names.get(normalize("NFKC", folded(written)))
+    if name is None:
+        raise ValueError(f"there is no column {written!r}; there are: {shown(names.values(), 20)}")
     if name == table.target_name:
         return table.target if table.target.dtype.kind == "f" else table.target.astype(object)
-    if name not in table.values:
-        names = (*table.values, table.target_name)
-        raise ValueError(f"there is no column {name!r}; there are: {shown(names, 20)}")
     return table.values[name]
