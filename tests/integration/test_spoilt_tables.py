@@ -5,13 +5,17 @@ A variant is the file of one site of three, or all files. Everything is in one p
 files; tests/e2e/test_first_training.py does it over processes.
 """
 
+import io
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from sklearn.datasets import load_diabetes
 
@@ -100,7 +104,7 @@ class Case:
     """A variant.
 
     told: what is said of it, parts of one message separated by " | "; "" if it is read as if it
-    were not spoilt. everywhere: all sites are spoilt.
+    were not spoilt. everywhere: all sites are spoilt. suffix: of the file.
     """
 
     study: str
@@ -108,6 +112,31 @@ class Case:
     told: str = ""
     write: Write = utf8
     everywhere: bool = False
+    suffix: str = ".csv"
+
+
+def parquet(rows: Rows) -> bytes:
+    """Columns of numbers and of text, as a database writes them."""
+    columns: dict[str, list[Any]] = {}
+    for name in rows[0]:
+        texts = [row[name] or None for row in rows]
+        try:
+            columns[name] = [None if text is None else float(text) for text in texts]
+        except ValueError:
+            columns[name] = texts
+    return written(columns)
+
+
+def written(columns: Mapping[str, list[Any]]) -> bytes:
+    out = io.BytesIO()
+    pq.write_table(pa.table(columns), out)
+    return out.getvalue()
+
+
+def with_bytes(rows: Rows) -> bytes:
+    """A Parquet file with a column that is neither numbers nor text."""
+    columns = {name: [row[name] or None for row in rows] for name in rows[0]}
+    return written({"scan": [b"\1\2"] * len(rows), **columns})
 
 
 def decimal_comma(rows: Rows) -> bytes:
@@ -215,6 +244,40 @@ CASES: dict[str, Case] = {
     "units": Case("wards", some("income", "52000 EUR"), "'income' | EUR"),
     "some units": Case("wards", some("Größe", "172 cm"), "'Größe' | cm"),
     "words": Case("diabetes", some("bmi", "obese", 80), "'bmi' | 'obese'"),
+    "decimal commas and points": Case(
+        "wards",
+        lambda rows: cells(rows, "income", lambda text, _: text.replace(".", ",")),
+        "decimal commas | points",
+        write=lambda rows: text_of(rows, ";").encode(),
+    ),
+    # of a database
+    "Parquet": Case("wards", write=parquet, suffix=".parquet"),
+    "Parquet, dollars": Case(
+        "wards",
+        column("income", lambda text: f"${float(text) // 5000 * 5000}"),
+        "'income' | look like numbers with a mark",
+        write=parquet,
+        suffix=".parquet",
+        everywhere=True,
+    ),
+    "Parquet, below a limit": Case(
+        "wards",
+        lambda rows: cells(rows, "lactate", lambda _, at: ("<5", "<10")[at % 2]),
+        "'lactate' | look like numbers with a mark",
+        write=parquet,
+        suffix=".parquet",
+        everywhere=True,
+    ),
+    "Parquet, -999": Case(
+        "wards",
+        some("lactate", "-999"),
+        "'lactate' | -999",
+        write=parquet,
+        suffix=".parquet",
+    ),
+    "Parquet, bytes": Case(
+        "wards", told="'scan' | neither a number nor text", write=with_bytes, suffix=".parquet"
+    ),
     # dates and totals
     "dates": Case(
         "wards",
@@ -315,12 +378,14 @@ def files_of(
     sites: Sequence[str] | Mapping[str, Rows],
     write: Write,
     settings: Mapping[str, object] | None = None,
+    suffix: str = ".csv",
 ) -> dict[str, Read]:
     """Read what some sites have."""
     found = {}
     for site in sites:
-        (folder / f"{site}.csv").write_bytes(write(study.sites[site]))
-        found[site] = read(folder / f"{site}.csv", study.target, study.task, settings)
+        file = folder / f"{site}{suffix}"
+        file.write_bytes(write(study.sites[site]))
+        found[site] = read(file, study.target, study.task, settings)
     return found
 
 
@@ -352,7 +417,7 @@ def test_spoilt_table_is_read_as_it_was_meant_or_told_of(
     known = dict(honest[case.study])
 
     def told(settings: Mapping[str, object] | None = None) -> tuple[dict[str, Read], list[Finding]]:
-        now = known | files_of(study, tmp_path, chosen, case.write, settings)
+        now = known | files_of(study, tmp_path, chosen, case.write, settings, case.suffix)
         return now, findings(now.items())
 
     now, found = told()

@@ -263,12 +263,13 @@ def test_unit_of_a_site_of_few_rows_is_mended_by_the_exact_factor(rows: int) -> 
 
 
 def test_values_below_a_limit_of_detection_are_mended_by_its_setting() -> None:
-    """No mark is left out of <50: half of the limit is taken."""
+    """They are numbers, and half of the limit is taken."""
     given = sites(2)
     for values, outcome in given.values():
         values["troponin"] = np.array(["<5", "<10"], dtype=object)[np.arange(len(outcome)) % 2]
     (fix,) = (one.fix for one in found(given) if one.check == "looks_numeric")
-    assert fix.startswith('set data.below_limit = "half"')
+    assert fix.startswith('set data.types."troponin" = "number"')
+    assert fix.endswith('set data.below_limit = "half"')
 
 
 def test_numbers_taken_for_classes_are_refused() -> None:

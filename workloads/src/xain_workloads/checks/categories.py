@@ -143,12 +143,10 @@ def _numbers_with_marks(summary: Summary, column: Categories) -> Iterator[Findin
     having = {at for name in marked for at in column.sites[name][::2]}
     site = "" if len(having) > 1 else summary.names[min(having)]
     text = f"categories such as {example!r} look like numbers with a mark"
-    mark = re.sub(r"[-+0-9.,' <>~]", "", example)
-    fix = ""
-    if mark:
-        fix = hint("xain-participant", f'data.marks.{dumps(column.name)} = "{mark}"')
-    elif example.startswith("<"):
-        fix = hint("xain-participant", 'data.below_limit = "half"')
+    # What a column of text in Parquet or of a declared category needs; the mark itself is found.
+    fix = hint("xain-participant", f'data.types.{dumps(column.name)} = "number"')
+    if example.startswith("<"):
+        fix += ", and " + hint("xain-participant", 'data.below_limit = "half"')
     yield Finding("warn", "looks_numeric", site, column.name, text, fix)
 
 
