@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from integration.conftest import Start
@@ -43,15 +44,31 @@ def patients(num_rows: int, seed: int, *, age_in: float = 1.0) -> Table:
     return Table(columns, {"age": age * age_in, "sex": sex}, outcome, "outcome", ("alive", "dead"))
 
 
-class Recorder(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]  # has no types
-    """Keeps each request that leaves a participant."""
+class Recorder(  # type: ignore[misc]  # the classes have no types
+    grpc.UnaryUnaryClientInterceptor,
+    grpc.UnaryStreamClientInterceptor,
+    grpc.StreamUnaryClientInterceptor,
+    grpc.StreamStreamClientInterceptor,
+):
+    """Keeps each request that leaves a participant, and the names of what is told beside it."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, Message]] = []
+        self.metadata: set[str] = set()
+
+    def _keep(self, details: Any, request: Message) -> Message:
+        self.sent.append((details.method.rpartition("/")[2], request))
+        self.metadata.update(key for key, _ in details.metadata or ())
+        return request
 
     def intercept_unary_unary(self, continuation: Any, details: Any, request: Message) -> Any:
-        self.sent.append((details.method.rpartition("/")[2], request))
-        return continuation(details, request)
+        return continuation(details, self._keep(details, request))
+
+    def intercept_stream_unary(self, continuation: Any, details: Any, requests: Any) -> Any:
+        return continuation(details, (self._keep(details, one) for one in requests))
+
+    intercept_unary_stream = intercept_unary_unary
+    intercept_stream_stream = intercept_stream_unary
 
     def channel(self, target: str, silence_s: tuple[float, float]) -> grpc.Channel:
         return grpc.intercept_channel(open_channel(target, silence_s), self)
@@ -261,16 +278,44 @@ async def test_session_that_describes_trains_nothing(start: Start) -> None:
     assert age.together.mean == pytest.approx(pooled.mean())
 
 
+# Fields of messages that the coordinator sends, too, and participants leave empty.
+NOT_OF_SITES = frozenset(
+    (
+        "EndTrainingRound evaluation.averages",
+        "EndTrainingRound evaluation.figures",
+        "EndTrainingRound update.url",
+    )
+)
+
+
+def is_map(field: FieldDescriptor) -> bool:
+    return field.message_type is not None and field.message_type.GetOptions().map_entry
+
+
+def fields(message: Descriptor, prefix: str) -> Iterator[str]:
+    """Names of all fields, those of messages inside with a dot."""
+    for field in message.fields:
+        if field.message_type is None or is_map(field):
+            yield f"{prefix}{field.name}"
+        else:
+            yield from fields(field.message_type, f"{prefix}{field.name}.")
+
+
 def paths(message: Message, prefix: str = "") -> Iterator[str]:
-    """Names of the fields that are set, those of messages inside with a dot."""
+    """Names of the fields that are set, those of messages inside with a dot, and so the keys of
+    maps; names of tags are a site's own."""
     for field, value in message.ListFields():
         name = f"{prefix}{field.name}"
-        is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
-        if field.message_type is None or is_map:
+        if is_map(field) and field.name != "tags":
+            yield from (f"{name}.{key}" for key in value)
+        elif name == "EndTrainingRound metrics":
+            for point in json.loads(value):
+                yield from (f"{name}.{key}" for key in point["fields"])
+        elif field.message_type is None or is_map(field):
             yield name
-            continue
-        for one in (value,) if isinstance(value, Message) else value:
-            yield from paths(one, f"{name}.")
+        else:
+            for one in (value,) if isinstance(value, Message) else value:
+                yield from paths(one, f"{name}.")
 
 
 def keys(value: Any, prefix: str) -> Iterator[str]:
@@ -286,32 +331,51 @@ def keys(value: Any, prefix: str) -> Iterator[str]:
 
 
 def documented() -> set[str]:
+    """Fields of the table, and with a dot the keys that it lists for a field."""
     text = (ROOT / "docs" / "data.md").read_text()
     part = text.split("## What travels")[1].split("\n## ")[0]
-    return set(re.findall(r"^\| `([^`]+)` \|", part, flags=re.MULTILINE))
+    listed = set()
+    for names, about in re.findall(r"^\| (`[^|]+`) \| (.+) \|$", part, flags=re.MULTILINE):
+        for name in re.findall("`([^`]+)`", names):
+            listed.update((name, *(f"{name}.{key}" for key in re.findall(r"`(\w+)`", about))))
+    return listed
 
 
-@pytest.mark.parametrize("task", ["classification", "regression"])
-async def test_all_that_leaves_a_site_is_listed_in_the_docs(start: Start, task: str) -> None:
-    """Each field of each request of a training, and each key of the statistics."""
+def test_each_field_that_a_participant_can_send_is_listed_in_the_docs() -> None:
+    service = pb.DESCRIPTOR.services_by_name["Coordinator"]
+    can_send = set[str]()
+    for method in service.methods:
+        can_send.update(fields(method.input_type, f"{method.name} "))
+    assert sorted(can_send - NOT_OF_SITES - documented()) == []
+
+
+@pytest.mark.parametrize(
+    ("workload", "task"),
+    [("sgd", "classification"), ("sgd", "regression"), ("xgboost", "classification")],
+)
+async def test_all_that_leaves_a_site_is_listed_in_the_docs(
+    start: Start, workload: str, task: str
+) -> None:
+    """Each field of each request of a training, each key of the statistics and of maps, and what
+    is told beside each call."""
     tables = {"north": patients(120, 0), "south": patients(130, 1, age_in=365.25)}
     if task == "regression":
         for name, table in tables.items():
             chance = np.random.RandomState(len(name))
             price = table.values["age"] + chance.normal(0, 3, table.num_samples)
             tables[name] = Table(table.columns, table.values, price, "price")
-    options = {"options": {"task": task}}
     coordinator = await start(
-        workload={**WORKLOAD, **options}, rounds={"rounds": 2, "min_participants": 2}
+        workload={"name": workload, "options": {} if workload == "xgboost" else {"task": task}},
+        rounds={"rounds": 2, "min_participants": 2},
     )
     recorder = Recorder()
     await Sites(coordinator.port, participants_of(tables), recorder).ended()
-    left: set[str] = set()
+    left = {f"metadata {key}" for key in recorder.metadata}
     for method, request in recorder.sent:
-        left.update(f"{method} {path}" for path in paths(request))
+        left.update(paths(request, f"{method} "))
         if method == "Rendezvous":
             statistics = json.loads(request.profile.statistics)  # type: ignore[attr-defined]  # its own
             left.update(keys(statistics, "statistics"))
-    assert {"Rendezvous profile.statistics", "EndTrainingRound metrics"} <= left
+    assert {"Rendezvous profile.statistics", "EndTrainingRound metrics.seconds"} <= left
     not_listed = sorted(left - documented())
     assert not not_listed, "\n".join(not_listed)
