@@ -338,6 +338,19 @@ print([file.path for file in mlflow.artifacts.list_artifacts(version.source)])
 """
 
 
+@pytest.mark.parametrize(("name", "other"), [("sgd", ".npz"), ("xgboost", ".json")])
+def test_format_whose_package_is_missing_names_one_that_needs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, other: str
+) -> None:
+    """As in the image of the participant, where nobody can install one."""
+    model, _ = trained(name, "classification")
+    monkeypatch.setitem(sys.modules, "skops", None)
+    monkeypatch.delitem(sys.modules, "skops.io", raising=False)
+    with pytest.raises(NoModel, match=rf"needs skops\S*: pip .*; a \{other} file needs none, and"):
+        formats.write(tmp_path / "model.skops", model, ABOUT)
+    formats.write(tmp_path / f"model{other}", model, ABOUT)
+
+
 def test_mlflow_registers_versions_of_a_model(tmp_path: Path) -> None:
     """Each export is a new version, whose run has the metrics and the lineage."""
     model, _ = trained("sgd", "classification")

@@ -263,7 +263,7 @@ def test_unit_of_a_site_of_few_rows_is_mended_by_the_exact_factor(rows: int) -> 
 
 
 def test_values_below_a_limit_of_detection_are_mended_by_its_setting() -> None:
-    """They are numbers, and half of the limit is taken."""
+    """The column is one of numbers, and half of the limit is taken."""
     given = sites(2)
     for values, outcome in given.values():
         values["troponin"] = np.array(["<5", "<10"], dtype=object)[np.arange(len(outcome)) % 2]

@@ -80,7 +80,10 @@ def write(path: Path, model: Model, about: Mapping[str, Any]) -> None:
     try:
         writer(path, model, whole)
     except ModuleNotFoundError as missing:
-        raise _missing(missing, path) from None
+        is_trees = model.vector.dtype == np.uint8 and ensembles.KEY not in model.metadata
+        other = ".json" if is_trees else ".npz"
+        also = f"; a {other} file needs none, and predict reads it" if path.suffix != other else ""
+        raise NoModel(f"{_missing(missing, path)}{also}") from None
 
 
 def is_held(model: Model) -> bool:
