@@ -206,6 +206,16 @@ def note(text: str) -> None:
     typer.echo(text, err=True)
 
 
+def refuse_flags_before(program: str, command: str, values: Iterable[object]) -> None:
+    """End the process if a flag was given before a command, which has its own and would ignore it.
+
+    values: of the flags; None or False for one that was not given.
+    """
+    if any(value is not None and value is not False for value in values):
+        why = f"{command} takes no flags before it; see {program} {command} --help"
+        fail(program, f"command line: {why}", EXIT_BAD_CONFIG)
+
+
 def fail(program: str, message: str, status: int) -> NoReturn:
     """End the process. Each line of the message names the program."""
     for line in message.splitlines():

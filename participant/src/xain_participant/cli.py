@@ -4,7 +4,7 @@ Commands import what they need, so that --help does not wait for it.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -28,6 +28,7 @@ from xain_foundation.commands import (
     make_app,
     note,
     parse_assignments,
+    refuse_flags_before,
     run_app,
     set_option,
     split_host_port,
@@ -358,7 +359,7 @@ def _run(
         # As a table: text of an item on its own would be read as TOML, where 7 is a number.
         values["participant.tags"] = parse_assignments(PROGRAM, tags, "site=north", flag="--tag")
     if context.invoked_subcommand is not None:
-        _refuse_flags(context.invoked_subcommand, config, values)
+        refuse_flags_before(PROGRAM, context.invoked_subcommand, (config, *values.values()))
         return
     settings = _load_settings(config, values)
 
@@ -399,16 +400,6 @@ def _run(
         stop_on_signals(agent)
         status = agent.run()
     raise typer.Exit(status)
-
-
-def _refuse_flags(command: str, config: Path | None, values: Mapping[str, object]) -> None:
-    """Refuse flags before a command, which would be ignored: the command has its own."""
-    if config is not None or any(value is not None for value in values.values()):
-        fail(
-            PROGRAM,
-            f"command line: {command} takes no flags before it; see {PROGRAM} {command} --help",
-            EXIT_BAD_CONFIG,
-        )
 
 
 @app.command("inspect", help=_INSPECT_HELP, epilog=_INSPECT_EXAMPLES)

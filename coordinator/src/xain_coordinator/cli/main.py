@@ -25,6 +25,7 @@ from xain_foundation.commands import (
     make_app,
     note,
     parse_assignments,
+    refuse_flags_before,
     run_app,
     set_option,
     split_host_port,
@@ -164,11 +165,9 @@ def _run(
     version: Annotated[bool, version_option(PROGRAM)] = False,
 ) -> None:
     values = _values(data_dir, assignments, host, port, workload, rounds, min_participants)
-    if (command := context.invoked_subcommand) is not None:
-        given = any(value is not None for value in (config, from_model, *values.values()))
-        if given or new_session or resume:  # they would look accepted
-            why = f"{command} takes no flags before it; see {PROGRAM} {command} --help"
-            fail(PROGRAM, f"command line: {why}", EXIT_BAD_CONFIG)
+    if context.invoked_subcommand is not None:
+        given = (config, from_model, new_session, resume, *values.values())
+        refuse_flags_before(PROGRAM, context.invoked_subcommand, given)
         return
     if resume and new_session:
         message = "command line: --resume goes on with a session, and --new-session does not"
