@@ -12,7 +12,7 @@ import pytest
 
 from e2e.test_take_home import command
 from e2e.test_trees import SITES, write_tables
-from support.process import CoordinatorProcess, Process
+from support.process import CoordinatorProcess, SiteProcess
 from support.terminals import Terminals, commands_of, files_of
 from support.wire import Member
 from xain_workloads.dataset import Dataset
@@ -46,18 +46,16 @@ KEPT: dict[str, Any] = {
 }
 
 
-class Site(Process):
-    """A participant with a CSV file and a state directory, which stays after the end."""
-
-    async def start(self, port: int) -> None:
-        name = self.log_path.stem
-        words = ["-m", "xain_participant", f"--coordinator=127.0.0.1:{port}", "--serve"]
-        words += [f"--data={self.folder / name}.csv", f"--state-dir={self.folder / name}"]
-        self._process = await self.run([*words, f"--id={name}", "--test-fraction=0"])
+def flags(site: SiteProcess) -> list[str]:
+    """A CSV file and a state directory; the site stays after the end."""
+    own = site.folder / site.log_path.stem
+    return [f"--data={own}.csv", f"--state-dir={own}", "--serve", "--test-fraction=0"]
 
 
 @asynccontextmanager
-async def fitted(folder: Path) -> AsyncIterator[tuple[CoordinatorProcess, list[Site], Dataset]]:
+async def fitted(
+    folder: Path,
+) -> AsyncIterator[tuple[CoordinatorProcess, list[SiteProcess], Dataset]]:
     """A coordinator and three sites after the fit, and rows that none of them has.
 
     In the middle of the fit the coordinator and a site were killed, and started again.
@@ -65,18 +63,18 @@ async def fitted(folder: Path) -> AsyncIterator[tuple[CoordinatorProcess, list[S
     held_out = write_tables(folder)
     coordinator = CoordinatorProcess(folder / "data", KEPT)
     coordinator.dies_at, coordinator.dies_of = 10, "after-commit"
-    sites = [Site(folder, name) for name in SITES]
+    sites = [SiteProcess(folder, name) for name in SITES]
     try:
         await coordinator.start()
         for site in sites:
-            await site.start(coordinator.port)
+            await site.start(coordinator.port, *flags(site))
         assert await coordinator.died() < 0
         await sites[0].kill()
         assert '"round_opened"' in coordinator.log()
         assert '"session_finished"' not in coordinator.log()
         coordinator.dies_at = None
         await coordinator.start()
-        await sites[0].start(coordinator.port)
+        await sites[0].start(coordinator.port, *flags(sites[0]))
         await coordinator.until_logged('"session_finished"')
         yield coordinator, sites, held_out
     finally:
@@ -127,7 +125,7 @@ async def test_kills_in_the_fit_and_after_it_lose_no_estimator_and_no_prediction
         assert (status, again) == (0, left), told
         assert re.search(r"answered: north, south\nmissing: west: .* 2 times", told)
 
-        await sites[2].start(coordinator.port)
+        await sites[2].start(coordinator.port, *flags(sites[2]))
         status, again, told = await ask(coordinator, rows, "--max-retries=5")
         assert (status, again) == (0, whole), told
 

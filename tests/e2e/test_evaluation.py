@@ -12,7 +12,7 @@ import pytest
 from sklearn import metrics as sk
 
 from e2e.test_take_home import command
-from support.process import PATIENCE_S, CoordinatorProcess, ParticipantProcess, Process
+from support.process import PATIENCE_S, CoordinatorProcess, ParticipantProcess, SiteProcess
 from support.trainee import predicted, predicted_numbers
 from support.training import close_gates
 from xain_coordinator.server.inspection_client import fetch
@@ -27,45 +27,15 @@ SITES = 3
 SCALE = 0.0625
 
 
-class Site(Process):
-    """The command xain-participant with a part of digits; a fifth of the rows is held out."""
-
-    def __init__(self, folder: Path, index: int, port: int) -> None:
-        super().__init__(folder, f"site-{index}")
-        self._flags = [
-            f"--coordinator=127.0.0.1:{port}",
-            f"--id=site-{index}",
-            "--data=digits",
-            "--partition=iid",
-            f"--num-parts={SITES}",
-            f"--index={index}",
-            f"--set=data.scale={SCALE}",
-        ]
-
-    async def start(self) -> None:
-        self._process = await self.run(["-m", "xain_participant", *self._flags])
-
-
-class RandomSite(Process):
-    """The command xain-participant with a file whose labels are drawn by lot."""
-
-    def __init__(self, folder: Path, index: int, port: int) -> None:
-        super().__init__(folder, f"random-{index}")
-        chance = np.random.default_rng(index)
-        rows = [",".join(f"{x:.3f}" for x in chance.normal(size=4)) for _ in range(200)]
-        labels = chance.integers(0, 2, len(rows))
-        lines = [f"{row},{'yes' if y else 'no'}" for row, y in zip(rows, labels, strict=True)]
-        file = folder / f"random-{index}.csv"
-        file.write_text("\n".join(["a,b,c,d,outcome", *lines]), encoding="utf-8")
-        self._flags = [
-            f"--coordinator=127.0.0.1:{port}",
-            f"--id=random-{index}",
-            f"--data={file}",
-            "--target=outcome",
-        ]
-
-    async def start(self) -> None:
-        self._process = await self.run(["-m", "xain_participant", *self._flags])
+def write_random(folder: Path, index: int) -> str:
+    """A file whose labels are drawn by lot. Returns the flag that names it."""
+    chance = np.random.default_rng(index)
+    rows = [",".join(f"{x:.3f}" for x in chance.normal(size=4)) for _ in range(200)]
+    labels = chance.integers(0, 2, len(rows))
+    lines = [f"{row},{'yes' if y else 'no'}" for row, y in zip(rows, labels, strict=True)]
+    file = folder / f"random-{index}.csv"
+    file.write_text("\n".join(["a,b,c,d,outcome", *lines]), encoding="utf-8")
+    return f"--data={file}"
 
 
 @pytest.fixture
@@ -115,10 +85,11 @@ async def test_digits_are_evaluated_each_round_and_at_the_end(launch, tmp_path):
         evaluate__scale=SCALE,
     )
     await coordinator.start()
-    sites = [Site(tmp_path, index, coordinator.port) for index in range(SITES)]
+    sites = [SiteProcess(tmp_path, f"site-{index}") for index in range(SITES)]
+    part = ["--data=digits", "--partition=iid", f"--num-parts={SITES}", f"--set=data.scale={SCALE}"]
     try:
-        for site in sites:
-            await site.start()
+        for index, site in enumerate(sites):
+            await site.start(coordinator.port, *part, f"--index={index}")
         for site in sites:
             assert await site.died() == 0, site.log()
     finally:
@@ -288,10 +259,10 @@ async def test_training_that_is_no_better_than_the_commonest_class_ends_with_sta
         workload__options__eta0=5.0,
     )
     await coordinator.start()
-    sites = [RandomSite(tmp_path, index, coordinator.port) for index in range(2)]
+    sites = [SiteProcess(tmp_path, f"site-{index}") for index in range(2)]
     try:
-        for site in sites:
-            await site.start()
+        for index, site in enumerate(sites):
+            await site.start(coordinator.port, write_random(tmp_path, index), "--target=outcome")
         for site in sites:
             assert await site.died() == EXIT_NO_BETTER, site.log()
             assert "Model 2 is no better than always predicting the commonest class" in site.log()

@@ -7,20 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from support.process import CoordinatorProcess, Process
+from support.process import CoordinatorProcess, SiteProcess
 from support.tables import write_rows
 
 pytestmark = pytest.mark.e2e
-
-
-class Site(Process):
-    """A participant with a CSV file and further flags."""
-
-    async def start(self, port: int, *flags: str) -> None:
-        name = self.log_path.stem
-        words = ["-m", "xain_participant", f"--coordinator=127.0.0.1:{port}", f"--id={name}"]
-        words += [f"--data={self.folder / name}.csv", "--target=outcome", *flags]
-        self._process = await self.run(words)
 
 
 async def shown(*words: str) -> str:
@@ -44,12 +34,13 @@ async def test_first_training_is_measured_without_a_further_flag(
         tmp_path / "data",
         {"workload.name": workload, "rounds.min_participants": 3, "rounds.rounds": 3},
     )
-    sites = [Site(tmp_path, name) for name in sizes]
+    sites = [SiteProcess(tmp_path, name) for name in sizes]
     try:
         await coordinator.start()
         for i, (site, size) in enumerate(zip(sites, sizes.values(), strict=True)):
-            write_rows(tmp_path / f"{site.log_path.stem}.csv", i, size)
-            await site.start(coordinator.port)
+            table = tmp_path / f"{site.log_path.stem}.csv"
+            write_rows(table, i, size)
+            await site.start(coordinator.port, f"--data={table}", "--target=outcome")
         assert await asyncio.gather(*(site.died() for site in sites)) == [0, 0, 0]
         status = json.loads(
             await shown("status", f"--address=127.0.0.1:{coordinator.port}", "--json")

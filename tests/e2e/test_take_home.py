@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from support.process import CoordinatorProcess, Process
+from support.process import CoordinatorProcess, SiteProcess
 from support.tables import write_rows
 from xain_coordinator.cli import main as cli
 
@@ -41,15 +41,6 @@ for i, row in enumerate(rows):
 print(f"{np.mean(pipeline.predict(table) == [row['outcome'] for row in rows]):.4f}")
 assert not any(name.startswith("xain") for name in sys.modules)
 """
-
-
-class Site(Process):
-    """A participant with a CSV file."""
-
-    async def start(self, port: int, file: Path, *flags: str) -> None:
-        words = ["-m", "xain_participant", f"--coordinator=127.0.0.1:{port}", f"--data={file}"]
-        words += [f"--id={self.log_path.stem}", "--target=outcome", *flags]
-        self._process = await self.run(words)
 
 
 async def called(*words: str, cwd: Path | None = None) -> tuple[int, str, str]:
@@ -80,12 +71,13 @@ async def trained(folder: Path) -> AsyncIterator[CoordinatorProcess]:
         folder / "data",
         {"workload.name": "sgd", "rounds.rounds": ROUNDS, "rounds.min_participants": 3},
     )
-    sites = [Site(folder, name) for name in SITES]
+    sites = [SiteProcess(folder, name) for name in SITES]
     try:
         await coordinator.start()
         for i, site in enumerate(sites):
             write_rows(folder / f"{SITES[i]}.csv", i, 150)
-            await site.start(coordinator.port, folder / f"{SITES[i]}.csv")
+            data = f"--data={folder / SITES[i]}.csv"
+            await site.start(coordinator.port, data, "--target=outcome")
         assert await asyncio.gather(*(site.died() for site in sites)) == [0, 0, 0]
         yield coordinator
     finally:
@@ -210,13 +202,14 @@ async def test_a_site_takes_the_model_home_and_hears_what_it_does_not_know(tmp_p
         tmp_path / "data",
         {"workload.name": "sgd", "rounds.rounds": ROUNDS, "rounds.min_participants": 2},
     )
-    sites = [Site(tmp_path, name) for name in ("north", "south")]
+    sites = [SiteProcess(tmp_path, name) for name in ("north", "south")]
+    tables = [(f"--data={tmp_path / name}.csv", "--target=outcome") for name in ("north", "south")]
     program = ("-m", "xain_participant")
     model = tmp_path / "model.skops"
     try:
         await coordinator.start()
-        await sites[0].start(coordinator.port, tmp_path / "north.csv", "--set=data.missing=-")
-        await sites[1].start(coordinator.port, tmp_path / "south.csv", *german)
+        await sites[0].start(coordinator.port, *tables[0], "--set=data.missing=-")
+        await sites[1].start(coordinator.port, *tables[1], *german)
         assert await asyncio.gather(*(site.died() for site in sites)) == [0, 0]
         here = f"--coordinator=127.0.0.1:{coordinator.port}"
         fetch = (*program, "fetch", here, f"--to={model}", *german)

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from e2e.test_take_home import Site, called
-from support.process import CoordinatorProcess
+from e2e.test_take_home import called
+from support.process import CoordinatorProcess, SiteProcess
 
 pytestmark = pytest.mark.e2e
 
@@ -82,13 +82,13 @@ async def test_untidy_tables_are_mended_trained_on_and_predicted(tmp_path: Path)
 
     settings = {"workload.name": "sgd", "rounds.rounds": 4, "rounds.min_participants": 2}
     coordinator = CoordinatorProcess(tmp_path / "data", settings)
-    sites = {name: Site(tmp_path, name) for name in ("north", "south")}
+    sites = {name: SiteProcess(tmp_path, name) for name in ("north", "south")}
     model = tmp_path / "model.skops"
     try:
         await coordinator.start()
         for name, site in sites.items():
-            config = f"--config={tmp_path / name}.toml"
-            await site.start(coordinator.port, tmp_path / f"{name}.csv", config)
+            files = [f"--config={tmp_path / name}.toml", f"--data={tmp_path / name}.csv"]
+            await site.start(coordinator.port, *files, "--target=outcome")
         ended = await asyncio.gather(*(site.died() for site in sites.values()))
         assert ended == [0, 0], [site.log_path.read_text() for site in sites.values()]
         fetch = ["-m", "xain_participant", "fetch", f"--to={model}"]

@@ -21,9 +21,9 @@ import pytest
 from sklearn import metrics as sk
 from sklearn.datasets import load_breast_cancer
 
-from e2e.test_take_home import Site, called, command
+from e2e.test_take_home import called, command
 from integration.test_spoilt_tables import STUDIES, swapped
-from support.process import CoordinatorProcess
+from support.process import CoordinatorProcess, SiteProcess
 from support.spoilt import Rows, added, text_of
 
 pytestmark = pytest.mark.e2e
@@ -42,7 +42,7 @@ class Session:
 
     folder: Path
     coordinator: CoordinatorProcess
-    sites: Mapping[str, Site]
+    sites: Mapping[str, SiteProcess]
     ended: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -51,7 +51,8 @@ class Session:
 
     async def start_sites(self, *flags: str) -> None:
         for name, site in self.sites.items():
-            await site.start(self.coordinator.port, self.folder / f"{name}.csv", *flags)
+            table = [f"--data={self.folder / name}.csv", "--target=outcome"]
+            await site.start(self.coordinator.port, *table, *flags)
 
     async def wait(self) -> None:
         self.ended = {name: await site.died() for name, site in self.sites.items()}
@@ -78,7 +79,7 @@ async def session(
         (folder / f"{name}.csv").write_text(text)
     given = {"workload.name": "sgd", "rounds.min_participants": len(tables), **settings}
     coordinator = CoordinatorProcess(folder / "data", given)
-    one = Session(folder, coordinator, {name: Site(folder, name) for name in tables})
+    one = Session(folder, coordinator, {name: SiteProcess(folder, name) for name in tables})
     try:
         await coordinator.start()
         yield one

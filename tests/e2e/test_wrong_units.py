@@ -9,18 +9,9 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_diabetes
 
-from support.process import CoordinatorProcess, Process
+from support.process import CoordinatorProcess, SiteProcess
 
 pytestmark = pytest.mark.e2e
-
-
-class Site(Process):
-    """A participant with a CSV file."""
-
-    async def start(self, port: int, file: Path) -> None:
-        words = ["-m", "xain_participant", f"--coordinator=127.0.0.1:{port}", f"--data={file}"]
-        words += [f"--id={self.log_path.stem}", "--target=price", "--set=data.task=regression"]
-        self._process = await self.run(words)
 
 
 def write_sites(folder: Path) -> list[str]:
@@ -54,11 +45,12 @@ async def test_site_with_its_target_in_cents_stops_with_the_reason_and_the_other
             "rounds.max_participants": 4,
         },
     )
-    sites = {name: Site(tmp_path, name) for name in names}
+    sites = {name: SiteProcess(tmp_path, name) for name in names}
     try:
         await coordinator.start()
         for name, site in sites.items():
-            await site.start(coordinator.port, tmp_path / f"{name}.csv")
+            table = [f"--data={tmp_path / name}.csv", "--target=price", "--task=regression"]
+            await site.start(coordinator.port, *table)
         ended = await asyncio.gather(*(site.died() for site in sites.values()))
         assert ended == [1, 0, 0, 0]
         await coordinator.until_logged('"session_finished"')

@@ -167,6 +167,15 @@ class CoordinatorProcess(Process):
         return await asyncio.wait_for(process.wait(), PATIENCE_S)
 
 
+class SiteProcess(Process):
+    """The command xain-participant, whose id is the name of its log."""
+
+    async def start(self, port: int, *flags: str) -> None:
+        """Does not wait for anything. port: of the coordinator on this machine."""
+        command = ["-m", "xain_participant", f"--coordinator=127.0.0.1:{port}"]
+        self._process = await self.run([*command, f"--id={self.log_path.stem}", *flags])
+
+
 class ParticipantProcess(Process):
     """A Trainee, see there. flags: its own. The participant keeps its id over restarts."""
 
