@@ -264,10 +264,10 @@ def written(form: str) -> Callable[[Rows, str], Rows]:
 
 MISTAKES: dict[str, Mistake] = {
     **{
-        f"unit x {ratio:g}": Mistake("units offset", times(ratio))
+        f"unit x {ratio:g}": Mistake("units offset outlier", times(ratio))
         for ratio in (2.54, 7, 10, 100, 365, 1e3)
     },
-    "unit / 100": Mistake("units offset", times(0.01)),
+    "unit / 100": Mistake("units offset outlier", times(0.01)),
     "target x 100": Mistake(
         "units", of_target("regression", lambda rows, name, _: scaled(rows, name, 100.0))
     ),

@@ -1,6 +1,6 @@
 """Mistakes in the data of one site are named with site and column; honest data have none."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -194,6 +194,82 @@ def test_mistake_at_all_sites_is_named_with_the_column(
         given[site] = values, spoil(values, outcome)
     findings = [one for one in found(given) if one.level != "note"]
     assert [(one.check, one.column) for one in findings] == [(name, where)]
+
+
+def case_mixes() -> Iterator[tuple[str, dict[str, tuple[Values, NDArray[Any]]]]]:
+    """Sites that differ because of their patients."""
+    data = load_breast_cancer()
+    radius = data.data[:, 0]
+    of_clinic = radius > np.quantile(radius, 0.7)
+    parts = {"clinic": np.flatnonzero(of_clinic), "practice": np.flatnonzero(~of_clinic)}
+    given = {}
+    for site, rows in parts.items():
+        values = dict(zip(data.feature_names, data.data[rows].T, strict=True))
+        given[site] = values, data.target[rows].astype(str)
+    yield "large tumours at one site", given
+    for number in (2, 3):
+        given = sites(number)
+        chance = np.random.RandomState(7)
+        for values, _ in given.values():
+            values["height"] = chance.normal(172, 9, 160)
+            values["creatinine"] = np.exp(chance.normal(0, 0.3, 160))
+        age = chance.uniform(0, 17, 160)
+        given["south"][0].update(
+            age=age.round(1),
+            weight=8 + 3 * age + chance.normal(0, 4, 160),
+            height=60 + 6.5 * age + chance.normal(0, 5, 160),
+            creatinine=0.25 + 0.03 * age + chance.normal(0, 0.05, 160),
+        )
+        yield f"a hospital for children, of {number}", given
+    for number in (2, 4):
+        given = sites(number)
+        for at, (values, _) in enumerate(given.values()):
+            debt = np.zeros(160)
+            debt[: 40 if at else 11] = chance.uniform(500, 3000, 40 if at else 11).round()
+            values["debt"] = debt
+        yield f"few debts at one site, of {number}", given
+
+
+@pytest.mark.parametrize(("name", "given"), [pytest.param(*one, id=one[0]) for one in case_mixes()])
+def test_sites_with_other_patients_have_no_findings(
+    name: str, given: dict[str, tuple[Values, NDArray[Any]]]
+) -> None:
+    """A site of other patients differs in many columns, and zeros tell nothing of the unit."""
+    assert [str(one) for one in found(given)] == []
+
+
+@pytest.mark.parametrize("rows", [22, 30, 49])
+def test_measurements_in_whole_numbers_at_small_sites_are_no_identifiers(rows: int) -> None:
+    """All incomes of 30 people differ, as ids do; row numbers and named ids are still told of."""
+    given = {name: patients(rows, seed) for seed, name in enumerate(NAMES)}
+    for seed, (values, outcome) in enumerate(given.values()):
+        values["income"] = np.random.RandomState(seed).normal(52000, 9000, rows).round()
+        values["nr"] = np.arange(1, rows + 1)
+        values["case_id"] = np.random.RandomState(seed).permutation(90000)[:rows]
+        del outcome
+    told = [one.column for one in found(given) if one.check == "identifier"]
+    assert told == ["nr", "case_id"]
+
+
+def test_site_of_few_rows_makes_no_identifier_of_a_column_of_others() -> None:
+    """A street that each patient of a small site has alone is shared by hundreds elsewhere."""
+    given = {name: patients(rows, 3) for name, rows in (("north", 400), ("south", 24))}
+    for values, outcome in given.values():
+        streets = np.arange(len(outcome)) % 40
+        values["street"] = np.array([f"street {one}" for one in streets], dtype=object)
+    assert [one for one in found(given) if one.check == "identifier"] == []
+
+
+@pytest.mark.parametrize("number", [2, 4])
+def test_instrument_that_is_off_is_named_where_a_column_has_two_peaks(number: int) -> None:
+    """The middle half of such a column is wider than that of a bell curve."""
+    given = sites(number)
+    for seed, (values, outcome) in enumerate(given.values()):
+        chance = np.random.RandomState(seed)
+        values["length"] = chance.normal(39 + 9 * (np.arange(len(outcome)) % 2), 2.5)
+    given["south"][0]["length"] += 3 * given["south"][0]["length"].std()
+    told = {(one.check, one.site, one.column) for one in found(given)}
+    assert ("offset", "south", "length") in told
 
 
 def test_target_in_cents_and_its_single_cells_are_named() -> None:

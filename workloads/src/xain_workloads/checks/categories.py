@@ -107,7 +107,7 @@ def _identifiers(summary: Summary, column: Categories) -> Iterator[Finding]:
     rows = column.table()
     known = rows[:, 1] - rows[:, 2]
     each = (known >= MIN_ROWS_OF_ID) & (rows[:, 3] >= _SHARE_OF_IDS * known)
-    if not each.any() or each.sum() < 0.5 * (known > 0).sum():
+    if not each.any() or known[each].sum() < 0.5 * known.sum():
         return
     row = int(np.flatnonzero(each)[0])
     text = (

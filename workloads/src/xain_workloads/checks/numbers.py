@@ -1,7 +1,7 @@
 """Checks of columns of numbers, and of a target of numbers."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isclose
 
@@ -23,6 +23,10 @@ RATIOS += (2.2046, 4.184, 18.02, 38.67, 88.4)
 # by a column; benchmarks/real_tables.py repeats it.
 _FAR = 3.0  # of distributions that a ratio of units explains
 _MATCH = 0.35  # distance of the distributions after it
+_CLOSE = 0.2  # of those of many rows, after a ratio that need not be far
+_USUAL = 5.0  # times the distance that is usual for the site's columns, of which it needs a few
+_MIN_COLUMNS = 4
+_TOP = 3.0  # ratio of the highest buckets after it, where some values are 0
 _SHIFT = 2.5
 _VERY_FAR = 12.0
 _OUTLIER = 20.0  # spreads of the others
@@ -32,6 +36,9 @@ _GAP = 3.0  # widths of nine tenths of the others
 _GAP_OF_ESTIMATE = 10.0
 _FEW_ROWS = 40  # below, the highest bucket reaches the quartile
 MIN_ROWS_OF_ID = 20
+_CLOSE_TOGETHER = 1.6  # widths of numbered rows, a fifth of which is held out: 1.25
+_ROWS_OF_EVEN = 200
+_EVEN = 1.8  # distance from an even spread, times the root of the rows; a bell curve has 2.3
 _ID_NAMES: tuple[str, ...] = (
     "id",
     "ids",
@@ -53,12 +60,13 @@ def check_numbers(summary: Summary) -> Iterator[Finding]:
     columns = [one for one in summary.columns.values() if isinstance(one, Numbers)]
     if summary.target is not None:
         columns.append(summary.target)
+    case_mix = _case_mix(columns)
     for column in columns:
         table = column.table()
         told = table["count"] > 0
         if not told.any():
             continue
-        findings = list(_units(summary, column, table, told))
+        findings = list(_units(summary, column, table, case_mix))
         yield from findings
         known = {finding.site for finding in findings}
         yield from _lone_masses(summary, column, table, told, known)
@@ -82,8 +90,8 @@ def figure(value: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Others:
-    """The other site, or the median of three sites and more, which withstands one that is wrong."""
+class _Values:
+    """Values of a site, or the medians of several, which withstand one that is wrong."""
 
     quantiles: Array
     spread: float
@@ -92,7 +100,7 @@ class _Others:
     distinct: float
 
     @classmethod
-    def of(cls, table: dict[str, Array], rows: NDArray[np.intp]) -> "_Others":
+    def of(cls, table: dict[str, Array], rows: NDArray[np.intp]) -> "_Values":
         return cls(
             np.median(table["quantiles"][rows], axis=0),
             *(
@@ -102,37 +110,62 @@ class _Others:
         )
 
 
-def _units(
-    summary: Summary, column: Numbers, table: dict[str, Array], told: NDArray[np.bool_]
-) -> Iterator[Finding]:
-    """Units and offsets, against the other sites."""
-    rows = np.flatnonzero(told)
+def _pairs(table: dict[str, Array]) -> Iterator[tuple[np.intp, _Values, _Values]]:
+    """Row, values and the others' values of each site that has a spread: the other site, or the
+    median of three sites and more."""
+    rows = np.flatnonzero(table["count"] > 0)
     if len(rows) < 2:
         return
-    least = float(table["count"][rows].min())
-    others = _Others.of(table, rows)
+    median = _Values.of(table, rows)
     for i, row in enumerate(rows):
-        if len(rows) == 2:
-            others = _Others.of(table, rows[1 - i : 2 - i])
-        own = float(table["spread"][row])
-        if table["count"][row] < MIN_BUCKET or others.spread <= 0 or own <= 0:
+        others = _Values.of(table, rows[1 - i : 2 - i]) if len(rows) == 2 else median
+        own = _Values.of(table, rows[i : i + 1])
+        if table["count"][row] >= MIN_BUCKET and own.spread > 0 and others.spread > 0:
+            yield row, own, others
+
+
+def _case_mix(columns: Sequence[Numbers]) -> dict[int, float]:
+    """By site how far its columns are typically from those of the others, in spreads.
+
+    A site of other patients differs in many columns, and one of another unit in one.
+    """
+    found: dict[int, list[float]] = {}
+    for column in columns:
+        table = column.table()
+        for row, own, others in _pairs(table):
+            found.setdefault(int(table["site"][row]), []).append(_distance(own, others))
+    return {
+        site: float(np.median(distances)) if len(distances) >= _MIN_COLUMNS else 0.0
+        for site, distances in found.items()
+    }
+
+
+def _distance(own: _Values, others: _Values) -> float:
+    """Mean distance of the quantiles, in the smaller spread."""
+    raw = float(np.abs(own.quantiles - others.quantiles).mean())
+    return raw / min(own.spread, others.spread)
+
+
+def _units(
+    summary: Summary, column: Numbers, table: dict[str, Array], case_mix: dict[int, float]
+) -> Iterator[Finding]:
+    """Units and offsets, against the other sites."""
+    told = np.flatnonzero(table["count"] > 0)
+    for row, own, others in _pairs(table):
+        coded = _coded(own, others)
+        if _distance(own, others) < _FAR / 2 and coded is None:
             continue
-        values = table["quantiles"][row]
-        raw = float(np.abs(values - others.quantiles).mean())
-        coded = _coded(table, row, others)
-        if raw / min(own, others.spread) < _FAR / 2 and coded is None:
+        other = [one for one in told if one != row]
+        if _is_cell(table, row, others) or (len(other) == 1 and _is_cell(table, other[0], own)):
             continue
-        if _is_cell(table, row, others) or (
-            len(rows) == 2 and _is_cell(table, rows[1 - i], _Others.of(table, rows[i : i + 1]))
-        ):
-            continue
-        site = summary.names[int(table["site"][row])]
-        found = _explained(column, site, values, own, others, raw, coded, least)
+        at, least = int(table["site"][row]), float(table["count"][told].min())
+        site, usual = summary.names[at], _USUAL * case_mix.get(at, 0.0)
+        found = _explained(column, site, own, others, coded, least, usual)
         if found is not None:
             yield found
 
 
-def _is_cell(table: dict[str, Array], row: np.intp, others: _Others) -> bool:
+def _is_cell(table: dict[str, Array], row: np.intp, others: _Values) -> bool:
     """Whether one cell alone sets a site of few rows apart, whose quantiles it moves."""
     mass, rows, gap, count, mean = (
         float(table[name][row]) for name in ("mass", "mass_rows", "gap", "count", "mean")
@@ -148,63 +181,76 @@ def _is_cell(table: dict[str, Array], row: np.intp, others: _Others) -> bool:
 def _explained(
     column: Numbers,
     site: str,
-    values: Array,
-    own: float,
-    others: _Others,
-    raw: float,
+    own: _Values,
+    others: _Values,
     coded: tuple[str, float] | None,
     least: float,
+    usual: float,
 ) -> Finding | None:
-    """values, own: quantiles and spread of the site. raw: their distance from those of the others.
-    least: values of the site that has fewest."""
-    distance, width = raw / min(own, others.spread), max(own, others.spread)
-    median = f"its median is {figure(float(values[4]))}"
+    """least: values of the site that has fewest. usual: distance that patients may account for."""
+    distance, width = _distance(own, others), max(own.spread, others.spread)
+    median = f"its median is {figure(float(own.quantiles[4]))}"
     match coded:
         case "ratio", ratio:
             return _unit(column, site, ratio, median)
         case "offset", shift:
             return _shifted(column, site, shift, shift / width, median)
-    ratio, error = _best_ratio(values, own, others)
-    is_close = error < 0.1 + 1 / np.sqrt(least)
+    if distance < usual:
+        return None
+    ratio, error = _best_ratio(own, others)
+    is_close = error < _CLOSE + 1 / np.sqrt(least)
     needed = _FAR if max(ratio, 1 / ratio) < 5 and not is_close else _FAR / 2
-    if distance >= needed and error < min(_MATCH, 0.2 * raw / others.spread + 0.1):
+    raw = float(np.abs(own.quantiles - others.quantiles).mean())
+    if (
+        distance >= needed
+        and error < min(_MATCH, 0.2 * raw / others.spread + 0.1)
+        and _fits(ratio, own, others)
+    ):
         return _unit(column, site, ratio, median)
-    wider = own / others.spread
+    wider = own.spread / others.spread
     if distance >= _VERY_FAR and not 0.2 < wider < 5:
         # Quantiles of few rows are too coarse to be matched, and their spread is no ratio.
-        middle = float(values[4] / others.quantiles[4]) if others.quantiles[4] else 0.0
+        middle = float(own.quantiles[4] / others.quantiles[4]) if others.quantiles[4] else 0.0
         for one in (ratio for known in RATIOS for ratio in (known, 1 / known)):
             if isclose(middle, one, rel_tol=0.3) and 1 / 3 < wider / one < 3:
                 return _unit(column, site, one, median)
-    shift = float(np.median(values - others.quantiles))
-    left = float(np.abs(values - others.quantiles - shift).mean()) / width
+    shift = float(np.median(own.quantiles - others.quantiles))
+    left = float(np.abs(own.quantiles - others.quantiles - shift).mean()) / width
     if abs(shift) > _SHIFT * width and (left < 0.6 or distance >= _VERY_FAR):
         return _shifted(column, site, shift, shift / width, median)
-    if distance >= _VERY_FAR and not 0.2 < wider < 5:
+    if distance >= _VERY_FAR and not 0.2 < wider < 5 and _fits(wider, own, others):
         return _unit(column, site, wider, median)
     return None
 
 
-def _best_ratio(values: Array, own: float, others: _Others) -> tuple[float, float]:
+def _fits(ratio: float, own: _Values, others: _Values) -> bool:
+    """Whether the largest values, too, have this ratio. Where most values are 0, a few rows decide
+    all quantiles."""
+    if np.count_nonzero(own.quantiles * others.quantiles) == len(own.quantiles) or not others.high:
+        return True
+    return 1 / _TOP < own.high / others.high / ratio < _TOP
+
+
+def _best_ratio(own: _Values, others: _Values) -> tuple[float, float]:
     """The ratio of units that explains the values best, and the distance that is left, in spreads
     of the others."""
-    spread, reference = others.spread, others.quantiles
+    values, spread, reference = own.quantiles, others.spread, others.quantiles
     tried = [ratio for one in RATIOS for ratio in (one, 1 / one)]
     errors = [float(np.abs(values / ratio - reference).mean()) / spread for ratio in tried]
     errors = [
-        error + abs(float(np.log(own / ratio / spread))) * 0.1
+        error + abs(float(np.log(own.spread / ratio / spread))) * 0.1
         for error, ratio in zip(errors, tried, strict=True)
     ]
     best = int(np.argmin(errors))
     return tried[best], errors[best]
 
 
-def _coded(table: dict[str, Array], row: np.intp, others: _Others) -> tuple[str, float] | None:
+def _coded(own: _Values, others: _Values) -> tuple[str, float] | None:
     """A column of few whole numbers that are written in another way here, as 1 and 2 for 0 and 1.
 
     Returns ("ratio" or "offset", the figure).
     """
-    distinct, low, high = (float(table[name][row]) for name in ("distinct", "low", "high"))
+    distinct, low, high = own.distinct, own.low, own.high
     if not 2 <= distinct <= 5 or distinct != others.distinct:
         return None
     if not (low.is_integer() and high.is_integer()):
@@ -280,9 +326,11 @@ def _lone_masses(
             fix = hint("xain-participant", f'data.missing_in.{json.dumps(name)} = ["{code:g}"]')
             yield Finding("warn", "sentinel", site, name, text, fix)
             continue
-        if site in explained or spread <= 0:
-            continue
         furthest = float(two[1] if reach[row] != two[1] or two[0] == two[1] else two[0])
+        # Of a few rows among zeros nobody knows how large they may be, if no other site has any.
+        is_untold = rows >= 1.5 and np.isinf(gap) and not furthest
+        if site in explained or spread <= 0 or is_untold:
+            continue
         if told.sum() == 1:
             is_out = gap > _ALONE
         elif distinct <= 5:
@@ -303,21 +351,29 @@ def _lone_masses(
 
 
 def _identifiers(summary: Summary, column: Numbers, table: dict[str, Array]) -> Iterator[Finding]:
-    enough = (table["count"] >= MIN_ROWS_OF_ID) & (table["whole"] == 1)
-    each = enough & (table["distinct"] == table["count"])
-    if not each.any() or each.sum() < 0.5 * (table["count"] > 0).sum():
+    """Whole numbers that all differ, at sites of half of the rows and more, if the column is called
+    an id, if they lie close together, or if they are spread evenly over their range."""
+    count = table["count"]
+    enough = (count >= MIN_ROWS_OF_ID) & (table["whole"] == 1)
+    each = enough & (table["distinct"] == count)
+    rows = float(count[each].sum())
+    if not rows or rows < 0.5 * count.sum():
         return
-    word = column.name.lower().replace("_", " ").replace("-", " ").split()
-    is_named = bool(word) and (word[-1] in _ID_NAMES or "".join(word) in _ID_NAMES)
-    uniform = table["bend"][each] < 2.0 / np.sqrt(table["count"][each]) + 0.02
-    if not is_named and not uniform.all():
+    # Of 20 whole numbers in a range of 32 some are equal, unless they number something.
+    is_close = (table["high"] - table["low"])[each] < _CLOSE_TOGETHER * count[each]
+    # Few numbers of a bell curve look evenly spread, too.
+    is_even = rows >= _ROWS_OF_EVEN and np.median(table["bend"][each]) < _EVEN / np.sqrt(rows)
+    if not (_is_called_id(column.name) or is_close.all() or is_even):
         return
-    row = np.flatnonzero(each)[0]
-    site = "" if each.sum() > 1 else summary.names[int(table["site"][row])]
-    width = (table["high"][row] - table["low"][row]) / table["count"][row]
-    what = "they number the rows" if 0.9 < width < 1.05 else "it looks like an id"
-    text = f"all values are whole and differ: {what}, of which nothing can be learnt"
+    site = "" if each.sum() > 1 else summary.names[int(table["site"][each][0])]
+    what = "They number the rows" if is_close.all() else "It looks like an id"
+    text = f"all values are whole and differ. {what}, of which nothing can be learnt"
     yield Finding("warn", "identifier", site, column.name, text, dropped(column.name))
+
+
+def _is_called_id(name: str) -> bool:
+    words = name.lower().replace("_", " ").replace("-", " ").split()
+    return bool(words) and (words[-1] in _ID_NAMES or "".join(words) in _ID_NAMES)
 
 
 def _constants(

@@ -101,10 +101,8 @@ class Numbers:
 
 def _spread(quantiles: NDArray[np.float64], deviation: float) -> float:
     """0 for a constant column."""
-    for low, high, widths in ((2, 6, 1.349), (1, 7, 2.563), (0, 8, 3.290)):
-        if (width := float(quantiles[high] - quantiles[low])) > 0:
-            return width / widths
-    return deviation
+    width = float(quantiles[6] - quantiles[2])
+    return min(width / 1.349, deviation) if width > 0 else deviation
 
 
 _SOME_GAP = 6.0  # of which nothing is known: enough if other sites have no such cell
@@ -170,12 +168,12 @@ def _lone_cell(
 
 
 def _distance(value: float, inner: NDArray[np.float64]) -> float:
-    """Distance of a value above others, in widths of nine tenths of these."""
+    """Distance of a value above others, in widths of nine tenths of these; inf if all are equal."""
     low = inner[int(len(inner) * 0.1)]
     width = float(inner[-1] - low)
     if width <= 0:
-        width = float(inner[-1] - inner[0]) or abs(float(inner[-1])) * 1e-3 or 1e-9
-    return (value - float(inner[-1])) / width
+        width = float(inner[-1] - inner[0])
+    return (value - float(inner[-1])) / width if width > 0 else float("inf")
 
 
 def _bend(values: NDArray[np.float64], sizes: NDArray[np.float64]) -> float:
