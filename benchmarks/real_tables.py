@@ -1,11 +1,13 @@
 """The check list and the choice of the best model, on real tables over two to five sites.
 
-    python benchmarks/real_tables.py [--folder DIR] [--only NAME,...] [--part checks|training]
+    python benchmarks/real_tables.py [--folder DIR] [--only NAME,...]
+        [--part checks|divisions|training]
 
 Fetches the tables of benchmarks/studies.py. Checks each unspoilt; plants each kind of mistake that
-docs/data.md lists once, and looks whether somebody is told of it with site and column; and trains
-each over processes with the defaults of the command line, and compares the best model with the
-last one on the held-out rows of all sites. Prints three conclusions; writes
+docs/checks.md lists once, and looks whether somebody is told of it with site and column; divides
+each by its columns, as hospitals for children and for adults are, and counts the warnings; and
+trains each over processes with the defaults of the command line, and compares the best model with
+the last one on the held-out rows of all sites. Prints four conclusions; writes
 bench-results/real_tables.json.
 """
 
@@ -27,6 +29,7 @@ from sklearn import metrics
 from studies import SOURCES, studies
 
 from support.spoilt import (
+    MISSING,
     Finding,
     Read,
     Row,
@@ -51,6 +54,7 @@ from xain_workloads.workload import from_metadata
 WARNINGS = 3  # of a table that nobody has spoilt
 NAMED = 0.9
 BEHIND = 0.02  # of AUC or R2, that the best model may be behind the last one
+MOST_ROWS = 1500  # of a table that is divided on purpose
 ROUNDS = {"sgd": 20, "xgboost": 30}
 
 Planted = tuple[Study, str]  # and the column
@@ -378,6 +382,50 @@ def checked(study: Study, folder: Path) -> Iterator[dict[str, Any]]:
         }
 
 
+def other_patients(study: Study) -> Iterator[tuple[str, Study]]:
+    """The study divided on purpose: by each column a site that has nine in ten of the rows with the
+    commonest category, or the lowest or the highest 30 % of the values, and few others. The rest
+    is one site, or two."""
+    rows = [row for rows in study.sites.values() for row in rows]
+    chance = RandomState(0)
+    rows = [rows[at] for at in sorted(chance.permutation(len(rows))[:MOST_ROWS])]
+    strays, half = chance.rand(len(rows)) < 0.05, chance.rand(len(rows)) < 0.5
+    for name in study.columns:
+        cells = [row[name] for row in rows]
+        if not study.is_number(name):
+            common = max({*cells}, key=cells.count)
+            chosen = [np.array([cell == common for cell in cells])]
+        else:
+            known = np.array([float(cell) if cell not in MISSING else np.nan for cell in cells])
+            low, high = np.nanquantile(known, (0.3, 0.7))
+            chosen = [known <= low, known >= high]
+        for own in chosen:
+            for at in (np.where(own ^ strays, 0, 1), np.where(own ^ strays, 0, 1 + half)):
+                sites = {
+                    f"site-{number}": [
+                        row for row, of in zip(rows, at, strict=True) if of == number
+                    ]
+                    for number in sorted({*at.tolist()})
+                }
+                if len(sites) > 1 and min(map(len, sites.values())) >= 30:
+                    yield name, replace(study, sites=sites)
+
+
+def divided(study: Study, folder: Path) -> Iterator[dict[str, Any]]:
+    """A row for each division of the study on purpose."""
+    for name, division in other_patients(study):
+        told = findings(reads(division, folder, {}, [*division.sites]))
+        warned = [one for one in told if one.level != "note"]
+        yield {
+            "table": study.name,
+            "divided by": name,
+            "sites": len(division.sites),
+            "warned": len(warned),
+            "units": sum(one.check in ("units", "offset") for one in warned),
+            "told": [f"{one.level} {one.check} {one}" for one in warned],
+        }
+
+
 # --- training -------------------------------------------------------------------------------------
 
 
@@ -461,7 +509,9 @@ def scored(model: Model, sites: Sequence[Table]) -> dict[str, float]:
 
 
 def conclusions(
-    checks: Sequence[dict[str, Any]], trainings: Sequence[dict[str, Any]]
+    checks: Sequence[dict[str, Any]],
+    divisions: Sequence[dict[str, Any]],
+    trainings: Sequence[dict[str, Any]],
 ) -> dict[str, str]:
     unspoilt = [one for one in checks if not one["mistake"]]
     planted = [one for one in checks if one["mistake"]]
@@ -475,6 +525,15 @@ def conclusions(
         is_quiet = most <= WARNINGS and not refused
         found["unspoilt tables"] = (
             f"{refused} refused, at most {most} warnings for one: {_yes(is_quiet)}"
+        )
+    if divisions:
+        most = max(one["warned"] for one in divisions)
+        quiet = sum(one["warned"] <= WARNINGS for one in divisions)
+        units = sum(one["units"] for one in divisions)
+        found["sites of other patients"] = (
+            f"{len(divisions)} divisions, {len(divisions) - quiet} with more than {WARNINGS}"
+            f" warnings, {most} at most, {units} of units and offsets together:"
+            f" {_yes(quiet >= NAMED * len(divisions))}"
         )
     if trainings:
         worse = sum(
@@ -500,21 +559,27 @@ def main() -> None:
     parser = flags.parser(__doc__, quick="two tables that scikit-learn brings along")
     parser.add_argument("--folder", type=Path, default=results.FOLDER / "real-tables")
     parser.add_argument("--only", default="", help=f"some of {', '.join(SOURCES)}")
-    parser.add_argument("--part", choices=("checks", "training"))
+    parser.add_argument("--part", choices=("checks", "divisions", "training"))
     parser.add_argument("--workloads", default="sgd,xgboost")
     given = parser.parse_args()
     results.begin(quick=given.quick, any_load=True)  # no figure of time
     only = "breast_cancer,diabetes" if given.quick else given.only
-    checks, trainings = [], []
+    checks, divisions, trainings = [], [], []
     for study in studies(given.folder, [name for name in only.split(",") if name]):
-        if given.part != "training":
+        if given.part in (None, "checks"):
             with results.scratch() as folder:
                 checks += checked(study, folder)
-        if given.part != "checks":
+        if given.part in (None, "divisions"):
+            with results.scratch() as folder:
+                divisions += divided(study, folder)
+        if given.part in (None, "training"):
             for workload in given.workloads.split(",")[: 1 if given.quick else None]:
                 with results.scratch() as folder:
                     trainings.append(trained(study, workload, folder))
                     print(trainings[-1], flush=True)
+    for one in divisions:
+        if one["warned"] > WARNINGS:
+            print(one["table"], one["divided by"], *one["told"], sep="\n    ", flush=True)
     for one in checks:
         if not one.get("named", not one["told"]):
             where = f"{one['table']}, {one['mistake'] or 'unspoilt'} {one.get('column', '')}"
@@ -532,8 +597,18 @@ def main() -> None:
                 for name in MISTAKES
                 if (found := [one for one in checks if one["mistake"] == name])
             ],
+            "divisions": [
+                {
+                    "table": name,
+                    "divisions": len(found),
+                    "warned": sum(one["warned"] > 0 for one in found),
+                    "units": sum(one["units"] for one in found),
+                }
+                for name in SOURCES
+                if (found := [one for one in divisions if one["table"] == name])
+            ],
             "trainings": trainings,
-            **conclusions(checks, trainings),
+            **conclusions(checks, divisions, trainings),
         },
     )
 

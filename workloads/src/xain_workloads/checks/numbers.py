@@ -125,7 +125,7 @@ def _pairs(table: dict[str, Array]) -> Iterator[tuple[np.intp, _Values, _Values]
 
 
 def _case_mix(columns: Sequence[Numbers]) -> dict[int, float]:
-    """By site how far its columns are typically from those of the others, in spreads.
+    """Typical distance of the columns of each site from those of the others, in spreads.
 
     A site of other patients differs in many columns, and one of another unit in one.
     """
