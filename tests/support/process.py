@@ -13,7 +13,7 @@ from xain_foundation.sockets import free_ports
 
 DYING = Path(__file__).with_name("dying.py")
 TRAINEE = Path(__file__).with_name("trainee.py")
-PATIENCE_S = 60.0  # for what takes seconds, on a machine that has other things to do
+PATIENCE_S = 240.0  # for what takes seconds, on a machine that has other things to do
 
 
 class Lines:

@@ -13,7 +13,7 @@ import httpx
 
 from xain_foundation.sockets import free_ports
 
-PATIENCE_S = 60.0  # for what takes seconds, on a machine that has other things to do
+PATIENCE_S = 240.0  # for what takes seconds, on a machine that has other things to do
 
 SGD: Mapping[str, object] = {
     "workload.name": "sgd",
