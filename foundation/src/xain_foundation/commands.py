@@ -56,8 +56,8 @@ MaxUnknown = Annotated[
         metavar="SHARE",
         min=0.0,
         max=1.0,
-        help="Exit with status 6 if of one column a larger share is missing or unknown to the "
-        "model.",
+        help="Exit with status 6 if of one column a share is missing or unknown to the model that "
+        "is larger than in training by more than this.",
     ),
 ]
 RowAssignments = Annotated[

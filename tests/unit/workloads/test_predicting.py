@@ -126,7 +126,7 @@ def test_score_without_the_rows_of_unknown_values_is_told_too(tmp_path: Path) ->
     status, _, notes = predicted(tmp_path, exported, text)
     assert status == EXIT_OK
     known, score, _, loss, without, *_ = notes
-    assert known == "column 'age': 1 of 10 values are missing"
+    assert known == "column 'age': 1 of 10 values are missing, as were 2% in training"
     assert score.startswith("accuracy 0.9000 of 10 rows (")
     assert loss.startswith("  log loss ")
     assert without.startswith("accuracy 1.0000 of the 9 rows without a missing value")
@@ -139,6 +139,24 @@ def test_status_depends_on_the_share_of_one_column(
     exported = trained(tmp_path)
     text = "age,sex\n30,male\n31,M\n"
     assert predicted(tmp_path, exported, text, max_unknown=share)[0] == status
+
+
+def test_rows_that_are_as_incomplete_as_those_of_training_are_relied_on(tmp_path: Path) -> None:
+    """A column that half of the patients lacked in training is no reason to doubt predictions of
+    patients like them; one that all of them lack is."""
+    lines = ["age,lab,outcome"]
+    lines += [f"{20 + i},{i if i % 2 else ''},{'yn'[i % 3 == 0]}" for i in range(60)]
+    (tmp_path / "train.csv").write_text("\n".join(lines))
+    table = load_table(tmp_path / "train.csv", target="outcome")
+    model = fit_centralised(create("sgd", {}), table, epochs=2, seed=1)
+    about = {"classes": ["n", "y"], "columns": formats.columns_of(model.metadata)}
+    exported = Exported({**about, "metadata": dict(model.metadata)}, model)
+    status, _, (known,) = predicted(tmp_path, exported, "age,lab\n30,5\n31,\n32,\n")
+    assert status == EXIT_OK
+    assert known == "column 'lab': 2 of 3 values are missing, as were 50% in training"
+    status, _, (_, end) = predicted(tmp_path, exported, "age,lab\n30,\n31,\n")
+    assert status == EXIT_UNKNOWN_INPUT
+    assert "does not know 100% of the values, in training 50%, and at most 20% more" in end
 
 
 @pytest.mark.parametrize("outcomes", [("", ""), ("n", "")])

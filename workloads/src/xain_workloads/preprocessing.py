@@ -86,20 +86,26 @@ class NumberColumn:
     """A column of numbers. fill: replaces a missing value, before scaling; NaN keeps it missing.
 
     has_indicator: whether a column of zeros and ones tells where values are missing.
+    unknown: share of the rows of all sites that had no value, to three digits.
     """
 
     name: str
     fill: float
     scale: Scale
     has_indicator: bool = False
+    unknown: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class CategoryColumn:
-    """A column of categories. A missing or unknown category is all zeros."""
+    """A column of categories. A missing or unknown category is all zeros.
+
+    unknown: share of the rows of all sites that had none of the categories, to three digits.
+    """
 
     name: str
     categories: tuple[str, ...]
+    unknown: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,11 +267,12 @@ class Preprocessing:
                     "scale": column.scale.scale,
                     "indicate_missing": column.has_indicator,
                 }
-            entry["columns"].append({"name": column.name, **one})
+            # Keys that came later are left out where they say nothing new.
+            later = {"unknown": column.unknown} if column.unknown else {}
+            entry["columns"].append({"name": column.name, **one, **later})
         for key, scale in (("target", self.target), ("location", self.location)):
             if scale is not None:
                 entry[key] = {"center": scale.center, "scale": scale.scale}
-        # Keys that came later are left out where they say nothing new.
         entry |= {k: v for k, v in (("clip", self.clip), ("limit", self.limit)) if v}
         if self.is_per_site:
             entry["per_site"] = True
@@ -429,8 +436,10 @@ def fit(profiles: Sequence[DataProfile], options: PreprocessingOptions) -> Prepr
     merged = merge(_noted(map(from_json, texts), sites), names)
     columns: list[NumberColumn | CategoryColumn] = []
     for name, column in merged.columns.items():
+        rows = max(merged.rows, 1)
         if isinstance(column, CategoryStatistics):
-            columns.append(CategoryColumn(name, tuple(sorted(column.counts))))
+            unknown = round((column.missing + column.infrequent) / rows, 3)
+            columns.append(CategoryColumn(name, tuple(sorted(column.counts)), unknown))
             continue
         scale = scale_of(column, sites[name], options.scaling)
         match options.missing:
@@ -441,7 +450,8 @@ def fit(profiles: Sequence[DataProfile], options: PreprocessingOptions) -> Prepr
             case _:
                 fill = column.quantile(0.5)
         has_indicator = options.indicate_missing and column.missing > 0
-        columns.append(NumberColumn(name, fill, scale, has_indicator))
+        unknown = round(column.missing / rows, 3)
+        columns.append(NumberColumn(name, fill, scale, has_indicator, unknown))
     location = None
     if merged.target is not None and merged.target.count:
         known = NumberStatistics(0, merged.target, merged.target_buckets)
@@ -499,20 +509,21 @@ def _column_from_json(entry: object) -> NumberColumn | CategoryColumn:
     if not isinstance(entry, dict):
         raise DataError("a column of the model's preprocessing is not a JSON object")
     name = expect_text(entry, "name")
+    unknown = expect_number({"unknown": 0.0, **entry}, "unknown")
     match entry.get("type"):
         case "number":
             has_indicator = entry.get("indicate_missing")
             if not isinstance(has_indicator, bool):
                 raise DataError(f"'indicate_missing' of column {name!r} is neither true nor false")
             fill = nan if entry.get("fill", 0) is None else expect_number(entry, "fill")
-            return NumberColumn(name, fill, _scale_from_json(entry), has_indicator)
+            return NumberColumn(name, fill, _scale_from_json(entry), has_indicator, unknown)
         case "category":
             categories = expect_list(entry, "categories")
             if not all(isinstance(category, str) for category in categories):
                 raise DataError(f"a category of column {name!r} is not text")
             if len(set(categories)) < len(categories):
                 raise DataError(f"column {name!r} has a category twice")
-            return CategoryColumn(name, tuple(categories))
+            return CategoryColumn(name, tuple(categories), unknown)
     raise DataError(f"column {name!r} is of type {entry.get('type')!r}, not number or category")
 
 

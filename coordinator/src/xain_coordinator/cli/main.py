@@ -527,8 +527,8 @@ categories that no site had in training, and missing values. If the table has th
 rows or in all, the score of these is printed too.
 
 Exit status: 0 if there are predictions; 1 if there are none, as when no participant answers; 2 if a
-setting is wrong; 6 if there are predictions, but the model does not know more than --max-unknown of
-the values of a column.
+setting is wrong; 6 if there are predictions, but the model does not know the values of a column in
+more rows than in training, by more than the share --max-unknown.
 """
 
 _PREDICT_EXAMPLES = """**Examples**

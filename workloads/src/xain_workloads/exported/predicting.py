@@ -59,6 +59,7 @@ class Unknown:
     rows: (n,) whether the value is missing, or a category that no site had in training.
     num_missing: how many of them are missing. known: the model's categories; empty for numbers.
     others: the categories of the file that are none of them, the commonest first.
+    in_training: share of the rows of training that had no such value either.
     """
 
     column: str
@@ -66,17 +67,24 @@ class Unknown:
     num_missing: int
     known: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
+    in_training: float = 0.0
 
     @property
     def share(self) -> float:
         """Share of the rows, from 0 to 1."""
         return float(np.mean(self.rows))
 
+    @property
+    def excess(self) -> float:
+        """Share of the rows, less the share in training."""
+        return self.share - self.in_training
+
     def __str__(self) -> str:
         number = int(self.rows.sum())
         text = f"column {self.column!r}: {number} of {len(self.rows)} values are "
         if not self.others:
-            return text + "missing"
+            before = f", as were {self.in_training:.0%} in training" if self.in_training else ""
+            return f"{text}missing{before}"
         missing = f" ({self.num_missing} of them are missing)" if self.num_missing else ""
         return (
             f"{text}unknown to the model{missing}, which knows {shown(self.known, 10)}; the file"
@@ -100,7 +108,8 @@ def predict_file(
 
     about: the JSON object of the model; see formats. to: a file; None for standard output.
     id_column: identifies the rows; "" for their numbers, from 1.
-    max_unknown: share of a column's values; with more the status is EXIT_UNKNOWN_INPUT.
+    max_unknown: share of a column's values beyond that of training; with more the status is
+        EXIT_UNKNOWN_INPUT.
     dialect: how the file is written; keys that are set count more than those of the model.
     note: takes a line of what a user should know: unknown values, and the score where the file has
         the target.
@@ -126,16 +135,17 @@ def predict_file(
         with to.open("w", encoding="utf-8", newline="") as file:
             _write(file, id_column or "row", target or "prediction", rows, predictions)
     for one in unknown:
-        note(f"{'warning: ' if one.share > max_unknown else ''}{one}")
+        note(f"{'warning: ' if one.excess > max_unknown else ''}{one}")
     for line in scores(predictions, rows.truth, _any_unknown(unknown, len(rows.ids))):
         note(line)
-    worst = max(unknown, key=lambda one: one.share, default=None)
-    if worst is None or worst.share <= max_unknown:
+    worst = max(unknown, key=lambda one: one.excess, default=None)
+    if worst is None or worst.excess <= max_unknown:
         return EXIT_OK
+    before = f", in training {worst.in_training:.0%}" if worst.in_training else ""
     note(
         f"do not rely on these predictions: of column {worst.column!r} the model does not know"
-        f" {worst.share:.0%} of the values, and at most {max_unknown:.0%} are taken; correct the"
-        " file, or, if the values were as incomplete in training, "
+        f" {worst.share:.0%} of the values{before}, and at most {max_unknown:.0%} more than in"
+        " training are taken; correct the file, or, if these rows are right as they are, "
         + hint("xain-participant", "--max-unknown 1")
     )
     return EXIT_UNKNOWN_INPUT
@@ -181,10 +191,10 @@ def unknown_values(metadata: Mapping[str, str], table: Table) -> list[Unknown]:
             others = Counter(values[rows].tolist())
             num_missing = others.pop(None, 0)
             names = tuple(name for name, _ in others.most_common())
-            one = Unknown(column.name, rows, num_missing, column.categories, names)
+            one = Unknown(column.name, rows, num_missing, column.categories, names, column.unknown)
         else:
             rows = np.isnan(values)
-            one = Unknown(column.name, rows, int(rows.sum()))
+            one = Unknown(column.name, rows, int(rows.sum()), in_training=column.unknown)
         if rows.any():
             found.append(one)
     return found
