@@ -189,8 +189,8 @@ know: categories that no site had in training, and missing values. If the table 
 some rows or in all, the score of these is printed too. Nothing leaves this machine.
 
 Exit status: 0 if there are predictions; 1 if there are none; 2 if a setting is wrong; 6 if there
-are predictions, but the model does not know the values of a column in more rows than in training, by
-more than the share --max-unknown.
+are predictions, but the model does not know the values of a column in more rows than in training,
+by more than the share --max-unknown.
 """
 
 _PREDICT_EXAMPLES = """**Examples**
