@@ -5,7 +5,6 @@ environment, then flags.
 """
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
@@ -24,24 +23,13 @@ from xain_foundation.fields import (
 )
 from xain_foundation.logs import LoggingSettings
 from xain_foundation.names import RULE, why_not
-from xain_workloads.data import (
-    BUNDLED,
-    FOLDER_FILES,
-    SUFFIXES,
-    WITH_COLUMN_NAMES,
-    is_folder,
-    load_table,
-)
 from xain_workloads.partition import MAX_ALPHA, Partition
-from xain_workloads.reading.dialect import Dialect
-from xain_workloads.schema import ColumnType
 from xain_workloads.statistics import MIN_CATEGORY_COUNT, MIN_KNOWN
 from xain_workloads.table import Table
-from xain_workloads.where import filtered, parse
+from xain_workloads.table_settings import TableSettings
 
 ENV_PREFIX = "XAIN_PARTICIPANT_"
 
-_MAX_FEATURES = 1_000_000  # the coordinator takes no more
 _MAX_PARTS = 100_000  # each participant computes all parts
 
 
@@ -106,82 +94,22 @@ class ParticipantSettings(Section):
             yield WrongSetting("tags", f"there must be at most {tag_rules.MAX_TAGS} of them")
 
 
-def _check_condition(condition: str) -> str:
-    if condition.strip():
-        parse(condition)
-    return condition
-
-
-Condition = Annotated[
-    str,
-    AfterValidator(_check_condition),
-    Allowed("a condition such as age >= 18 and sex == 'f', or \"\""),
-]
-
-
-class DataSettings(Dialect):
+class DataSettings(TableSettings):
     """[data]"""
 
     source: str = ""
-    target: str | None = None
-    task: Literal["classification", "regression"] = "classification"
-    num_features: int | None = Field(default=None, ge=1, le=_MAX_FEATURES)
-    zero_based: bool = False
-    columns: Texts = ()
-    drop: Texts = ()
-    types: dict[str, ColumnType] = Field(default_factory=dict)
-    units: dict[str, str] = Field(default_factory=dict)
-    classes: Texts = ()
     test_fraction: float = Field(default=0.2, ge=0, lt=1)
     min_category_count: int = Field(default=MIN_CATEGORY_COUNT, ge=1)
     min_known: int = Field(default=MIN_KNOWN, ge=1)
-    where: Condition = ""
 
     @Check
     def _source_can_be_read(self) -> Conflicts:
-        """Check what can be checked without reading the file."""
-        if not self.source:
-            return
-        has_no_suffix = self.source in BUNDLED or is_folder(self.source)
-        suffix = "" if has_no_suffix else Path(self.source).suffix.lower()
-        if (not has_no_suffix and suffix not in SUFFIXES) or "://" in self.source:
-            yield WrongSetting(
-                "source",
-                f"it must be one of: {', '.join(BUNDLED)}, a file that ends in one of: "
-                f"{', '.join(SUFFIXES)}, or a folder with {' and '.join(FOLDER_FILES)}",
-            )
-        elif self.target is not None and suffix not in WITH_COLUMN_NAMES:
-            yield WrongSetting(
-                "target",
-                f"only files that end in one of: {', '.join(WITH_COLUMN_NAMES)}, have a column to "
-                "choose",
-            )
-
-    @Check
-    def _task_is_that_of_the_data(self) -> Conflicts:
-        if self.source and self.classes and self.task == "regression":
-            yield WrongSetting("classes", 'there are none with data.task = "regression"')
-        if self.source == "diabetes" and self.task == "classification":
-            yield WrongSetting(
-                "task", 'it must be "regression": the target of diabetes is a measurement'
-            )
+        if self.source:
+            yield from self.source_conflicts("data", "source", self.source)
 
     def load(self) -> Table:
         """Read the table. Raises DataError that names the file, and column and row if possible."""
-        table = load_table(
-            self.source,
-            target=self.target,
-            task=self.task,
-            num_features=self.num_features,
-            zero_based=self.zero_based,
-            select=self.columns,
-            drop=self.drop,
-            types=self.types,
-            units=self.units,
-            classes=self.classes,
-            dialect=Dialect.of(self),
-        )
-        return filtered(table, self.where)
+        return self.table(self.source)
 
 
 class PartitionSettings(Section):

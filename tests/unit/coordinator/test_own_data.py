@@ -20,8 +20,8 @@ from xain_coordinator.stores.memory import MemoryStore
 from xain_workloads.data import load_table
 from xain_workloads.errors import DataError
 from xain_workloads.model import Model
-from xain_workloads.reading.dialect import DETECTED, Dialect
 from xain_workloads.table import Table
+from xain_workloads.table_settings import TableSettings
 from xain_workloads.workload import create, initial_model
 
 
@@ -80,7 +80,7 @@ def test_category_of_number_codes_is_read_as_the_model_takes_it(
     site = load_table(file, target="y", types={"ward": "category"})
     model = store_model(store, 0, initial_model(create("sgd"), [site.profile(5)]))
     found = evaluate_stored(
-        store, model, partial(load_own_data, str(file), "y", "classification", DETECTED)
+        store, model, partial(load_own_data, str(file), TableSettings(target="y"))
     )
     assert found.num_samples == 40
     assert found.metrics["accuracy"] == 0.5
@@ -93,14 +93,14 @@ def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(
         DataError, match=r"without pyarrow: pip install 'xain_participant-.*\[tables\]'"
     ):
-        load_own_data(str(file), "y", "classification", DETECTED)
+        load_own_data(str(file), TableSettings(target="y"))
 
 
 def test_data_without_rows_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     file.write_text("a,y\n")
     with pytest.raises(DataError, match="no rows"):
-        load_own_data(str(file), "y", "classification", DETECTED)
+        load_own_data(str(file), TableSettings(target="y"))
 
 
 async def test_evaluation_that_fails_is_a_warning(store: MemoryStore) -> None:
@@ -135,10 +135,32 @@ def test_own_data_are_read_by_the_keys_of_evaluate(tmp_path: Path) -> None:
     file = tmp_path / "own.csv"
     file.write_text("a,y\n1,u\nn/a,v\n3,u\n4,\n5,v\n")
     with pytest.raises(DataError) as caught:
-        load_own_data(str(file), "y", "classification", DETECTED)
+        load_own_data(str(file), TableSettings(target="y"))
     assert 'set evaluate.missing = ["n/a"]' in str(caught.value)
     assert 'set evaluate.missing_target = "drop"' in str(caught.value)
     assert "data." not in str(caught.value).replace(str(file), "")
     settings = EvaluateSettings(data=str(file), missing=("n/a",), missing_target="drop")
-    table = load_own_data(str(file), "y", "classification", Dialect.of(settings))
+    table = load_own_data(str(file), settings)
     assert (table.num_samples, table.without_target) == (4, 1)
+
+
+def test_own_data_are_chosen_by_the_keys_of_the_sites(tmp_path: Path) -> None:
+    """Columns that the sites leave out, names that they rename, and rows that they do not take."""
+    file = tmp_path / "own.csv"
+    file.write_text("Nr,Station,Alter,seen,y\n1,7,61,2020-01-03,u\n2,8,17,2020-01-04,v\n")
+    settings = EvaluateSettings(
+        data=str(file),
+        drop=("Nr",),
+        rename={"Station": "ward", "Alter": "age"},
+        dates={"seen": "parts"},
+        where="age >= 18",
+    )
+    of_model = (("ward", "category"), ("age", "number"), ("seen year", "number"))
+    table = load_own_data(str(file), settings, of_model)
+    types = {column.name: column.type for column in table.columns}
+    assert (types["ward"], types["age"], table.num_samples) == ("category", "number", 1)
+    assert "Nr" not in types
+    with pytest.raises(DataError, match=r"no column 'dose'; there are: 'ward', 'age'"):
+        load_own_data(str(file), settings, (*of_model, ("dose", "number")))
+    with pytest.raises(DataError, match=r"\[evaluate\] drop names 'No', which is no column"):
+        load_own_data(str(file), EvaluateSettings(data=str(file), drop=("No",)))

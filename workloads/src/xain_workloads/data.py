@@ -96,6 +96,7 @@ def load_table(
     select: Sequence[str] = (),
     drop: Sequence[str] = (),
     types: Mapping[str, ColumnType] | None = None,
+    known_types: Mapping[str, ColumnType] | None = None,
     units: Mapping[str, str] | None = None,
     classes: Sequence[str] = (),
     dialect: Dialect = DETECTED,
@@ -114,6 +115,7 @@ def load_table(
     types: types of columns. A column of a text file without one is of type "number" if all of its
         values are numbers, and a category if fewer than half of them are; one in between is an
         error. A column of a Parquet file has the type that the file gives it.
+    known_types: of columns by their names in the session, for those that have none in types.
     units: units of columns, for comparison with other participants.
     classes: all labels that the target may have; empty for those in the file, and for all of those
         of a bundled set.
@@ -160,6 +162,10 @@ def load_table(
         opened = _open_npz(path, dialect)
     else:
         opened = _open_libsvm(path, num_features, zero_based, dialect)
+    for name in opened.names:
+        new = folded(dialect.rename.get(name, name))
+        if known_types and new in known_types and name not in dialect.dates:
+            kinds.setdefault(name, known_types[new])
     if num_features is not None and len(opened.names) != num_features:
         raise DataError(
             f"{source}: {len(opened.names)} feature columns, but num_features is {num_features}"

@@ -61,7 +61,6 @@ from xain_foundation.names import shortened
 from xain_foundation.rate_limited_log import RateLimitedLog
 from xain_foundation.threads import run_to_end
 from xain_workloads import workload as workloads
-from xain_workloads.reading.dialect import Dialect
 from xain_workloads.table import Table
 
 if TYPE_CHECKING:
@@ -426,9 +425,7 @@ def _own_data(config: CoordinatorConfig) -> Callable[[Types], Table] | None:
     evaluate = config.evaluate
     if not evaluate.data:
         return None
-    load = partial(
-        load_own_data, evaluate.data, evaluate.target, evaluate.task, Dialect.of(evaluate)
-    )
+    load = partial(load_own_data, evaluate.data, evaluate)
     load(tuple(config.data_schema.columns.items()))  # a wrong file is told at the start
     return load
 

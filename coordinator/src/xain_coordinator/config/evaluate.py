@@ -1,6 +1,5 @@
 """The section [evaluate]: how often models are evaluated, by which metric, and on what."""
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -8,12 +7,12 @@ from pydantic import Field
 from xain_coordinator.core.evaluation import WELL_KNOWN
 from xain_foundation.fields import Check, Conflicts, WrongSetting
 from xain_wire.limits import MAX_INT32
-from xain_workloads.reading.dialect import Dialect
+from xain_workloads.table_settings import TableSettings
 
 _MAX_WAIT_S = 24 * 3600.0
 
 
-class EvaluateSettings(Dialect):
+class EvaluateSettings(TableSettings):
     """[evaluate]"""
 
     every: int = Field(default=1, ge=0, le=MAX_INT32)
@@ -24,8 +23,6 @@ class EvaluateSettings(Dialect):
     min_rows: int = Field(default=5, ge=5, le=MAX_INT32)
     deadline_s: float = Field(default=600.0, gt=0, le=_MAX_WAIT_S)
     data: str = ""
-    target: str | None = None
-    task: Literal["classification", "regression"] = "classification"
 
     @property
     def is_minimised(self) -> bool:
@@ -55,16 +52,9 @@ class EvaluateSettings(Dialect):
     @Check
     def _data_can_be_read(self) -> Conflicts:
         if not self.data:
-            for name in self.changed("target", "task", *Dialect.model_fields):
+            for name in self.changed(*TableSettings.model_fields):
                 yield WrongSetting(name, "nothing would read it without evaluate.data")
             return
         if self.every == 0:
             yield WrongSetting("data", "with evaluate.every = 0 nothing is evaluated")
-        from xain_workloads.data import BUNDLED, SUFFIXES  # --help need not wait for it
-
-        if self.data not in BUNDLED and Path(self.data).suffix.lower() not in SUFFIXES:
-            yield WrongSetting(
-                "data",
-                f"it must be one of: {', '.join(BUNDLED)}, or a file that ends in one of: "
-                f"{', '.join(SUFFIXES)}",
-            )
+        yield from self.source_conflicts("evaluate", "data", self.data)

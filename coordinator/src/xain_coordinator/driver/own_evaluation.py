@@ -8,15 +8,12 @@ from xain_coordinator.core.values import Evaluation, GlobalModel
 from xain_coordinator.ports import WeightsStore
 from xain_coordinator.stores.integrity import read_vector
 from xain_foundation.wheels import pip_install
-from xain_workloads.data import load_table
-from xain_workloads.dataset import Task
 from xain_workloads.errors import DataError
 from xain_workloads.model import Model
 from xain_workloads.preprocessing import preprocessing_of
-from xain_workloads.reading.dialect import Dialect
-from xain_workloads.reading.errors import DoesNotFit
 from xain_workloads.schema import ColumnType
 from xain_workloads.table import Table
+from xain_workloads.table_settings import TableSettings
 from xain_workloads.workload import measure
 
 Types = tuple[tuple[str, ColumnType], ...]  # of columns, by name
@@ -47,16 +44,16 @@ def evaluate_stored(
 
 
 @lru_cache(maxsize=1)
-def load_own_data(
-    source: str, target: str | None, task: Task, dialect: Dialect, types: Types = ()
-) -> Table:
-    """Load the coordinator's own data set. Raises DataError."""
+def load_own_data(source: str, settings: TableSettings, types: Types = ()) -> Table:
+    """Load the coordinator's own data set. types: of columns that it must have, by name. Raises
+    DataError."""
     try:
-        data = load_table(source, target=target, task=task, types=dict(types), dialect=dialect)
-    except DoesNotFit as error:
+        data = settings.table(source, dict(types))
+        data.arranged([name for name, _ in types] or list(data.values))
+    except DataError as error:
         # The sites' keys are the coordinator's too, in its own section.
         text = str(error).replace("set data.", "set evaluate.").replace('"data.', '"evaluate.')
-        raise DataError(text) from None
+        raise DataError(text.replace(" [data] ", " [evaluate] ")) from None
     except ModuleNotFoundError as missing:
         raise DataError(
             f"{source} cannot be read without {missing.name}: "
