@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from xain_workloads.figures import class_figures, figures
+from xain_workloads.supervised import regression_metrics
 from xain_workloads.tallies import (
     MAX_ROWS,
     NUMBER_SUMS,
@@ -130,6 +131,20 @@ def test_figures_of_a_regression_are_those_of_scikit_learn_for_any_division(
     for name, one in found.items():
         assert one.low == pytest.approx(at_once[name].low, rel=1e-6, abs=1e-6), name
         assert one.high == pytest.approx(at_once[name].high, rel=1e-6, abs=1e-6), name
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e9 / 7])
+def test_target_that_is_constant_but_for_rounding_has_no_r2(value: float) -> None:
+    """The mean of equal numbers may differ from them in the last digit: R2 was -1e20."""
+    target = value * np.array([1, 1 + 2.0**-52] * 50)
+    sites = [tally_numbers(target[part], target[part] + 1) for part in (slice(33), slice(33, 100))]
+    together = add(one for one in sites if one is not None)
+    assert together is not None
+    assert figures(together).keys() == {"rmse", "mse", "mae"}
+    assert regression_metrics(target + 1, target)["r2"] == 0.0
+    varied = tally_numbers(target + np.linspace(0, 1e-6 * (value + 1), 100), target)
+    assert varied is not None
+    assert "r2" in figures(varied)
 
 
 @pytest.mark.parametrize("name", ["accuracy", "balanced_accuracy", "f1", "auc", "log_loss"])

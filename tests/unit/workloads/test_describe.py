@@ -2,6 +2,8 @@
 
 import csv
 import io
+import re
+from dataclasses import replace
 from dataclasses import replace
 
 import numpy as np
@@ -95,6 +97,29 @@ def test_text_shows_sites_and_all() -> None:
     assert text.splitlines()[0].split() == ["north", "south", "tiny", "all"]
     for words in ("age (years)", "median (quartiles)", "outcome, target", "female", "missing"):
         assert words in text
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_rows_without_a_target_are_counted_as_missing_ones(task: str) -> None:
+    """Dropped rows are not among the known ones, and fewer than five at a site are not told."""
+    tables = {
+        name: replace(table, without_target=number)
+        for (name, table), number in zip(TABLES.items(), (7, 4, 12), strict=True)
+    }
+    if task == "regression":
+        tables = {
+            name: replace(table, target=np.arange(table.num_samples) * 1.0, classes=())
+            for name, table in tables.items()
+        }
+    target = table_one(tables).target
+    assert {name: cell.missing for name, cell in target.sites.items()} == {
+        "north": 7,
+        "south": 0,
+        "tiny": 12,
+    }
+    assert (target.together.missing, target.together.known) == (19, 234)
+    text = table_one({"north": tables["north"]}).to_text()
+    assert re.search(r"missing +7 +7$", text, re.MULTILINE)
 
 
 def test_two_sites_are_told_that_each_can_compute_the_others_figures() -> None:

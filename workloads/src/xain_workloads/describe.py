@@ -40,7 +40,8 @@ _VERSION = 1
 class Cell:
     """A column, or the target, at one site or at all.
 
-    num_sites: that tell something of its values. known, missing: values. mean, spread: of numbers,
+    num_sites: that tell something of its values. known, missing: values; missing ones of the target
+    are of rows that were left out. mean, spread: of numbers,
     the standard deviation of the sample. quantiles: 5, 25, 50, 75 and 95 %. counts: rows by
     category or class, the most frequent first; other: known rows of all others. telling: sites that
     tell of a category or class, of a cell of all sites.
@@ -265,10 +266,11 @@ def _numbers(moments: Moments, column: NumberStatistics, known: int, missing: in
 def _target(statistics: Statistics, classes: Iterable[str]) -> Cell:
     if statistics.target is not None:
         column = NumberStatistics(0, statistics.target, statistics.target_buckets)
-        return _numbers(statistics.target, column, statistics.rows, 0)
+        return _numbers(statistics.target, column, statistics.rows, statistics.without_target)
     counts = {name: statistics.class_counts.get(name, 0) for name in sort_classes(classes)}
     known = {name: count for name, count in counts.items() if count}
-    return Cell(int(bool(known)), statistics.rows, 0, **_counts(known, statistics.rows))
+    missing = statistics.without_target
+    return Cell(int(bool(known)), statistics.rows, missing, **_counts(known, statistics.rows))
 
 
 def _counts(counts: Mapping[str, int], known: int) -> dict[str, Any]:

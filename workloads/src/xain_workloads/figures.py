@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import exp, isfinite, log, sqrt
 from typing import Any
 
-from xain_workloads.tallies import Tallies, counts_by_class, records
+from xain_workloads.tallies import Tallies, counts_by_class, does_vary, records
 
 CLASS_FIGURES = (
     "accuracy",
@@ -61,7 +61,8 @@ def figures(tallies: Tallies) -> dict[str, Figure]:
     """Figures over all rows, by name, in the order of CLASS_FIGURES or NUMBER_FIGURES.
 
     For two classes sensitivity, specificity, precision, f1 and auc are those of the second class,
-    for more of them the means over classes, each against the rest.
+    for more of them the means over classes, each against the rest. A target that varies by rounding
+    alone has no r2.
     """
     found = _of_numbers(tallies) if tallies.num_classes == 0 else _of_classes(tallies)
     order = CLASS_FIGURES + NUMBER_FIGURES
@@ -220,7 +221,7 @@ def _of_numbers(tallies: Tallies) -> dict[str, Figure]:
     mse = replace(_mean(total, sums.get("squared_error2"), n), baseline=spread)
     mae = _mean(sums["absolute_error"], total, n)
     found = {"rmse": _mapped(mse, lambda x: sqrt(max(x, 0.0))), "mse": mse, "mae": mae}
-    if target.squares > 0:
+    if does_vary(n, target.mean, target.squares):
         ratio = total / target.squares
         if ratio > _MAX_RATIO:
             return found
@@ -236,8 +237,6 @@ def _of_numbers(tallies: Tallies) -> dict[str, Figure]:
             else (None, None)
         )
         found["r2"] = Figure(1 - ratio, low, high, 0.0)
-    else:  # as scikit-learn has it
-        found["r2"] = Figure(0.0 if total else 1.0, baseline=0.0)
     return found
 
 

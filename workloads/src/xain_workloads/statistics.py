@@ -143,6 +143,8 @@ class Statistics:
     target_buckets: of a target of numbers, as of a column.
     class_counts: rows by class, for classes with at least the site's minimum, in the order of
         their names as text.
+    without_target: rows that were left out, because their target is missing; 0 if they are fewer
+        than the site's minimum.
     """
 
     rows: int
@@ -150,6 +152,7 @@ class Statistics:
     target: Moments | None = None
     target_buckets: tuple[tuple[float, int], ...] = ()
     class_counts: Mapping[str, int] = field(default_factory=dict)
+    without_target: int = 0
 
     def to_json(self) -> str:
         """JSON text; the same statistics give the same text."""
@@ -164,6 +167,8 @@ class Statistics:
                 entry["target"]["buckets"] = [value for value, _ in self.target_buckets]
         if self.class_counts:
             entry["class_counts"] = dict(self.class_counts)
+        if self.without_target:
+            entry["without_target"] = self.without_target
         return dumps(entry, separators=(",", ":"), allow_nan=False)
 
 
@@ -173,6 +178,7 @@ def describe(
     *,
     min_category_count: int = MIN_CATEGORY_COUNT,
     min_known: int = MIN_KNOWN,
+    without_target: int = 0,
 ) -> Statistics:
     """Compute the statistics of a table's columns.
 
@@ -181,6 +187,7 @@ def describe(
     min_category_count: rows that a category must have for its name to travel, 1 or more.
     min_known: known values that a column or a class must have for anything of them to travel, 1 or
         more. Below MIN_KNOWN it takes the place of a min_category_count that is not above that.
+    without_target: rows that were left out, because their target is missing.
     Raises DataError that names the column if one of its numbers is above MAX_VALUE.
     """
     num_numbers = sum(column.dtype.kind == "f" for column in values.values())
@@ -205,10 +212,15 @@ def describe(
             found = associations(column, target if codes is None else codes, len(class_counts))
             described = replace(described, association=found)
         columns[name] = described
+    without_target = without_target if without_target >= min_known else 0
     if not is_number:
-        return Statistics(len(target), columns, class_counts=class_counts)
+        return Statistics(
+            len(target), columns, class_counts=class_counts, without_target=without_target
+        )
     about = _describe_numbers("the target", target, MAX_BUCKETS, min_known)
-    return Statistics(len(target), columns, about.moments, about.buckets)
+    return Statistics(
+        len(target), columns, about.moments, about.buckets, without_target=without_target
+    )
 
 
 def _class_counts(target: NDArray[Any], min_known: int) -> dict[str, int]:
@@ -379,7 +391,8 @@ def merge(parts: Iterable[Statistics], names: Sequence[str] = ()) -> Statistics:
     Source: Chan, Golub and LeVeque 1979, for the moments.
     """
     merged: dict[str, _Numbers | _Categories] = {}
-    targets, has_target, rows, most = _Numbers(_MERGED_BUCKETS), False, 0, 0
+    targets, has_target = _Numbers(_MERGED_BUCKETS), False
+    rows = without_target = most = 0
     classes: Counter[str] = Counter()
     empty: dict[str, bool] = {}  # whether a site says that it would hold numbers
     known = dict.fromkeys(names)
@@ -388,6 +401,7 @@ def merge(parts: Iterable[Statistics], names: Sequence[str] = ()) -> Statistics:
             known |= dict.fromkeys(part.columns)
         most = most or _MERGED_BUCKETS // max(len(known), 1)
         rows += part.rows
+        without_target += part.without_target
         classes.update(part.class_counts)
         if part.target is not None:
             has_target = True
@@ -411,9 +425,9 @@ def merge(parts: Iterable[Statistics], names: Sequence[str] = ()) -> Statistics:
     columns = {name: merged[name].total(rows) for name in known if name in merged}
     counts = dict(sorted(classes.items()))
     if not has_target:
-        return Statistics(rows, columns, class_counts=counts)
+        return Statistics(rows, columns, class_counts=counts, without_target=without_target)
     target = targets.total(rows)
-    return Statistics(rows, columns, target.moments, target.buckets, counts)
+    return Statistics(rows, columns, target.moments, target.buckets, counts, without_target)
 
 
 # Numbers of columns times buckets that are kept while sites are merged; 16 bytes each.
@@ -549,12 +563,13 @@ def from_json(text: str) -> Statistics:
         columns[name] = _column_from_json(column)
     rows = expect_count(entry, "rows")
     counts = _counts_from_json(entry, "class_counts", _MAX_CLASSES)
+    without_target = expect_count(entry, "without_target") if "without_target" in entry else 0
     target = entry.get("target")
     if target is None:
-        return Statistics(rows, columns, class_counts=counts)
+        return Statistics(rows, columns, class_counts=counts, without_target=without_target)
     moments = _moments_from_json(target)
     buckets = _buckets_from_json(target, moments) if "buckets" in target else ()
-    return Statistics(rows, columns, moments, buckets, counts)
+    return Statistics(rows, columns, moments, buckets, counts, without_target)
 
 
 def _moments_to_json(moments: Moments) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from xain_workloads.options import require_range
 from xain_workloads.preprocessing import target_scale
 from xain_workloads.profile import DataProfile
 from xain_workloads.scales import Scale
-from xain_workloads.tallies import Tallies, tally_classes, tally_numbers
+from xain_workloads.tallies import Tallies, does_vary, tally_classes, tally_numbers
 
 Array = NDArray[np.float64]
 
@@ -181,14 +181,15 @@ def cross_entropy(probabilities: Array) -> float:
 
 def regression_metrics(predicted: Array, target: Array) -> dict[str, float]:
     """ "mse" and "r2". r2: 1 - (sum of squared errors) / (sum of squares around the mean); if the
-    target is constant, 1 for perfect predictions and 0 for others, as scikit-learn has it."""
+    target does not vary, 1 for perfect predictions and 0 for others, as scikit-learn has it."""
     squared_errors = np.square(target - predicted)
-    spread = float(np.square(target - target.mean()).sum())
+    mean = float(target.mean())
+    spread = float(np.square(target - mean).sum())
     total = float(squared_errors.sum())
     constant = 1.0 if total == 0 else 0.0
     return {
         "mse": float(squared_errors.mean()),
-        "r2": 1 - total / spread if spread > 0 else constant,
+        "r2": 1 - total / spread if does_vary(len(target), mean, spread) else constant,
     }
 
 

@@ -113,7 +113,11 @@ class Table:
         """
         columns = {column.name: self.values[column.name] for column in self.columns}
         described = describe(
-            columns, self.target, min_category_count=min_category_count, min_known=min_known
+            columns,
+            self.target,
+            min_category_count=min_category_count,
+            min_known=min_known,
+            without_target=self.without_target,
         )
         statistics = described.to_json()  # ASCII: one byte a character
         return DataProfile(

@@ -51,6 +51,16 @@ _MOMENTS = (1, 2, 3, 4, 3, 4)  # in the order of the fields of Target
 _MAX_VALUE = 1e60
 
 
+# Relative: what rounding leaves of the differences of equal numbers to their mean.
+_ROUNDING = 16 * 2.0**-52
+
+
+def does_vary(num_rows: int, mean: float, squares: float) -> bool:
+    """Whether numbers vary by more than rounding. squares: sum of squared differences to the
+    mean."""
+    return squares > num_rows * (_ROUNDING * mean) ** 2
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """Moments of the targets about their mean, and of squared errors with them.
