@@ -15,9 +15,9 @@ from xain_coordinator.core.pacing import noted_every_s
 from xain_coordinator.core.selection import ControllerFailed
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Phase
+from xain_coordinator.core.view import waiting_for
 from xain_coordinator.extensions.plugins import PluginFailed
 from xain_coordinator.extensions.strategies import known_pacings, make_pacing, strategy_of_session
-from xain_coordinator.server.inspection_service import waiting_for
 from xain_foundation.settings import ConfigError, load
 
 DOCS = Path(__file__).parents[3] / "docs" / "extending.md"

@@ -28,7 +28,7 @@ from xain_coordinator.core.keys import update_key
 from xain_coordinator.core.questions import AssignmentFor, MayUpload
 from xain_coordinator.core.replacing import replace as replace_of
 from xain_coordinator.core.values import Evaluation, Phase, Task
-from xain_coordinator.server.inspection_service import evaluation_warnings
+from xain_coordinator.core.view import evaluation_warnings
 from xain_workloads.tallies import Tallies, add, tally_classes, tally_numbers
 
 SCORES = {"accuracy": 0.5, "loss": 1.0}

@@ -8,7 +8,7 @@ from tests.unit.core.bench import DEADLINE_S, IDLE_S, TIMED, Bench, make_rules, 
 from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
 from xain_coordinator.core.values import Phase, Task
-from xain_coordinator.server.inspection_service import waiting_for
+from xain_coordinator.core.view import waiting_for
 from xain_workloads.model import TensorSpec
 
 LAYOUT = (TensorSpec("w", (2,), "float32"), TensorSpec("mean", (), "float32", "statistic"))

@@ -11,7 +11,7 @@ from xain_coordinator.core import replies as r
 from xain_coordinator.core.history import History
 from xain_coordinator.core.membership import CONTENDER_KEPT_S, MAX_CONTENDERS
 from xain_coordinator.core.values import ParticipantState
-from xain_coordinator.server.inspection_service import warnings
+from xain_coordinator.core.view import warnings
 
 TIMEOUT_S = LEASE_S - HEARTBEAT_TIME_S  # how late a heartbeat may be
 

@@ -8,7 +8,7 @@ from xain_coordinator.core import events as e
 from xain_coordinator.core.decider import next_deadline
 from xain_coordinator.core.pacing import AfterFirst, noted_every_s
 from xain_coordinator.core.values import Phase
-from xain_coordinator.server.inspection_service import waiting_for
+from xain_coordinator.core.view import waiting_for
 
 JUST = 1e-3
 SECONDS = 60.0

@@ -4,7 +4,6 @@ import csv
 import io
 import re
 from dataclasses import replace
-from dataclasses import replace
 
 import numpy as np
 import pytest

@@ -19,13 +19,13 @@ from xain_coordinator.core.answers import TRAINING_FAILED
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.strategy import Strategy
 from xain_coordinator.core.values import Phase
+from xain_coordinator.core.view import waiting_for
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.export.trained import Entry, Trained
 from xain_coordinator.http_face import bodies
 from xain_coordinator.http_face.errors import KNOWN, HttpError, refuse
 from xain_coordinator.http_face.predicting import Predictor, Rows
 from xain_coordinator.server.inspection_client import Snapshot, ask_service
-from xain_coordinator.server.inspection_service import waiting_for
 from xain_coordinator.server.predictions import Predictions
 from xain_foundation.settings import mistakes
 from xain_wire.metadata import COMPLETED

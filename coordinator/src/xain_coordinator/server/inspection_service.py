@@ -16,18 +16,14 @@ import grpc
 import numpy as np
 
 from xain_coordinator.config.rule_keys import settings_of
-from xain_coordinator.core.accounts import MAX_WARNINGS, Account
+from xain_coordinator.core.accounts import Account
 from xain_coordinator.core.decider import due_of_round
 from xain_coordinator.core.errors import InvalidRequest, NotFitted
 from xain_coordinator.core.history import MAX_NAMES_OF_A_ROUND, History, RoundRecord
-from xain_coordinator.core.membership import (
-    Heard,
-)
-from xain_coordinator.core.pacing import names_of
-from xain_coordinator.core.round import Round
+from xain_coordinator.core.membership import Heard
 from xain_coordinator.core.session import Session
-from xain_coordinator.core.strategy import Strategy, builtin_strategy
-from xain_coordinator.core.values import GlobalModel, ParticipantState, Phase, Rules, Task
+from xain_coordinator.core.values import GlobalModel, ParticipantState, Phase, Task
+from xain_coordinator.core.view import conflict, not_eligible_because, waiting_for, warnings
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import MetricsStore
 from xain_coordinator.server.predictions import RemotePredictor
@@ -259,10 +255,10 @@ class InspectionService(inspection_grpc.InspectionServicer):
             tags=member.tags,
             num_refused=session.selection.faults_of(participant_id).num_refused,
             left_out_until=session.selection.left_out_until(participant_id, session.round),
-            not_eligible_because=_not_eligible_because(session, participant_id),
+            not_eligible_because=not_eligible_because(session, participant_id),
             last_failure=account.failure,
             rounds_missed=account.missed,
-            conflict=_conflict(session, participant_id),
+            conflict=conflict(session, participant_id),
             transfer=transfer_message(transfer),
         )
 
@@ -394,91 +390,6 @@ def _sites(record: RoundRecord) -> inspection.RoundStatus:
     )
 
 
-def _not_eligible_because(session: Session, participant_id: str) -> str:
-    """Reason why a participant cannot be selected, for an operator; empty if it can be."""
-    if not session.members[participant_id].is_eligible:
-        return f"it lacks {_tags(session.rules)}"
-    left_out_until = session.selection.left_out_until(participant_id, session.round)
-    if left_out_until is not None:
-        return (
-            f"left out until round {left_out_until}: its updates were refused, its code failed or "
-            "it missed deadlines"
-        )
-    return ""
-
-
-def _conflict(session: Session, participant_id: str) -> str:
-    """A second process with this participant's id; empty if there is none, and after the end, when
-    no process is refused."""
-    if session.phase is Phase.FINISHED:
-        return ""
-    second = session.members.conflict(participant_id, session.rules)
-    return f"a second process with this id, at {second.origin}, is refused" if second else ""
-
-
-def warnings(session: Session, history: History) -> list[str]:
-    """Warnings for an operator, one sentence each."""
-    doubled = [
-        f"Two processes have the participant id {participant_id}: {conflict}."
-        for participant_id in sorted(
-            p for p, sign in session.members.heard.items() if sign.contenders
-        )
-        if (conflict := _conflict(session, participant_id))
-    ]
-    outside = [
-        f"{name!r} was not let in: {why.removesuffix('.')}."
-        for name, why in session.members.not_admitted.items()
-    ]
-    if len(outside) > MAX_WARNINGS:
-        more = len(outside) - MAX_WARNINGS
-        outside[MAX_WARNINGS:] = [f"{more} more were not let in; see status --json."]
-    is_over = session.phase is Phase.FINISHED
-    return [
-        *doubled[:MAX_WARNINGS],
-        *outside,
-        *evaluation_warnings(session, history),
-        *history.warnings(is_over=is_over),
-    ]
-
-
-def evaluation_warnings(session: Session, history: History) -> list[str]:
-    """Warnings of what models are measured by, one sentence each."""
-    progress, metric = session.evaluation, session.rules.evaluate_metric
-    found = [progress.no_better] if progress.no_better else []
-    is_measured = progress.measured_round >= 0
-    # Why the coordinator's own evaluation has none is told by itself.
-    is_sent_nothing = (
-        not is_measured and session.num_trained > 0 and not session.rules.evaluate_data
-    )
-    if metric and (progress.lacks_metric or is_sent_nothing):
-        found.append(
-            f"No evaluation has the metric {metric!r} of evaluate.metric, so no model is the best "
-            "one, and nothing stops early."
-        )
-    elif progress.lacks_metric and progress.best is not None:
-        found.append(
-            f"The latest evaluation lacks {progress.best.metric}, by which models are compared: a "
-            "site has sent no probabilities. No later model is the best one, and nothing stops "
-            "early."
-        )
-    if names := history.not_in_figures:
-        found.append(
-            "The figures of all rows are without those of "
-            f"{', '.join(names[:MAX_WARNINGS])}{' and others' if len(names) > MAX_WARNINGS else ''}"
-            ", whose predictions are too far off to be squared, or that sent averages only."
-        )
-    if names := history.withheld:
-        listed = ", ".join(names[:MAX_WARNINGS]) + (
-            " and others" if len(names) > MAX_WARNINGS else ""
-        )
-        found.append(
-            f"{len(names)} {'site has' if len(names) == 1 else 'sites have'} fewer than "
-            f"{session.rules.evaluate_min_rows} held-out rows, so what is measured there stays "
-            f"there: {listed}."
-        )
-    return found
-
-
 def _accounts(history: History) -> list[inspection.SiteAccount]:
     """Participants that were selected, those that counted least often first."""
     selected = ((n, one) for n, one in history.accounts.by_name.items() if one.num_selected)
@@ -537,87 +448,3 @@ def _token(last: int) -> str:
 
 def _limit(asked: int) -> int:
     return min(asked, MAX_LIMIT) if asked > 0 else DEFAULT_LIMIT
-
-
-def waiting_for(session: Session, trouble: str = "", strategy: Strategy | None = None) -> str:
-    """Condition that the session waits for, as a sentence, and a second sentence if the work that
-    it waits for fails."""
-    if trouble and session.phase is not Phase.FINISHED:
-        return f"{waiting_for(session, strategy=strategy)} {trouble}"
-    rules = session.rules
-    connected = session.members.num_eligible
-    match session.phase:
-        case Phase.FINISHED:
-            because = session.evaluation.ended_because
-            return f"Nothing: the session has ended ({because or session.cause})."
-        case Phase.AGGREGATING:
-            return f"The updates of round {session.round} are being aggregated."
-        case Phase.COLLECTING if session.open_round is not None:
-            if session.open_round.is_evaluation:
-                return _evaluations_awaited(session, session.open_round)
-            strategy = strategy or builtin_strategy(session.rules)
-            return _updates_awaited(session, session.open_round, strategy)
-        case _ if session.waits_for_request:
-            return (
-                f"A request to fit, POST /v1/fit: {connected} of {rules.num_required} participants "
-                f"connected.{_not_eligible(session)}"
-            )
-        case _ if not session.gathered and connected >= rules.num_required:
-            more = _more_participants(rules.start_participants - connected, rules)
-            return f"{more}, or {rules.start_timeout_s:g} s after the first arrival."
-        case _ if connected < rules.num_required:
-            needed = rules.num_required if session.gathered else rules.start_participants
-            more = _more_participants(needed - connected, rules)
-            return f"{more}: {connected} of {needed} connected.{_not_eligible(session)}"
-        case _ if session.lacks_initialisers:
-            return (
-                f"Initial weights, which too few of the {connected} connected participants can "
-                "make: call xain.rounds(model) in a script, or begin with --from-model."
-            )
-        case _ if session.trouble:
-            return f"Other participants: no model can be made for these ({session.trouble})."
-        case _:
-            return "The initial model is being made."
-
-
-def _evaluations_awaited(session: Session, round_: Round) -> str:
-    missing = round_.outstanding
-    if not missing:
-        return f"The coordinator's own evaluation of the last model, {round_.number}."
-    return f"{len(missing)} of {len(round_.selected)} evaluations of the last model: " + (
-        f"{names_of(missing)}."
-    )
-
-
-def _updates_awaited(session: Session, round_: Round, strategy: Strategy) -> str:
-    rules = session.rules
-    missing = round_.outstanding
-    if not missing:
-        return "Other participants: nobody owes an update, and more are needed."
-    some = names_of(missing)
-    if round_.task is Task.INITIALISE:
-        return f"The initial weights, from {some}."
-    if round_.overdue_at is not None:
-        more = rules.min_participants - len(round_.updates)
-        return (
-            f"{more} of the {rules.min_participants} updates that an overdue round needs: {some}."
-        )
-    return strategy.pacing_of_round(session).awaited(round_)
-
-
-def _more_participants(number: int, rules: Rules) -> str:
-    more = "1 more participant" if number == 1 else f"{number} more participants"
-    return f"{more} with {_tags(rules)}" if rules.tags else more
-
-
-def _not_eligible(session: Session) -> str:
-    """Participants that are connected and not eligible, as text."""
-    others = [p for p, member in session.members.items() if not member.is_eligible]
-    if not others:
-        return ""
-    return f" Not counted, for want of {_tags(session.rules)}: {names_of(others)}."
-
-
-def _tags(rules: Rules) -> str:
-    """Tags that the rules ask for, such as "site = north or south, ward = 7"."""
-    return ", ".join(f"{key} = {' or '.join(values)}" for key, values in rules.tags.items())
