@@ -9,7 +9,9 @@ from xain_coordinator.core import commands as c
 from xain_coordinator.core.effects import InitialiseModel
 from xain_coordinator.core.errors import ProfileMismatch
 from xain_coordinator.core.values import DataProfile, Schema
+from xain_workloads.profile import MAX_CLASSES, MAX_FEATURES, sort_classes
 from xain_workloads.schema import MAX_COLUMNS, MAX_NAME, Column
+from xain_workloads.statistics import MAX_STATISTICS_BYTES
 
 AGE, SEX, WEIGHT = Column("age", unit="years"), Column("sex", "category"), Column("weight")
 PROFILE = DataProfile(
@@ -19,6 +21,11 @@ PROFILE = DataProfile(
 
 def profile_of(*columns: Column, **changes: object) -> DataProfile:
     return replace(PROFILE, num_features=len(columns), columns=columns, **changes)
+
+
+def names_of(number: int, prefix: str = "") -> tuple[str, ...]:
+    """Names of classes in their order."""
+    return sort_classes(f"{prefix}{i}" for i in range(number))
 
 
 def waiting(schema: Schema = Schema(), **rules: object) -> Bench:  # noqa: B008  # immutable
@@ -187,39 +194,45 @@ def test_initial_model_is_made_for_the_schema() -> None:
 
 
 @pytest.mark.parametrize(
-    "profile",
+    ("profile", "told"),
     [
-        replace(PROFILE, num_features=4),
-        profile_of(AGE, AGE),
-        profile_of(Column(" ")),
-        profile_of(Column("x" * (MAX_NAME + 1))),
-        profile_of(Column("bell\a")),
-        profile_of(Column("x", unit="\n")),
-        profile_of(Column("x", "text")),  # type: ignore[arg-type]  # on purpose
-        profile_of(*(Column(f"x{i}") for i in range(MAX_COLUMNS + 1))),
-        profile_of(*(Column(f"{'x' * 150}{i}") for i in range(5_000))),
-        replace(PROFILE, target="x" * (MAX_NAME + 1)),
-        replace(PROFILE, task="clustering"),
+        (replace(PROFILE, num_features=4), "3 columns are named, and there are 4"),
+        (profile_of(AGE, AGE), "more than one column is called 'age'"),
+        (profile_of(Column(" ")), "column 1 has no name"),
+        (profile_of(Column("x" * (MAX_NAME + 1))), "at most 200 printable characters"),
+        (profile_of(Column("bell\a")), "at most 200 printable characters"),
+        (profile_of(Column("x", unit="\n")), "at most 200 printable characters"),
+        (profile_of(Column("x", "text")), "is of type 'text'"),  # type: ignore[arg-type]  # on purpose
+        (profile_of(*(Column(f"x{i}") for i in range(MAX_COLUMNS + 1))), "10001 columns"),
+        (profile_of(*(Column(f"{'x' * 150}{i}") for i in range(5_000))), "names of all columns"),
+        (replace(PROFILE, target="x" * (MAX_NAME + 1)), "at most 200 printable characters"),
+        (replace(PROFILE, task="clustering"), "the task is 'clustering'"),
+        (replace(PROFILE, num_samples=-1), "must not be negative"),
+        (DataProfile(10, MAX_FEATURES + 1, ("a", "b")), "1000001 features"),
+        (replace(PROFILE, classes=names_of(MAX_CLASSES + 1)), "10001 classes"),
+        (replace(PROFILE, classes=names_of(2_000, "x" * 140)), "names of all classes"),
+        (replace(PROFILE, classes=("alive", "dead\a")), "cannot be printed"),
+        (replace(PROFILE, statistics=" " * (MAX_STATISTICS_BYTES + 1)), "524288 bytes"),
     ],
-    ids=[
-        "number",
-        "twice",
-        "blank",
-        "long",
-        "bell",
-        "unit",
-        "type",
-        "many",
-        "bytes",
-        "target",
-        "task",
-    ],
+    ids=lambda one: one if isinstance(one, str) else "",
 )
-def test_names_that_no_honest_data_have_are_refused(profile: DataProfile) -> None:
-    """Columns come from the network: their number, lengths, types and characters are bounded."""
+def test_profile_above_a_bound_is_refused(profile: DataProfile, told: str) -> None:
+    """Profiles come from the network: each bound of docs/data.md is met from above."""
     bench = waiting()
-    assert len(refusal(bench, profile)) < 500
+    refused = refusal(bench, profile)
+    assert told in refused
+    assert len(refused) < 500
     assert bench.connected == ()
+
+
+def test_profile_at_the_bounds_is_taken() -> None:
+    bench = waiting()
+    columns = (Column(f"{i:052}") for i in range(MAX_COLUMNS))
+    bench.join("first", profile=profile_of(*columns))
+    bench = waiting()
+    bench.join("first", profile=replace(PROFILE, classes=names_of(MAX_CLASSES)))
+    bench = waiting()
+    bench.join("first", profile=profile_of(Column("x" * MAX_NAME)))
 
 
 def test_equal_columns_of_members_are_kept_once() -> None:

@@ -362,6 +362,19 @@ def test_class_of_few_rows_at_all_sites_is_named() -> None:
     assert "few_events" in checks
 
 
+@pytest.mark.parametrize(("num_columns", "is_told"), [(2000, True), (2001, False)])
+def test_what_is_not_looked_for_in_wide_tables_is_said(num_columns: int, is_told: bool) -> None:
+    """Two thousand columns of ten classes are 20,000 pairs. The first column is the target."""
+    outcome = np.repeat([f"c{i}" for i in range(10)], 20)
+    columns = {f"{i}": (np.arange(200) * (i + 3) // 7) % 9.0 for i in range(num_columns - 1)}
+    told = table_of({"leak": outcome.astype(object), **columns}, outcome).profile()
+    findings = [one for one in check([("north", told)]) if one.check == "leak"]
+    assert [(one.level, one.column) for one in findings] == [
+        ("warn", "leak") if is_told else ("note", "")
+    ]
+    assert is_told or "20,010 pairs of a column and a class" in findings[0].text
+
+
 def test_levels_change_findings_or_leave_them_out() -> None:
     given = sites()
     given["south"][0]["age"] = given["south"][0]["age"] * 365.25

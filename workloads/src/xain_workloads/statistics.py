@@ -37,7 +37,7 @@ MIN_KNOWN = MIN_BUCKET  # values of a column, for anything of them to travel, by
 MIN_OF_CLASS = 10  # rows of a class, and of all others, for its associations to travel
 _FEW = 12  # distinct numbers
 # Classes times columns up to which associations travel: a number of 5 bytes each.
-_MAX_ASSOCIATIONS = 20_000
+MAX_ASSOCIATIONS = 20_000
 _BUCKET_BYTES = 24  # a float as JSON writes it, and a comma
 _MAX_CLASSES = 10_000  # as many as a data profile may have
 
@@ -198,7 +198,7 @@ def describe(
         min_category_count = min(min_category_count, min_known)
     is_number = target.dtype.kind == "f"
     class_counts = {} if is_number else _class_counts(target, min_known)
-    told = max(len(class_counts), 1) * len(values) <= _MAX_ASSOCIATIONS
+    told = max(len(class_counts), 1) * len(values) <= MAX_ASSOCIATIONS
     codes = _codes(target, class_counts) if told and not is_number else None
     columns: dict[str, ColumnStatistics] = {}
     for name, column in values.items():
@@ -637,8 +637,8 @@ def _association_from_json(entry: Mapping[str, Any]) -> tuple[float | None, ...]
     if "association" not in entry:
         return ()
     values = expect_list(entry, "association")
-    if len(values) > _MAX_ASSOCIATIONS:
-        raise DataError(f"'association' has more than {_MAX_ASSOCIATIONS} values")
+    if len(values) > MAX_ASSOCIATIONS:
+        raise DataError(f"'association' has more than {MAX_ASSOCIATIONS} values")
     return tuple(
         None if value is None else expect_number({"association": value}, "association", largest=1.0)
         for value in values

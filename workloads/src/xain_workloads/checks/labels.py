@@ -13,6 +13,7 @@ from xain_workloads.checks.findings import Finding
 from xain_workloads.checks.numbers import dropped
 from xain_workloads.checks.summaries import Summary
 from xain_workloads.schema import shown
+from xain_workloads.statistics import MAX_ASSOCIATIONS
 
 _MIN_EVENTS = 10
 _MANY_CLASSES = 20
@@ -34,6 +35,7 @@ def check_labels(summary: Summary) -> Iterator[Finding]:
     if "regression" not in summary.tasks:
         yield from _lone_classes(summary)
         yield from _few_events(summary)
+    yield from _unassociated(summary)
     yield from _leaks(summary)
     if "regression" not in summary.tasks:
         yield from _reversed(summary)
@@ -93,6 +95,19 @@ def _few_events(summary: Summary) -> Iterator[Finding]:
             f" {_MIN_EVENTS} rows at all sites together, too few to learn {'it' if one else 'them'}"
         )
         yield Finding("warn", "few_events", "", summary.target_name, text)
+
+
+def _unassociated(summary: Summary) -> Iterator[Finding]:
+    """A table of so many columns and classes that no site tells how they go together."""
+    num_classes = max((len(labels) for labels in summary.labels), default=0) or 1
+    pairs = len(summary.columns) * num_classes
+    if pairs > MAX_ASSOCIATIONS and all(matrix is None for matrix in summary.associations):
+        text = (
+            "columns that give the target away, and labels that mean the opposite at one site, are"
+            f" not looked for: there are {pairs:,} pairs of a column and a class, and sites tell of"
+            f" {MAX_ASSOCIATIONS:,} at most"
+        )
+        yield Finding("note", "leak", "", "", text)
 
 
 def _leaks(summary: Summary) -> Iterator[Finding]:
