@@ -57,7 +57,8 @@ MISTAKES = {
     ),
     "target": (
         replace(PROFILE, target="outcome"),
-        "the target is called 'outcome', in the session 'status'",
+        "the target is called 'outcome', in the session 'status'; set data.target = \"status\", or"
+        ' if it is the same, rename it, set data.rename."outcome" = "status"',
     ),
     "task": (
         replace(PROFILE, task="regression", classes=()),
@@ -72,7 +73,9 @@ MISTAKES = {
     ),
     "stray label": (
         replace(PROFILE, classes=("alive", "dead", "unknown")),
-        "label 'unknown' of the target 'status' is unknown to the session",
+        "label 'unknown' of the target 'status' is unknown to the session, whose classes are"
+        " 'alive', 'dead'; correct these rows or leave them out. If it is another word for one of"
+        ' these, set data.replace."status"."unknown" = "NAME"',
     ),
 }
 

@@ -54,6 +54,11 @@ class Schema:
 OPEN_SCHEMA = Schema()  # leaves everything to the first participant
 
 
+def quoted(name: str) -> str:
+    """A name as a key or a text of TOML."""
+    return json.dumps(name)
+
+
 def check_names(columns: Sequence[Column]) -> None:
     """Raise DataError that names the first column whose name, type or unit cannot be used."""
     if len(columns) > MAX_COLUMNS:

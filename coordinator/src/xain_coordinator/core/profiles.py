@@ -18,7 +18,7 @@ from xain_foundation.hints import hint
 from xain_workloads.errors import DataError
 from xain_workloads.profile import MAX_CLASS_NAMES_BYTES, MAX_CLASSES, sort_classes
 from xain_workloads.profile import check_profile as check_alone
-from xain_workloads.schema import EMPTY, match, shown
+from xain_workloads.schema import EMPTY, match, quoted, shown
 from xain_workloads.statistics import from_json
 
 MAX_WEIGHTS = 100_000_000  # features times classes
@@ -162,9 +162,12 @@ def _check_target(profile: DataProfile, schema: Schema) -> None:
     if profile.target and schema.target and profile.target != schema.target:
         raise ProfileMismatch(
             f"the target is called {profile.target!r}, in the session {schema.target!r}; "
-            + hint("xain-participant", 'data.target = "NAME"')
-            + ", or rename it, "
-            + hint("xain-participant", 'data.rename.NAME = "NAME"')
+            + hint("xain-participant", f'data.target = "{quoted(schema.target)[1:-1]}"')
+            + ", or if it is the same, rename it, "
+            + hint(
+                "xain-participant",
+                f'data.rename.{quoted(profile.target)} = "{quoted(schema.target)[1:-1]}"',
+            )
         )
 
 
@@ -185,9 +188,14 @@ def _check_classes(
     raise ProfileMismatch(
         f"label{'s' if len(new) > 1 else ''} {shown(new)} of the target {profile.target!r}"
         f" {'are' if len(new) > 1 else 'is'} unknown to the session, whose classes are"
-        f" {shown(sort_classes(known), 10)}; correct these rows or leave them out. If it is a"
-        " class, all participants must know it: list all of them in [schema] classes of the"
-        " coordinator, or in [data] classes of the first participant"
+        f" {shown(sort_classes(known), 10)}; correct these rows or leave them out. If it is"
+        " another word for one of these, "
+        + hint(
+            "xain-participant",
+            f'data.replace.{quoted(profile.target)}.{quoted(new[0])} = "NAME"',
+        )
+        + ". If it is a class, all participants must know it: list all of them in [schema] classes"
+        " of the coordinator, or in [data] classes of the first participant"
         + (
             ". If it is a quantity, the task is regression: at the coordinator "
             + hint("xain-coordinator", 'workload.options.task = "regression"')
