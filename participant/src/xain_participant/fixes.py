@@ -4,6 +4,7 @@ from collections.abc import Iterable, MutableMapping
 from typing import Any
 
 import tomlkit
+from tomlkit.items import InlineTable
 
 from xain_foundation.hints import setting_of
 
@@ -24,7 +25,8 @@ def _merge(table: MutableMapping[str, Any], further: dict[str, Any]) -> None:
     for key, value in further.items():
         if isinstance(value, dict):
             if key not in table:
-                table[key] = tomlkit.table()
+                is_inline = isinstance(table, InlineTable)  # which takes inline tables only
+                table[key] = tomlkit.inline_table() if is_inline else tomlkit.table()
             _merge(table[key], value)
         elif isinstance(value, list):
             known = list(table.get(key, ()))

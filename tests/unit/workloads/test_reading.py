@@ -18,7 +18,7 @@ import pytest
 
 from support.stata_files import write_stata
 from support.workbooks import write_workbook
-from xain_foundation.hints import setting_of
+from xain_foundation.hints import hint, setting_of
 from xain_foundation.settings import load
 from xain_participant.config import DataSettings, ParticipantConfig
 from xain_participant.fixes import with_fixes
@@ -26,7 +26,7 @@ from xain_workloads.data import BUNDLED, load_rows, load_table
 from xain_workloads.errors import DataError
 from xain_workloads.preprocessing import PreprocessingOptions, fit
 from xain_workloads.reading.dialect import Dialect
-from xain_workloads.reading.errors import DoesNotFit
+from xain_workloads.reading.errors import DoesNotFit, quoted
 from xain_workloads.schema import MAX_COLUMNS
 from xain_workloads.table import Table
 
@@ -416,6 +416,18 @@ def test_header_longer_than_a_cell_may_be(tmp_path: Path) -> None:
     header = ",".join(f"a_column_with_a_long_name_{i}" for i in range(6000))
     table = settings(tmp_path, f"{header}\n{','.join(['1'] * 6000)}\n").load()
     assert len(table.columns) == 5999
+
+
+@pytest.mark.parametrize(
+    "before", ["", "data = {drop = ['z']}\n", "[data.missing_in]\nz = ['a']\n"]
+)
+def test_settings_that_mend_are_written_into_any_configuration(before: str) -> None:
+    """Tables may be inline, and a text may have characters that TOML has as escapes only."""
+    delete = quoted("\x7f")
+    fix = hint("xain-participant", f"data.missing_in.z = [{delete}]")
+    written = tomllib.loads(with_fixes(before, [fix]))["data"]
+    assert written["missing_in"]["z"][-1] == "\x7f"
+    assert written.get("drop", ["z"]) == ["z"]
 
 
 @pytest.mark.parametrize(

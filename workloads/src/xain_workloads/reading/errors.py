@@ -48,7 +48,7 @@ class DoesNotFit(DataError):
 
 def quoted(text: str) -> str:
     """A text or a key as TOML has it."""
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def cells(name: str, values: Mapping[str, int]) -> str:
