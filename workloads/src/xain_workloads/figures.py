@@ -265,17 +265,11 @@ def _mean_of(known: Sequence[Figure]) -> Figure:
     """The mean of figures of different classes."""
     k = len(known)
     value = sum(one.value for one in known) / k
-
-    def limit(of: Callable[[Figure], float | None]) -> float | None:
-        limits = [of(one) for one in known]
-        squares = [
-            (edge - one.value) ** 2
-            for edge, one in zip(limits, known, strict=True)
-            if edge is not None
-        ]
-        return sqrt(sum(squares)) / k if len(squares) == k else None
-
-    low, high = limit(lambda one: one.low), limit(lambda one: one.high)
+    reach: list[float | None] = []
+    for edge in ("low", "high"):
+        squares = [(e - one.value) ** 2 for one in known if (e := getattr(one, edge)) is not None]
+        reach.append(sqrt(sum(squares)) / k if len(squares) == k else None)
+    low, high = reach
     baselines = [one.baseline for one in known if one.baseline is not None]
     return Figure(
         value,
