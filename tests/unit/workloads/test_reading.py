@@ -209,6 +209,12 @@ CASES = {
         '"Âge" = [-999]',
         gaps("Âge", {2, 7}, AGES),
     ),
+    "missing codes of a survey": Case(
+        text(changed(age=lambda i, cell: {2: "-9", 7: "-8", 9: "-9"}.get(i, cell))),
+        "rows 3, 8: '-9', '-8', in 3 rows, and no other value is below 0; set data.missing_in."
+        '"Âge" = [-9, -8]',
+        gaps("Âge", {2, 7, 9}, AGES),
+    ),
     "missing code, written otherwise": Case(
         text(changed(age=at_rows({2, 7}, "-999.0"))),
         'set data.missing_in."Âge" = [-999]',
@@ -736,6 +742,17 @@ def test_text_with_digits_among_numbers_is_never_made_missing_by_itself(
     with pytest.raises(DoesNotFit, match=stray) as caught:
         load_table(file)
     assert caught.value.fixes == ()
+
+
+def test_code_among_classes_of_numbers_is_no_class_of_its_own(tmp_path: Path) -> None:
+    """-9 for a patient who was lost would be a third class beside 0 and 1."""
+    file = tmp_path / "a.csv"
+    file.write_text("x,y\n" + "".join(f"{i},{i % 2}\n" for i in range(18)) + "9,-9\n8,-9\n")
+    with pytest.raises(DoesNotFit, match=r"'y', row 19: '-9', in 2 rows, and no other value"):
+        load_table(file)
+    left_out = Dialect(missing_in={"y": ("-9",)}, missing_target="drop")
+    assert {*load_table(file, dialect=left_out).target} == {"0", "1"}
+    assert {*load_table(file, dialect=Dialect(missing_in={"y": ()})).target} == {"-9", "0", "1"}
 
 
 def test_code_in_a_target_of_numbers_is_told_with_both_ways_out(tmp_path: Path) -> None:

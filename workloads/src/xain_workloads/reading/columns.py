@@ -27,7 +27,7 @@ _LIKELY_MISSING = (
     *("missing", "not known", "k.A.", "keine Angabe"),
 )
 # Numbers that rather stand for a missing value, where all others are 0 or more.
-_CODES = (-99.0, -999.0, -9999.0, -99999.0)
+_CODES = (-7.0, -8.0, -9.0, -77.0, -88.0, -99.0, -777.0, -888.0, -999.0, -9999.0, -99999.0)
 _MAX_LISTED = 20  # texts in one setting
 _DIGITS = re.compile(r"[-+]?[\d.,' ]*\d")
 _TRUTHS = {"yes": "1", "no": "0"}
@@ -155,18 +155,24 @@ def _numbers(
 
 
 def _require_no_code(name: str, numbers: NDArray[np.float64], is_value: str) -> None:
-    """Raise DoesNotFit if a number such as -999 stands among numbers that are all 0 or more.
+    """Raise DoesNotFit if numbers such as -9 or -999 stand among others that are all 0 or more.
 
     is_value: the setting that says that it is one.
     """
     suspect = np.isin(numbers, _CODES)
     if suspect.any() and not (numbers[~suspect] < 0).any():
-        row = int(np.flatnonzero(suspect)[0])
-        text = f"{numbers[row]:g}"
-        missing = hint("xain-participant", f"data.missing_in.{quoted(name)} = [{text}]")
+        found, rows = np.unique(numbers[suspect], return_index=True)
+        first = {
+            f"{code:g}": int(np.flatnonzero(suspect)[row])
+            for code, row in zip(found, rows, strict=True)
+        }
+        missing = hint("xain-participant", f"data.missing_in.{quoted(name)} = [{', '.join(first)}]")
+        they = (
+            "they stand for missing values" if len(first) > 1 else "it stands for a missing value"
+        )
         what = (
-            f"{cells(name, {text: row})}, in {int(suspect.sum())} rows, and no other value is"
-            f" below 0; {missing} if it stands for a missing value, or {is_value} if it is one"
+            f"{cells(name, first)}, in {int(suspect.sum())} rows, and no other value is below 0;"
+            f" {missing} if {they}, or {is_value} if not"
         )
         raise DoesNotFit([Problem(what, (missing,))])
 
@@ -440,13 +446,13 @@ def read_target(
     name: str, column: Any, task: Task, dialect: Dialect, *, infer: bool
 ) -> tuple[Values, NDArray[np.bool_]]:
     """(labels or numbers of the target, (n,); where they are missing). Raises DoesNotFit."""
+    nothing = hint("xain-participant", f"data.missing_in.{quoted(name)} = []")
     if task == "regression":
         made, _ = read_column(name, column, "number", dialect, infer=infer)
         if len(made) > 1:
             raise DoesNotFit([Problem(f"column {name!r}: parts of a date are no target")])
         values = made[0][1]
         if name not in dialect.missing_in:
-            nothing = hint("xain-participant", f"data.missing_in.{quoted(name)} = []")
             _require_no_code(name, values, nothing)
         return values, np.isnan(values)
     if is_text(column):
@@ -461,6 +467,11 @@ def read_target(
                 f" {column.type}"
             )
             raise DoesNotFit([Problem(text)])
+    numbers = np.array([_number_of(str(value)) for value in values[~gaps]], np.float64)
+    if name not in dialect.missing_in and not np.isnan(numbers).any():
+        coded = np.full(len(values), nan)
+        coded[~gaps] = numbers
+        _require_no_code(name, coded, nothing)
     return values, gaps
 
 
