@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.agents import ends_of
 from support.logs import capture_logs
 from support.s3_servers import SeaweedFS
 from support.wire import digest, npy
@@ -22,7 +23,6 @@ from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.limits import MAX_INLINE_BYTES
 
 SIZE = MAX_INLINE_BYTES  # float32, so four times what travels inside the calls
-PATIENCE_S = 100.0
 
 
 class Halves(Participant):
@@ -89,14 +89,7 @@ async def train(coordinator: Any) -> None:
     """A session of two agents to its end."""
     target = f"127.0.0.1:{coordinator.port}"
     agents = [Agent(Halves(number), target, f"p{number}") for number in (1, 3)]
-    try:
-        ends = await asyncio.wait_for(
-            asyncio.gather(*(asyncio.to_thread(agent.run) for agent in agents)), PATIENCE_S
-        )
-    finally:
-        for agent in agents:
-            agent.stop()  # in a test that fails they would go on
-    assert ends == [0, 0]
+    assert await ends_of(agents) == [0, 0]
     session = coordinator.driver.session
     assert (session.phase, session.cause) == (Phase.FINISHED, "completed")
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from integration.conftest import config_for
+from support.agents import ends_of
 from xain_coordinator.export.trained import Trained, ask, open_files
 from xain_participant.agent import Agent
 from xain_participant.participant import Participant
@@ -16,7 +17,6 @@ from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 from xain_workloads.model import Layout, TensorSpec
 
-PATIENCE_S = 60.0
 LAYOUT = (
     TensorSpec("w", (2, 2), "float32"),
     TensorSpec("running_mean", (2,), "float32", "statistic"),
@@ -53,12 +53,7 @@ class Named(Participant):
 async def run(port: int, participants: Mapping[str, Participant]) -> list[int]:
     """Exit statuses of the participants' agents, which run to the end of the session."""
     agents = [Agent(one, f"127.0.0.1:{port}", name) for name, one in participants.items()]
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            return await asyncio.gather(*(asyncio.to_thread(agent.run) for agent in agents))
-    finally:
-        for agent in agents:
-            agent.stop()
+    return await ends_of(agents)
 
 
 async def test_all_train_each_configured_round_from_the_weights_of_one(start):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import xain
+from support.agents import ends_of
 from support.transfers import until
 from support.wire import Member
 from xain_coordinator.assembly.coordinator import Coordinator
@@ -70,13 +71,7 @@ async def test_heads_differ_and_shared_parts_are_the_same(start, join):
         Agent(WorkloadParticipant(part, personal=own), target, name)
         for part, own, name in zip(data, tensors, "ab", strict=True)
     ]
-    try:
-        async with asyncio.timeout(60):
-            ends = await asyncio.gather(*(asyncio.to_thread(agent.run) for agent in agents))
-    finally:
-        for agent in agents:
-            agent.stop()
-    assert ends == [0, 0]
+    assert await ends_of(agents) == [0, 0]
     layout = model_of(data).layout
     whole = [unflatten(vector, layout) for vector in await models(coordinator, join, 3)]
     assert all((model["intercept"] == 0).all() for model in whole)

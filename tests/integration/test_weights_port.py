@@ -17,6 +17,7 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from support.agents import ends_of
 from support.process import CoordinatorProcess
 from support.trainee import Trainee
 from support.transfers import (
@@ -553,9 +554,7 @@ async def test_training_by_the_port_makes_the_models_of_training_by_grpc(start, 
         )
         target = f"127.0.0.1:{coordinator.port}"
         agents = [Agent(Trainee(name, size), target, name) for name in names]
-        async with asyncio.timeout(PATIENCE_S):
-            ends = await asyncio.gather(*(asyncio.to_thread(agent.run) for agent in agents))
-        assert set(ends) == {0}
+        assert set(await ends_of(agents)) == {0}
         reader = Member(coordinator.port, "reader")
         made.append([await reader.download(f"{number}/global") for number in range(4)])
         await reader.close()

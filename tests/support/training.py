@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from support.agents import ends_of
 from support.fault_proxy import FaultProxy
 from support.logs import capture_logs
 from support.process import CoordinatorProcess, ParticipantProcess
@@ -84,13 +85,9 @@ async def undisturbed(scenario: Scenario, folder: Path) -> list[str]:
         target = f"127.0.0.1:{coordinator.port}"
         agents = [Agent(Trainee(p, scenario.size), target, p) for p in scenario.participants]
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                ends = await asyncio.gather(*(asyncio.to_thread(agent.run) for agent in agents))
-            assert set(ends) == {0}
+            assert set(await ends_of(agents)) == {0}
             return await models(coordinator.port, scenario)
         finally:
-            for agent in agents:
-                agent.stop()
             await coordinator.stop()
 
 

@@ -1,7 +1,5 @@
 """Sessions of the workload "bagging" over real channels: agents, hostile updates, the export."""
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from integration.coordinator.test_trees import (
     refused,
     trained,
 )
+from support.agents import ends_of
 from unit.workloads.test_bagging import edit_schema, rewritten
 from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.assembly.warm_start import CannotStartFrom
@@ -53,19 +52,9 @@ def halves(data: Dataset) -> tuple[Dataset, Dataset]:
 
 
 async def run_agents(coordinator: Coordinator, data: list[Dataset]) -> None:
-    """Agents in a thread each; asyncio's own pool has too few for seven on two processors."""
     target = f"127.0.0.1:{coordinator.port}"
     agents = [Agent(WorkloadParticipant(part), target, f"p{i}") for i, part in enumerate(data)]
-    pool = ThreadPoolExecutor(len(agents))
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(300):  # a bound against hanging, far beyond what it takes
-            runs = [loop.run_in_executor(pool, agent.run) for agent in agents]
-            assert set(await asyncio.gather(*runs)) == {0}
-    finally:
-        for agent in agents:
-            agent.stop()
-        pool.shutdown(wait=False)
+    assert set(await ends_of(agents)) == {0}
 
 
 def model_of(coordinator: Any, vector: np.ndarray) -> Model:

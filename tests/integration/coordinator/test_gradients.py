@@ -1,8 +1,6 @@
 """Sessions in which participants send gradients, over real channels."""
 
-import asyncio
 import json
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -10,6 +8,7 @@ import numpy as np
 import pytest
 
 from integration.coordinator.test_trees import array
+from support.agents import ends_of
 from support.wire import reason
 from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.assembly.warm_start import CannotStartFrom
@@ -56,16 +55,7 @@ def parts(data: Dataset, num: int, *, by_label: bool) -> list[Dataset]:
 async def run_agents(coordinator: Coordinator, data: list[Dataset]) -> None:
     target = f"127.0.0.1:{coordinator.port}"
     agents = [Agent(WorkloadParticipant(part), target, f"p{i}") for i, part in enumerate(data)]
-    loop = asyncio.get_running_loop()
-    with ThreadPoolExecutor(len(agents)) as threads:  # to_thread() has six on two cores
-        try:
-            async with asyncio.timeout(100):
-                runs = [loop.run_in_executor(threads, agent.run) for agent in agents]
-                ends = await asyncio.gather(*runs)
-        finally:
-            for agent in agents:
-                agent.stop()
-    assert set(ends) == {0}
+    assert set(await ends_of(agents)) == {0}
 
 
 def descended(model: Model, data: Dataset, options: dict[str, Any], steps: int) -> np.ndarray:

@@ -1,6 +1,5 @@
 """Sessions that train trees: models and updates of bytes, over real channels."""
 
-import asyncio
 import io
 import json
 from collections.abc import AsyncIterator
@@ -15,6 +14,7 @@ import xgboost
 from integration.conftest import config_for
 from integration.test_bit_rot import flip, stored
 from integration.test_direct_uploads import Reachable, put, store  # noqa: F401  # a fixture
+from support.agents import ends_of
 from support.wire import Member, digest, npy, refused
 from xain_coordinator.assembly.coordinator import Coordinator
 from xain_coordinator.assembly.warm_start import CannotStartFrom
@@ -94,13 +94,7 @@ async def train_first_round(members: list[Member], data: list[Dataset]) -> None:
 async def run_agents(coordinator: Coordinator, data: list[Dataset]) -> None:
     target = f"127.0.0.1:{coordinator.port}"
     agents = [Agent(WorkloadParticipant(part), target, f"p{i}") for i, part in enumerate(data)]
-    try:
-        async with asyncio.timeout(60):
-            ends = await asyncio.gather(*(asyncio.to_thread(agent.run) for agent in agents))
-    finally:
-        for agent in agents:
-            agent.stop()
-    assert set(ends) == {0}
+    assert set(await ends_of(agents)) == {0}
 
 
 async def test_agents_train_a_booster_that_plain_xgboost_loads(start, join, tmp_path):

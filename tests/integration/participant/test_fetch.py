@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.agents import ends_of
 from xain_participant import Agent, WorkloadParticipant
 from xain_participant.fetch import fetch
 from xain_participant.personal import PersonalTensors
@@ -41,13 +42,7 @@ async def trained(start: Any, folder: Path, **settings: Any) -> str:
         (folder / name).mkdir()
         own = PersonalTensors(folder / name, name)
         agents.append(Agent(WorkloadParticipant(part, personal=own), address, name))
-    try:
-        async with asyncio.timeout(60):
-            ends = await asyncio.gather(*(asyncio.to_thread(agent.run) for agent in agents))
-    finally:
-        for agent in agents:
-            agent.stop()
-    assert ends == [0, 0]
+    assert await ends_of(agents) == [0, 0]
     return address
 
 

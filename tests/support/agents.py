@@ -1,0 +1,21 @@
+"""Agents that run to the end of a session, in threads of this process."""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from support.process import PATIENCE_S
+from xain_participant import Agent
+
+
+async def ends_of(agents: Sequence[Agent]) -> list[int]:
+    """Exit statuses of agents, each of which has a thread until it has ended."""
+    # asyncio's own pool has too few for seven agents on two processors.
+    threads, loop = ThreadPoolExecutor(len(agents)), asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            return await asyncio.gather(*(loop.run_in_executor(threads, a.run) for a in agents))
+    finally:
+        for agent in agents:
+            agent.stop()  # in a test that fails they would go on
+        threads.shutdown(wait=False)
