@@ -432,7 +432,7 @@ def test_spoilt_table_is_read_as_it_was_meant_or_told_of(
         settings = typed(each)
         for setting in settings:
             if not is_of_participant(setting):
-                load(CoordinatorConfig, overrides=setting)
+                load(CoordinatorConfig, overrides={"workload.name": "sgd"} | setting)
                 continue
             # Some are needed beside the first one.
             for tried in (setting, settings[0] | setting):
