@@ -8,6 +8,7 @@ import sys
 import tomllib
 import unicodedata
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -643,6 +644,29 @@ def test_a_table_with_more_names_than_are_compared_is_refused(tmp_path: Path) ->
     ):
         load_table(tmp_path / "a.csv")
     assert len(load_table(tmp_path / "a.csv", drop=["c0"]).columns) == MAX_COLUMNS
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_classes", "num_rows", "is_taken"),
+    [
+        ("", 20, 20, True),
+        ("", 21, 209, False),
+        ("", 21, 210, True),
+        ("c", 20, 20, True),
+        ("c", 21, 41, False),
+        ("c", 21, 42, True),
+    ],
+)
+def test_target_of_many_labels_is_no_class(
+    tmp_path: Path, kind: str, num_classes: int, num_rows: int, is_taken: bool
+) -> None:
+    """More than 20 numbers in a tenth of the rows, or texts in half of them."""
+    file = tmp_path / "a.csv"
+    lines = [f"{i},{kind}{i % num_classes}" for i in range(num_rows)]
+    file.write_text("\n".join(["x,y", *lines]))
+    with nullcontext() if is_taken else pytest.raises(DataError, match="would be as many classes"):
+        assert len(load_table(file).classes) == num_classes
+    assert load_table(file, classes=[f"{kind}{i}" for i in range(num_classes)]).num_samples
 
 
 @pytest.mark.parametrize("first", [0, 1])
