@@ -33,6 +33,7 @@ VALUES = (
     *("1", "1.5", "true", "a=b"),
     *("a", "sgd", "regression", "bagging", "127.0.0.1", "weighted_average", "category", ","),
     '["a"]',
+    "{}",
 )
 # A string that tells what to type, and is not made by hint().
 HINT = re.compile(r"\b(set|add|try|give|use) (--[a-z]|\[[a-z]+\] |[a-z_]+\.[a-z_.]+ = )", re.I)

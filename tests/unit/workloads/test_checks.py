@@ -1,5 +1,6 @@
 """Mistakes in the data of one site are named with site and column; honest data have none."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -179,6 +180,7 @@ def test_mistake_at_one_site_is_named_with_site_and_column(
     given["south"] = values, spoil(values, outcome)
     findings = [one for one in found(given) if one.check == name]
     assert ("south", where) in [(one.site, one.column) for one in findings], findings
+    assert all(map(tells_what_to_do, findings)), findings
     if number > 2:
         assert {one.site for one in findings} == {"south"}
 
@@ -194,6 +196,31 @@ def test_mistake_at_all_sites_is_named_with_the_column(
         given[site] = values, spoil(values, outcome)
     findings = [one for one in found(given) if one.level != "note"]
     assert [(one.check, one.column) for one in findings] == [(name, where)]
+    assert all(map(tells_what_to_do, findings)), findings
+
+
+def tells_what_to_do(finding: Finding) -> bool:
+    """Whether a person is told what to type, or to look at the file; a question is answered."""
+    text = str(finding)
+    if "?" in text and not re.search(r"\? If so, set \S", text):
+        return False
+    return finding.level == "note" or bool(finding.fix) or "correct" in text or "look" in text
+
+
+@pytest.mark.parametrize("number", [2, 4])
+def test_categories_in_another_language_are_replaced_all_at_once(number: int) -> None:
+    """The setting has all pairs, guessed where only one category begins with the same letter."""
+    given = sites(number)
+    values, outcome = given["south"]
+    given["south"] = values, names("sex", male="Mann", female="Frau")(values, outcome)
+    names("ward", A="x", B="y", C="z")(values, outcome)
+    told = {
+        one.column: one for one in found(given) if (one.site, one.check) == ("south", "unshared")
+    }
+    pairs = 'set data.replace."sex" = {"Frau" = "female", "Mann" = "male"}'
+    assert told["sex"].fix.startswith(pairs)
+    assert 'data.replace."ward" = {"x" = "NAME", "y" = "NAME", "z" = "NAME"}' in told["ward"].fix
+    assert "others have 'female', 'male'" in told["sex"].text
 
 
 def case_mixes() -> Iterator[tuple[str, dict[str, tuple[Values, NDArray[Any]]]]]:
@@ -297,7 +324,7 @@ def test_finding_tells_no_figure_of_another_site() -> None:
     values["age"] = values["age"] * 365.25
     (finding,) = found({**given, "south": (values, outcome)})
     others = [float(np.median(given[name][0]["age"])) for name in ("north", "east")]
-    assert f"{np.median(values['age']):,.4g}"[:3] in finding.text
+    assert f"{np.median(values['age']):,.0f}"[:2] in finding.text
     assert not any(f"{one:g}" in finding.text.replace("365", "") for one in others)
 
 

@@ -11,6 +11,7 @@ from xain_coordinator.server.inspection_client import MAX_PARTICIPANTS, MAX_ROUN
 from xain_foundation.hints import hint
 from xain_foundation.wheels import pip_install
 from xain_wire.fl import coordinator_pb2, inspection_pb2
+from xain_workloads.checks.findings import told
 
 _MAX_NAMES = 6
 MAX_FINDINGS = 20
@@ -47,9 +48,13 @@ def findings(status: inspection_pb2.GetStatusResponse) -> Table:
         table.add_column(heading, overflow="fold")
     styles = {"refuse": "bold red", "warn": "yellow"}
     for one in status.findings[:MAX_FINDINGS]:
-        told = f"{one.text}; {one.fix}" if one.fix else one.text
         level = Text(clean(one.level), style=styles.get(one.level, "dim"))
-        table.add_row(level, _text(one.participant_id or "all"), _text(one.column), _text(told))
+        table.add_row(
+            level,
+            _text(one.participant_id or "all"),
+            _text(one.column),
+            _text(told(one.text, one.fix)),
+        )
     if (more := len(status.findings) - MAX_FINDINGS) > 0:
         table.add_row("", "", "", Text(f"and {more} more; see status --json", style="dim"))
     return table

@@ -2,14 +2,14 @@
 
 import re
 import unicodedata
-from collections.abc import Iterator
-from json import dumps
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from xain_foundation.hints import hint
 from xain_workloads.checks.findings import Finding, Level
-from xain_workloads.checks.numbers import MIN_ROWS_OF_ID, dropped
+from xain_workloads.checks.fixes import as_numbers, dropped, replaced
+from xain_workloads.checks.numbers import MIN_ROWS_OF_ID
 from xain_workloads.checks.summaries import Categories, Summary
 from xain_workloads.schema import shown
 
@@ -20,6 +20,7 @@ _MARKED = re.compile(rf"[<>~$€£¥]?\s*[-+]?[0-9][0-9.,']*\s*({_UNITS})?", re.
 _NUMBER = re.compile(r"[-+]?[0-9]+([.,][0-9]+)?")
 _TOTALS = frozenset(("total", "totals", "sum", "summe", "gesamt", "all", "subtotal", "grand total"))
 _SHARE_OF_IDS = 0.8
+_PAIRS = 10  # categories in one setting
 
 
 def check_categories(summary: Summary) -> Iterator[Finding]:
@@ -44,12 +45,6 @@ def folded(name: str) -> str:
     return " ".join(re.sub(r"[\s_\-]+", " ", text).strip(" .,;:'\"").split())
 
 
-def _replaced(column: str, old: str, new: str) -> str:
-    return hint(
-        "xain-participant", f'data.replace.{dumps(column)}.{dumps(old)} = "{dumps(new)[1:-1]}"'
-    )
-
-
 def _spellings(summary: Summary, column: Categories) -> Iterator[Finding]:
     groups: dict[str, list[str]] = {}
     for name in column.sites:
@@ -71,8 +66,8 @@ def _spellings(summary: Summary, column: Categories) -> Iterator[Finding]:
 
 def _spelt(summary: Summary, column: Categories, name: str, common: str) -> Iterator[Finding]:
     what = "class" if column.is_target else "category"
-    text = f"{what} {name!r} is {common!r} elsewhere, spelt in another way"
-    fix = _replaced(column.name, name, common)
+    text = f"{what} {name!r} is probably {common!r} of other sites, spelt in another way"
+    fix = replaced(column.name, {name: common})
     for at in column.sites[name][::2]:
         yield Finding("warn", "spelling", summary.names[at], column.name, text, fix)
 
@@ -97,10 +92,24 @@ def _unshared(summary: Summary, column: Categories) -> Iterator[Finding]:
         alone = alone[:1]  # no two sites share anything: said once
     for at in alone:
         names = own[at]
-        text = f"its categories, {shown(names)}, are at no other site"
-        text += "; is it another language or coding?"
-        fix = _replaced(column.name, names[0], "NAME")
+        others = [name for name in column.sites if name not in names]
+        text = (
+            f"its categories, {shown(names)}, are at no other site; others have {shown(others)}."
+            " Are they in another language or coding?"
+        )
+        fix = replaced(column.name, _pairs(names[:_PAIRS], others))
         yield Finding("warn", "unshared", summary.names[at], column.name, text, fix)
+
+
+def _pairs(names: Sequence[str], others: Sequence[str]) -> dict[str, str]:
+    """For each name the only one of the others with its first letter, or else a placeholder."""
+    found = {}
+    for name in names:
+        first = folded(name)[:1]
+        alike = [other for other in others if folded(other)[:1] == first]
+        is_only = len(alike) == 1 and sum(folded(one)[:1] == first for one in names) == 1
+        found[name] = alike[0] if is_only else "NAME"
+    return found
 
 
 def _identifiers(summary: Summary, column: Categories) -> Iterator[Finding]:
@@ -111,8 +120,8 @@ def _identifiers(summary: Summary, column: Categories) -> Iterator[Finding]:
         return
     row = int(np.flatnonzero(each)[0])
     text = (
-        "nearly each row has another text: an id, a name, a date or numbers with marks, of which"
-        " nothing can be learnt as categories"
+        "nearly each row has another text, such as an id, a name, a date or a number with a mark,"
+        " and nothing can be learnt from it as categories"
     )
     site = "" if each.sum() > 1 else summary.names[int(rows[row, 0])]
     yield Finding("warn", "identifier", site, column.name, text, dropped(column.name))
@@ -130,7 +139,8 @@ def _constants(summary: Summary, column: Categories) -> Iterator[Finding]:
         text = f"all rows are {name!r}"
         site = "" if is_everywhere and len(rows) > 1 else summary.names[at]
         level: Level = "warn" if is_everywhere else "note"
-        yield Finding(level, "constant", site, column.name, text, dropped(column.name))
+        fix = dropped(column.name) if is_everywhere else ""
+        yield Finding(level, "constant", site, column.name, text, fix)
 
 
 def _numbers_with_marks(summary: Summary, column: Categories) -> Iterator[Finding]:
@@ -144,7 +154,7 @@ def _numbers_with_marks(summary: Summary, column: Categories) -> Iterator[Findin
     site = "" if len(having) > 1 else summary.names[min(having)]
     text = f"categories such as {example!r} look like numbers with a mark"
     # What a column of text in Parquet or of a declared category needs; the mark itself is found.
-    fix = hint("xain-participant", f'data.types.{dumps(column.name)} = "number"')
+    fix = as_numbers(column.name)
     if example.startswith("<"):
         fix += ", and " + hint("xain-participant", 'data.below_limit = "half"')
     yield Finding("warn", "looks_numeric", site, column.name, text, fix)
@@ -164,5 +174,5 @@ def _odd_classes(summary: Summary) -> Iterator[Finding]:
         odd.setdefault(next(iter(texts)), "is a text among numbers")
     for name, what in sorted(odd.items()):
         at = next(i for i, names in enumerate(summary.classes) if name in names)
-        text = f"class {name!r} {what}; correct these rows or leave them out"
+        text = f"class {name!r} {what}; correct these rows in the file, or leave them out of it"
         yield Finding("warn", "odd_class", summary.names[at], summary.target_name, text)

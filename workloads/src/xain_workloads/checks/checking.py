@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from xain_foundation.hints import hint
 from xain_workloads.checks.categories import check_categories
 from xain_workloads.checks.findings import LEVELS, Finding, Level
+from xain_workloads.checks.fixes import dropped
 from xain_workloads.checks.labels import check_labels
-from xain_workloads.checks.numbers import check_numbers, dropped
+from xain_workloads.checks.numbers import check_numbers
 from xain_workloads.checks.summaries import Categories, Numbers, Summary, summarise
 from xain_workloads.profile import DataProfile
 from xain_workloads.statistics import MIN_KNOWN
@@ -59,15 +60,18 @@ def _untold(summary: Summary) -> Iterator[Finding]:
         more = f" and {len(told) - _NAMED} more sites" if len(told) > _NAMED else ""
         text = (
             f"no site tells anything of its columns, for want of {MIN_KNOWN} rows: they have"
-            f" {', '.join(told[:_NAMED])}{more}. Nothing could be scaled; join sites to larger"
-            " ones, or at every site"
+            f" {', '.join(told[:_NAMED])}{more}. Nothing could be scaled: join sites to larger"
+            " ones, or let every site tell of fewer rows"
         )
         fix = hint("xain-participant", "data.min_known = 1")
         yield Finding("refuse", "untold", "", "", text, fix)
         return
     for at, name in enumerate(summary.names):
         if not summary.has_statistics[at]:
-            text = "it sends no statistics of its columns, so nothing is prepared for any site"
+            text = (
+                "it sends no statistics of its columns, so nothing is prepared for any site;"
+                " install a later version of the participant there"
+            )
             yield Finding("warn", "no_statistics", name, "", text)
         elif summary.num_rows[at] < _SMALL:
             text = f"it has {summary.num_rows[at]} rows"
@@ -88,7 +92,7 @@ def _empty(summary: Summary) -> Iterator[Finding]:
             yield Finding("warn", "empty", site, column.name, text, dropped(column.name))
             continue
         for row in np.flatnonzero(empty & (rows > 0)):
-            text = "it has no value at this site, and others have some"
+            text = "it has no value at this site, and others have some; look for it in the export"
             yield Finding("warn", "empty", summary.names[int(at[row])], column.name, text)
         if not tells.any() and len(summary.names) > 0:
             text = f"no site tells anything of it: fewer than {MIN_KNOWN} values are known at each"

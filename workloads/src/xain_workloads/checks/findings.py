@@ -14,7 +14,8 @@ class Finding:
 
     level: "refuse" makes no model, "warn" and "note" go on.
     check: a name in CHECKS. site: "" for all sites together. column: "" for none in particular.
-    text: of other sites it tells a direction and a ratio, and no figure.
+    text: a sentence without a full stop, or sentences of which the last one is a question; of other
+        sites it tells a direction, a ratio and names of categories, and no figure.
     fix: words of hint() for the participant at the site; "" if there is no setting.
     """
 
@@ -28,7 +29,14 @@ class Finding:
     def __str__(self) -> str:
         where = f"{self.site}: " if self.site else ""
         where += f"column {self.column!r}: " if self.column else ""
-        return f"{where}{self.text}" + (f"; {self.fix}" if self.fix else "")
+        return where + told(self.text, self.fix)
+
+
+def told(text: str, fix: str) -> str:
+    """A finding's text, and what to type, as one sentence or two."""
+    if not fix:
+        return text
+    return f"{text} If so, {fix}" if text.endswith("?") else f"{text}; {fix}"
 
 
 # Level by default, and what is found.

@@ -3,14 +3,13 @@
 import re
 from collections.abc import Iterator, Sequence
 from itertools import permutations
-from json import dumps
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xain_foundation.hints import hint
 from xain_workloads.checks.findings import Finding
-from xain_workloads.checks.numbers import dropped
+from xain_workloads.checks.fixes import dropped, replaced
 from xain_workloads.checks.summaries import Summary
 from xain_workloads.schema import shown
 from xain_workloads.statistics import MAX_ASSOCIATIONS
@@ -52,8 +51,8 @@ def _many_classes(summary: Summary) -> Iterator[Finding]:
     if not all(name.lstrip("-").replace(".", "", 1).isdecimal() for name in classes):
         return
     text = (
-        f"the target has {len(classes)} different numbers in {rows} rows, taken for classes; is it"
-        " a quantity, or not the target?"
+        f"the target has {len(classes)} different numbers in {rows} rows, taken for classes, too"
+        " few of each; name the right column, [data] target, if it is another. Is it a quantity?"
     )
     fix = hint("xain-participant", 'data.task = "regression"')
     yield Finding("refuse", "many_classes", "", summary.target_name, text, fix)
@@ -72,6 +71,7 @@ def _lone_classes(summary: Summary) -> Iterator[Finding]:
         rows = list(told.get(name, ()))
         text = f"class {name!r} is at this site only"
         if len(sites) == 1:
+            text += "; correct these rows if it is another name of a class, or an error"
             yield Finding("warn", "lone_class", summary.names[sites[0]], summary.target_name, text)
         elif len(rows) == 2 and rows[1] >= 20 and tells == len(summary.names):
             text += ", but for fewer than five rows at others"
@@ -138,15 +138,15 @@ def _leaks(summary: Summary) -> Iterator[Finding]:
         what = f"r = {strength:.3f}" if is_number else f"AUC {0.5 + strength / 2:.3f}"
         if everywhere or here:
             text = (
-                f"it alone predicts the target ({what}); is it known when the prediction is to be"
-                " made, or is it the target in other words?"
+                f"it alone predicts the target ({what}). Is it the target in other words, or"
+                " not yet known when a prediction is to be made?"
             )
             site = "" if everywhere and len(summary.names) > 1 else summary.names[at]
             yield Finding("warn", "leak", site, name, text, dropped(name))
         elif not is_number and _FOLLOW_UP.fullmatch(name.lower()) and strength >= 2 * _GOES_WITH:
             text = (
-                f"it goes with the target ({what}) and is called like a time of follow-up, which is"
-                " known only after the outcome"
+                f"it goes with the target ({what}) and is called like a time of follow-up. Is it"
+                " known only after the outcome?"
             )
             site = "" if len(summary.names) > 1 else summary.names[at]
             yield Finding("warn", "follow_up", site, name, text, dropped(name))
@@ -195,20 +195,10 @@ def _reversed(summary: Summary) -> Iterator[Finding]:
         one, two = (classes[i] for i, j in enumerate(best) if i != j)
         text = (
             f"columns go with the classes {one!r} and {two!r} as they go with the other of the two"
-            " at other sites; do these labels mean the opposite here?"
+            " at other sites. Do these labels mean the opposite here?"
         )
-        fix = _exchanged(summary.target_name, one, two)
+        fix = replaced(summary.target_name, {one: two, two: one})
         yield Finding("warn", "reversed_labels", summary.names[at], summary.target_name, text, fix)
-
-
-def _exchanged(target: str, one: str, two: str) -> str:
-    return (
-        hint(
-            "xain-participant",
-            f'data.replace.{dumps(target)}.{dumps(one)} = "{dumps(two)[1:-1]}"',
-        )
-        + " and the reverse"
-    )
 
 
 def _is_swap(order: tuple[int, ...]) -> bool:

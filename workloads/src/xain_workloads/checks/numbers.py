@@ -1,24 +1,39 @@
 """Checks of columns of numbers, and of a target of numbers."""
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isclose
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xain_foundation.hints import hint
 from xain_workloads.checks.findings import Finding, Level
+from xain_workloads.checks.fixes import dropped, missing_in, moved, multiplied
 from xain_workloads.checks.summaries import CODES, Numbers, Summary
 from xain_workloads.statistics import MIN_BUCKET
 
 Array = NDArray[np.float64]
 
-# Ratios of units that people mix up: inches, weeks, tens, months, minutes, cents, years, thousands;
-# pounds, kilocalories, and the units of glucose, cholesterol and creatinine.
-RATIOS: tuple[float, ...] = (2.54, 7, 10, 12, 30.44, 60, 100, 365.25, 1000, 1e4, 1e6)
-RATIOS += (2.2046, 4.184, 18.02, 38.67, 88.4)
+# Ratios of units that people mix up: the unit of the larger numbers, and that of the smaller ones.
+UNITS: Mapping[float, tuple[str, str]] = {
+    2.2046: ("pounds", "kilograms"),
+    2.54: ("centimetres", "inches"),
+    4.184: ("kilojoules", "kilocalories"),
+    7: ("days", "weeks"),
+    10: ("millimetres", "centimetres"),
+    12: ("months", "years"),
+    18.02: ("mg/dl", "mmol/l of glucose"),
+    30.44: ("days", "months"),
+    38.67: ("mg/dl", "mmol/l of cholesterol"),
+    60: ("minutes", "hours"),
+    88.4: ("µmol/l", "mg/dl of creatinine"),
+    100: ("cents", "euros"),
+    365.25: ("days", "years"),
+    1000: ("grams", "kilograms"),
+    1e4: ("", ""),
+    1e6: ("", ""),
+}
+RATIOS = tuple(UNITS)
 # In spreads, and in ratios. Tuned on real tables in which nothing is wrong, divided at random and
 # by a column; benchmarks/real_tables.py repeats it.
 _FAR = 3.0  # of distributions that a ratio of units explains
@@ -75,18 +90,9 @@ def check_numbers(summary: Summary) -> Iterator[Finding]:
             yield from _constants(summary, column, table, told)
 
 
-def _factor(column: str, ratio: float) -> str:
-    return hint("xain-participant", f"data.factors.{json.dumps(column)} = {ratio:.6g}")
-
-
-def dropped(column: str) -> str:
-    """The setting that leaves a column out."""
-    return hint("xain-participant", f"data.drop = [{json.dumps(column)}]")
-
-
 def figure(value: float) -> str:
-    """A number for a message."""
-    return f"{value:,.0f}" if 1e5 <= abs(value) < 1e12 else f"{value:,.4g}"
+    """A number for a message, with four digits, or with those before the point."""
+    return f"{value:,.0f}" if 1e3 <= abs(value) < 1e12 else f"{value:.4g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,29 +272,31 @@ def _coded(own: _Values, others: _Values) -> tuple[str, float] | None:
 
 
 def _unit(column: Numbers, site: str, ratio: float, own: str) -> Finding:
-    name = column.name
-    times, more = (ratio, "times") if ratio >= 1 else (1 / ratio, "smaller than")
-    what = "values of the target" if column.is_target else "values"
-    of = "those of the other sites"
-    told = (
-        f"about {figure(times)} times {of}"
-        if more == "times"
-        else f"about a {figure(times)}th of {of}"
+    is_larger = ratio >= 1
+    ratio = ratio if is_larger else 1 / ratio
+    shown = f"{ratio:,g}" if ratio in UNITS else figure(ratio)
+    times = f"{shown} times" if is_larger else f"1/{shown} of"
+    here, elsewhere = UNITS.get(ratio, ("", ""))[:: 1 if is_larger else -1]
+    probably = f", as {here} are to {elsewhere}" if here else ""
+    text = (
+        f"{_values_of(column)} are about {times} those of the other sites{probably}; {own}. Are"
+        " they in another unit?"
     )
-    text = f"{what} are {told}; {own}. Is it another unit?"
-    return Finding("warn", "units", site, name, text, _factor(name, 1 / ratio))
+    fix = multiplied(column.name, 1 / ratio if is_larger else ratio)
+    return Finding("warn", "units", site, column.name, text, fix)
 
 
 def _shifted(column: Numbers, site: str, shift: float, spreads: float, own: str) -> Finding:
-    name = column.name
-    what = "values of the target" if column.is_target else "values"
     side = "above" if shift > 0 else "below"
     text = (
-        f"{what} are about {abs(spreads):.1f} spreads {side} those of the other sites; {own}. Is it"
-        " another unit, or an instrument that is off?"
+        f"{_values_of(column)} are about {abs(spreads):.1f} standard deviations {side} those of the"
+        f" other sites; {own}. Are they in another unit, or is an instrument off?"
     )
-    fix = hint("xain-participant", f"data.offsets.{json.dumps(name)} = {-shift:.6g}")
-    return Finding("warn", "offset", site, name, text, fix)
+    return Finding("warn", "offset", site, column.name, text, moved(column.name, -shift))
+
+
+def _values_of(column: Numbers) -> str:
+    return "values of the target" if column.is_target else "values"
 
 
 def _lone_masses(
@@ -320,10 +328,13 @@ def _lone_masses(
         code = min(CODES, key=lambda one: abs(one - value))
         needed = _GAP if is_exact else _GAP_OF_ESTIMATE
         is_code = (is_exact or is_negative) and isclose(value, code, rel_tol=0.05) and gap > needed
-        cells = f"about {max(round(rows), 1)} of its {int(count)} values"
+        cells = f"about {max(round(rows), 1)} of {int(count)} values"
+        are = "is" if rows < 1.5 else "are"
         if is_code and rows < 0.45 * count and not column.is_target:
-            text = f"{cells} are {code:g}, apart from the others; do they stand for missing ones?"
-            fix = hint("xain-participant", f'data.missing_in.{json.dumps(name)} = ["{code:g}"]')
+            text = (
+                f"{cells} {are} {code:g}, far from the others. Does it stand for a missing value?"
+            )
+            fix = missing_in(name, f"{code:g}")
             yield Finding("warn", "sentinel", site, name, text, fix)
             continue
         furthest = float(two[1] if reach[row] != two[1] or two[0] == two[1] else two[0])
@@ -339,14 +350,13 @@ def _lone_masses(
             least = max(_OUTLIER_RATIO * furthest, _OUTLIER * spread)
             is_out = reach[row] > least and gap > _GAP
         if is_out:
-            are = "is" if rows < 1.5 else "are"
-            text = f"{cells} {are} about {figure(value)}, far outside all others"
-            fix = "correct the file"
             # The value is an estimate: a cell of three digits is met, another one is not.
-            if isclose(value, float(short := f"{value:.3g}"), rel_tol=1e-4):
-                fix += ", or " + hint(
-                    "xain-participant", f'data.missing_in.{json.dumps(name)} = ["{short}"]'
-                )
+            short = float(f"{value:.3g}")
+            is_met = isclose(value, short, rel_tol=1e-4)
+            value = short if is_met else value
+            text = f"{cells} {are} about {figure(value)}, far outside all others; correct the file"
+            text += ", or take it for a missing value" if is_met else ""
+            fix = missing_in(name, f"{value:.15g}") if is_met else ""
             yield Finding("warn", "outlier", site, name, text, fix)
 
 
@@ -366,8 +376,8 @@ def _identifiers(summary: Summary, column: Numbers, table: dict[str, Array]) -> 
     if not (_is_called_id(column.name) or is_close.all() or is_even):
         return
     site = "" if each.sum() > 1 else summary.names[int(table["site"][each][0])]
-    what = "They number the rows" if is_close.all() else "It looks like an id"
-    text = f"all values are whole and differ. {what}, of which nothing can be learnt"
+    what = "they number the rows" if is_close.all() else "the column looks like an id"
+    text = f"all values are whole and differ: {what}, and nothing can be learnt from them"
     yield Finding("warn", "identifier", site, column.name, text, dropped(column.name))
 
 
@@ -390,4 +400,5 @@ def _constants(
         site = "" if is_of_all else summary.names[int(table["site"][row])]
         text = f"all values are {figure(float(table['mean'][row]))}"
         level: Level = "warn" if is_everywhere else "note"
-        yield Finding(level, "constant", site, column.name, text, dropped(column.name))
+        fix = dropped(column.name) if is_everywhere else ""
+        yield Finding(level, "constant", site, column.name, text, fix)
