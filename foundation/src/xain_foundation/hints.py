@@ -1,5 +1,6 @@
 """Hints of error messages: what a user may type so that the error does not come again."""
 
+import json
 import re
 from typing import Final, Literal
 
@@ -31,6 +32,11 @@ def hint(program: Program, typed: str) -> str:
     # Also read by setting_of().
     flag = typed.replace(" = ", "=", 1).replace('"', "'")
     return f'set {typed} (--set "{flag}")'
+
+
+def quoted(text: str) -> str:
+    """A text, or the name of a key, as TOML has it."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def setting_of(words: str) -> str:

@@ -19,7 +19,7 @@ import pytest
 
 from support.stata_files import write_stata
 from support.workbooks import write_workbook
-from xain_foundation.hints import hint, setting_of
+from xain_foundation.hints import hint, quoted, setting_of
 from xain_foundation.settings import load
 from xain_participant.config import DataSettings, ParticipantConfig
 from xain_participant.fixes import with_fixes
@@ -27,7 +27,7 @@ from xain_workloads.data import BUNDLED, load_rows, load_table
 from xain_workloads.errors import DataError
 from xain_workloads.preprocessing import PreprocessingOptions, fit
 from xain_workloads.reading.dialect import Dialect
-from xain_workloads.reading.errors import DoesNotFit, quoted
+from xain_workloads.reading.errors import DoesNotFit
 from xain_workloads.schema import MAX_COLUMNS
 from xain_workloads.table import Table
 

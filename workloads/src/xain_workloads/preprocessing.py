@@ -6,7 +6,6 @@ Dataset are, in this order: all number columns, the indicators of missing number
 categories of each category column as zeros and ones (one-hot).
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from xain_foundation.hints import hint
+from xain_foundation.hints import hint, quoted
 from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError
 from xain_workloads.options import require_choice, require_range
@@ -387,7 +386,7 @@ def prepare(
                 raise DataError(
                     f"column {column.name!r} is a category, and the model has no preprocessing,"
                     " because a participant sent no statistics; leave the column out, "
-                    + hint("xain-participant", f"data.drop = [{json.dumps(column.name)}]")
+                    + hint("xain-participant", f"data.drop = [{quoted(column.name)}]")
                     + ", or see the coordinator's warning no_preprocessing"
                 )
         return table.to_dataset()

@@ -1,11 +1,10 @@
 """The schema of a table: names, types and units of its columns, and its target. Never rows."""
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from xain_foundation.hints import hint
+from xain_foundation.hints import hint, quoted
 from xain_workloads.errors import DataError
 
 ColumnType = Literal["number", "category"]
@@ -52,11 +51,6 @@ class Schema:
 
 
 OPEN_SCHEMA = Schema()  # leaves everything to the first participant
-
-
-def quoted(name: str) -> str:
-    """A name as a key or a text of TOML."""
-    return json.dumps(name)
 
 
 def check_names(columns: Sequence[Column]) -> None:
@@ -125,17 +119,13 @@ def match(schema: Schema, columns: Sequence[Column]) -> None:
             raise DataError(
                 f"column {column.name!r} is of type {column.type!r}, in the session's schema of"
                 f" type {expected.type!r}; correct its values, or "
-                + hint(
-                    "xain-participant", f'data.types.{json.dumps(column.name)} = "{expected.type}"'
-                )
+                + hint("xain-participant", f'data.types.{quoted(column.name)} = "{expected.type}"')
             )
         if column.unit and expected.unit and column.unit != expected.unit:
             raise DataError(
                 f"column {column.name!r} is in the unit {column.unit!r}, in the session's schema in"
                 f" {expected.unit!r}; convert its values and "
-                + hint(
-                    "xain-participant", f'data.units.{json.dumps(column.name)} = "{expected.unit}"'
-                )
+                + hint("xain-participant", f'data.units.{quoted(column.name)} = "{expected.unit}"')
             )
     if not names & known.keys():
         raise DataError("no column of the data is in the session's schema")

@@ -4,7 +4,6 @@ A table is what a file holds. A Dataset, which a workload trains on, is a matrix
 gaps: a table becomes one by preprocessing, or by to_dataset() if nothing has to be done.
 """
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from xain_foundation.hints import hint
+from xain_foundation.hints import hint, quoted
 from xain_workloads.dataset import Dataset, Target, Task
 from xain_workloads.errors import DataError
 from xain_workloads.profile import DataProfile, sort_classes
@@ -175,14 +174,14 @@ class Table:
                 raise DataError(
                     f"{self.origin}: column {column.name!r}, row {row + 1}: {cell!r} is not a"
                     " number, the column is a category; correct the value, or leave the column"
-                    " out: " + hint("xain-participant", f"data.drop = [{json.dumps(column.name)}]")
+                    " out: " + hint("xain-participant", f"data.drop = [{quoted(column.name)}]")
                 )
             if np.isnan(values).any():
                 row = int(np.flatnonzero(np.isnan(values))[0])
                 raise DataError(
                     f"{self.origin}: column {column.name!r}, row {row + 1}: the value is missing;"
                     " fill it in, or leave the column out: "
-                    + hint("xain-participant", f"data.drop = [{json.dumps(column.name)}]")
+                    + hint("xain-participant", f"data.drop = [{quoted(column.name)}]")
                 )
         names = tuple(column.name for column in self.columns)
         features = np.column_stack([self.values[name] for name in names])

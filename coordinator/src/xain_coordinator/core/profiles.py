@@ -14,11 +14,11 @@ from typing import Any
 
 from xain_coordinator.core.errors import ProfileMismatch
 from xain_coordinator.core.values import DataProfile, Schema
-from xain_foundation.hints import hint
+from xain_foundation.hints import hint, quoted
 from xain_workloads.errors import DataError
 from xain_workloads.profile import MAX_CLASS_NAMES_BYTES, MAX_CLASSES, sort_classes
 from xain_workloads.profile import check_profile as check_alone
-from xain_workloads.schema import EMPTY, match, quoted, shown
+from xain_workloads.schema import EMPTY, match, shown
 from xain_workloads.statistics import from_json
 
 MAX_WEIGHTS = 100_000_000  # features times classes

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xain_foundation.hints import hint
+from xain_foundation.hints import hint, quoted
 from xain_workloads.dataset import Target, Task
 from xain_workloads.names import class_name
 from xain_workloads.reading import dates, marks
 from xain_workloads.reading.dialect import Dialect
-from xain_workloads.reading.errors import DoesNotFit, Problem, cells, quoted
+from xain_workloads.reading.errors import DoesNotFit, Problem, cells
 from xain_workloads.schema import Column, ColumnType
 
 Values = NDArray[Any]

@@ -1,6 +1,5 @@
 """Problems of a user's file, as sentences of ours with the settings that mend them."""
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -44,11 +43,6 @@ class DoesNotFit(DataError):
     def fixes(self) -> tuple[str, ...]:
         """The settings that mend all problems that settings can mend."""
         return tuple(fix for problem in self.problems for fix in problem.fixes)
-
-
-def quoted(text: str) -> str:
-    """A text or a key as TOML has it."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def cells(name: str, values: Mapping[str, int]) -> str:
