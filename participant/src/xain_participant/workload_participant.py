@@ -20,6 +20,7 @@ from xain_workloads.profile import DataProfile
 from xain_workloads.statistics import MIN_CATEGORY_COUNT, MIN_KNOWN
 from xain_workloads.supervised import cause_of_divergence
 from xain_workloads.table import Table
+from xain_workloads.unlike_model import unlike_columns
 from xain_workloads.workload import Workload, from_metadata
 
 log = get_logger(__name__)
@@ -211,6 +212,8 @@ class WorkloadParticipant(Participant):
                     "correct them, or let them count: "
                     + hint("xain-coordinator", "workload.preprocessing.clip = 0"),
                 )
+            for message in unlike_columns(self._metadata, self._data):
+                log.warning("unlike_the_model", message=message)
             self._prepared = text, data, test
         return self._prepared[1:]
 
