@@ -37,11 +37,12 @@ def unlike_columns(metadata: Mapping[str, str], table: Table) -> Iterator[str]:
             others = [one for one in values.tolist() if one not in column.categories]
             names = sorted({one for one in others if isinstance(one, str)})
             if names and len(others) / len(values) > column.unknown + _UNKNOWN:
-                replaced = f'data.replace.{dumps(column.name, ensure_ascii=False)}.NAME = "NAME"'
+                name = dumps(column.name, ensure_ascii=False)
+                replace = hint("xain-participant", f'data.replace.{name}.NAME = "NAME"')
                 yield (
                     f"column {column.name!r}: {len(others)} of {len(values)} values are unknown to"
                     f" the model, which knows {shown(column.categories, 10)}, and not"
-                    f" {shown(names)}; {hint('xain-participant', replaced)}"
+                    f" {shown(names)}; {replace}"
                 )
         elif column.scale != Scale() and not preprocessing.is_per_site and values.dtype.kind == "f":
             known = values[~np.isnan(values)]
@@ -50,11 +51,12 @@ def unlike_columns(metadata: Mapping[str, str], table: Table) -> Iterator[str]:
             middle = float(np.median(known))
             spreads = (middle - column.scale.center) / column.scale.scale
             if abs(spreads) > _SPREADS:
-                factor = f"data.factors.{dumps(column.name, ensure_ascii=False)} = N"
+                name = dumps(column.name, ensure_ascii=False)
+                factor = hint("xain-participant", f"data.factors.{name} = N")
                 side = "above" if spreads > 0 else "below"
                 yield (
                     f"column {column.name!r}: its median, {middle:.4g}, is {abs(spreads):.1f}"
                     f" spreads {side} the mean of the rows that the model was made from,"
                     f" {column.scale.center:.4g}. If it is another unit,"
-                    f" {hint('xain-participant', factor)}"
+                    f" {factor}"
                 )
