@@ -13,12 +13,7 @@ from xain_workloads.errors import NoData
 from xain_workloads.profile import DataProfile, check_profile
 from xain_workloads.reading.dialect import Dialect
 from xain_workloads.schema import MAX_COLUMNS, shown
-from xain_workloads.statistics import (
-    MIN_KNOWN,
-    CategoryStatistics,
-    ColumnStatistics,
-    from_json,
-)
+from xain_workloads.statistics import CategoryStatistics, ColumnStatistics, from_json
 from xain_workloads.table import Table
 
 _HELD_OUT = "rows that are held out"
@@ -125,7 +120,7 @@ def _told(known: ColumnStatistics | None, least: int) -> str:
         return "nothing"
     if not isinstance(known, CategoryStatistics):
         if not known.moments.count:
-            return f"nothing, fewer than {MIN_KNOWN} of them are known"
+            return "nothing, fewer than data.min_known of them are known"
         values = [f"{value:.4g}" for value, _ in known.buckets]
         some = values if len(values) <= _SHOWN_STEPS else [*values[:3], "...", *values[-3:]]
         spread = known.moments.variance**0.5

@@ -36,6 +36,8 @@ def test_inspect_shows_what_leaves_and_what_the_site_alone_can_see(patients: Pat
     assert "warn: column 'nr': all values are whole and differ" in text
     sent = json.loads(CliRunner().invoke(app, [*flags, "--json"]).output)
     assert sent["num_samples"] == 48
+    few = CliRunner().invoke(app, [*flags, "--set", "data.min_known=61"]).output
+    assert "nothing, fewer than data.min_known of them are known" in few
     assert [one["name"] for one in sent["statistics"]["columns"]] == ["nr", "age", "sex"]
 
 
