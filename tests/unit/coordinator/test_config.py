@@ -637,7 +637,7 @@ def test_number_of_stages_follows_from_the_workload() -> None:
     [
         ("", "workload.name=gpt", 'workload.name is "gpt"; it must be one of: '),
         ("", "workload.options.eta0=1", "workload.options | without workload.name nothing would"),
-        (SGD, "workload.options.eta0=-1", "workload.options.eta0 is -1; it must be above 0"),
+        (SGD, "workload.options.eta0=-1", "workload.options.eta0 is -1; it must be at least 0"),
         (SGD, "workload.options.eta0=fast", "workload.options.eta0 | it must be of type float"),
         (SGD, "workload.options.eta=1", "workload.options | unknown option 'eta' | known: alpha,"),
         (

@@ -22,6 +22,7 @@ from xain_workloads.sgd import LEARNING_RATES, LOSSES, PENALTIES
 from xain_workloads.workload import (
     Workload,
     create,
+    evaluate,
     fit_centralised,
     from_metadata,
     known_workloads,
@@ -122,7 +123,6 @@ def test_participants_of_earlier_versions_know_the_options_of_federated_models()
         "alpha",
         "dtype",
         "epsilon",
-        "eta0",
         "fit_intercept",
         "l1_ratio",
         "learning_rate",
@@ -165,7 +165,7 @@ def test_hostile_metadata_are_refused(metadata: dict[str, str], complaint: str) 
         ({"task": "regression", "loss": "log_loss"}, "loss is 'log_loss'"),
         ({"penalty": "l3"}, "penalty is 'l3'"),
         ({"learning_rate": "adaptive"}, "learning_rate is 'adaptive'"),
-        ({"eta0": 0}, "eta0 is 0.0; it must be above 0"),
+        ({"eta0": -1}, "eta0 is -1.0; it must be at least 0"),
         ({"eta0": "0.1"}, "eta0 is '0.1'; it must be of type float"),
         ({"eta0": True}, "eta0 is True; it must be of type float"),
         ({"eta0": 10**400}, "eta0 is too large a number"),
@@ -334,6 +334,19 @@ def test_classes_missing_locally_keep_their_rows(digits: Dataset, local: list[st
     for code, name in enumerate("0123456789"):
         # A class that is not there can only be pushed away.
         assert (arrays["intercept"][code] < 0) or name in local
+
+
+@pytest.mark.parametrize("loss", ["squared_error", "squared_epsilon_insensitive"])
+def test_default_step_is_safe_for_any_number_of_columns(loss: str) -> None:
+    """A step of 0.01, the default for narrow tables, diverges with some hundreds of columns."""
+    chance = np.random.default_rng(0)
+    features = chance.normal(size=(600, 400))
+    data = from_arrays(features, features @ chance.normal(size=400), task="regression")
+    options = {"task": "regression", "loss": loss}
+    with pytest.raises(Diverged):
+        fit_centralised(create("sgd", {**options, "eta0": 0.01}), data, epochs=10, seed=0)
+    model = fit_centralised(create("sgd", options), data, epochs=10, seed=0)
+    assert evaluate(model, data)["r2"] > 0.95
 
 
 @pytest.mark.parametrize("eta0", [0.3, 10.0, 1e6, 1e300])

@@ -56,6 +56,14 @@ LOSSES: Mapping[str, tuple[str, ...]] = {
 }
 PENALTIES = ("l2", "l1", "elasticnet", "none")
 MODES = ("federated", "gradient")
+DEFAULT_ETA0 = 0.01
+# Largest second derivatives by the score, of the losses whose derivative has no bound. A step that
+# is longer than the inverse, divided by the squares of a row, goes beyond the row's minimum.
+_CURVATURES: Mapping[str, float] = {
+    "squared_error": 1.0,
+    "squared_epsilon_insensitive": 2.0,
+    "squared_hinge": 2.0,
+}
 # Without "adaptive", which watches one long fit and cannot look across rounds.
 LEARNING_RATES = ("constant", "invscaling", "optimal")
 
@@ -69,6 +77,7 @@ class SgdOptions:
     penalty, alpha, l1_ratio: the regulariser, its weight, and the share of L1 in "elasticnet".
     learning_rate, eta0, power_t: the step at the t-th row that a participant sees is eta0
         ("constant"), eta0 / t**power_t ("invscaling") or 1 / (alpha * (t0 + t)) ("optimal").
+        eta0 = 0: DEFAULT_ETA0, or what is safe for the rows of the site; see safe_step().
     epsilon: width of the insensitive zone; for regression losses that have one.
     dtype: of the weights between participants, "float32" or "float64". Training is in float64.
     mode: "federated" trains locally; "gradient" sends the gradient of the regularised loss. There
@@ -84,7 +93,7 @@ class SgdOptions:
     alpha: float = 1e-4
     l1_ratio: float = 0.15
     learning_rate: str = "constant"
-    eta0: float = 0.01
+    eta0: float = 0.0
     power_t: float = 0.25
     epsilon: float = 0.1
     fit_intercept: bool = True
@@ -108,7 +117,7 @@ class SgdOptions:
         if self.learning_rate == "optimal" and self.alpha == 0:
             raise ValueError("alpha is 0; learning_rate 'optimal' divides by it")
         require_range("l1_ratio", self.l1_ratio, at_least=0, at_most=1)
-        require_range("eta0", self.eta0, above=0)
+        require_range("eta0", self.eta0, at_least=0)
         require_range("power_t", self.power_t, at_least=0)
         require_range("epsilon", self.epsilon, at_least=0)
         require_range("batch_size", self.batch_size, at_least=0)
@@ -156,7 +165,7 @@ class SgdWorkload:
         )
         metadata = {
             "workload": self.name,
-            "options": to_text(self.options, later=("mode", "batch_size")),
+            "options": to_text(self.options, later=("mode", "batch_size", "eta0")),
             "classes": dumps(list(classes)),
         }
         return Model(np.zeros(size_of(layout), dtype=self.options.dtype), layout, metadata)
@@ -183,7 +192,8 @@ class SgdWorkload:
                 model, (coef, intercept), features, target, scale, data.num_samples
             )
 
-        estimator = self._estimator(classes, coef, intercept)
+        eta0 = self.options.eta0 or safe_step(self.options.loss, data.features)
+        estimator = self._estimator(classes, coef, intercept, eta0)
         # The clock of the learning rate goes on where the rounds before left it, on the supposition
         # that they had as many rows. A float, because scikit-learn's loop takes a C double.
         estimator.t_ = float(epoch_base * data.num_samples + 1)
@@ -333,7 +343,7 @@ class SgdWorkload:
             estimator = LogisticRegression()
             estimator.coef_, estimator.intercept_ = coef, intercept
         else:
-            estimator = self._estimator(classes, coef, intercept)
+            estimator = self._estimator(classes, coef, intercept, self.options.eta0 or DEFAULT_ETA0)
         if classes:
             estimator.classes_ = np.array(classes, dtype=np.str_)
         estimator.n_features_in_ = coef.shape[1]
@@ -364,7 +374,9 @@ class SgdWorkload:
             np.array(arrays["intercept"], dtype=np.float64),
         )
 
-    def _estimator(self, classes: tuple[str, ...], coef: Array, intercept: Array) -> Any:
+    def _estimator(
+        self, classes: tuple[str, ...], coef: Array, intercept: Array, eta0: float
+    ) -> Any:
         """An estimator in the state that partial_fit() would have left it in with these weights."""
         # Here, because a coordinator, which never trains, need not have it.
         from sklearn.linear_model import SGDClassifier, SGDRegressor
@@ -376,7 +388,7 @@ class SgdWorkload:
             "alpha": options.alpha,
             "l1_ratio": options.l1_ratio,
             "learning_rate": options.learning_rate,
-            "eta0": options.eta0,
+            "eta0": eta0,
             "power_t": options.power_t,
             "epsilon": options.epsilon,
             "fit_intercept": options.fit_intercept,
@@ -411,11 +423,23 @@ class SgdWorkload:
         if self.options.learning_rate == "optimal":  # it does not use eta0
             settings, advice = f"alpha = {self.options.alpha:g}", "choose another learning_rate"
         else:
-            settings, advice = f"eta0 = {self.options.eta0:g}", "lower eta0"
+            settings, advice = f"eta0 = {self.options.eta0 or DEFAULT_ETA0:g}", "lower eta0"
         return Diverged(
             f"training diverged in epoch {epoch + 1} with learning_rate ="
             f" {self.options.learning_rate!r} and {settings}: {advice}, or scale the data"
         )
+
+
+def safe_step(loss: str, features: Array) -> float:
+    """DEFAULT_ETA0, or the longest step that goes beyond the minimum of no row, if that is shorter.
+
+    features: (n, p), n > 0. With 200 columns of spread 1 the squares of a row sum to 200, and a
+    step of 0.01 turns its error into the opposite one; with more columns it grows.
+    """
+    if loss not in _CURVATURES:
+        return DEFAULT_ETA0
+    squares = float(np.einsum("ij,ij->i", features, features).max()) + 1  # of the intercept
+    return min(DEFAULT_ETA0, 1 / (_CURVATURES[loss] * squares))
 
 
 def _signs(num_scores: int, target: NDArray[Any]) -> Array:

@@ -151,7 +151,7 @@ class WorkloadSettings(Section):
 
 
 def _wrong_option(options: Mapping[str, object], message: str) -> WrongSetting:
-    # Such a message is "eta0 is -1; it must be above 0". Ours begins in the same way, except that
+    # Such a message is "width is -1; it must be above 0". Ours begins in the same way, except that
     # it gives the key in full, and does not show the value if it might be secret.
     option, _, rest = message.partition(" ")
     if option in options and "; " in rest:
