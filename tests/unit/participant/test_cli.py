@@ -112,7 +112,7 @@ def test_inspect_finds_a_cell_far_outside_among_the_rows_that_are_held_out(tmp_p
         (tmp_path / "a.csv").write_text(f"age,outcome\n{rows}")
         result = run("inspect", "--data", str(tmp_path / "a.csv"))
         assert result.exit_code == 0
-        told = "rows that are held out: column 'age': about 1 of its 40 values is about 999,999,"
+        told = "rows that are held out: column 'age': about 1 of 40 values is about 1,000,000,000"
         assert (told in result.output) == is_told, result.output
 
 
