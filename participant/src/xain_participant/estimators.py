@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xain_foundation.durable import make_directory
+from xain_foundation.hints import hint
 from xain_foundation.logger import get_logger
 from xain_participant import sealed
 from xain_workloads.held import digest_of
@@ -99,8 +100,16 @@ class KeptEstimators:
                 # The training goes on, and memory has the estimators.
                 self._log.warning("estimators_not_kept", round=round_, reason=error.strerror)
         elif not self._in_memory:
-            hint = "they end with this process; give it a state directory"
-            self._log.warning("estimators_in_memory", round=round_, hint=hint)
+            self._log.warning(
+                "estimators_in_memory",
+                round=round_,
+                hint="they end with this process, and no model is left of them: "
+                + hint("xain-participant", "--state-dir FOLDER")
+                + " and "
+                + hint("xain-participant", "--serve")
+                + " to answer questions, or let them travel: at the coordinator "
+                + hint("xain-coordinator", "workload.options.publish = true"),
+            )
         with self._lock:
             self._in_memory[digest] = _InMemory(session_id, dict(metadata), kept)
         self._drop_from_memory(session_id, round_)
