@@ -756,6 +756,45 @@ def test_booleans_among_ones_and_zeros_are_numbers_and_none_is_missing(tmp_path:
     np.testing.assert_equal(table.values["smoker"], [1, 0, 1, 0, np.nan, 0])
 
 
+@pytest.mark.parametrize("codes", [["007", "012", "7"], ["01067", "80331", "99084"]])
+def test_digits_with_a_leading_zero_are_no_numbers_unless_declared(
+    codes: list[str], tmp_path: Path
+) -> None:
+    """Neither 007 and 7 become one number, nor is the size of a postcode learnt from."""
+    file = tmp_path / "a.csv"
+    file.write_text("\n".join(["code,y", *(f"{code},{at % 2}" for at, code in enumerate(codes))]))
+    with pytest.raises(DataError, match="digits with a leading zero are rather codes") as told:
+        load_table(file, target="y")
+    assert 'set data.types."code" = "category"' in str(told.value)
+    as_codes = load_table(file, target="y", types={"code": "category"})
+    assert as_codes.values["code"].tolist() == codes
+    as_numbers = load_table(file, target="y", types={"code": "number"})
+    assert as_numbers.values["code"].tolist() == [float(code) for code in codes]
+
+
+@pytest.mark.parametrize("types", [{}, {"icd": "category"}])
+def test_codes_that_are_equal_as_numbers_are_not_joined(
+    types: dict[str, str], tmp_path: Path
+) -> None:
+    """250 and 250.0 are two diagnoses of ICD-9, or one that is written in two ways: a person
+    decides. 250 and 250.1 are two."""
+    file = tmp_path / "a.csv"
+    file.write_text("icd,y\n250,0\nV27,1\nE11,0\nV45,1\n250.0,0\n250.1,1\nV1,0\n")
+    with pytest.raises(DataError, match=r"rows 1, 5: '250', '250.0' would be one"):
+        load_table(file, target="y", types=types)
+    file.write_text(file.read_text().replace("250.0", "V28"))
+    read = load_table(file, target="y", types=types).values["icd"].tolist()
+    assert read == ["250", "V27", "E11", "V45", "V28", "250.1", "V1"]
+
+
+def test_numbers_of_millions_are_no_metres(tmp_path: Path) -> None:
+    """5M is left as it is, and told of by the checks; 5 m is a length."""
+    for cell, is_length in (("5M", False), ("5 m", True)):
+        (file := tmp_path / "a.csv").write_text(f"x,y\n{cell},0\n{cell.replace('5', '7')},1\n")
+        (column,) = load_table(file, target="y").columns
+        assert (column.type == "number") is is_length
+
+
 @pytest.mark.parametrize("stray", ["V10", "45-", "1/2"])
 def test_text_with_digits_among_numbers_is_never_made_missing_by_itself(
     tmp_path: Path, stray: str

@@ -30,6 +30,8 @@ _LIKELY_MISSING = (
 _CODES = (-7.0, -8.0, -9.0, -77.0, -88.0, -99.0, -777.0, -888.0, -999.0, -9999.0, -99999.0)
 _MAX_LISTED = 20  # texts in one setting
 _DIGITS = re.compile(r"[-+]?[\d.,' ]*\d")
+_CODE = re.compile(r"^[-+]?0\d+$")
+_NUMBER = re.compile(r"[-+]?\d+(\.\d*)?")
 _TRUTHS = {"yes": "1", "no": "0"}
 _LIMIT = re.compile(r"[<≤] ?=? ?(?P<limit>\S.*)")
 
@@ -77,12 +79,14 @@ def read_column(
     if texts.null_count == len(texts):
         return _empty(name, kind, len(texts)), dialect
     if kind == "category":
+        _same_codes(name, texts)
         return _made(name, "category", categories(texts.to_pylist())), dialect
     if infer or kind == "number":
         found = _read_numbers(name, texts, kind, dialect)
         if found is not None:
             return found
     _refuse_dates(name, texts, dialect)
+    _same_codes(name, texts)
     return _made(name, "category", categories(texts.to_pylist())), dialect
 
 
@@ -200,6 +204,8 @@ def _read_numbers(
     if not strays:
         if kind is None and dates.are_compact(numbers):
             raise DoesNotFit([_undeclared(name, _first(texts.to_pylist()))])
+        if kind is None and (codes := _codes(texts)):
+            raise DoesNotFit([_leading_zeros(name, codes)])
         return _numbers(name, numbers, kind, dialect), dialect
     values = plain.to_pylist()
     first: dict[str, int] = {}
@@ -251,6 +257,44 @@ def _read_numbers(
     if others:
         problems.append(_strays(name, others, num_known, len(strays), kind))
     raise DoesNotFit(problems)
+
+
+def _codes(texts: Any) -> dict[str, int]:
+    """The first row of each text of digits with a leading zero, such as 007."""
+    from pyarrow import compute
+
+    if not compute.any(compute.match_substring_regex(texts, _CODE.pattern)).as_py():
+        return {}
+    return {text: row for text, row in _first(texts.to_pylist()).items() if _CODE.fullmatch(text)}
+
+
+def _leading_zeros(name: str, first: dict[str, int]) -> Problem:
+    category = hint("xain-participant", f'data.types.{quoted(name)} = "category"')
+    number = hint("xain-participant", f'data.types.{quoted(name)} = "number"')
+    text = (
+        f"{cells(name, first)}: digits with a leading zero are rather codes than numbers;"
+        f" {category}, or {number}"
+    )
+    return Problem(text, (category,))
+
+
+def _same_codes(name: str, texts: Any) -> None:
+    """Raise DoesNotFit if two texts such as 250 and 250.0 would be one category."""
+    from pyarrow import compute
+
+    spellings: dict[str, list[str]] = {}
+    for text in compute.unique(texts).to_pylist():
+        if text is not None and _NUMBER.fullmatch(text):
+            spellings.setdefault(class_name(text), []).append(text)
+    alike = next((found for found in spellings.values() if len(found) > 1), None)
+    if alike is not None:
+        first = _first(texts.to_pylist())
+        text = (
+            f"{cells(name, {text: first[text] for text in alike})} would be one category; write"
+            " them alike in the file or, if they are two codes, write a letter in front of all"
+            " codes of the column, at all sites"
+        )
+        raise DoesNotFit([Problem(text)])
 
 
 def _array(values: Sequence[str | None]) -> Any:

@@ -40,7 +40,8 @@ _MARKED = re.compile(
 def mark_of(text: str) -> str:
     """The currency, "%" or unit beside a number; "" if the text is not a number with one."""
     found = _MARKED.fullmatch(text)
-    return "" if found is None else found["before"] or found["after"]
+    mark = "" if found is None else found["before"] or found["after"]
+    return "" if mark == "M" else mark  # millions, months or men rather than metres
 
 
 def without_mark(texts: Any, mark: str) -> Any:
