@@ -59,10 +59,12 @@ async def test_site_with_its_target_in_cents_stops_with_the_reason_and_the_other
         for process in (*sites.values(), coordinator):
             await process.end()
     told = sites["cents"].log()
-    assert "column 'price' is the target, and all of its values lie outside of" in told
+    assert "all values of the target 'price' are far from those of the other sites" in told
+    assert "data.factors." in told
     assert "workload.preprocessing.clip = 0" in told
     entries = [json.loads(line) for line in coordinator.log().splitlines()]
     failed = [one for one in entries if one["event"] == "training_failed"]
     assert [one["participant"] for one in failed] == ["cents"]
+    assert failed[0]["reason"].endswith("workload.preprocessing.clip = 0")
     measured = [one["metrics"]["r2"] for one in entries if one["event"] == "model_evaluated"]
     assert measured[-1] > 0.3

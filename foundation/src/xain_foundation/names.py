@@ -36,6 +36,16 @@ def shortened(text: str, most: int = MAX_BYTES) -> str:
     return text if len(text) <= most else f"{text[: most // 2]}... ({len(text)} characters)"
 
 
+def brief(text: str, most: int) -> str:
+    """The beginning of a text, `most` characters at most: whole sentences or parts of one, if there
+    is a full stop, a question mark or a semicolon in its second half."""
+    if len(text) <= most:
+        return text
+    start = text[:most]
+    ends = [start.rfind(mark) for mark in (". ", "? ", "; ")]
+    return start[: max(ends) + 1].rstrip(";") if max(ends) >= most // 2 else start
+
+
 def printable(text: str) -> str:
     """One line for terminals and logs: each control character is replaced by a blank."""
     return "".join(letter if letter.isprintable() else " " for letter in text)

@@ -81,7 +81,7 @@ def test_round_that_is_complete_without_a_participant_did_not_wait_for_it() -> N
 
 def test_reasons_have_a_bound() -> None:
     names = tuple(f"p{i}" for i in range(50))
-    failures = [e.TrainingFailed(name, 0, "E" * 80, "m" * 200) for name in names]
+    failures = [e.TrainingFailed(name, 0, "E" * 80, "m" * 400) for name in names]
     history = session()
     run_round(history, 0, names, (), *failures)
     missing = list(history.rounds[-1].missing.values())

@@ -6,7 +6,9 @@ from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
 from xain_coordinator.core.answers import MAX_KIND, MAX_REASON, MAX_TRACEBACK
+from xain_coordinator.core.history import History
 from xain_coordinator.core.values import Phase, Rules
+from xain_coordinator.core.view import waiting_for
 
 LIMIT = 3
 
@@ -104,6 +106,34 @@ def test_failure_report_is_cut_to_a_bound_and_printable() -> None:
     assert len(failed.message) == MAX_REASON
     assert len(failed.traceback) == MAX_TRACEBACK
     assert failed.message.isprintable()
+
+
+def test_failure_report_is_cut_where_a_sentence_ends() -> None:
+    """Advice of which the end is missing cannot be followed."""
+    bench = opened_round("a", "b", rules=strict(min_participants=2))
+    advice = "The column is in another unit; set data.factors.price = 0.01. "
+    bench.send(c.NoteFailure("a", 0, "DataError", advice * 20))
+    (failed,) = bench.happened(e.TrainingFailed)
+    assert MAX_REASON // 2 < len(failed.message) <= MAX_REASON
+    assert failed.message.endswith("data.factors.price = 0.01.")
+
+
+def test_status_says_who_has_left_after_which_failure_while_others_wait() -> None:
+    bench = opened_round("a", "b", rules=strict(min_participants=2))
+    history = History()
+    fail(bench, "a")
+    bench.leave("a")
+    for event in bench.journal:
+        history.apply(event)
+    told = waiting_for(bench.session, history=history)
+    assert told == (
+        "1 more participant: 1 of 2 connected. a has left. Its last failure: round 0: failed: "
+        "TypeError: no columns."
+    )
+    bench.join("a")
+    for event in bench.happened(e.ParticipantJoined)[-1:]:
+        history.apply(event)
+    assert "has left" not in waiting_for(bench.session, history=history)
 
 
 # --- participants that hang ---

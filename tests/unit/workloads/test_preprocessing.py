@@ -299,9 +299,10 @@ def test_row_whose_target_is_far_outside_is_not_trained_on() -> None:
         assert trained.target.max() < 100
         assert target_center(model.metadata) == pytest.approx(50, abs=3)
         cents = replace(table, target=100 * target)
-        with pytest.raises(DataError, match="'price' is the target, and all of its values") as told:
+        with pytest.raises(DataError, match="all values of the target 'price'") as told:
             prepare(model.metadata, cents, to_train=True)
         assert "5000" not in str(told.value)
+        assert 'set data.factors."price" = 0.01' in str(told.value).split(". ")[0]
         unlimited = initial_model(workload, [table.profile()], PreprocessingOptions(clip=0))
         assert prepare(unlimited.metadata, cents, to_train=True).num_samples == 300
 

@@ -10,13 +10,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from json import dumps
-from math import isnan, nan
+from math import isclose, isnan, nan
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xain_foundation.hints import hint, quoted
+from xain_workloads.checks.fixes import multiplied
+from xain_workloads.checks.numbers import RATIOS
 from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError
 from xain_workloads.options import require_choice, require_range
@@ -399,14 +401,30 @@ def prepare(
     if len(rows) == data.num_samples:
         return prepared
     if not len(rows):
-        reach = limit * location.scale
-        raise DataError(
-            f"column {data.target_name!r} is the target, and all of its values lie outside of "
-            f"{location.center - reach:g} to {location.center + reach:g}, far from those of the "
-            "other sites: is it in another unit? Correct it, or let it count as it is: "
-            + hint("xain-coordinator", "workload.preprocessing.clip = 0")
-        )
+        raise DataError(_another_unit(data, location.center))
     return replace(prepared, features=prepared.features[rows], target=prepared.target[rows])
+
+
+def _another_unit(data: Table, center: float) -> str:
+    """The message for a site whose targets are all far from the others, its own remedy first.
+
+    Unlike messages of files it quotes no value: it may travel.
+    """
+    name = data.target_name
+    own = float(np.median(np.asarray(data.target, np.float64)))
+    ratio = center / own if own else 0.0
+    known = (each for one in RATIOS for each in (one, 1 / one))
+    factor = next((one for one in known if isclose(one, ratio, rel_tol=0.5)), None)
+    mend = (
+        multiplied(name, factor)
+        if factor
+        else hint("xain-participant", f"data.factors.{quoted(name)} = VALUE")
+    )
+    return (
+        f"all values of the target {name!r} are far from those of the other sites, probably in"
+        f" another unit; {mend}. If they are right, the coordinator can take them as they are: "
+        + hint("xain-coordinator", "workload.preprocessing.clip = 0")
+    )
 
 
 def _column_names(metadata: Mapping[str, str]) -> list[str]:

@@ -195,6 +195,11 @@ class Accounts:
             if not account.num_counted and (account.num_selected or account.missed)
         ]
 
+    def gave_up(self) -> dict[str, str]:
+        """Failures of participants that have left after one, the latest first."""
+        failures = {name: self._of(name).failure for name in reversed(self._departed)}
+        return {name: failure for name, failure in failures.items() if failure}
+
     def _of(self, name: str) -> Account:
         return self.by_name.get(name, _NEW)
 

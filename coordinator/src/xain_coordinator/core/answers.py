@@ -31,12 +31,12 @@ from xain_coordinator.core.values import (
     Task,
     Update,
 )
-from xain_foundation.names import printable
+from xain_foundation.names import brief, printable
 
 # Participants that came after the end, which wait for the next session and are no members.
 MAX_NEWCOMERS = 1000
 CANCELLED = "cancelled by a request"  # cause of the end
-MAX_REASON = 200  # characters of a refusal that are written down
+MAX_REASON = 500  # characters of a refusal that are written down
 # The settings that let a participant in stand at the end of the reason.
 MAX_WHY_NOT_ADMITTED = 2000
 MAX_KIND = 80  # of the type of an exception
@@ -61,7 +61,11 @@ def answer(session: Session, command: c.Command, now: float, pacing: Pacing) -> 
         case c.NoteRefusedParticipant(participant_id, reason):
             if session.phase is Phase.FINISHED or participant_id in session.members:
                 return (), r.Done(), ()
-            return (e.NotAdmitted(participant_id, reason[:MAX_WHY_NOT_ADMITTED]),), r.Done(), ()
+            return (
+                (e.NotAdmitted(participant_id, brief(reason, MAX_WHY_NOT_ADMITTED)),),
+                r.Done(),
+                (),
+            )
         case c.NoteRefusedUpdate():
             return _note_refused(session, command), r.Done(), ()
         case c.NoteFailure():
@@ -96,7 +100,11 @@ def answer(session: Session, command: c.Command, now: float, pacing: Pacing) -> 
             owed = session.evaluation.owed
             if not owed or owed[0].round != round_:
                 raise errors.StaleModel(f"the evaluation of model {round_} is not waited for")
-            return (e.ModelEvaluated(round_, evaluation, now, reason[:MAX_REASON]),), r.Done(), ()
+            return (
+                (e.ModelEvaluated(round_, evaluation, now, brief(reason, MAX_REASON)),),
+                r.Done(),
+                (),
+            )
         case c.RemoveModels(rounds):
             unused = tuple(sorted({*rounds} - models_in_use(session)))
             return ((e.ModelsRemoved(unused),) if unused else ()), r.Done(), ()
@@ -349,7 +357,7 @@ def _note_refused(session: Session, command: c.NoteRefusedUpdate) -> tuple[e.Eve
     num_noted = session.selection.faults_of(participant_id).in_a_row
     if session.rules.refused_limit == 0 and num_noted >= MAX_NOTED:
         return ()
-    refused = e.UpdateRefused(participant_id, command.round, command.reason[:MAX_REASON])
+    refused = e.UpdateRefused(participant_id, command.round, brief(command.reason, MAX_REASON))
     return refused, *_left_out(session, participant_id)
 
 
@@ -367,7 +375,7 @@ def _note_failure(session: Session, command: c.NoteFailure, now: float) -> tuple
         participant_id,
         command.round,
         printable(command.kind)[:MAX_KIND],
-        printable(command.message)[:MAX_REASON],
+        brief(printable(command.message), MAX_REASON),
         command.traceback[:MAX_TRACEBACK],
     )
     if session.rules.start == "request" and _leaves_too_few(session, participant_id):
@@ -393,7 +401,7 @@ def _note_group_broken(session: Session, command: c.NoteGroupBroken) -> tuple[e.
         return ()
     if participant_id in round_.broken or not _is_owed(session, participant_id, command.round):
         return ()
-    reason = printable(command.reason)[:MAX_REASON]
+    reason = brief(printable(command.reason), MAX_REASON)
     return (e.GroupBroken(participant_id, command.round, command.attempt, reason),)
 
 
@@ -426,7 +434,7 @@ def _damaged(session: Session, reasons: Mapping[str, str], now: float) -> Iterat
         reason = reasons.get(update.weights.ref.key)
         if reason is not None:
             yield e.UpdateDamaged(
-                participant_id, round_.number, update.num_samples, reason[:MAX_REASON], now
+                participant_id, round_.number, update.num_samples, brief(reason, MAX_REASON), now
             )
 
 

@@ -26,6 +26,7 @@ from xain_coordinator.core.evaluation import (
 from xain_coordinator.core.keys import model_key
 from xain_coordinator.core.session_warnings import SessionWarnings, Warned
 from xain_coordinator.core.values import Evaluation, GlobalModel, Rules, Tallies, Task
+from xain_foundation.names import brief
 from xain_workloads.tallies import add
 
 # Selected and contributors together, of a round that is over. Its names are for a person to read;
@@ -38,7 +39,7 @@ MAX_DAMAGED = 20
 # Why selected participants did not count: reasons that are kept in full for each round that is
 # over, and their characters. Of the others their kind is kept.
 MAX_REASONS = 20
-MAX_REASON = 120
+MAX_REASON = 240
 
 # [rounds] max_lost_share bounds the share of the samples that so many rounds lose together.
 SHARE_ROUNDS = 3
@@ -241,7 +242,7 @@ class RoundRecord:
         """The record of a round that is over, shortened to be kept."""
         num_missing = Counter(reason.partition(":")[0] for reason in self.missing.values())
         missing = {
-            name: reason[:MAX_REASON] if index < MAX_REASONS else reason.partition(":")[0]
+            name: brief(reason, MAX_REASON) if index < MAX_REASONS else reason.partition(":")[0]
             for index, (name, reason) in enumerate(self.missing.items())
         }
         over = replace(

@@ -11,6 +11,8 @@ from xain_coordinator.core.session import Session
 from xain_coordinator.core.strategy import Strategy, builtin_strategy
 from xain_coordinator.core.values import Phase, Rules, Task
 
+MAX_ABSENT = 3  # participants that are named with what keeps them away
+
 
 def not_eligible_because(session: Session, participant_id: str) -> str:
     """Reason why a participant cannot be selected, for an operator; empty if it can be."""
@@ -97,11 +99,20 @@ def evaluation_warnings(session: Session, history: History) -> list[str]:
     return found
 
 
-def waiting_for(session: Session, trouble: str = "", strategy: Strategy | None = None) -> str:
-    """Condition that the session waits for, as a sentence, and a second sentence if the work that
-    it waits for fails."""
-    if trouble and session.phase is not Phase.FINISHED:
-        return f"{waiting_for(session, strategy=strategy)} {trouble}"
+def waiting_for(
+    session: Session,
+    trouble: str = "",
+    strategy: Strategy | None = None,
+    history: History | None = None,
+) -> str:
+    """Condition that the session waits for, as a sentence, and further ones if the work that it
+    waits for fails, or if those that it waits for have left after a failure or were not let in."""
+    if session.phase is not Phase.FINISHED:
+        told = [waiting_for(session, strategy=strategy)] if trouble or history else []
+        if history is not None and session.members.num_eligible < session.rules.num_required:
+            told += _absent(session, history)
+        if told:
+            return " ".join([*told, trouble]).rstrip()
     rules = session.rules
     connected = session.members.num_eligible
     match session.phase:
@@ -136,6 +147,19 @@ def waiting_for(session: Session, trouble: str = "", strategy: Strategy | None =
             return f"Other participants: no model can be made for these ({session.trouble})."
         case _:
             return "The initial model is being made."
+
+
+def _absent(session: Session, history: History) -> list[str]:
+    """Sentences of the participants that are not there, and why."""
+    left = [
+        f"{name} has left. Its last failure: {failure.removesuffix('.')}."
+        for name, failure in history.accounts.gave_up().items()
+    ]
+    outside = [
+        f"{name} was not let in: {why.removesuffix('.')}."
+        for name, why in reversed([*session.members.not_admitted.items()])
+    ]
+    return [*left[:MAX_ABSENT], *outside[:MAX_ABSENT]]
 
 
 def _evaluations_awaited(session: Session, round_: Round) -> str:

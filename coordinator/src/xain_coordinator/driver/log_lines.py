@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from itertools import islice
 
 import structlog
 
@@ -11,6 +12,7 @@ from xain_coordinator.core.evaluation import together
 from xain_coordinator.core.history import MAX_NAMES_OF_A_ROUND, History
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Evaluation, Task
+from xain_coordinator.core.view import MAX_ABSENT
 from xain_coordinator.ports import Record
 
 log = structlog.get_logger(__name__)
@@ -52,7 +54,10 @@ def log_event(before: Session, session: Session, event: e.DurableEvent, history:
         case e.ParticipantsSelected(number, selected):
             log.info("participants_selected", round=number, **_named(selected))
         case e.RoundPaused(number):
-            log.warning("round_paused", round=number, connected=len(session.members))
+            paused: dict[str, object] = {"connected": len(session.members)}
+            if gave_up := history.accounts.gave_up():
+                paused["left_after_failure"] = dict(islice(gave_up.items(), MAX_ABSENT))
+            log.warning("round_paused", round=number, **paused)
         case e.RoundResumed(number):
             log.info("round_resumed", round=number, connected=len(session.members))
         case e.UpdateAccepted(number, update, staleness):

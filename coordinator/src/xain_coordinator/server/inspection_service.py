@@ -113,7 +113,9 @@ class InspectionService(inspection_grpc.InspectionServicer):
             num_selected=len(round_.selected) if round_ else 0,
             num_updates=len(round_.answers) if round_ else 0,
             cause=session.cause,
-            waiting_for=waiting_for(session, self._trouble(), self._driver.strategy),
+            waiting_for=waiting_for(
+                session, self._trouble(), self._driver.strategy, self._driver.history
+            ),
             session_seconds=session.since if session.phase is Phase.FINISHED else now,
             version=version("xain-coordinator"),
             deadline_seconds=None if deadline is None else deadline - now,
