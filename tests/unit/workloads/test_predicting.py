@@ -120,6 +120,14 @@ def test_categories_that_the_model_does_not_know_are_named(tmp_path: Path) -> No
     assert "--max-unknown" in end
 
 
+def test_score_of_rows_of_one_class_has_no_negative_zero(tmp_path: Path) -> None:
+    """Always predicting the shares of the classes has a log loss of 0 there, and not of -0."""
+    exported = trained(tmp_path)
+    _, _, notes = predicted(tmp_path, exported, "age,sex,outcome\n" + "30,male,n\n" * 6)
+    (loss,) = (note for note in notes if "log loss" in note)
+    assert loss.endswith("always the shares of the classes: 0)")
+
+
 def test_score_without_the_rows_of_unknown_values_is_told_too(tmp_path: Path) -> None:
     exported = trained(tmp_path)
     text = "age,sex,outcome\n" + "30,male,n\n" * 9 + ",male,y\n"

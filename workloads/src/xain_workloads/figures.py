@@ -142,7 +142,7 @@ def _of_classes(tallies: Tallies) -> dict[str, Figure]:
             if known:
                 found[name] = _mean_of(known)
     shares = [rows / n for rows in present.values()]
-    entropy = -sum(share * log(share) for share in shares) if shares else None
+    entropy = sum(-share * log(share) for share in shares) if shares else None
     spread = sum(share * (1 - share) for share in shares) if shares else None
     if spread is not None and tallies.num_classes == 2:
         spread /= 2
