@@ -60,7 +60,7 @@ def test_help_of_coordinator_shows_its_defaults(
     config = CoordinatorConfig()
     assert f"by default {config.server.host}. [server.host]" in shown
     assert f"by default {config.server.port}; 0 takes a free one. [server.port]" in shown
-    assert f"by default {config.rounds.rounds}. [rounds.rounds]" in shown
+    assert f"by default {config.rounds.rounds}, or 10 trees. [rounds.rounds]" in shown
     assert f"by default {config.rounds.min_participants}. [rounds.min_participants]" in shown
     assert f"By default {config.journal.path.parent}." in shown
     assert all(name in shown for name in known_workloads())
