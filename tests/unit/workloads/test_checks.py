@@ -255,6 +255,12 @@ def case_mixes() -> Iterator[tuple[str, dict[str, tuple[Values, NDArray[Any]]]]]
             debt[: 40 if at else 11] = chance.uniform(500, 3000, 40 if at else 11).round()
             values["debt"] = debt
         yield f"few debts at one site, of {number}", given
+    for number in (2, 4):
+        given = sites(number)
+        for at, (values, _) in enumerate(given.values()):
+            values["treated"] = (np.arange(160) % 20 > 0) == bool(at)
+            values["treated"] = values["treated"].astype(float)
+        yield f"few are treated at one site, of {number}", given
 
 
 @pytest.mark.parametrize(("name", "given"), [pytest.param(*one, id=one[0]) for one in case_mixes()])

@@ -222,7 +222,9 @@ def _explained(
                 return _unit(column, site, one, median)
     shift = float(np.median(own.quantiles - others.quantiles))
     left = float(np.abs(own.quantiles - others.quantiles - shift).mean()) / width
-    if abs(shift) > _SHIFT * width and (left < 0.6 or distance >= _VERY_FAR):
+    # A shift moves both ends; a site with fewer of the same values has them in the same range.
+    is_moved = (own.low - others.low) * shift > 0 and (own.high - others.high) * shift > 0
+    if is_moved and abs(shift) > _SHIFT * width and (left < 0.6 or distance >= _VERY_FAR):
         return _shifted(column, site, shift, shift / width, median)
     if distance >= _VERY_FAR and not 0.2 < wider < 5 and _fits(wider, own, others):
         return _unit(column, site, wider, median)
