@@ -5,11 +5,10 @@ is in none of these checks; but the model tells where its columns lie.
 """
 
 from collections.abc import Iterator, Mapping
-from json import dumps
 
 import numpy as np
 
-from xain_foundation.hints import hint
+from xain_foundation.hints import hint, quoted
 from xain_workloads.preprocessing import CategoryColumn, preprocessing_of
 from xain_workloads.scales import Scale
 from xain_workloads.schema import shown
@@ -37,7 +36,7 @@ def unlike_columns(metadata: Mapping[str, str], table: Table) -> Iterator[str]:
             others = [one for one in values.tolist() if one not in column.categories]
             names = sorted({one for one in others if isinstance(one, str)})
             if names and len(others) / len(values) > column.unknown + _UNKNOWN:
-                name = dumps(column.name, ensure_ascii=False)
+                name = quoted(column.name)
                 replace = hint("xain-participant", f'data.replace.{name}.NAME = "NAME"')
                 yield (
                     f"column {column.name!r}: {len(others)} of {len(values)} values are unknown to"
@@ -51,7 +50,7 @@ def unlike_columns(metadata: Mapping[str, str], table: Table) -> Iterator[str]:
             middle = float(np.median(known))
             spreads = (middle - column.scale.center) / column.scale.scale
             if abs(spreads) > _SPREADS:
-                name = dumps(column.name, ensure_ascii=False)
+                name = quoted(column.name)
                 factor = hint("xain-participant", f"data.factors.{name} = N")
                 side = "above" if spreads > 0 else "below"
                 yield (
