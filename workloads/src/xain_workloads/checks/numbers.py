@@ -20,6 +20,7 @@ UNITS: Mapping[float, tuple[str, str]] = {
     2.54: ("centimetres", "inches"),
     4.184: ("kilojoules", "kilocalories"),
     7: ("days", "weeks"),
+    7.5006: ("mmHg", "kPa"),
     10: ("millimetres", "centimetres"),
     12: ("months", "years"),
     18.02: ("mg/dl", "mmol/l of glucose"),
