@@ -727,3 +727,12 @@ def test_metric_that_models_are_compared_by_and_later_lacks_is_warned_of() -> No
         bench.send(c.EndTrainingRound(name, number, 10, weights, evaluation=one))
     (warning,) = evaluation_warnings(bench.session, history_of(bench))
     assert warning.startswith("The latest evaluation lacks log_loss")
+
+
+def test_ensemble_that_stays_at_the_sites_is_warned_of() -> None:
+    """Bagging shows no figure by default, and has no model that anybody could take home."""
+    bench = bench_of("a", workload="bagging", workload_options='{"vote": "hard"}')
+    (warning,) = evaluation_warnings(bench.session, history_of(bench))
+    assert "workload.options.publish = true" in warning
+    bench = bench_of("a", workload="bagging", workload_options='{"publish": true}')
+    assert not evaluation_warnings(bench.session, history_of(bench))

@@ -10,6 +10,7 @@ from xain_coordinator.core.round import Round
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.strategy import Strategy, builtin_strategy
 from xain_coordinator.core.values import Phase, Rules, Task
+from xain_foundation.hints import hint
 
 MAX_ABSENT = 3  # participants that are named with what keeps them away
 
@@ -66,6 +67,11 @@ def evaluation_warnings(session: Session, history: History) -> list[str]:
     progress, metric = session.evaluation, session.rules.evaluate_metric
     found = [progress.no_better] if progress.no_better else []
     is_measured = progress.measured_round >= 0
+    if _keeps_estimators(session.rules):
+        found.append(
+            "The estimators stay at the sites, so that no model is measured, or can be taken home;"
+            f" {hint('xain-coordinator', 'workload.options.publish = true')}."
+        )
     # Why the coordinator's own evaluation has none is told by itself.
     is_sent_nothing = (
         not is_measured and session.num_trained > 0 and not session.rules.evaluate_data
@@ -97,6 +103,10 @@ def evaluation_warnings(session: Session, history: History) -> list[str]:
             f"there: {listed}."
         )
     return found
+
+
+def _keeps_estimators(rules: Rules) -> bool:
+    return rules.workload == "bagging" and '"publish": true' not in rules.workload_options
 
 
 def waiting_for(
