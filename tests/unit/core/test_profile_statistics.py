@@ -34,6 +34,15 @@ def with_count(number: int) -> str:
     return json.dumps(told)
 
 
+def changed(**keys: object) -> str:
+    """Statistics with other values under these keys; None removes one."""
+    told = json.loads(profile("a", "b").statistics) | keys
+    return json.dumps({key: value for key, value in told.items() if value is not None})
+
+
+MOMENTS = {"count": 10, "mean": 0.0, "m2": 1.0}
+
+
 @pytest.mark.parametrize(
     ("statistics", "complaint"),
     [
@@ -43,6 +52,11 @@ def with_count(number: int) -> str:
         (with_rows(10**6), "are of 1000000 rows; the data have"),
         (with_count(10**6), "are of 1000000 rows; the data have"),
         (profile("a", "c").statistics, "a number column 'c', which the data do not have"),
+        (changed(target=MOMENTS), "'class_counts' and moments of a 'target'"),
+        (changed(target=MOMENTS, class_counts=None), "moments of the target of a classification"),
+        (changed(class_counts={"x": 5, "z": 5}), "count 'z', of which the data have no class"),
+        (changed(class_counts={"x": -1}), "'x' is -1"),
+        (changed(class_counts={"x": 5, "y": 6}), "count 11 rows of classes; the data have 10"),
     ],
 )
 def test_statistics_that_cannot_be_used_are_refused_for_their_sender(
@@ -56,6 +70,12 @@ def test_statistics_that_cannot_be_used_are_refused_for_their_sender(
     bench.join("a", "b", profile=profile("a", "b"))
     assert bench.session.model is not None
     assert complaint in str(bench.refuses(c.Rendezvous("x", damaged), errors.ProfileMismatch))
+
+
+def test_statistics_of_a_regression_that_count_classes_are_refused() -> None:
+    numbers = replace(profile("a", "b"), task="regression")
+    refusal = Bench(make_rules()).refuses(c.Rendezvous("x", numbers), errors.ProfileMismatch)
+    assert "count the classes of a regression" in str(refusal)
 
 
 def test_statistics_are_forgotten_when_no_model_can_be_made_from_them_any_more() -> None:

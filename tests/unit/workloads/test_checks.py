@@ -1,5 +1,6 @@
 """Mistakes in the data of one site are named with site and column; honest data have none."""
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -12,6 +13,7 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris, load_
 
 from xain_workloads.checks import CHECKS, Finding, check
 from xain_workloads.checks.checking import MAX_FINDINGS
+from xain_workloads.checks.summaries import summarise
 from xain_workloads.profile import DataProfile
 from xain_workloads.schema import Column
 from xain_workloads.table import Table
@@ -434,6 +436,16 @@ def test_profiles_of_earlier_versions_are_checked_as_far_as_they_tell() -> None:
     ]
     assert {one.check for one in check(told)} == {"no_statistics"}
     assert check([("empty", DataProfile(0, 3))]) == ()
+
+
+def test_pairs_of_column_and_class_above_the_bound_take_no_memory() -> None:
+    """A site of 6,000 columns can name 10,000 classes in its statistics."""
+    names = [f"c{i}" for i in range(300)]
+    profile = table_of({name: [1.0, 2.0] for name in names}, ["a", "b"]).profile()
+    told = json.loads(profile.statistics) | {"class_counts": {str(i): 0 for i in range(100)}}
+    told["columns"][0]["association"] = [0.5] * 100
+    found = summarise([("north", replace(profile, statistics=json.dumps(told)))])
+    assert found.associations == [None]
 
 
 LOADERS = {

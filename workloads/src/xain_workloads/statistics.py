@@ -567,9 +567,11 @@ def from_json(text: str) -> Statistics:
     target = entry.get("target")
     if target is None:
         return Statistics(rows, columns, class_counts=counts, without_target=without_target)
+    if counts:
+        raise DataError("the statistics have 'class_counts' and moments of a 'target' of numbers")
     moments = _moments_from_json(target)
     buckets = _buckets_from_json(target, moments) if "buckets" in target else ()
-    return Statistics(rows, columns, moments, buckets, counts, without_target)
+    return Statistics(rows, columns, moments, buckets, without_target=without_target)
 
 
 def _moments_to_json(moments: Moments) -> dict[str, Any]:

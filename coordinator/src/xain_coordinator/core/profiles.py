@@ -19,7 +19,7 @@ from xain_workloads.errors import DataError
 from xain_workloads.profile import MAX_CLASS_NAMES_BYTES, MAX_CLASSES, sort_classes
 from xain_workloads.profile import check_profile as check_alone
 from xain_workloads.schema import EMPTY, match, shown
-from xain_workloads.statistics import from_json
+from xain_workloads.statistics import Statistics, from_json
 
 MAX_WEIGHTS = 100_000_000  # features times classes
 
@@ -251,6 +251,7 @@ def _check_statistics(profile: DataProfile) -> None:
         raise ProfileMismatch(
             f"the statistics are of {len(columns)} columns; the data have {profile.num_features}"
         )
+    _check_target_statistics(profile, statistics)
     declared = {column.name: column.type for column in profile.columns}
     for name, column in columns.items():
         if declared.get(name) == EMPTY and column.missing == statistics.rows:
@@ -259,3 +260,19 @@ def _check_statistics(profile: DataProfile) -> None:
             raise ProfileMismatch(
                 f"the statistics have a {column.type} column {name!r}, which the data do not have"
             )
+
+
+def _check_target_statistics(profile: DataProfile, statistics: Statistics) -> None:
+    counts = statistics.class_counts
+    if statistics.target is not None and profile.task == "classification":
+        raise ProfileMismatch("the statistics have moments of the target of a classification")
+    if counts and profile.task == "regression":
+        raise ProfileMismatch("the statistics count the classes of a regression")
+    if unknown := sorted(counts.keys() - set(profile.classes)):
+        raise ProfileMismatch(
+            f"the statistics count {shown(unknown)}, of which the data have no class"
+        )
+    if (total := sum(counts.values())) > profile.num_samples:
+        raise ProfileMismatch(
+            f"the statistics count {total} rows of classes; the data have {profile.num_samples}"
+        )

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from xain_workloads.profile import DataProfile
 from xain_workloads.statistics import (
+    MAX_ASSOCIATIONS,
     CategoryStatistics,
     Moments,
     NumberStatistics,
@@ -282,12 +283,16 @@ def _add(summary: Summary, at: int, statistics: Statistics, target: str) -> None
     classes = tuple(statistics.class_counts)
     summary.labels.append(classes)
     width = len(classes) or 1
-    matrix = np.full((len(summary.columns), width), np.nan, np.float32)
-    for i, name in enumerate(summary.columns):
-        values = found.get(name, ())
-        if len(values) == width:
-            matrix[i] = [np.nan if value is None else value for value in values]
-    summary.associations.append(matrix if found else None)
+    # A site that tells nothing of pairs, or of too many, would cost columns times classes.
+    if found and len(summary.columns) * width <= MAX_ASSOCIATIONS:
+        matrix = np.full((len(summary.columns), width), np.nan, np.float32)
+        for i, name in enumerate(summary.columns):
+            values = found.get(name, ())
+            if len(values) == width:
+                matrix[i] = [np.nan if value is None else value for value in values]
+        summary.associations.append(matrix)
+    else:
+        summary.associations.append(None)
     if statistics.target is not None:
         if summary.target is None:
             summary.target = Numbers(target, is_target=True)
