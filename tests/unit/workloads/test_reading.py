@@ -19,7 +19,7 @@ import pytest
 
 from support.stata_files import write_stata
 from support.workbooks import write_workbook
-from xain_foundation.hints import hint, quoted, setting_of
+from xain_foundation.hints import hint, quoted
 from xain_foundation.settings import load
 from xain_participant.config import DataSettings, ParticipantConfig
 from xain_participant.fixes import with_fixes
@@ -150,11 +150,6 @@ CASES = {
     # Numbers
     "decimal commas": Case(text(german(lines())), 'set data.decimal = ","'),
     "thousands": Case(text(changed(cost=thousands(","))), 'set data.thousands = ","'),
-    "unclear thousands": Case(
-        text(changed(weight=lambda _, cell: "7", cost=thousands(",")), separator=";"),
-        '; set data.thousands = ","',
-        {"weight": [7.0] * 40},
-    ),
     "German thousands": Case(
         text(
             german(changed(cost=lambda i, cell: f"{thousands('#')(i, cell)}.0".replace("#", "@"))),
@@ -520,15 +515,50 @@ def test_declared_dates_that_are_unclear(cells_: list[str], line: str, tmp_path:
     assert line in str(caught.value)
 
 
-def test_fifty_thousand_is_never_fifty(tmp_path: Path) -> None:
-    """No setting that a message tells divides by a thousand."""
-    for separator in ",;":
-        content = text(changed(cost=thousands(","), weight=lambda *_: "7"), separator=separator)
-        with pytest.raises(DoesNotFit) as caught:
-            settings(tmp_path, content).load()
-        ways = re.findall(r"set data\.\w+", str(caught.value))
-        assert ways[0] == "set data.thousands"
-        assert list(map(setting_of, caught.value.fixes)) == ['data.thousands = ","']
+@pytest.mark.parametrize("unit", ["", " €"])
+@pytest.mark.parametrize(("separator", "mark"), [(",", ","), (";", ","), (";", ".")])
+def test_a_person_chooses_between_thousands_and_a_fraction(
+    separator: str, mark: str, unit: str, tmp_path: Path
+) -> None:
+    """1,200 where nothing else in the file tells: both ways out are told, and none is a fix."""
+    costs = changed(cost=lambda i, cell: thousands(mark)(i, cell) + unit, weight=lambda *_: "7")
+    content = text(costs, separator=separator)
+    with pytest.raises(DoesNotFit) as caught:
+        settings(tmp_path, content).load()
+    assert caught.value.fixes == ()
+    for key, factor in (("thousands", 1), ("decimal", 1000)):
+        setting = f'data.{key} = "{mark}"'
+        assert f"set {setting}" in str(caught.value)
+        read = settings(tmp_path, content, setting).load().values["cost"] * factor
+        np.testing.assert_allclose(read, COSTS)
+
+
+SHORT_YEARS = [f"0{1 + i % 9}/0{1 + i % 7}/21" for i in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("cells_", "typed", "line"),
+    [
+        (SHORT_YEARS, "", "no year of four digits; write them as 2021-03-31 in the file, or set"),
+        (SHORT_YEARS[:7] * 4, "", "no year of four digits; write them as 2021-03-31"),
+        (SHORT_YEARS[:7] * 4, 'data.dates.x = "parts"', "no date with a year of four digits"),
+        (SHORT_YEARS, 'data.dates.x = "parts"', "no date with a year of four digits"),
+        (["a", "a", "5"], 'data.types.x = "number"', "rows 1: 'a' is not a number"),
+        (["-999", "-999", "5"], "", "'-999', in 2 rows"),
+        (["-9", "-9", "-9"], "", "'-9', in 3 rows"),
+    ],
+)
+def test_no_fix_takes_most_values_of_a_column_for_missing(
+    cells_: list[str], typed: str, line: str, tmp_path: Path
+) -> None:
+    """Nor does one make the next fix do so."""
+    content = "x,y\n" + "".join(f"{cell},{i % 2}\n" for i, cell in enumerate(cells_))
+    with pytest.raises(DoesNotFit) as caught:
+        settings(tmp_path, content, typed).load()
+    assert line.replace("rows 1:", "row 1:") in str(caught.value)
+    assert caught.value.fixes == ()
+    if not cells_[0].startswith("-"):
+        assert "missing_in" not in str(caught.value) or typed.startswith("data.types")
 
 
 def test_detected_marks_and_encoding_are_in_the_dialect_of_the_table(tmp_path: Path) -> None:

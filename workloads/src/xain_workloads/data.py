@@ -528,12 +528,18 @@ class _File:
         """Find the marks in the numbers of these columns. Raises DoesNotFit."""
         if not self._cells.infer:
             return
-        texts = {
-            name: known_texts(name, column, self.dialect)
+        columns = {
+            name: column
             for name in names
             if name and types.get(name) != "category" and name not in self.dialect.dates
             if is_text(column := self._cells.table.column(name))
-            and has_marks(column, self.dialect.separator)
+        }
+        # The fractions of one column tell the marks of another.
+        is_looked_at = any(has_marks(one, self.dialect.separator) for one in columns.values())
+        texts = {
+            name: known_texts(name, column, self.dialect)
+            for name, column in columns.items()
+            if is_looked_at
         }
         try:
             self.dialect = with_marks(self.dialect, texts, self.dialect.separator)

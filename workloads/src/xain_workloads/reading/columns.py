@@ -178,7 +178,13 @@ def _require_no_code(name: str, numbers: NDArray[np.float64], is_value: str) -> 
             f"{cells(name, first)}, in {int(suspect.sum())} rows, and no other value is below 0;"
             f" {missing} if {they}, or {is_value} if not"
         )
-        raise DoesNotFit([Problem(what, (missing,))])
+        is_bulk = _is_bulk(int(suspect.sum()), int((~np.isnan(numbers)).sum()))
+        raise DoesNotFit([Problem(what, () if is_bulk else (missing,))])
+
+
+def _is_bulk(num: int, num_known: int) -> bool:
+    """Whether so many values are most of a column's, so that no fix may take them for missing."""
+    return 2 * num > num_known
 
 
 def _number_of(text: str) -> float:
@@ -362,6 +368,12 @@ def _undeclared(name: str, first: dict[str, int], kind: Any = None) -> Problem:
     if all(map(dates.is_time, first)):
         text = f"{cells(name, first)}: times of the day are no numbers; {hours}, or {leave_out}"
         return Problem(text, (hours,))
+    if kind is None and dates.are_unread(first):
+        text = (
+            f"{cells(name, first)}: dates are neither numbers nor categories, and these have no"
+            f" year of four digits; write them as 2021-03-31 in the file, or {leave_out}"
+        )
+        return Problem(text)
     fixes: tuple[str, ...] = (since,)
     order = ""
     if kind is None and dates.has_open_order(first) and not dates.order_of(first):
@@ -383,7 +395,7 @@ def _refuse_dates(name: str, texts: Any, dialect: Dialect) -> None:
     counted = compute.value_counts(texts).to_pylist()
     known = [one for one in counted if one["values"] is not None]
     dated = [one for one in known if dates.is_date(one["values"])]
-    if 2 * sum(one["counts"] for one in dated) > sum(one["counts"] for one in known):
+    if _is_bulk(sum(one["counts"] for one in dated), sum(one["counts"] for one in known)):
         raise DoesNotFit([_undeclared(name, _first(texts.to_pylist()))])
 
 
@@ -395,20 +407,24 @@ def _other_marks(
     category = hint("xain-participant", f'data.types.{quoted(name)} = "category"')
     start = f"{cells(name, first)} {_no_number(first)} where the decimal mark is {decimal!r}"
     ways = "" if kind == "number" else f", or {category}"
+    other = _other_decimal(decimal)
+    plain = dialect.model_copy(update={"decimal": other, "thousands": ""})
+    may_be_decimal = not marks.numbers_in(texts, plain)[1]
+    other_decimal = hint("xain-participant", f'data.decimal = "{other}"')
     if not dialect.thousands:
         for mark in marks.THOUSANDS:
             if not any(mark in text for text in first):
                 continue
-            other = decimal if mark != decimal else _other_decimal(decimal)
-            tried = dialect.model_copy(update={"decimal": other, "thousands": mark})
+            beside = decimal if mark != decimal else other
+            tried = dialect.model_copy(update={"decimal": beside, "thousands": mark})
             if not marks.numbers_in(texts, tried)[1]:
                 fix = hint("xain-participant", f'data.thousands = "{mark}"')
-                return Problem(f"{start}; {fix} if thousands have that mark{ways}", (fix,))
-    other = _other_decimal(decimal)
-    tried = dialect.model_copy(update={"decimal": other, "thousands": ""})
-    if not marks.numbers_in(texts, tried)[1]:
-        fix = hint("xain-participant", f'data.decimal = "{other}"')
-        return Problem(f"{start}; {fix} if that is the file's{ways}", (fix,))
+                text = f"{start}; {fix} if thousands have that mark"
+                if may_be_decimal and not dialect.decimal:  # a factor of 1000: a person decides
+                    return Problem(f"{text}, {other_decimal} if it is the file's{ways}")
+                return Problem(f"{text}{ways}", (fix,))
+    if may_be_decimal:
+        return Problem(f"{start}; {other_decimal} if that is the file's{ways}", (other_decimal,))
     return None
 
 
@@ -440,6 +456,7 @@ def _strays(
         return Problem(text, (number,))
     # A column without any number has no missing ones.
     is_short = len(first) <= _MAX_LISTED and num_strays < num_known
+    is_bulk = _is_bulk(num_strays, num_known)
     ways = [f"correct {'them' if len(first) > 1 else 'it'}"]
     if is_short:
         stand = "they stand" if len(first) > 1 else "it stands"
@@ -452,7 +469,7 @@ def _strays(
         f" {num_known - num_strays} of the column's {num_known} values are; {', or '.join(ways)}"
     )
     # Texts with digits may be codes, or numbers written in another way: a person decides.
-    if is_short and any(letter.isdigit() for text in first for letter in text):
+    if is_short and (is_bulk or any(letter.isdigit() for text in first for letter in text)):
         return Problem(text)
     return Problem(text, (missing,) if is_short else (category,) if is_category else ())
 
@@ -474,11 +491,15 @@ def _read_dates(name: str, column: Any, is_text: bool, dialect: Dialect) -> tupl
     if strays:
         listed = ", ".join(map(quoted, sorted(strays, key=lambda text: strays[text])[:_MAX_LISTED]))
         missing = hint("xain-participant", f"data.missing_in.{quoted(name)} = [{listed}]")
+        num_strays = sum(text in strays for text in texts)
+        num_known = sum(text is not None for text in texts)
+        is_short = len(strays) <= _MAX_LISTED and not _is_bulk(num_strays, num_known)
         text = (
             f"{cells(name, strays)}: no date with a year of four digits; correct"
-            f" {'them' if len(strays) > 1 else 'it'}, or {missing} for a missing value"
+            f" {'them' if len(strays) > 1 else 'it'}"
+            + (f", or {missing} for a missing value" if is_short else "")
         )
-        raise DoesNotFit([Problem(text, (missing,) if len(strays) <= _MAX_LISTED else ())])
+        raise DoesNotFit([Problem(text, (missing,) if is_short else ())])
     made = zip(dates.names_of(name, use), dates.numbers_of(moments, use), strict=True)
     return [(Column(made_name), numbers) for made_name, numbers in made], dialect
 

@@ -114,6 +114,13 @@ def parse(text: str, order: Order) -> datetime | None:
     return moment
 
 
+def are_unread(texts: Iterable[str]) -> bool:
+    """Whether most of the texts that look like dates are none that parse() reads."""
+    dated = list(filter(is_date, texts))
+    unread = [text for text in dated if not parse(text, "day") and not parse(text, "month")]
+    return 2 * len(unread) > len(dated)
+
+
 def are_compact(numbers: NDArray[np.float64]) -> bool:
     """Whether all numbers are dates such as 20210203, and more than one is there."""
     known = np.unique(numbers[~np.isnan(numbers)])

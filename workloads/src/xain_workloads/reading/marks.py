@@ -97,8 +97,12 @@ def _is_number(text: str) -> bool:
 
 # A fraction does not look like a number with a mark between thousands: it begins with 0, has no or
 # more than three digits before the mark, or another number of digits than three behind it.
-_FRACTION = r"^[-+]?((0|\d{4,})?DECIMAL\d+|\d+DECIMAL(\d{1,2}|\d{4,}))([eE][-+]?\d+)?$"
-_UNCLEAR = r"^[-+]?[1-9]\d{0,2}DECIMAL\d{3}$"
+_BEFORE = rf"^[-+]?((?i:{_any_of(_CURRENCIES)}) ?)?"
+_BEHIND = rf"( ?(?i:{_any_of((*_CURRENCIES, *_UNITS))}))?$"
+_FRACTION = (
+    rf"{_BEFORE}((0|\d{{4,}})?DECIMAL\d+|\d+DECIMAL(\d{{1,2}}|\d{{4,}}))([eE][-+]?\d+)?{_BEHIND}"
+)
+_UNCLEAR = rf"{_BEFORE}[1-9]\d{{0,2}}DECIMAL\d{{3}}{_BEHIND}"
 _GROUPS = r"^[-+]?\d{1,3}(THOUSANDS\d{3}){2,}$"
 _BOTH = r"^[-+]?\d{1,3}(THOUSANDS\d{3})+DECIMAL\d+$"
 
@@ -124,9 +128,10 @@ def with_marks(dialect: Dialect, columns: Mapping[str, Any], separator: str) -> 
 
     columns: Arrow columns of text by name, those that may be numbers.
     Where commas separate cells, numbers have decimal points, and a comma in one needs a
-    declaration. Elsewhere the numbers tell: 3,5 has a decimal comma and 3.5 a point; 1.234,5 has
-    both marks; 1,234 and 1.234 may be fractions or thousands. Raises DoesNotFit if both marks are
-    decimal, or if there are only such as the latter.
+    declaration; the decimal mark stays "" if there are commas and no fraction tells it.
+    Elsewhere the numbers tell: 3,5 has a decimal comma and 3.5 a point; 1.234,5 has both marks;
+    1,234 and 1.234 may be fractions or thousands. Raises DoesNotFit if both marks are decimal, or
+    if there are only such as the latter.
     """
     decimal: str = dialect.decimal
     thousands: str = dialect.thousands
@@ -159,9 +164,9 @@ def _thousands(having: _Having, decimal: str) -> tuple[str, str] | None:
 
 
 def _decimal(having: _Having, separator: str, thousands: str) -> str:
-    if separator == ",":
-        return "."
     commas, points = (_cell_like(having, _FRACTION, mark) for mark in (",", "."))
+    if separator == ",":
+        return "." if points or not having[","] else ""
     if commas and points:
         raise DoesNotFit(
             [
@@ -183,8 +188,7 @@ def _decimal(having: _Having, separator: str, thousands: str) -> str:
                 [
                     Problem(
                         f"a number may have thousands or be a fraction, {unclear}; {groups}, or"
-                        f" {fraction} if it is a fraction",
-                        (groups,),
+                        f" {fraction} if it is a fraction"
                     )
                 ]
             )
