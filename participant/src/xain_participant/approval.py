@@ -1,6 +1,7 @@
 """The approval of what leaves a site before a training, by a person, once."""
 
 import json
+import os
 from dataclasses import asdict
 from datetime import UTC, datetime
 from getpass import getuser
@@ -28,12 +29,19 @@ def digest_of(profile: DataProfile) -> str:
 def record(file: Path, profile: DataProfile) -> None:
     """Write down who has approved the profile, and when. Raises OSError."""
     approval = {
-        "who": getuser(),
+        "who": _user(),
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "digest": digest_of(profile),
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(approval, indent=2) + "\n", encoding="utf-8")
+
+
+def _user() -> str:
+    try:
+        return getuser()
+    except (KeyError, OSError):  # a container's user may have a number alone
+        return f"user {os.getuid()}"
 
 
 def why_not_approved(file: Path, profile: DataProfile) -> str:

@@ -208,8 +208,8 @@ def _data_values(
         typer.Option(
             "--data",
             metavar="FILE",
-            help="CSV, Parquet, LIBSVM or .npz; a folder with X_train.csv and y_train.csv; or "
-            "iris, wine, digits, diabetes, breast_cancer. [data.source]",
+            help="CSV, Parquet, Excel, SAS, SPSS, Stata, LIBSVM or .npz; a folder with X_train.csv "
+            "and y_train.csv; or iris, wine, digits, diabetes, breast_cancer. [data.source]",
         ),
     ] = None,
     target: Annotated[
@@ -449,7 +449,10 @@ def _inspect(
         if not typer.confirm("May this leave the site?", default=False, err=True):
             fail(PROGRAM, "not approved", EXIT_FAILED)
         file = approval.approval_file(settings.participant.state_dir, config)
-        approval.record(file, profile)
+        try:
+            approval.record(file, profile)
+        except OSError as error:
+            fail(PROGRAM, f"no approval is recorded: {why_failed(error)}", EXIT_BAD_CONFIG)
         typer.echo(f"approved: {file}", err=True)
 
 
@@ -624,7 +627,10 @@ def _fixed(config: Path | None, values: dict[str, Any]) -> "ParticipantConfig":
     if not told:
         return settings
     if config:
-        config.write_text(text, encoding="utf-8")
+        try:
+            config.write_text(text, encoding="utf-8")
+        except OSError as error:
+            fail(PROGRAM, f"the settings are not written: {why_failed(error)}", EXIT_BAD_CONFIG)
         typer.echo(f"written into {config}:")
     else:
         typer.echo("for a configuration file:")

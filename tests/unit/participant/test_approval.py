@@ -1,6 +1,7 @@
 """All that leaves a site is shown, approved by a person, and compared before the training."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,30 @@ def test_where_chooses_the_rows_that_are_described(patients: Path) -> None:
     fitting = sum(int(row.split(",")[0]) < 30 and ",f," in row for row in ROWS)
     numbers = [int(word) for word in text.splitlines()[0].split() if word.isdecimal()]
     assert sum(numbers) == fitting
+
+
+def test_approval_that_cannot_be_written_gets_one_line(patients: Path, tmp_path: Path) -> None:
+    flags = ["inspect", "--data", str(patients), "--target", "ill", "--approve"]
+    flags += ["--set", f"participant.state_dir={patients}"]  # a file where a folder is needed
+    told = CliRunner().invoke(app, flags, input="y\n")
+    assert told.exit_code == 2
+    assert f"no approval is recorded: {patients}: " in told.stderr
+
+
+@pytest.mark.parametrize("kind", [KeyError, OSError])
+def test_user_without_a_name_is_recorded_by_number(
+    patients: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    """As in a container that runs as --user 12345; Python raises the one or the other."""
+
+    def unknown(uid: int) -> None:
+        raise kind(f"getpwuid(): uid not found: {uid}")
+
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    flags = ["inspect", "--data", str(patients), "--target", "ill", "--approve"]
+    flags += ["--set", f"participant.state_dir={tmp_path / 'state'}"]
+    assert CliRunner().invoke(app, flags, input="y\n").exit_code == 0
+    approval = json.loads((tmp_path / "state" / "approval.json").read_text())
+    assert approval["who"] == f"user {os.getuid()}"

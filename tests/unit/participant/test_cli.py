@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -166,6 +167,28 @@ def test_inspect_tells_how_a_file_was_read_and_writes_what_mends_it(tmp_path: Pa
     assert "2 lines above the header" in again.output
     assert "left out: 1 row without a target" in again.output
     assert config.read_text() == text
+
+
+def test_configuration_that_cannot_be_written_gets_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by a file's mode, which does not hold for root."""
+    (tmp_path / "a.csv").write_text(EXPORT, encoding="cp1252")
+    config = tmp_path / "ward.toml"
+    config.write_text("# ours\n")
+    written = Path.write_text
+
+    def refuse(path: Path, *arguments: Any, **more: Any) -> int:
+        if path == config:
+            raise PermissionError(13, "Permission denied", str(path))
+        return written(path, *arguments, **more)
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    flags = ["--data", str(tmp_path / "a.csv"), "--config", str(config), "--fix"]
+    refused = run("inspect", *flags)
+    assert refused.exit_code == 2
+    assert f"the settings are not written: {config}: Permission denied" in refused.output
+    assert refused.output.count("\n") == 1
 
 
 @pytest.mark.parametrize(
