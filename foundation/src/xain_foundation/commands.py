@@ -35,7 +35,12 @@ Config = Annotated[
 
 # Flags of `predict`, which coordinator and participant have.
 RowsFile = Annotated[
-    Path, typer.Option("--data", metavar="FILE", help="CSV or Parquet with the columns.")
+    Path,
+    typer.Option(
+        "--data",
+        metavar="FILE",
+        help="CSV, Parquet, Excel, SAS, SPSS or Stata with the columns.",
+    ),
 ]
 PredictionsFile = Annotated[
     Path | None, typer.Option("--to", metavar="FILE", help="Write the predictions here, as CSV.")

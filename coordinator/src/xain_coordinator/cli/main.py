@@ -76,8 +76,9 @@ WorkloadName = Annotated[
     typer.Option(
         "--workload",
         metavar="NAME",
-        help="Model to train on tables: sgd, mlp, xgboost, bagging or neural. Without it, scripts "
-        "of the participants bring the model. [workload.name]",
+        help="Model to train on tables: sgd, mlp, xgboost, bagging or neural; describe compares "
+        "the tables and trains none. Without it, scripts of the participants bring the model. "
+        "[workload.name]",
     ),
 ]
 Rounds = Annotated[
