@@ -109,6 +109,8 @@ SINCE = [
     float(np.datetime64(day).astype(int) - np.datetime64("2000-01-01").astype(int)) for day in DAYS
 ]
 
+FIRST_DAYS = [since - i % 28 for i, since in enumerate(SINCE)]
+
 
 def dated(write: Callable[[str, str, str], str]) -> Lines:
     return with_column("seen", lambda i: write(*DAYS[i].split("-")))
@@ -144,6 +146,12 @@ CASES = {
         "row 41: 'Total' is rather a total than a row; set data.totals = \"drop\"",
     ),
     "summe": Case(text(lines(), below="Summe:,,,,9000,\n,,,,,\n"), 'set data.totals = "drop"'),
+    **{
+        f"label {label!r} with a number": Case(
+            text(lines(), below=f",,{label},,,\n"), "is rather a total than a row"
+        )
+        for label in ("Total: 29", "Mean = 4.5", "Summe 1\u00a0200")
+    },
     "two totals": Case(
         text(lines(), below="Mean,,,,90,\nTotal,,,,9000,\n"), 'set data.totals = "drop"'
     ),
@@ -272,6 +280,18 @@ CASES = {
     "American dates": Case(
         text(dated(lambda y, m, d: f"{m}/{d}/{y}")), "set data.dates", {"seen": SINCE}
     ),
+    **{
+        f"months as {name}": Case(
+            text(dated(write)),
+            "dates are neither numbers nor categories; set data.dates",
+            {"seen": FIRST_DAYS},
+        )
+        for name, write in {
+            "2021-03": lambda y, m, _: f"{y}-{m}",
+            "03/2021": lambda y, m, _: f"{m}/{y}",
+            "Mar 2021": lambda y, m, _: f"{MONTHS[int(m) - 1]} {y}",
+        }.items()
+    },
     "times": Case(
         text(with_column("at", lambda i: f"{i % 24}:30")),
         'times of the day are no numbers; set data.dates."at" = "hours"',

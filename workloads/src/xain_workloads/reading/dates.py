@@ -17,6 +17,8 @@ _DAYS_IN_YEAR = 365.25
 _TIME = r"(?P<hour>\d{1,2}):(?P<minute>\d{2})(:(?P<second>\d{2})([.,]\d+)?)?"
 _ZONE = r"(?P<zone>Z|[-+]\d{2}:?\d{2})?"
 _YEAR = r"(?P<year>\d{4}|\d{2})"
+# A month of a year, without a day.
+_MONTH, _ITS_YEAR = r"(?P<month>0[1-9]|1[0-2])", r"(?P<year>(19|20)\d{2})"
 _DATES = [
     re.compile(rf"{date}([T ,]+{_TIME} ?{_ZONE})?", re.IGNORECASE)
     for date in (
@@ -24,6 +26,9 @@ _DATES = [
         rf"(?P<first>\d{{1,2}})(?P<mark>[-/.])(?P<second_number>\d{{1,2}})(?P=mark){_YEAR}",
         rf"(?P<day>\d{{1,2}})[-. ]+(?P<name>[^\W\d_]{{3,9}})[-., ]+{_YEAR}",
         rf"(?P<name>[^\W\d_]{{3,9}})\.? (?P<day>\d{{1,2}}),? {_YEAR}",
+        rf"{_ITS_YEAR}[-/]{_MONTH}",
+        rf"{_MONTH}[-/]{_ITS_YEAR}",
+        rf"(?P<name>[^\W\d_]{{3,9}})[-. ]+{_ITS_YEAR}",
     )
 ]
 _TIME_ALONE = re.compile(_TIME)
@@ -80,7 +85,7 @@ def has_open_order(texts: Iterable[str]) -> bool:
 def parse(text: str, order: Order) -> datetime | None:
     """The moment that a text tells; None if it is none, or if its year has two digits.
 
-    order: of 03/02/2021. A time alone is on the first day of 1970.
+    order: of 03/02/2021. A month is its first day, a time alone is on the first day of 1970.
     """
     found = _match(text) or _COMPACT.fullmatch(text)
     if found is None:
@@ -98,7 +103,7 @@ def parse(text: str, order: Order) -> datetime | None:
             one, two = int(part["first"]), int(part["second_number"])
             month, day = (one, two) if order == "month" else (two, one)
         else:
-            day = int(part["day"])
+            day = int(part.get("day") or 1)
             name = part.get("name")
             month = _MONTHS.get(name[:3].casefold(), 0) if name else int(part["month"])
     hour, minute, second = (int(part.get(key) or 0) for key in ("hour", "minute", "second"))

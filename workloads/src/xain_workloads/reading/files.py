@@ -1,5 +1,6 @@
 """Files with named columns, of each format, as one table of Arrow."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, time
@@ -33,6 +34,7 @@ _TOTALS = (
     *("total", "totals", "grand total", "sum", "summe", "gesamt", "gesamtsumme", "insgesamt"),
     *("somme", "totale", "suma", "totaal", "mean", "average", "mittelwert", "moyenne"),
 )
+_TOTAL = re.compile(rf"({'|'.join(_TOTALS)}) ?[:=]? ?([-+]?[\d.,' ]*\d)?")
 
 
 class Cells(NamedTuple):
@@ -202,10 +204,10 @@ def _total(table: Any, dialect: Dialect) -> tuple[str, str] | None:
     last = table.num_rows - 1
     for name, column in zip(table.column_names, table.columns, strict=True):
         word = column[last].as_py() if last > 0 and is_text(column) else None
-        if word is None or folded(word).rstrip(":").casefold() not in _TOTALS:
+        if word is None or not _TOTAL.fullmatch(folded(word).casefold()):
             continue
         # A category of this name has other rows too.
         texts = known_texts(name, column, dialect)
-        if compute.sum(compute.equal(texts, word.strip())).as_py() == 1:
+        if compute.sum(compute.equal(texts, texts[last])).as_py() == 1:
             return name, word
     return None
