@@ -107,7 +107,14 @@ class _Values:
     distinct: float
 
     @classmethod
-    def of(cls, table: dict[str, Array], rows: NDArray[np.intp]) -> "_Values":
+    def of_site(cls, table: dict[str, Array], row: np.intp) -> "_Values":
+        return cls(
+            table["quantiles"][row],
+            *(float(table[name][row]) for name in ("spread", "low", "high", "distinct")),
+        )
+
+    @classmethod
+    def of_sites(cls, table: dict[str, Array], rows: NDArray[np.intp]) -> "_Values":
         return cls(
             np.median(table["quantiles"][rows], axis=0),
             *(
@@ -123,10 +130,10 @@ def _pairs(table: dict[str, Array]) -> Iterator[tuple[np.intp, _Values, _Values]
     rows = np.flatnonzero(table["count"] > 0)
     if len(rows) < 2:
         return
-    median = _Values.of(table, rows)
+    median = _Values.of_sites(table, rows)
     for i, row in enumerate(rows):
-        others = _Values.of(table, rows[1 - i : 2 - i]) if len(rows) == 2 else median
-        own = _Values.of(table, rows[i : i + 1])
+        others = _Values.of_site(table, rows[1 - i]) if len(rows) == 2 else median
+        own = _Values.of_site(table, row)
         if table["count"][row] >= MIN_BUCKET and own.spread > 0 and others.spread > 0:
             yield row, own, others
 
