@@ -373,6 +373,31 @@ def test_all_columns_that_do_not_fit_are_told_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("row", "task", "line"),
+    [
+        ("1.201;a", "classification", "a number may have thousands or be a fraction, '1.201'"),
+        ("7;1.201", "regression", "a number may have thousands or be a fraction, '1.201'"),
+        ("3,5;4.5;a", "classification", "numbers have decimal commas, '3,5'"),
+    ],
+)
+def test_neither_totals_nor_unclear_marks_hide_the_other_problems(
+    row: str, task: str, line: str, tmp_path: Path
+) -> None:
+    """A line for the totals, one for the marks, and one for the dates, which have points too."""
+    cells_ = row.count(";")
+    header = ";".join(["seen", *"abc"[:cells_], "y"])
+    total = "Total: 20" + ";" * (cells_ + 1)
+    content = "\n".join([header, *(f"{1 + i}.02.2021;{row}" for i in range(20)), total])
+    with pytest.raises(DoesNotFit) as caught:
+        settings(tmp_path, content, f'data.task = "{task}"').load()
+    _, *told = str(caught.value).splitlines()
+    assert len(told) == 3
+    assert "'Total: 20' is rather a total" in told[0]
+    assert line in told[1]
+    assert "column 'seen', rows 1, 2, 3: '1.02.2021'" in told[2]
+
+
+@pytest.mark.parametrize(
     ("content", "typed", "expected"),
     [
         ("a;y\n1,234;u\n2,345;v\n", "decimal = ','", {"a": [1.234, 2.345]}),

@@ -33,7 +33,7 @@ from xain_workloads.reading.dialect import DETECTED, Dialect
 from xain_workloads.reading.errors import DoesNotFit, Problem, reading
 from xain_workloads.reading.files import SUFFIXES as WITH_COLUMN_NAMES
 from xain_workloads.reading.files import Cells, read_cells
-from xain_workloads.reading.marks import has_marks, with_marks
+from xain_workloads.reading.marks import has_marks, with_decimals, with_marks
 from xain_workloads.schema import MAX_COLUMNS, Column, ColumnType, shown
 from xain_workloads.table import Table
 
@@ -256,12 +256,12 @@ def load_rows(
     kinds = {columns[name]: kind for name, kind in types.items()}
     used = tuple(kinds) or tuple(name for name in file.names if name != id_column)
     taken, values, problems = _read(file, used, kinds)
+    if problems:
+        raise DoesNotFit(problems, str(path))
     truth = np.full(file.num_rows, None, dtype=object)
     if file.target_name:
         labels, missing = file.read_target(task)
         truth[~missing] = canonical_target(labels[~missing], task, f"{path}: column {target!r}")
-    if problems:
-        raise DoesNotFit(problems, str(path))
     unknown = np.full(file.num_rows, np.nan)
     table = Table(tuple(taken), values, unknown, "", (), str(path), file.dialect)
     table = table.arranged(tuple(types)) if types else table
@@ -373,7 +373,8 @@ def _read(
     values: dict[str, NDArray[Any]] = {}
     dialect = source.dialect
     if isinstance(source, _File):
-        source.find_marks([*names, source.target_name], types)
+        problems += source.problems
+        problems += source.find_marks([*names, source.target_name], types)
     for name in names:
         try:
             made = source.read(name, types.get(name))
@@ -522,12 +523,16 @@ class _File:
         self.origin, self.target_name = str(path), target
         self.names = [name for name in cells.table.column_names if name != target]
         self.dialect, self.num_rows = cells.dialect, cells.table.num_rows
+        self.problems = cells.problems
         self._cells = cells
+        self._unclear: Collection[str] = ()  # columns whose marks are not known
 
-    def find_marks(self, names: Sequence[str], types: Mapping[str, ColumnType]) -> None:
-        """Find the marks in the numbers of these columns. Raises DoesNotFit."""
+    def find_marks(
+        self, names: Sequence[str], types: Mapping[str, ColumnType]
+    ) -> Sequence[Problem]:
+        """Find the marks in the numbers of these columns. Returns what keeps them unclear."""
         if not self._cells.infer:
-            return
+            return ()
         columns = {
             name: column
             for name in names
@@ -544,16 +549,25 @@ class _File:
         try:
             self.dialect = with_marks(self.dialect, texts, self.dialect.separator)
         except DoesNotFit as error:
-            raise DoesNotFit(error.problems, self.origin) from None
+            self._unclear = with_decimals(texts)
+            return error.problems
+        return ()
 
     def read(self, name: str, kind: ColumnType | None) -> Made:
-        """Read a column. kind: declared, or None. Raises DoesNotFit."""
+        """Read a column. kind: declared, or None.
+
+        Raises DoesNotFit; without a problem of its own if find_marks() has told it.
+        """
+        if name in self._unclear:
+            raise DoesNotFit([], self.origin)
         column = self._cells.table.column(name)
         made, self.dialect = read_column(name, column, kind, self.dialect, infer=self._cells.infer)
         return made
 
     def read_target(self, task: Task) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """The target, and where it is missing. Raises DoesNotFit."""
+        """The target, and where it is missing. Raises DoesNotFit as read() does."""
+        if task == "regression" and self.target_name in self._unclear:
+            raise DoesNotFit([], self.origin)
         column = self._cells.table.column(self.target_name)
         return read_target(self.target_name, column, task, self.dialect, infer=self._cells.infer)
 
@@ -565,7 +579,8 @@ def _read_folder(path: Path, dialect: Dialect) -> tuple[Cells, str]:
         raise DataError(f"{labels}: no such file; {features.name} is there and needs it")
     cells = read_cells(features, dialect)
     form = {"encoding": dialect.encoding, "skip_lines": dialect.skip_lines}
-    target = read_cells(labels, cells.dialect.model_copy(update=form)).table
+    labelled = read_cells(labels, cells.dialect.model_copy(update=form))
+    target = labelled.table
     if target.num_columns != 1:
         raise DataError(f"{labels}: the target is one column, and there are {target.num_columns}")
     if target.num_rows != cells.table.num_rows:
@@ -576,7 +591,8 @@ def _read_folder(path: Path, dialect: Dialect) -> tuple[Cells, str]:
     (name,) = target.column_names
     if name in cells.table.column_names:
         raise DataError(f"{labels}: column {name!r} is in {features.name} too; rename one of them")
-    return cells._replace(table=cells.table.append_column(name, target.column(0))), name
+    table = cells.table.append_column(name, target.column(0))
+    return cells._replace(table=table, problems=[*cells.problems, *labelled.problems]), name
 
 
 def _choose_target(path: Path, columns: Sequence[str], target: str | None) -> str:

@@ -14,7 +14,7 @@ from xain_workloads.names import class_name, folded
 from xain_workloads.reading import texts
 from xain_workloads.reading.columns import is_text, known_texts
 from xain_workloads.reading.dialect import Dialect
-from xain_workloads.reading.errors import DoesNotFit, Problem, cells, reading
+from xain_workloads.reading.errors import Problem, cells, reading
 from xain_workloads.reading.texts import title_lines
 from xain_workloads.schema import shown
 
@@ -40,18 +40,19 @@ _TOTAL = re.compile(rf"({'|'.join(_TOTALS)}) ?[:=]? ?([-+]?[\d.,' ]*\d)?")
 class Cells(NamedTuple):
     """A file as it was read. infer: whether columns of text may be numbers.
 
-    dialect: with what the file has told.
+    dialect: with what the file has told. problems: last rows of totals, which are left out.
     """
 
     table: Any
     infer: bool
     dialect: Dialect
+    problems: Sequence[Problem]
 
 
 def read_cells(path: Path, dialect: Dialect) -> Cells:
     """All columns of a file under their folded names, without a row of totals.
 
-    Raises DataError if the file cannot be read, DoesNotFit if its last row is one of totals.
+    Raises DataError if the file cannot be read.
     """
     suffix = path.suffix.lower()
     try:
@@ -74,7 +75,8 @@ def read_cells(path: Path, dialect: Dialect) -> Cells:
             f"{path}: {suffix} files are not read without {missing.name}: {install}"
         ) from missing
     infer = suffix in texts.SUFFIXES or suffix in EXCEL
-    return Cells(_tidy(path, table, dialect, has_layout=infer), infer, dialect)
+    table, problems = _tidy(path, table, dialect, has_layout=infer)
+    return Cells(table, infer, dialect, problems)
 
 
 def _read_parquet(path: Path) -> Any:
@@ -134,9 +136,14 @@ def _read_statistics_program(path: Path, function: str) -> Any:
         return pa.table({name: pa.array(list(cells)) for name, cells in columns.items()})
 
 
-def _tidy(path: Path, table: Any, dialect: Dialect, *, has_layout: bool) -> Any:
-    """A table of plain columns with folded names. has_layout: cells may be there for their looks,
-    such as rows and columns without any value, and totals."""
+def _tidy(
+    path: Path, table: Any, dialect: Dialect, *, has_layout: bool
+) -> tuple[Any, list[Problem]]:
+    """(A table of plain columns with folded names, the problems of its last rows).
+
+    has_layout: cells may be there for their looks, such as rows and columns without any value, and
+        totals.
+    """
     import pyarrow as pa
 
     names = [folded(name) for name in table.column_names]
@@ -148,8 +155,9 @@ def _tidy(path: Path, table: Any, dialect: Dialect, *, has_layout: bool) -> Any:
     if twice := sorted(name for name, number in Counter(names).items() if number > 1):
         raise DataError(f"{path}: more than one column is called {', '.join(map(repr, twice))}")
     table = pa.Table.from_arrays(columns, names)
+    problems: list[Problem] = []
     if not has_layout:
-        return table
+        return table, problems
     table = _without_blank_rows(table)
     while dialect.totals != "keep" and (total := _total(table, dialect)):
         name, word = total
@@ -160,9 +168,9 @@ def _tidy(path: Path, table: Any, dialect: Dialect, *, has_layout: bool) -> Any:
                 f"{cells(name, {word: table.num_rows - 1})} is rather a total than a row; {drop} to"
                 f" leave it out, or {keep}"
             )
-            raise DoesNotFit([Problem(text, (drop,))], str(path))
+            problems.append(Problem(text, (drop,)))
         table = _without_blank_rows(table.slice(0, table.num_rows - 1))
-    return table
+    return table, problems
 
 
 def _plain(column: Any) -> Any:

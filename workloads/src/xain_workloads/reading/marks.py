@@ -195,6 +195,16 @@ def _decimal(having: _Having, separator: str, thousands: str) -> str:
     return "."
 
 
+def with_decimals(columns: Mapping[str, Any]) -> set[str]:
+    """The columns with a number that is a fraction, or may be one."""
+    return {
+        name
+        for mark in DECIMALS
+        for name, cells in columns.items()
+        if _cell_like({mark: {name: cells}}, f"{_FRACTION}|{_UNCLEAR}", mark)
+    }
+
+
 def _cell_like(having: _Having, pattern: str, decimal: str, thousands: str = "") -> str:
     """Description of the first cell that matches; "" if none does."""
     from pyarrow import compute
