@@ -8,6 +8,7 @@ import pytest
 
 from support.logs import capture_logs
 from support.wire import Member, reason
+from xain_coordinator.server.coordinator_service import num_classes_of
 from xain_participant.evaluations import evaluation_message
 from xain_participant.participant import Evaluation
 from xain_wire.fl import coordinator_pb2 as pb
@@ -206,6 +207,35 @@ async def test_tallies_that_do_not_agree_with_the_rows_are_dropped(start, join):
     (dropped,) = [line for line in lines if line["event"] == "evaluation_dropped"]
     assert "not to 6 rows" in dropped["reason"]
     assert not (await rounds_of(a))[-1].HasField("evaluation")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "number"),
+    [
+        ({}, None),
+        ({"classes": '["a", "b"]'}, 2),
+        ({"classes": "[]"}, 0),
+        ({"classes": "a, b"}, None),
+        ({"classes": "3"}, None),
+    ],
+)
+def test_classes_of_a_model_are_counted_where_its_metadata_have_them(metadata, number):
+    assert num_classes_of(metadata) == number
+
+
+async def test_tallies_of_other_classes_than_the_model_has_are_dropped(start, join):
+    coordinator = await start(workload={"name": "sgd"}, rounds={"rounds": 2, "min_participants": 1})
+    a = join(coordinator, "a")
+    profile = pb.DataProfile(num_samples=30, num_features=1, classes=["x", "y", "z"])
+    await a.stub.Rendezvous(
+        pb.RendezvousRequest(profile=profile, can_evaluate=True), metadata=a.metadata
+    )
+    await a.until(pb.ROUND, 0)
+    with capture_logs() as lines:
+        await end(a, 0, np.zeros(6, np.float32), tallied([0.9] * 2, [1, 0]))
+    (dropped,) = [line for line in lines if line["event"] == "evaluation_dropped"]
+    assert dropped["reason"] == "tallies are of 2 classes, and the model has 3"
+    await a.until(pb.ROUND, 1)  # the update counts
 
 
 async def test_metric_that_nobody_sends_and_sites_of_few_rows_are_warned_of(start, join):

@@ -132,6 +132,17 @@ def test_evaluation_that_cannot_be_kept_is_refused(
         checked(num_samples, metrics)
 
 
+def test_tallies_of_other_classes_than_the_model_has_are_refused() -> None:
+    """Added up with those of the other sites they would take figures from all of them."""
+    tallies = told("a", 0.9).tallies
+    for known in (2, None):
+        assert checked(40, {}, tallies, num_classes=known).tallies == tallies
+    with pytest.raises(ValueError, match="tallies are of 2 classes, and the model has 3"):
+        checked(40, {}, tallies, num_classes=3)
+    with pytest.raises(ValueError, match="tallies are of 2 classes, and the model has 0"):
+        checked(40, {}, tallies, num_classes=0)
+
+
 # --- in rounds ---
 
 
@@ -702,6 +713,34 @@ def test_figure_that_one_class_alone_makes_perfect_has_no_baseline_to_beat(metri
     hand_in_tallies(bench, 0.9, 0.9)
     assert bench.session.evaluation.no_better == ""
     assert bench.session.evaluation.winner is not None
+
+
+@pytest.mark.parametrize("metric", ["auc", "sensitivity", "accuracy"])
+def test_model_whose_loss_is_above_the_baseline_is_told_and_never_the_best(metric: str) -> None:
+    """Probabilities far off have a log loss above 0.611, that of the shares of the classes."""
+    bench = bench_of("a", "b", rounds=4, evaluate_metric=metric)
+    hand_in_tallies(bench, 0.5, 0.51)
+    assert bench.session.evaluation.no_better == (
+        "Model 1 is no better than always predicting the commonest class: its log_loss over the "
+        "held-out rows is 0.6733, and that of the commonest class 0.6109; no model was better."
+    )
+    assert bench.session.evaluation.winner is None
+    hand_in_tallies(bench, 0.9)
+    assert bench.session.evaluation.no_better == ""
+    hand_in_tallies(bench, 0.51)
+    assert bench.session.evaluation.no_better.endswith(f"the best model is 2, with {metric} 1.")
+    assert bench.session.evaluation.winner is not None
+    assert bench.session.evaluation.winner.round == 2
+
+
+def test_patience_without_a_metric_for_averages_is_warned_of() -> None:
+    bench = bench_of("a", rounds=9, evaluate_patience=3)
+    train(bench, 0.5)
+    (warning,) = evaluation_warnings(bench.session, history_of(bench))
+    assert "evaluate.patience stops nothing" in warning
+    with_tallies = bench_of("a", "b", rounds=9, evaluate_patience=3)
+    hand_in_tallies(with_tallies, 0.9)
+    assert evaluation_warnings(with_tallies.session, history_of(with_tallies)) == []
 
 
 def test_sites_that_are_not_in_the_figures_are_named() -> None:

@@ -32,7 +32,8 @@ NUMBER_FIGURES = ("r2", "rmse", "mse", "mae")
 # For a line of text or a column of a table, of the many that there are.
 SHOWN = ("accuracy", "auc", "log_loss", "r2", "rmse")
 # Figures by which models are compared unless one is named: the first that there is.
-DEFAULTS = ("log_loss", "mse", "balanced_accuracy")
+LOSSES = ("log_loss", "mse")
+DEFAULTS = (*LOSSES, "balanced_accuracy")
 
 _Z = 1.959963984540054  # of a 95 % interval
 _GROUPS = 10  # of a calibration curve

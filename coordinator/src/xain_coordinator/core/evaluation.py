@@ -13,7 +13,14 @@ from xain_coordinator.core.descent import NOT_BEGUN, Descent
 from xain_coordinator.core.replacing import replace
 from xain_coordinator.core.round import Round
 from xain_coordinator.core.values import Evaluation, GlobalModel, Rules
-from xain_workloads.figures import CLASS_FIGURES, DEFAULTS, NUMBER_FIGURES, figures, is_better
+from xain_workloads.figures import (
+    CLASS_FIGURES,
+    DEFAULTS,
+    LOSSES,
+    NUMBER_FIGURES,
+    figures,
+    is_better,
+)
 from xain_workloads.tallies import Tallies, add, check
 
 # Bounds of the metrics that a participant sends, since all of them go into the journal.
@@ -56,6 +63,13 @@ _OF_TALLIES = frozenset((*CLASS_FIGURES, *NUMBER_FIGURES))
 MAX_BACKLOG = 8
 
 
+Loss = tuple[str, float, float]  # name, value, baseline
+
+
+def _is_low(loss: Loss | None) -> bool:
+    return loss is None or loss[1] < loss[2]
+
+
 @dataclass(frozen=True, slots=True)
 class Best:
     """The best of the trained models that were evaluated. The untrained one does not compete.
@@ -67,6 +81,8 @@ class Best:
     baseline, latest_baseline: the metric of always predicting the commonest class, or the mean, on
         the rows that the best and the latest model were evaluated on; None if it has none.
     tallies, latest_tallies: of these rows, for confusion matrix and curves; None if there are none.
+    loss, latest_loss: name, value and baseline of log_loss or mse of the two models, where another
+        metric is compared; None if there is none.
     """
 
     metric: str
@@ -81,31 +97,34 @@ class Best:
     latest_baseline: float | None = None
     tallies: Tallies | None = None
     latest_tallies: Tallies | None = None
+    loss: Loss | None = None
+    latest_loss: Loss | None = None
 
     @property
     def beats_baseline(self) -> bool:
-        """Whether the best model is better than the best constant prediction, as far as is
-        known."""
-        return self.baseline is None or is_better(
-            self.value, self.baseline, is_minimised=self.is_minimised
+        """Whether the best model is better than the best constant prediction by its metric and by
+        its loss, as far as is known."""
+        return _is_low(self.loss) and (
+            self.baseline is None
+            or is_better(self.value, self.baseline, is_minimised=self.is_minimised)
         )
 
     @property
     def no_better(self) -> str:
         """One sentence, if the latest model is no better than the best constant prediction."""
-        baseline = self.latest_baseline
-        if baseline is None or is_better(
-            self.latest_value, baseline, is_minimised=self.is_minimised
-        ):
-            return ""
-        of = "the mean" if self.metric in NUMBER_FIGURES else "the commonest class"
+        name, value, baseline = self.metric, self.latest_value, self.latest_baseline
+        if baseline is None or is_better(value, baseline, is_minimised=self.is_minimised):
+            if self.latest_loss is None or _is_low(self.latest_loss):
+                return ""
+            name, value, baseline = self.latest_loss
+        of = "the mean" if name in NUMBER_FIGURES else "the commonest class"
         text = (
-            f"Model {self.latest_round} is no better than always predicting {of}: its"
-            f" {self.metric} over the held-out rows is {self.latest_value:.4g}, and that of {of}"
-            f" {baseline:.4g}"
+            f"Model {self.latest_round} is no better than always predicting {of}: its {name} over"
+            f" the held-out rows is {value:.4g}, and that of {of} {baseline:.4g}"
         )
         if self.beats_baseline:
-            return f"{text}; the best model is {self.round}, with {self.value:.4g}."
+            by = "" if name == self.metric else f"{self.metric} "
+            return f"{text}; the best model is {self.round}, with {by}{self.value:.4g}."
         return f"{text}; no model was better."
 
 
@@ -133,8 +152,13 @@ def checked(
     tallies: Tallies | None = None,
     *,
     withheld: bool = False,
+    num_classes: int | None = None,
 ) -> Evaluation:
-    """Check an evaluation from the network. Raises ValueError if it breaks a bound."""
+    """Check an evaluation from the network.
+
+    num_classes: of the model, 0 for a regression; None if it is not known, as of a script's.
+    Raises ValueError if it breaks a bound, or has tallies of another number of classes.
+    """
     if withheld:
         return Evaluation(0, {}, withheld=True)
     if not 0 <= num_samples <= MAX_SAMPLES:
@@ -146,6 +170,10 @@ def checked(
             raise ValueError(why)
     if tallies is not None:
         check(tallies)
+        if num_classes not in (None, tallies.num_classes):
+            raise ValueError(
+                f"tallies are of {tallies.num_classes} classes, and the model has {num_classes}"
+            )
     return Evaluation(num_samples, {name: metrics[name] for name in sorted(metrics)}, tallies)
 
 
@@ -225,6 +253,22 @@ def _spread(values: list[float]) -> Spread:
     return Spread(min(values), max(values), sqrt(variance))
 
 
+def compared_by(best: Best | None, rules: Rules, evaluation: Evaluation) -> str:
+    """The metric that models are compared by; "" if none is named and there are only averages."""
+    if best is not None:
+        return best.metric
+    default = next((name for name in DEFAULTS if name in evaluation.figures), "")
+    return rules.evaluate_metric or default
+
+
+def _loss(evaluation: Evaluation) -> Loss | None:
+    for name in LOSSES:
+        figure = evaluation.figures.get(name)
+        if figure is not None and figure.baseline is not None:
+            return name, figure.value, figure.baseline
+    return None
+
+
 def better(
     best: Best | None,
     rules: Rules,
@@ -235,14 +279,15 @@ def better(
     """The best model after the evaluation of the trained model `number`, as together() gives it.
 
     Unless a metric is named, models are compared by the first figure of DEFAULTS that there is, and
-    by no average.
+    by no average. Whatever the metric, a model whose loss is below that of the best constant
+    prediction is better than one whose loss is not.
     """
     if evaluation is None:
         return best
-    default = next((name for name in DEFAULTS if name in evaluation.figures), "")
-    metric = best.metric if best is not None else rules.evaluate_metric or default
+    metric = compared_by(best, rules, evaluation)
     if metric not in evaluation.metrics:
         return best
+    loss = None if metric in LOSSES else _loss(evaluation)
     value = evaluation.metrics[metric]
     figure = evaluation.figures.get(metric)
     baseline = None if figure is None or metric in _NOTHING_TO_BEAT else figure.baseline
@@ -250,9 +295,13 @@ def better(
         is_minimised = rules.evaluate_minimised if rules.evaluate_metric else WELL_KNOWN[metric]
         latest = number, value
         on = baseline, baseline
-        return Best(metric, is_minimised, *latest, *latest, *latest, *on, tallies, tallies)
+        return Best(
+            *(metric, is_minimised, *latest, *latest, *latest, *on, tallies, tallies),
+            loss=loss,
+            latest_loss=loss,
+        )
     sign = -1.0 if best.is_minimised else 1.0
-    is_best = sign * value > sign * best.value
+    is_best = (_is_low(loss), sign * value) > (_is_low(best.loss), sign * best.value)
     has_improved = sign * (value - best.improved_value) > rules.evaluate_min_delta
     return Best(
         metric,
@@ -267,6 +316,8 @@ def better(
         baseline,
         tallies if is_best else best.tallies,
         tallies,
+        loss if is_best else best.loss,
+        loss,
     )
 
 
@@ -288,7 +339,8 @@ class EvaluationProgress:
     descent: with the rule "gradient", how the loss in training has fallen.
     measured_round: number of the model that was evaluated last, the untrained one among them; -1
         before the first.
-    lacks_metric: whether the latest evaluation lacks the metric that models are compared by.
+    lacks_metric: whether the latest evaluation lacks the metric that models are compared by, or has
+        only averages, and none is named.
     """
 
     best: Best | None = None
@@ -356,8 +408,7 @@ class EvaluationProgress:
         best = self.best
         if number != untrained:
             best = better(best, rules, number, evaluation, tallies)
-        metric = rules.evaluate_metric or ("" if best is None else best.metric)
-        lacks = bool(metric) and metric not in evaluation.metrics
+        lacks = compared_by(best, rules, evaluation) not in evaluation.metrics
         return replace(self, best=best, measured_round=number, lacks_metric=lacks)
 
     def owing(

@@ -87,6 +87,13 @@ def evaluation_warnings(session: Session, history: History) -> list[str]:
             "site has sent no probabilities. No later model is the best one, and nothing stops "
             "early."
         )
+    elif progress.lacks_metric and session.rules.evaluate_patience:
+        found.append(
+            "Only averages over sites are sent, and no metric is named by which they are compared, "
+            "so evaluate.patience stops nothing: name one of them, such as "
+            + hint("xain-coordinator", 'evaluate.metric = "loss"')
+            + "."
+        )
     if names := history.not_in_figures:
         found.append(
             "The figures of all rows are without those of "

@@ -504,12 +504,14 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         message = request.evaluation
         if not request.HasField("evaluation"):
             return None
+        model = self._driver.session.model
         try:
             return checked(
                 message.num_samples,
                 message.metrics,
                 tallies_of(message),
                 withheld=message.withheld,
+                num_classes=None if model is None else num_classes_of(model.metadata),
             )
         except ValueError as error:
             reason = shortened(str(error), MAX_REASON)
@@ -711,6 +713,15 @@ def is_known(driver: Driver, participant_id: str) -> bool:
     if participant_id in session.members:
         return True
     return session.phase is Phase.FINISHED and participant_id in driver.history.accounts.by_name
+
+
+def num_classes_of(metadata: Mapping[str, str]) -> int | None:
+    """Classes in a model's metadata, 0 for a regression; None if there are none, as a script's."""
+    try:
+        classes = json.loads(metadata.get("classes", "null"))
+    except ValueError:  # a script may write something else there
+        return None
+    return len(classes) if isinstance(classes, list) else None
 
 
 def _accepts_update(before: pb.WatchResponse, message: pb.WatchResponse) -> bool:

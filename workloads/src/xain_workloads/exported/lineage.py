@@ -47,8 +47,9 @@ def choose(
     """
     if which == "best" and best is None:
         raise NoModel(
-            "there is no best model: none was evaluated, or none is better than always predicting"
-            " the commonest class or the mean; take the last, or see [evaluate]"
+            "there is no best model: none was evaluated, no metric is named by which averages are"
+            " compared, or none is better than always predicting the commonest class or the mean;"
+            " take the last, or see [evaluate]"
         )
     number = {"last": max(numbers), "best": best}.get(which)
     if number is None and which.isdecimal():
