@@ -36,7 +36,7 @@ from xain_workloads.preprocessing import (
     target_center,
 )
 from xain_workloads.scales import Scale
-from xain_workloads.schema import Column
+from xain_workloads.schema import MAX_COLUMNS, Column
 from xain_workloads.table import Table
 from xain_workloads.workload import create, evaluate, initial_model, predict
 
@@ -440,12 +440,22 @@ def mixed_wards(*names: str) -> Table:
     return Table((Column("ward", "category"),), {"ward": wards}, np.zeros(len(names)))
 
 
-def test_very_wide_table_sends_no_statistics() -> None:
-    """The statistics would not fit into a profile; the model takes the columns as they are."""
-    values = {f"feature number {i}": np.ones(2) for i in range(8000)}
-    table = Table(tuple(map(Column, values)), values, np.array(["a", "b"]))
-    assert table.profile().statistics == ""
-    assert KEY not in initial_model(create("sgd"), [table.profile()]).metadata
+def wide(number: int) -> Table:
+    values = {f"feature number {i}": np.ones(2) for i in range(number)}
+    return Table(tuple(map(Column, values)), values, np.array(["a", "b"]))
+
+
+def test_table_whose_statistics_take_too_much_is_refused_at_the_site() -> None:
+    """Without them nothing would be prepared for any site, and nothing checked."""
+    with pytest.raises(DataError, match=r"8000 columns take \d+ bytes, and at most 524288 .*drop"):
+        wide(8000).profile()
+
+
+def test_array_of_too_many_columns_to_be_named_sends_no_statistics() -> None:
+    """The model takes the columns as they are."""
+    profile = wide(MAX_COLUMNS + 1).profile()
+    assert (profile.columns, profile.statistics) == ((), "")
+    assert KEY not in initial_model(create("sgd"), [profile]).metadata
 
 
 def test_same_profiles_give_the_same_model_and_preprocessing() -> None:

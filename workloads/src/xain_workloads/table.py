@@ -107,8 +107,9 @@ class Table:
         """Sizes, names, types and statistics of this table, as a participant sends them. No rows.
 
         min_category_count, min_known: as describe() takes them.
-        A table whose statistics take more than MAX_STATISTICS_BYTES has none, as one with more
-        than some 5000 columns; then nothing is prepared for the session.
+        A table of more than MAX_COLUMNS columns has neither names nor statistics; then nothing is
+        prepared for the session. Raises DataError if the statistics of others take more than
+        MAX_STATISTICS_BYTES, as those of some 5000 columns.
         """
         columns = {column.name: self.values[column.name] for column in self.columns}
         described = describe(
@@ -118,15 +119,23 @@ class Table:
             min_known=min_known,
             without_target=self.without_target,
         )
-        statistics = described.to_json()  # ASCII: one byte a character
+        is_named = len(self.columns) <= MAX_COLUMNS
+        statistics = described.to_json() if is_named else ""  # ASCII: one byte a character
+        if len(statistics) > MAX_STATISTICS_BYTES:
+            raise DataError(
+                f"{self.origin}: the statistics of its {len(self.columns)} columns take"
+                f" {len(statistics)} bytes, and at most {MAX_STATISTICS_BYTES} are taken; leave"
+                " columns out that are not used, "
+                + hint("xain-participant", 'data.drop = ["NAME"]')
+            )
         return DataProfile(
             num_samples=self.num_samples,
             num_features=len(self.columns),
             classes=self.classes,
-            columns=self.columns if len(self.columns) <= MAX_COLUMNS else (),
+            columns=self.columns if is_named else (),
             target=self.target_name,
             task=self.task,
-            statistics=statistics if len(statistics) <= MAX_STATISTICS_BYTES else "",
+            statistics=statistics,
         )
 
     @classmethod

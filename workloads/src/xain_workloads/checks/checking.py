@@ -15,6 +15,7 @@ from xain_workloads.checks.labels import check_labels
 from xain_workloads.checks.numbers import check_numbers
 from xain_workloads.checks.summaries import Categories, Numbers, Summary, summarise
 from xain_workloads.profile import DataProfile
+from xain_workloads.schema import MAX_COLUMNS
 from xain_workloads.statistics import MIN_KNOWN
 
 MAX_FINDINGS = 200  # of all sites; those of the highest level, and of the first sites
@@ -69,8 +70,8 @@ def _untold(summary: Summary) -> Iterator[Finding]:
     for at, name in enumerate(summary.names):
         if not summary.has_statistics[at]:
             text = (
-                "it sends no statistics of its columns, so nothing is prepared for any site;"
-                " install a later version of the participant there"
+                "it sends no statistics of its columns, so nothing is prepared for any site: it has"
+                f" more than {MAX_COLUMNS:,} columns, or its participant is of an earlier version"
             )
             yield Finding("warn", "no_statistics", name, "", text)
         elif summary.num_rows[at] < _SMALL:
