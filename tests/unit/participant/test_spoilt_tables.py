@@ -123,8 +123,8 @@ def test_divergence_names_the_column_that_is_not_scaled() -> None:
     table = Table(
         (Column("age"), Column("salary")), {"age": numbers, "salary": 1e6 * numbers}, numbers
     )
-    for scaling, options, names_it in (("none", {}, True), ("standard", {"eta0": 1e6}, False)):
-        workload = create("sgd", {"task": "regression", **options})
+    for scaling, eta0, names_it in (("none", 0.01, True), ("standard", 1e6, False)):
+        workload = create("sgd", {"task": "regression", "eta0": eta0})
         model = initial_model(workload, [table.profile()], PreprocessingOptions(scaling))
         site = WorkloadParticipant(table)
         site.on_model(model.layout, model.metadata)
