@@ -224,7 +224,7 @@ async def test_a_site_takes_the_model_home_and_hears_what_it_does_not_know(tmp_p
     predict = (*program, "predict", f"--model={model}", f"--to={tmp_path / 'out.csv'}")
     status, _, err = await called(*predict, f"--data={tmp_path / 'new.csv'}")
     assert status == 0, err
-    assert re.search(r"^column 'age': \d of 100 values are missing$", err, re.MULTILINE)
+    assert re.search(r"^column 'age': \d of 100 values are missing, as were", err, re.MULTILINE)
     assert float(re.findall(r"^accuracy ([\d.]+) of 100 rows", err, re.MULTILINE)[0]) > 0.9
     (tmp_path / "out.csv").unlink()
     status, _, err = await called(*predict, f"--data={tmp_path / 'other.csv'}")

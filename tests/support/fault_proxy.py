@@ -300,11 +300,12 @@ class _Connection:
             while data:
                 part, due = await self._proxy.throttled(data, due)
                 await self._while_silent()
-                await loop.sock_sendall(target, part)
+                # Before: whoever has received all of them finds all of them counted.
                 if source is self.client:
                     self._proxy.num_bytes_up += len(part)
                 else:
                     self._proxy.num_bytes_down += len(part)
+                await loop.sock_sendall(target, part)
                 data = data[len(part) :]
 
     async def _while_silent(self) -> None:

@@ -4,7 +4,7 @@ from tests.unit.core.bench import Bench, make_rules, opened_round
 
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
-from xain_coordinator.core.answers import MAX_NOTED
+from xain_coordinator.core.answers import MAX_NOTED, MAX_REASON
 from xain_coordinator.core.selection_state import MAX_DEPARTED, Faults, SelectionState
 from xain_coordinator.core.values import Phase, Rules
 
@@ -174,4 +174,4 @@ def test_a_restart_forgets_no_refusal() -> None:
 def test_a_long_reason_is_cut() -> None:
     bench = opened_round("a", "b", rules=strict(min_participants=2))
     bench.send(c.NoteRefusedUpdate("a", bench.session.trained_by("a"), "x" * 10_000))
-    assert len(bench.happened(e.UpdateRefused)[0].reason) == 200
+    assert len(bench.happened(e.UpdateRefused)[0].reason) == MAX_REASON
