@@ -5,7 +5,7 @@ What a command needs is imported within it, so that --help does not wait for num
 
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -267,8 +267,14 @@ def _status(
         fail(PROGRAM, str(error), EXIT_FAILED)
     if as_json:
         typer.echo(json.dumps(inspection_client.as_json(snapshot)))
-    else:
-        status_view.render(snapshot, Console())
+        return
+    from xain_workloads.describe import TableOne
+
+    described = ""
+    with suppress(inspection_client.NoStatus):  # an earlier version
+        described = inspection_client.description(address)
+    table = TableOne.from_json(described) if described else None
+    status_view.render(snapshot, Console(), table)
 
 
 _REPAIR_HELP = """With the coordinator stopped, read all that it has and say what is damaged.

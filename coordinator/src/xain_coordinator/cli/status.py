@@ -12,16 +12,22 @@ from xain_foundation.hints import hint
 from xain_foundation.wheels import pip_install
 from xain_wire.fl import coordinator_pb2, inspection_pb2
 from xain_workloads.checks.findings import told
+from xain_workloads.describe import TableOne
 
 _MAX_NAMES = 6
 MAX_FINDINGS = 20
+MAX_LINES = 12  # of table one
 
 
-def render(snapshot: Snapshot, console: Console) -> None:
-    """Tables of a status: the state, then the participants, then the rounds."""
+def render(snapshot: Snapshot, console: Console, table_one: TableOne | None = None) -> None:
+    """Tables of a status: the state, the data, the participants, then the rounds."""
     console.print(_headline(snapshot.status, snapshot.rounds.rounds))
-    if snapshot.status.findings:
+    if table_one is not None or snapshot.status.findings:
         console.print(Text("\nData", style="bold"))
+    if table_one is not None:
+        console.print(_together(table_one))
+        console.print(Text("the whole table: xain-coordinator describe", style="dim"))
+    if snapshot.status.findings:
         console.print(findings(snapshot.status))
     if snapshot.participants.participants or snapshot.status.sites:
         console.print(Text("\nParticipants", style="bold"))
@@ -57,6 +63,17 @@ def findings(status: inspection_pb2.GetStatusResponse) -> Table:
         )
     if (more := len(status.findings) - MAX_FINDINGS) > 0:
         table.add_row("", "", "", Text(f"and {more} more; see status --json", style="dim"))
+    return table
+
+
+def _together(table_one: TableOne) -> Table:
+    """The first lines of table one, of all sites together."""
+    lines = [(line[0], line[1], line[-1]) for line in table_one.cells()[1:]]
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for _ in lines[0]:
+        table.add_column(overflow="fold")
+    for line in lines[:MAX_LINES]:
+        table.add_row(*map(_text, line))
     return table
 
 

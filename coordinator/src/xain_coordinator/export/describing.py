@@ -2,18 +2,13 @@
 
 from contextlib import closing
 
-import grpc
-
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.keys import TABLE_ONE
 from xain_coordinator.journal.restore import open_stopped
 from xain_coordinator.ports import KeyNotFound
-from xain_coordinator.server.inspection_client import TIMEOUT_S, NoStatus, open_channel
+from xain_coordinator.server.inspection_client import description
 from xain_coordinator.stores.journalled import store_of_session
 from xain_coordinator.stores.opening import open_store
-from xain_foundation.grpc_calls import details_of
-from xain_wire.fl.inspection_pb2 import DescribeRequest
-from xain_wire.fl.inspection_pb2_grpc import InspectionStub
 from xain_workloads.describe import TableOne
 from xain_workloads.errors import NoModel
 
@@ -25,7 +20,7 @@ def table_one(config: CoordinatorConfig, address: str | None) -> TableOne:
 
     Raises NoModel, NoStatus, JournalError, StoreError and DataError.
     """
-    text = _from_files(config) if address is None else _asked(address)
+    text = _from_files(config) if address is None else description(address)
     if not text:
         raise NoModel(_NONE)
     return TableOne.from_json(text)
@@ -42,11 +37,3 @@ def _from_files(config: CoordinatorConfig) -> str:
                 return reader.read(0, reader.size).decode()
         except KeyNotFound:
             return ""
-
-
-def _asked(address: str) -> str:
-    with open_channel(address) as channel:
-        try:
-            return InspectionStub(channel).Describe(DescribeRequest(), timeout=TIMEOUT_S).table
-        except grpc.RpcError as error:
-            raise NoStatus(f"{address} does not describe its data: {details_of(error)}") from None

@@ -78,6 +78,19 @@ def open_channel(address: str) -> grpc.Channel:
     return channels.open_channel(address, [("grpc.max_receive_message_length", -1)])
 
 
+def description(address: str) -> str:
+    """Table one of the session of the coordinator at "host:port", as JSON; "" if there is none yet.
+
+    Raises NoStatus.
+    """
+    with open_channel(address) as channel:
+        stub = inspection_pb2_grpc.InspectionStub(channel)
+        try:
+            return stub.Describe(inspection_pb2.DescribeRequest(), timeout=TIMEOUT_S).table
+        except grpc.RpcError as error:
+            raise NoStatus(f"{address} does not describe its data: {details_of(error)}") from None
+
+
 async def ask_service(
     service: Any, *, everything: bool = False, num_rounds: int = MAX_ROUNDS
 ) -> Snapshot:
