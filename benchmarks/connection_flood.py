@@ -81,7 +81,7 @@ def flood(port: int, greeting: bytes, num_connections: int, reopens: bool) -> No
                     pass
                 writer.close()
             except OSError:
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.05)  # before it connects again
             if not reopens:
                 return
 
@@ -149,7 +149,7 @@ class Seen:
                         break
                     except grpc.RpcError as error:
                         self.results[f"join {error.code().name}: {error.details()[:40]}"] += 1
-                        time.sleep(0.2)
+                        time.sleep(0.2)  # between two attempts to join
                 self.joins.append(time.monotonic() - began)
 
     def _probe(self) -> None:
@@ -199,14 +199,14 @@ def main() -> None:
             coordinator = processes.CoordinatorProcess(Path(folder), settings)
             coordinator.start()
             seen = Seen(coordinator.port, Path(folder))
-            time.sleep(1)
+            time.sleep(1)  # the honest clients come before the flood
             flooding = multiprocessing.get_context("spawn").Process(
                 target=flood,
                 args=(coordinator.port, KINDS[kind], given.connections, not given.hold),
             )
             flooding.start()
-            time.sleep(2)
-            time.sleep(given.seconds)
+            time.sleep(2)  # the process of the flood has to start
+            time.sleep(given.seconds)  # for so long the flood goes on
             seen.end()
             flooding.terminate()
             flooding.join()

@@ -122,7 +122,7 @@ def main() -> None:
                 while not is_served(url):
                     resets += 1
                 waits.append(time.monotonic() - began)
-                time.sleep(0.1)
+                time.sleep(0.1)  # between two probes, not measured
             ended.set()
             for thread in threads:
                 thread.join()

@@ -51,7 +51,7 @@ class Group:
                     raise SystemExit(f"{name} has ended:\n{self._errors(name).read_text()}")
             if time.monotonic() > deadline:
                 raise SystemExit(f"the group was not ready within {PATIENCE_S:g} s")
-            time.sleep(POLL_S)
+            time.sleep(POLL_S)  # a poll: it ends when the condition holds
 
     def status(self) -> Status:
         return self._calls.status(PATIENCE_S)

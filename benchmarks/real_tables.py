@@ -447,6 +447,7 @@ def trained(study: Study, workload: str, folder: Path) -> dict[str, Any]:
         for at, rows in enumerate(study.sites.values()):
             file = folder / f"site{at}.csv"
             file.write_text(text_of(rows), encoding="utf-8")
+            # The task of a study is one of the literals, which mypy cannot see.
             data = DataSettings(source=str(file), target=study.target, task=study.task)  # type: ignore[arg-type]
             held_out.append(split_train_test(data.load(), data.test_fraction, 0, least=5)[1])
             command = [

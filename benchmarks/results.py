@@ -73,7 +73,7 @@ def busy_cores(sample_s: float) -> float | None:
     """Number of busy cores, while this process slept. None where the system does not tell."""
     try:
         before = _cpu_ticks()
-        time.sleep(sample_s)
+        time.sleep(sample_s)  # other processes are measured meanwhile
         after = _cpu_ticks()
     except OSError:
         return None  # not Linux

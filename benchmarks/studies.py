@@ -99,9 +99,11 @@ _LOADERS: Mapping[str, Callable[[], object]] = {
 
 def _bundled(source: Source) -> Rows:
     data: object = _LOADERS[source.table]()
+    # The Bunch of scikit-learn has no types.
     names, features, target = data.feature_names, data.data, data.target  # type: ignore[attr-defined]
     labels = [f"{value:g}" for value in target]
     if source.task == "classification":
+        # The Bunch, as above.
         labels = [str(data.target_names[value]) for value in target]  # type: ignore[attr-defined]
     return [
         {**{str(n): f"{v:.10g}" for n, v in zip(names, row, strict=True)}, source.target: label}

@@ -22,7 +22,7 @@ settings.load_profile("unhurried")
 def running(kind: type[S3Server]) -> Iterator[S3Server]:
     missing = kind.missing()
     if missing is not None:
-        pytest.skip(missing)
+        pytest.skip(missing)  # says what is not installed
     with kind() as server:
         yield server
 

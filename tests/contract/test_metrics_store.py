@@ -71,7 +71,7 @@ def strict_influx(_: Path) -> Iterator[Kept]:
 def victoria_metrics(_: Path) -> Iterator[Kept]:
     missing = VictoriaMetrics.missing()
     if missing is not None:
-        pytest.skip(missing)
+        pytest.skip(missing)  # says what is not installed
     with VictoriaMetrics() as server:
 
         def read() -> list[Number]:

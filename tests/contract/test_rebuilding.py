@@ -29,7 +29,7 @@ def session_with_a_model() -> Session:
     return fold(session, [e.ModelRequested(()), e.ModelInitialised(model, 0.0)])
 
 
-def read(store: WeightsStore, key: str) -> bytes:  # noqa: F811
+def read(store: WeightsStore, key: str) -> bytes:  # noqa: F811  # a fixture
     with store.open(key) as reader:
         return reader.read(0, reader.size)
 
@@ -44,6 +44,7 @@ def making(data: bytes) -> Callable[[WeightsStore, Effect], object]:
     return make
 
 
+# `store` is the fixture that is imported.
 def test_damaged_object_is_replaced_and_set_aside(store: WeightsStore) -> None:  # noqa: F811
     session = session_with_a_model()
     put(store, KEY, DATA)
@@ -57,6 +58,7 @@ def test_damaged_object_is_replaced_and_set_aside(store: WeightsStore) -> None: 
     assert read(store, KEY) == DATA
 
 
+# `store` is the fixture that is imported.
 def test_coordinator_that_was_overtaken_replaces_nothing(store: WeightsStore) -> None:  # noqa: F811
     """The newer one may have another model there. It is not told as damage."""
 
@@ -73,13 +75,13 @@ def test_coordinator_that_was_overtaken_replaces_nothing(store: WeightsStore) ->
     assert set(store.keys()) == set()
 
 
-def test_object_that_is_gone_is_made_again(store: WeightsStore) -> None:  # noqa: F811
+def test_object_that_is_gone_is_made_again(store: WeightsStore) -> None:  # noqa: F811  # a fixture
     assert rebuild_damaged_model(store, session_with_a_model(), {}, making(DATA))
     assert read(store, KEY) == DATA
     assert set(store.keys()) == {KEY}
 
 
-def test_another_result_changes_nothing(store: WeightsStore) -> None:  # noqa: F811
+def test_another_result_changes_nothing(store: WeightsStore) -> None:  # noqa: F811  # a fixture
     """Another result, as of another version of a plug-in, is no proof that the object was right."""
     put(store, KEY, ROTTEN)
     with pytest.raises(DamagedModel, match="its rebuilt copy has the digest"):
@@ -88,7 +90,7 @@ def test_another_result_changes_nothing(store: WeightsStore) -> None:  # noqa: F
     assert set(store.keys()) == {KEY}
 
 
-def test_store_that_is_away_is_no_damage(store: WeightsStore) -> None:  # noqa: F811
+def test_store_that_is_away_is_no_damage(store: WeightsStore) -> None:  # noqa: F811  # a fixture
     put(store, KEY, ROTTEN)
 
     def away(into: WeightsStore, effect: Effect) -> object:

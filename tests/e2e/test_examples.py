@@ -60,8 +60,9 @@ async def train(
         with lock:
             return make_model()
 
+    # mypy does not know what the example defines.
     module.load = lambda _: load(threading.current_thread().name)  # type: ignore[attr-defined]
-    module.make_model = make_model_alone  # type: ignore[attr-defined]
+    module.make_model = make_model_alone  # type: ignore[attr-defined]  # of the example
     sys.argv, argv = [module.__name__, ""], sys.argv
     try:
         threads = [threading.Thread(target=module.main, name=str(file)) for file in files]
@@ -72,6 +73,7 @@ async def train(
         assert coordinator.driver.session.cause == "completed"
         return coordinator
     finally:
+        # Both are defined by the example, as above.
         module.load, module.make_model = load, make_model  # type: ignore[attr-defined]
         sys.argv = argv
         del os.environ["XAIN_PARTICIPANT_COORDINATOR__PORT"]

@@ -320,7 +320,7 @@ async def test_outages_on_the_way_change_nothing(tmp_path):
     store and not for the metrics."""
     for kind in (SeaweedFS, VictoriaMetrics):
         if (missing := kind.missing()) is not None:
-            pytest.skip(missing)
+            pytest.skip(missing)  # says what is not installed
     plain = Scenario(("a", "b", "c"), rounds=8, size=300_000, training_s=0.3)
     expected = await undisturbed(plain, tmp_path / "undisturbed")
     gates = tmp_path / "gates"

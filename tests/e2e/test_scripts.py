@@ -55,7 +55,7 @@ class Script(Process):
 
     async def until_coordinator_says(self, event: str) -> None:
         async with asyncio.timeout(PATIENCE_S):
-            while event not in self._coordinator.log():  # noqa: ASYNC110
+            while event not in self._coordinator.log():  # noqa: ASYNC110  # a log has no event
                 await asyncio.sleep(0.01)  # as above
 
 

@@ -97,7 +97,7 @@ def test_settings_arrive_as_they_were_given(tmp_path: Path) -> None:
     rules = json.loads(rows[0][0])["rules"]
     assert json.loads(rules["train_config"]) == scripts.TRAIN
     assert repr(json.loads(rules["train_config"])["opt"]) == repr(
-        dict(sorted(scripts.TRAIN["opt"].items()))  # type: ignore[attr-defined]
+        dict(sorted(scripts.TRAIN["opt"].items()))  # type: ignore[attr-defined]  # a dict
     )
 
 
@@ -161,7 +161,7 @@ async def waiting_script(folder: Path) -> asyncio.subprocess.Process:
     )
     async with asyncio.timeout(PATIENCE_S):
         while not begun.exists():  # noqa: ASYNC110  # another process makes it
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # a poll, not a race: it ends when the file is there
     return process
 
 

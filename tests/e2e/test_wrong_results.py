@@ -369,7 +369,7 @@ READ: Mapping[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", READ)
-async def test_what_a_table_may_not_mean_is_told_with_what_mends_it(
+async def test_ambiguous_table_is_refused_with_the_setting_that_mends_it(
     tmp_path: Path, name: str
 ) -> None:
     """All columns at once, and `--fix` reads what was meant."""

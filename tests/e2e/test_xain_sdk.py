@@ -35,7 +35,7 @@ def sdk_python() -> Path:
     except environment.NotInstalled as error:
         if os.environ.get("CI"):
             raise
-        pytest.skip(str(error))
+        pytest.skip(str(error))  # says why it is not installed
 
 
 @pytest.fixture

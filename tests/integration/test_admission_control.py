@@ -59,7 +59,7 @@ async def eventually(is_true: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30.0
     while not is_true():
         assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # between two looks
 
 
 async def until_open(coordinator: Any, num_calls: int) -> None:

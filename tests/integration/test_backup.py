@@ -141,6 +141,7 @@ async def test_objects_that_a_copy_of_the_journal_names_stay_while_it_is_asked_f
         assert "SERVING" in await ask(path)
         writer.close()
         async with asyncio.timeout(PATIENCE_S):
+            # Nothing tells of a removal.
             while f"{session_id}/{updates[0]}" in set(opened.keys()):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)  # a poll, not a race: it ends when the object is gone
     await left(a, b)

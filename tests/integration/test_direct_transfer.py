@@ -46,7 +46,7 @@ def full(value: float) -> bytes:
 @pytest.fixture(scope="module")
 def server() -> Iterator[SeaweedFS]:
     if (why := SeaweedFS.missing()) is not None:
-        pytest.skip(why)
+        pytest.skip(why)  # says what is not installed
     with SeaweedFS() as server:
         yield server
 

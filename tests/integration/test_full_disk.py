@@ -33,7 +33,7 @@ async def until(is_true: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not is_true():
         assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # between two looks
 
 
 @pytest.mark.e2e

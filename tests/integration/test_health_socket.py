@@ -52,7 +52,7 @@ async def test_backup_that_does_not_end_is_warned_of_and_read_with_bounded_memor
             with capture_logs() as logs:
                 client = await asyncio.to_thread(ask_for_a_copy, tmp_path / "journal.sock")
                 async with asyncio.timeout(PATIENCE_S):
-                    while len(logs) < 2:  # noqa: ASYNC110
+                    while len(logs) < 2:  # noqa: ASYNC110  # a log has no event
                         await asyncio.sleep(0.01)  # a poll, not a race: it ends with the lines
             assert held.is_set()
             assert {line["event"] for line in logs} == {"backup_holds_up_removal"}
@@ -60,7 +60,7 @@ async def test_backup_that_does_not_end_is_warned_of_and_read_with_bounded_memor
             assert logs[0]["copy"] == str(tmp_path / "copy")
             client.close()
             async with asyncio.timeout(PATIENCE_S):
-                while held.is_set():  # noqa: ASYNC110
+                while held.is_set():  # noqa: ASYNC110  # no event tells of clear()
                     await asyncio.sleep(0.01)  # a poll, not a race: it ends with the backup
         _, peak_bytes = tracemalloc.get_traced_memory()
         assert peak_bytes < SENT_BYTES // 4

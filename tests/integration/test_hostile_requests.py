@@ -212,7 +212,7 @@ async def test_half_open_uploads_leave_memory_below_200_mib(tmp_path):
     async def join(number: int) -> None:
         answer = pb.RendezvousResponse(reply=pb.LATER)
         while answer.reply == pb.LATER:
-            await asyncio.sleep(answer.retry_after_ms / 1000)
+            await asyncio.sleep(answer.retry_after_ms / 1000)  # as the coordinator asks
             answer = await members[number // STREAMS].stub.Rendezvous(
                 pb.RendezvousRequest(), metadata=(("xain-participant-id", f"p{number}"),)
             )

@@ -37,8 +37,8 @@ class Site(Participant):
         if {how!r} in ("fails", "fails and is killed"):
             raise ValueError("patient 4711 has no age")
         if {how!r} == "hangs":
-            time.sleep(3600)
-        time.sleep(0.05)
+            time.sleep(3600)  # longer than the test lasts
+        time.sleep(0.05)  # a round takes some time
         if {how!r} == "diverges":
             return weights * np.float32("nan"), 10
         return weights + 1, 10

@@ -132,7 +132,7 @@ async def test_weights_pass_a_slow_line_once(start, join, proxy, port_proxy, way
 async def heartbeats(site: Site) -> None:
     while True:
         await site.again(site.client.heartbeat, pb.TRAINING, 1)
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # between two heartbeats
 
 
 async def test_small_update_that_comes_slowly_holds_up_no_heartbeat(start, join, proxy, port_proxy):
@@ -204,6 +204,7 @@ async def test_download_that_breaks_off_is_kept_for_the_next_try(start, join, pr
         first = threading.Thread(target=get)
         first.start()
         async with asyncio.timeout(PATIENCE_S):
+            # Nothing tells how far it is.
             while client.transfer is None or client.transfer.share < 0.4:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)  # a poll, not a race
         proxy.refuse()

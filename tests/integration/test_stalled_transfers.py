@@ -61,7 +61,7 @@ async def test_download_whose_receiver_takes_nothing_ends_and_goes_on(start, joi
     async def noted(*args):
         try:
             await send(*args)
-        except BaseException:
+        except BaseException:  # on cancellation, too
             ended.set()
             raise
 

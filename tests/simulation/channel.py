@@ -92,6 +92,7 @@ class Channel(grpc.Channel):
                 call.send(request_serializer(request))
                 if call.status is not None:
                     break
+                # Simulated time passes between two messages.
                 sleep(MESSAGE_S * self.network.hub.chance.random())
             call.send(None, is_last=True)
             return call.answer(response_deserializer)

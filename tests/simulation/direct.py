@@ -74,7 +74,7 @@ class SimulatedDirect(DirectTransfer):
         """Something on its way. Raises _Failed and _Broken."""
         self._process.touch()
         wait_s = self._network.latency_s() + max(0.0, self._link.held_until - self._hub.now)
-        sleep(min(wait_s, TIMEOUT_S))
+        sleep(min(wait_s, TIMEOUT_S))  # simulated time on the way
         if wait_s > TIMEOUT_S:
             raise direct._Failed("timed out")
         if self._trouble.store_down or self._happens(self._network.noise.lost):
@@ -118,5 +118,5 @@ class SimulatedDirect(DirectTransfer):
         while self._disk.visible.get(key) != data:
             if thread.now() > deadline:
                 raise direct._Failed("timed out")
-            sleep(1.0)
+            sleep(1.0)  # simulated time between two looks
         return ""

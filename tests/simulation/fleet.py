@@ -237,6 +237,7 @@ class _Training(Participant):
 
     def evaluate_round(self, weights: NDArray[Any]) -> None:
         self._oracle.begins_with(self._name, weights)
+        # An evaluation takes simulated time.
         sleep(self._takes_s * (0.8 + 0.4 * self._hub.chance.random()))
         self.report_evaluation({"accuracy": score_of(weights)}, 5)
 

@@ -74,7 +74,7 @@ class RedisServer:
     def __init__(self) -> None:
         missing = self.missing()
         if missing is not None:
-            pytest.skip(missing)
+            pytest.skip(missing)  # says what is not installed
         self._folder = tempfile.mkdtemp(prefix="redis-")  # short: the path of a socket has to be
         self._socket = Path(self._folder) / "socket"
 

@@ -91,7 +91,7 @@ def main() -> None:
         if hold.exists():
             (Path(folder) / f"held-{name}-{clock}").touch()
             while hold.exists():
-                time.sleep(LOOK_S)
+                time.sleep(LOOK_S)  # a poll: it ends when the file is gone
 
     with parameters.connect_sync(target, worker=name) as server:
         limit = None if staleness == "none" else int(staleness)

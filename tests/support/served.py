@@ -124,7 +124,7 @@ class Served:
         gives_up_at = time.monotonic() + PATIENCE_S
         while not condition():
             assert time.monotonic() < gives_up_at, "it has not come to that"
-            time.sleep(0.02)
+            time.sleep(0.02)  # a poll: it ends when the condition holds
 
     def status(self) -> dict[str, Any]:
         answer = self.client.get("/v1/status")

@@ -135,7 +135,7 @@ def _connect(addresses: Iterable[Any], timeout_s: float) -> socket.socket:
                 connection.settimeout(max(0.01, deadline - time.monotonic()))
                 connection.connect(address)
                 connection.settimeout(timeout_s)
-            except BaseException:
+            except BaseException:  # no other code has the socket
                 connection.close()
                 raise
             return connection

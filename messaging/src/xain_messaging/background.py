@@ -39,7 +39,7 @@ def run(work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
     on."""
     try:
         loop = event_loop()
-    except BaseException:
+    except BaseException:  # a coroutine that never runs has to be closed
         work.close()
         raise
     return asyncio.run_coroutine_threadsafe(work, loop).result(timeout_s)

@@ -29,7 +29,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TextIO
 
-import cloudpickle  # type: ignore[import-untyped]
+import cloudpickle  # type: ignore[import-untyped]  # it has no types
 import grpc
 
 from xain.loop import Loop, Rounds, rounds_of_site
@@ -265,7 +265,7 @@ def _for_another_process(main: Main) -> Main:
                 ForkingPickler.dumps(main)
                 return main
         return _ByValue(main)
-    except Exception as error:
+    except Exception as error:  # a reducer of the caller's may raise anything
         raise SimulationError(
             f"main cannot be given to another process ({error}); define it at the top of a module, "
             "not within a function or a notebook"

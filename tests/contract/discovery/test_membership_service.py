@@ -131,6 +131,7 @@ def test_roster_for_all_members_is_made_once(monkeypatch: pytest.MonkeyPatch) ->
     made: list[str] = []
     monkeypatch.setattr(
         "xain_messaging.discovery.service.to_message",
+        # The result of append(), which is None, selects the right side.
         lambda member: made.append(member.name) or to_message(member),  # type: ignore[func-returns-value]
     )
     with MembershipServer(settle_s=0.0) as server, ExitStack() as stack:

@@ -136,7 +136,7 @@ async def test_connection_beyond_those_that_are_answered_is_refused(tmp_path):
         assert await served(port) == 503
         await readers[0].close()
         while await served(port) != 200:  # noqa: ASYNC110  # until the server has seen the end
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # a poll, not a race: it ends when it is served
 
 
 async def test_readers_of_events_leave_connections_to_others(tmp_path):

@@ -53,7 +53,7 @@ def influx() -> Iterator[StrictInflux]:
 def victoria() -> Iterator[VictoriaMetrics]:
     missing = VictoriaMetrics.missing()
     if missing is not None:
-        pytest.skip(missing)
+        pytest.skip(missing)  # says what is not installed
     with VictoriaMetrics() as server:
         yield server
 

@@ -213,9 +213,9 @@ async def test_calls_cancelled_while_they_are_refused_log_nothing(start, join, c
                 begun = call(metadata=UNREGISTERED)
                 await begun.write(b"")
                 for _ in range(number % 20):
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(0)  # the call gets so many steps before its end
                 begun.cancel()
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # time for the ends of the last calls to be logged
     assert not [entry for entry in entries if entry["log_level"] in ("warning", "error")]
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert coordinator.counters["NOT_A_MEMBER"] > 0

@@ -47,7 +47,7 @@ def server(request: pytest.FixtureRequest) -> S3Server:
 def mortal() -> Iterator[S3Server]:
     """One of the test's own, to be killed. The gateway, since it is back in no time."""
     if (missing := MinioGateway.missing()) is not None:
-        pytest.skip(missing)
+        pytest.skip(missing)  # says what is not installed
     with MinioGateway() as running:
         yield running
 
@@ -323,7 +323,7 @@ def policy(action: str) -> str:
 def guarded() -> Iterator[SeaweedFS]:
     """A server with an identity for each action, which lacks it."""
     if (missing := SeaweedFS.missing()) is not None:
-        pytest.skip(missing)
+        pytest.skip(missing)  # says what is not installed
     with SeaweedFS(policies={action: policy(action) for action in LACKING}) as running:
         with contextlib.closing(running.client()) as client:
             client.create_bucket(Bucket=BUCKET)

@@ -34,7 +34,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[S3Server]:
     """The test's own, to be killed. The gateway, since it is back in no time."""
     kind: type[S3Server] = request.param
     if (missing := kind.missing()) is not None:
-        pytest.skip(missing)
+        pytest.skip(missing)  # says what is not installed
     with kind() as running:
         yield running
 

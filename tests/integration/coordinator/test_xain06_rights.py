@@ -19,7 +19,7 @@ SESSION = "5e5510485e55"
 @pytest.fixture(scope="module")
 def server() -> Iterator[SeaweedFS]:
     if (missing := SeaweedFS.missing()) is not None:
-        pytest.skip(missing)
+        pytest.skip(missing)  # says what is not installed
     policy = re.search(r"```json\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     assert policy is not None
     with SeaweedFS(policy[1]) as running:

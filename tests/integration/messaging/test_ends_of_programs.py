@@ -44,7 +44,7 @@ PROGRAM = textwrap.dedent(
             raise RuntimeError("can't create new thread at interpreter shutdown")
         threading._start_new_thread = refuse
     elif how == "wait":
-        time.sleep(1000)
+        time.sleep(1000)  # until it is killed
     assert (root.level, root.handlers) == before
     assert not structlog.is_configured()
     log.info("after")

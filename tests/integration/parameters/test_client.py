@@ -563,7 +563,7 @@ async def test_open_push_of_a_loop_that_was_left_does_not_hold_up_the_next(group
         )
         async for _ in server.clocks():
             pushing = asyncio.create_task(w.push(np.ones(4, np.float32)))
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # lets the push begin
             break
         assert [clock async for clock in server.clocks(stop=2)] == [0, 1]
     with pytest.raises(Closed):
@@ -576,10 +576,10 @@ async def test_cancelled_calls_end_with_the_client(group):
     await server.__aenter__()
     w = await server.dense("w", shape=(10,))
     waiting = asyncio.create_task(anext(server.clocks(workers=2)))
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # lets the clock be asked for
     group.refuse = lambda where, head: Refused(0, "busy", "")
     pushing = asyncio.create_task(w.push(np.ones(10, np.float32)))
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # lets the push begin
     waiting.cancel()
     await server.close()
     with pytest.raises(Closed):

@@ -18,7 +18,7 @@ from xain_workloads.sparse.libsvm import LibsvmFiles
 def hdfs() -> Iterator[Hdfs]:
     why = missing()
     if why is not None:
-        pytest.skip(why)
+        pytest.skip(why)  # says what is not installed
     with Hdfs() as started:
         yield started
 

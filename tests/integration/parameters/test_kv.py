@@ -139,7 +139,7 @@ def test_higher_priorities_go_first_and_equals_in_their_order(group, kv):
     one = np.ones(1, np.float32)
     blocked = kv.push([1], one)
     while not kv._queue._waiting.empty():  # the thread has it before more come
-        time.sleep(0.001)
+        time.sleep(0.001)  # a poll: it ends when the queue is empty
     order: list[str] = []
     later = [
         kv.push([10], one, callback=lambda: order.append("low 1"), priority=0),

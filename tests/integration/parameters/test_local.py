@@ -218,7 +218,7 @@ async def test_cancelled_connect_leaves_no_member():
             connecting = asyncio.create_task(
                 parameters.connect(group.target, worker="w0").__aenter__()
             )
-            await asyncio.sleep(delay_s)
+            await asyncio.sleep(delay_s)  # whatever step of connecting it is at then
             if connecting.cancel():
                 with pytest.raises(asyncio.CancelledError):
                     await connecting

@@ -57,7 +57,7 @@ def test_checkpoint_in_s3_is_exported_and_rolled_back_to(
         with contextlib.closing(seaweedfs.client()) as client:
             while "Contents" in client.list_objects_v2(Bucket=s3fs_bucket, Prefix=folder):
                 assert time.monotonic() < deadline
-                time.sleep(0.05)
+                time.sleep(0.05)  # a poll: it ends when the folder is empty
 
 
 def test_checkpoint_without_credentials_is_refused_in_one_line(

@@ -61,7 +61,7 @@ class Node:
 class Group:
     def __init__(self, folder: Path, stack: ExitStack, **settings: object) -> None:
         journal = Journal(folder / "scheduler.db")
-        chosen = Settings(num_ranges=4, **settings)  # type: ignore[arg-type]
+        chosen = Settings(num_ranges=4, **settings)  # type: ignore[arg-type]  # fields by name
         self.server = stack.enter_context(SchedulerServer(journal, chosen, **TIMES))
         self.stack = stack
 
@@ -156,7 +156,7 @@ def test_wait_for_a_clock_is_logged_with_its_reason(tmp_path: Path, stack: ExitS
         deadline = time.monotonic() + LONG_S
         while not any({"event": event, **fields}.items() <= line.items() for line in logs):
             assert time.monotonic() < deadline, logs
-            time.sleep(0.02)
+            time.sleep(0.02)  # a poll: it ends with the line
 
     group = Group(tmp_path, stack)
     w1, w2 = group.worker("w1"), group.worker("w2")
@@ -226,7 +226,7 @@ def test_worker_waits_after_a_rollback_for_those_behind_it(
         ahead = pool.submit(b.tick, 0, before)
         with SchedulerCalls(group.target) as calls:
             while calls.status(LONG_S).clocks != {"a": 0, "b": 1}:
-                time.sleep(0.01)
+                time.sleep(0.01)  # a poll: it ends when both clocks are as wanted
             assert calls.checkpoint(LONG_S) == 1
         node.close()
         group.node("s1")
@@ -360,7 +360,7 @@ def test_only_the_last_two_checkpoints_are_kept(tmp_path: Path, stack: ExitStack
     deadline = time.monotonic() + LONG_S
     while {path.name for path in (tmp_path / "cuts").iterdir()} != kept:
         assert time.monotonic() < deadline
-        time.sleep(0.02)
+        time.sleep(0.02)  # a poll: it ends when the others are removed
 
 
 def test_checkpoint_without_a_folder_is_refused(tmp_path: Path, stack: ExitStack) -> None:
@@ -449,7 +449,7 @@ for clock in range(int(sys.argv[3])):
     print(progress.clock, flush=True)
     progress = worker.tick(clock, progress.generation)
 print(progress.clock, flush=True)
-time.sleep(600)
+time.sleep(600)  # until it is killed
 """
 
 _SCHEDULER = """
@@ -461,7 +461,7 @@ from xain_parameters.scheduler.state import Settings, State
 journal = Journal(Path(sys.argv[1]) / "scheduler.db")
 with SchedulerServer(journal, Settings(), sys.argv[2]):
     print("serving", flush=True)
-    time.sleep(600)
+    time.sleep(600)  # until it is killed
 """
 
 

@@ -40,7 +40,7 @@ class Group:
     def __init__(self, folder: Path, stack: ExitStack, **settings: object) -> None:
         self._folder = folder
         self._stack = stack
-        chosen = Settings(num_ranges=4, **settings)  # type: ignore[arg-type]
+        chosen = Settings(num_ranges=4, **settings)  # type: ignore[arg-type]  # fields by name
         journal = Journal(folder / "scheduler.db")
         self.scheduler = stack.enter_context(SchedulerServer(journal, chosen, **TIMES))
         self.servers: dict[str, ParameterServer] = {}
@@ -81,7 +81,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + LONG_S
     while not condition():
         assert time.monotonic() < deadline
-        time.sleep(0.02)
+        time.sleep(0.02)  # a poll: it ends when the condition holds
 
 
 def train(worker: Server, num_clocks: int, at: Callable[[int], None] = lambda clock: None) -> None:

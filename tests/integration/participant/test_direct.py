@@ -221,7 +221,7 @@ def test_a_server_that_drips_is_left(store: ScriptedStore) -> None:
         for byte in MODEL:
             if store.closing.wait(0.02):
                 return
-            handler.wfile.write(bytes([byte]))  # type: ignore[attr-defined]  # HTTP's
+            handler.wfile.write(bytes([byte]))  # type: ignore[attr-defined]  # of a handler of HTTP
 
     store.faults.append(drip)
     direct = _direct(chunk_timeout_s=0.5)

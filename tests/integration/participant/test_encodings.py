@@ -19,6 +19,7 @@ async def trained_while_the_coordinator_is_away(one: Training, gates: Path) -> N
     for name in one.participants:
         (gates / f"{name}-1").unlink()
     async with asyncio.timeout(PATIENCE_S):
+        # Other processes have no event.
         while not all(("trained", 1) in p.book() for p in participants):  # noqa: ASYNC110
             await asyncio.sleep(0.02)  # a poll, not a race: it ends when both are there
 

@@ -104,7 +104,7 @@ def require(*, images: tuple[str, ...] = (BASE,), compose: bool = False) -> None
     if reason and os.environ.get(REQUIRED):
         pytest.fail(f"{reason} ({REQUIRED} is set)", pytrace=False)
     if reason:
-        pytest.skip(reason)
+        pytest.skip(reason)  # says what is missing
 
 
 def build(*participants: str) -> None:

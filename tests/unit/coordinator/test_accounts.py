@@ -31,6 +31,7 @@ def run_round(
         history.apply(event)
     for name in counted:
         history.apply(accepted(number, name, 10))
+    # The cause is one of the literals.
     history.apply(e.RoundClosed(number, float(number), cause))  # type: ignore[arg-type]
     history.apply(e.ModelPublished(number, model(number + 1), float(number)))
 

@@ -44,7 +44,7 @@ class Body:
 
 async def settled() -> None:
     for _ in range(20):
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # each lets all tasks take a step
 
 
 async def refused(body: Body) -> str:

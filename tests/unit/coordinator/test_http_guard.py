@@ -110,6 +110,7 @@ class Fitting:
 async def test_request_that_waits_for_a_fit_holds_up_no_body(path: str) -> None:
     """Even one of the largest size is answered while the fit goes on."""
     fits, settings = Fitting(), HttpSettings(port=8080, max_body_bytes=1024)
+    # The stand-in has what these paths ask for.
     transport = httpx.ASGITransport(make_app(fits, settings))  # type: ignore[arg-type]
     url = "http://127.0.0.1:8080"
     async with httpx.AsyncClient(transport=transport, base_url=url) as client, timeout(60):

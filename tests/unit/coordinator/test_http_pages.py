@@ -36,7 +36,7 @@ async def get(path: str) -> httpx.Response:
 
 def pages() -> list[str]:
     """The paths of the HTTP face that answer with a page."""
-    app = make_app(None, HTTP)._app  # type: ignore[arg-type]
+    app = make_app(None, HTTP)._app  # type: ignore[arg-type]  # pages ask no session
     routes = [route for route in app.routes if isinstance(route, Route)]
     return [route.path for route in routes if route.path not in app.openapi()["paths"]]
 

@@ -69,7 +69,7 @@ def test_the_view_shows_state_curves_sites_and_problems() -> None:
     """Names come from the network, and move no cursor."""
     console = Console(file=io.StringIO(), width=120)
     console.print(view(snapshot(num_updates=1, num_selected=2, warnings=["site c is left out"])))
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    shown = console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
     for told in (
         "3 of 9 rounds",
         "1 of 2 updates in",
@@ -106,6 +106,7 @@ def test_view_names_sites_that_are_away_and_why() -> None:
     ]
     console = Console(file=io.StringIO(), width=120)
     console.print(view(snapshot(sites=sites)))
+    # The file of this console is a StringIO.
     told = [" ".join(row.split()) for row in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
     assert "a handed in 0 of 3 not counted for 2 rounds: deadline passed" in told
     assert "north expired 0 of 2 round 1: failed: MemoryError" in told
@@ -127,7 +128,7 @@ def test_headline_fits_80_columns() -> None:
             )
         )
     )
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # a StringIO
     assert "10 of 12 updates in" in lines[0]
     assert lines[0].rstrip().endswith("left")
     assert lines[1].startswith("waiting for: 2 of 12 updates: north and south.")
@@ -140,7 +141,7 @@ def test_finished_view_says_why_and_shows_the_sites() -> None:
     over = snapshot(state=pb.FINISHED, cause="completed", ended_because="stopped early: no gain")
     over.status.phase = "finished"
     console.print(view(over))
-    told = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+    told = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]  # a StringIO
     assert "3 of 9 rounds" in told
     assert "completed: stopped early: no gain" in told
     assert "waiting for" not in told

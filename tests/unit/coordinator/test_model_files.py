@@ -29,6 +29,7 @@ NESTED_OPTIONS = json.dumps({"metadata": {"options": NESTED}, "layout": []})
 ZEROS = np.zeros(MAX_SMALL_BYTES // 4 + 1, np.float32)
 
 
+# Nothing writes to the default array.
 def write_npz(path: Path, about: str, array: np.ndarray = np.zeros(1, np.float32)) -> None:  # noqa: B008
     np.savez_compressed(path, xain=np.array(about), weights=array)
 

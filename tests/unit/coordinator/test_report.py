@@ -73,6 +73,7 @@ def evaluated(value: float) -> pb.Evaluation:
 
 def session(*rounds: inspection.RoundStatus, **status: object) -> Snapshot:
     return Snapshot(
+        # The status is fields by name, of several types.
         inspection.GetStatusResponse(session_id="5e5510", num_rounds=3, **status),  # type: ignore[arg-type]
         inspection.ListParticipantsResponse(
             participants=[inspection.ParticipantStatus(participant_id=EVIL, last_failure=EVIL)]

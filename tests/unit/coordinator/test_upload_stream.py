@@ -153,7 +153,7 @@ async def test_sender_that_trickles_bytes_is_ended(upload: MeasuredUpload) -> No
         nonlocal num_bytes
         if upload.offset < 2000:
             return await sent.read()
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # shorter than the time limit
         num_bytes += 1
         return pb.PutWeightsRequest(data=DATA[upload.offset : upload.offset + 1])
 

@@ -506,7 +506,7 @@ async def test_model_is_verified_once_a_minute_at_most(monkeypatch: pytest.Monke
         await done.wait()
         async with asyncio.timeout(20.0):
             while f.worker.verify():  # noqa: ASYNC110  # it tells nobody when it has ended
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # lets the reading end
         assert readings == ["begun"]
         f.worker.verify_again_s = 0.0
         assert f.worker.verify()

@@ -23,7 +23,7 @@ def bench_of(*names: str, min_participants: int = 1, **rules: object) -> Bench:
         pacing="after_first",
         pacing_options={"seconds": SECONDS},
         deadline_s=DEADLINE_S,
-        **rules,  # type: ignore[arg-type]
+        **rules,  # type: ignore[arg-type]  # fields by name
     )
     bench = Bench(chosen)
     bench.join(*names)

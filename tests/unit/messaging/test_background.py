@@ -22,6 +22,7 @@ def test_a_loop_whose_thread_did_not_start_is_made_again(monkeypatch: pytest.Mon
         with pytest.raises(RuntimeError, match="can't start"):
             background.event_loop()
     loop = background.event_loop()
+    # A sleep of 0 s does nothing: it shows that the loop runs.
     asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(PATIENCE_S)
     loop.call_soon_threadsafe(loop.stop)
     assert background._thread is not None

@@ -61,12 +61,14 @@ class Node:
 
     def see(self, number: int, *ranges: RangeView, **changes: object) -> None:
         given: dict[str, object] = {"tables": (TABLE,), "addresses": {"b": "y"}} | changes
+        # What is given are fields by name, of several types.
         self.node.take_view(View(1, number, ranges=ranges, **given), 0.0)  # type: ignore[arg-type]
 
     def ask(self, worker: str, head: Pull | Push, values: object = None) -> Message:
         """The answer to a request, which comes at once."""
-        message = Message(head, None, values)  # type: ignore[arg-type]
+        message = Message(head, None, values)  # type: ignore[arg-type]  # an array or None
         self.node.handle(Source(worker, 1), message, 0.0)
+        # The messages it has sent are answers, each with the number of its request.
         return next(each for each in self.host.sent if each.head.request == head.request)  # type: ignore[attr-defined]
 
 
@@ -221,7 +223,7 @@ def test_request_for_a_table_that_a_range_does_not_know_yet_is_busy(node: Node) 
         may_declare.wait(LONG_S)
         return declare(table)
 
-    replica.declare = slow  # type: ignore[method-assign]
+    replica.declare = slow  # type: ignore[method-assign]  # a probe
     thread = threading.Thread(target=lambda: node.see(2, *halves, tables=(TABLE, OTHER)))
     thread.start()
     assert is_declaring.wait(LONG_S)
@@ -260,10 +262,10 @@ def test_range_takes_no_push_after_one_that_could_not_be_applied(node: Node) -> 
     def fail(*arguments: object) -> None:
         raise MemoryError("no memory to grow")
 
-    part.push = fail  # type: ignore[method-assign]
+    part.push = fail  # type: ignore[method-assign]  # fails once
     with pytest.raises(MemoryError):
         node.ask("w", push(1, 0, is_held=False), ONES)
-    part.push = apply  # type: ignore[method-assign]
+    part.push = apply  # type: ignore[method-assign]  # as it was
     for request, worker in ((2, "w"), (3, "v")):
         refused = node.ask(worker, push(request, 0, is_held=False), ONES).head
         assert isinstance(refused, Refused)

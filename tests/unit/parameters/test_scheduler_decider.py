@@ -21,7 +21,7 @@ class Group:
         self.state = self.first
         self.events: list[e.AnyEvent] = []
         self.incarnation = 0
-        self(c.Start(Settings(**settings)))  # type: ignore[arg-type]
+        self(c.Start(Settings(**settings)))  # type: ignore[arg-type]  # fields by name
 
     def __call__(self, command: c.Command) -> tuple[e.AnyEvent, ...]:
         events, state = decide(self.state, command)
@@ -246,6 +246,7 @@ def test_table_is_declared_once_by_name() -> None:
     assert group(c.DeclareTable(TABLE)) == ()
     assert [table.number for table in group.state.tables] == [1]
     with pytest.raises(TableConflict, match=r"'w' already, which is shape \(100, 4\)"):
+        # The fields by name are of several types.
         group(c.DeclareTable(TableSpec(**{**fields(TABLE), "shape": (50, 8)})))  # type: ignore[arg-type]
 
 

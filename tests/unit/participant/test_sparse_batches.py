@@ -20,6 +20,7 @@ def files(tmp_path: Path) -> LibsvmFiles:
 
 
 def job(**fields: object) -> Job:
+    # The fields by name are of several types.
     return Job("t", LogisticRegression(), batch_rows=3, **fields)  # type: ignore[arg-type]
 
 

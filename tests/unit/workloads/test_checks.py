@@ -398,7 +398,7 @@ def test_class_of_few_rows_at_all_sites_is_named() -> None:
 
 
 @pytest.mark.parametrize(("num_columns", "is_told"), [(2000, True), (2001, False)])
-def test_what_is_not_looked_for_in_wide_tables_is_said(num_columns: int, is_told: bool) -> None:
+def test_wide_table_notes_the_checks_that_it_skips(num_columns: int, is_told: bool) -> None:
     """Two thousand columns of ten classes are 20,000 pairs. The first column is the target."""
     outcome = np.repeat([f"c{i}" for i in range(10)], 20)
     columns = {f"{i}": (np.arange(200) * (i + 3) // 7) % 9.0 for i in range(num_columns - 1)}

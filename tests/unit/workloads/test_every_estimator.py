@@ -28,7 +28,7 @@ UNSUITED: Mapping[str, tuple[str, Mapping[str, Any], str]] = {
 
 def table_of(task: str) -> Table:
     source = "breast_cancer" if task == "classification" else "diabetes"
-    whole = load_table(source, task=task)  # type: ignore[arg-type]
+    whole = load_table(source, task=task)  # type: ignore[arg-type]  # one of the literals
     return whole.subset(np.random.default_rng(0).permutation(whole.num_samples)[:ROWS])
 
 

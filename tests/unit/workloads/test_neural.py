@@ -269,7 +269,7 @@ def test_torch_computes_with_as_many_threads_as_the_process_allows(
 def test_builder_makes_the_network(builders: ModuleType, iris: Dataset) -> None:
     """Frozen parameters do not travel, tied ones travel once, and buffers are statistics."""
 
-    class Net(torch.nn.Module):  # type: ignore[misc, name-defined]
+    class Net(torch.nn.Module):  # type: ignore[misc, name-defined]  # mypy sees no torch
         def __init__(self, num_features: int, num_outputs: int) -> None:
             super().__init__()
             self.frozen = torch.nn.Linear(num_features, num_features)
@@ -283,7 +283,7 @@ def test_builder_makes_the_network(builders: ModuleType, iris: Dataset) -> None:
         def forward(self, x: Any) -> Any:
             return self.last(self.norm(self.second(self.first(self.frozen(x)).relu())))
 
-    builders.Net = Net  # type: ignore[attr-defined]
+    builders.Net = Net  # type: ignore[attr-defined]  # a made-up module
     allow_builders(["nets:*"])
     workload = neural(builder="nets:Net")
     model = workload.initial_model([iris.profile()])
@@ -325,11 +325,13 @@ def test_builder_that_is_not_allowed_is_not_imported(
 
 def test_builders_that_cannot_be_used_are_told(builders: ModuleType, iris: Dataset) -> None:
     allow_builders(["nets:*", "missing_package.*", "missing_package:*"])
-    builders.failing = lambda features: None  # type: ignore[attr-defined]
-    builders.number = 3  # type: ignore[attr-defined]
-    builders.nothing = lambda features, outputs: None  # type: ignore[attr-defined]
-    builders.wide = lambda features, outputs: torch.nn.Linear(features, 7)  # type: ignore[attr-defined]
-    builders.frozen = lambda *sizes: torch.nn.Linear(*sizes).requires_grad_(False)  # type: ignore[attr-defined]
+    vars(builders).update(
+        failing=lambda features: None,
+        number=3,
+        nothing=lambda features, outputs: None,
+        wide=lambda features, outputs: torch.nn.Linear(features, 7),
+        frozen=lambda *sizes: torch.nn.Linear(*sizes).requires_grad_(False),
+    )
     for name, complaint in {
         "missing_package:make": "cannot be imported: No module named 'missing_package'",
         "nets:absent": "cannot be imported: module 'nets' has no attribute 'absent'",

@@ -596,7 +596,7 @@ SHORT_YEARS = [f"0{1 + i % 9}/0{1 + i % 7}/21" for i in range(40)]
 def test_no_fix_takes_most_values_of_a_column_for_missing(
     cells_: list[str], typed: str, line: str, tmp_path: Path
 ) -> None:
-    """Nor does one make the next fix do so."""
+    """A fix does not lead to another fix that would."""
     content = "x,y\n" + "".join(f"{cell},{i % 2}\n" for i, cell in enumerate(cells_))
     with pytest.raises(DoesNotFit) as caught:
         settings(tmp_path, content, typed).load()

@@ -183,7 +183,7 @@ def import_skops_io() -> Any:
     """
     is_hidden = _IMPORTS_TORCH not in sys.modules
     if is_hidden:
-        sys.modules[_IMPORTS_TORCH] = None  # type: ignore[assignment]
+        sys.modules[_IMPORTS_TORCH] = None  # type: ignore[assignment]  # makes its import fail
     try:
         import skops.io
 

@@ -214,7 +214,7 @@ class Sessions:
             await before.stop()
             server = self.config.server
             coordinator = await self._start_next(config.model_copy(update={"server": server}))
-        except BaseException as error:
+        except BaseException as error:  # the process ends, whatever it is
             log.error("next_session_failed", round=self.session.round, error=str(error))
             self.fail(error)
             raise
@@ -241,7 +241,7 @@ class Sessions:
                 raise NoParticipants(
                     f"{connected} of {required} participants are connected; the fit was not started"
                 )
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(POLL_S)  # a poll: see POLL_S
 
     async def _watch(self, coordinator: Coordinator) -> None:
         await coordinator.driver.failed.wait()

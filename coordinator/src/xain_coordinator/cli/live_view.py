@@ -155,7 +155,7 @@ def watch(address: str, console: Console) -> None:
     with shown(console) as show:
         show(snapshot, "")
         while snapshot.status.state != pb.FINISHED:
-            time.sleep(EVERY_S)
+            time.sleep(EVERY_S)  # between two updates of the view
             note = ""
             try:
                 snapshot = inspection_client.fetch(address, num_rounds=ROUNDS)
@@ -211,4 +211,4 @@ async def on_terminal(ask: Callable[[int], Awaitable[Snapshot]]) -> AsyncIterato
 async def _keep_updating(live: Live, ask: Callable[[int], Awaitable[Snapshot]]) -> None:
     while True:
         live.update(view(await ask(ROUNDS)), refresh=True)
-        await asyncio.sleep(EVERY_S)
+        await asyncio.sleep(EVERY_S)  # between two updates of the view

@@ -204,6 +204,7 @@ class Accounts:
         return self.by_name.get(name, _NEW)
 
     def _set(self, name: str, **changes: object) -> None:
+        # The changes are fields of an account by name, of several types.
         self.by_name[name] = replace(self._of(name), **changes)  # type: ignore[arg-type]
 
 

@@ -48,7 +48,7 @@ class ModelCopies:
         with contextlib.suppress(Unavailable):
             await self.copied(driver)
             while True:
-                await asyncio.sleep(EVERY_S)
+                await asyncio.sleep(EVERY_S)  # one look for all models of that time
                 while not self._store.models:
                     await driver.changed()
                 await self._copied(driver, self.copy_due)

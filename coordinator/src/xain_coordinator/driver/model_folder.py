@@ -67,7 +67,7 @@ class ModelFolder:
         with contextlib.suppress(Unavailable):
             while True:
                 await run_to_end(self.show, driver.session)
-                await asyncio.sleep(EVERY_S)
+                await asyncio.sleep(EVERY_S)  # one update for all models of that time
                 while _numbers(driver.session) == self._shown and not self._waiting:
                     await driver.changed()
 

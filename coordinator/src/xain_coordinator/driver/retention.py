@@ -74,7 +74,7 @@ class Retention:
                 await self._note_removals(driver)
                 await self._drop_at_last(driver, session)
                 if session.model is None or session.model.ref.size_bytes < LARGE_BYTES:
-                    await asyncio.sleep(self.every_s)
+                    await asyncio.sleep(self.every_s)  # one drop for many small rounds
                 while _when(driver.session) == _when(session):
                     await driver.changed()
 

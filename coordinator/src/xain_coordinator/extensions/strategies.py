@@ -114,7 +114,7 @@ class CheckedPacing(Pacing):
         try:
             own = getattr(self.rule, method, partial(getattr(Pacing, method), self.rule))
             return own(*rounds)
-        except Exception as error:
+        except Exception as error:  # a rule of a plug-in may raise anything
             where = "".join(f" in round {round_.number}" for round_ in rounds)
             raise ControllerFailed(
                 f"the pacing rule {self.name!r} has failed{where}: {type(error).__name__}: {error}"

@@ -155,7 +155,7 @@ class ErrorBody(BaseModel):
 
 class ChimeraDetails(BaseModel):
     errorCode: int  # noqa: N815  # Chimera's names
-    errorMessage: str  # noqa: N815
+    errorMessage: str  # noqa: N815  # as above
 
 
 class ChimeraError(BaseModel):

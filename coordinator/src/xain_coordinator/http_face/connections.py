@@ -38,6 +38,7 @@ class Connection(H11Protocol):
         self._progress = (0, 0)
         self._timer: asyncio.TimerHandle | None = None
 
+    # A connection of TCP has a Transport; the method of uvicorn expects one, too.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         idle = self._shared.idle

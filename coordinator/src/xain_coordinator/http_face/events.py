@@ -78,7 +78,7 @@ class EventReaders:
                     if not await asyncio.to_thread(self._read, session_id, number):
                         session_id, number = following, 0
                     continue
-                await asyncio.sleep(POLL_S)
+                await asyncio.sleep(POLL_S)  # a poll for the events that follow
                 silent_s += POLL_S
                 if silent_s >= KEEP_ALIVE_S:
                     silent_s = 0.0

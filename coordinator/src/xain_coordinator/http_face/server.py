@@ -30,7 +30,7 @@ def open_listener(settings: HttpSettings) -> socket.socket:
     operator."""
     try:
         import fastapi  # noqa: F401  # to say so now, and not when the coordinator has begun
-        import uvicorn  # noqa: F401
+        import uvicorn  # noqa: F401  # as above
     except ModuleNotFoundError as missing:
         raise OSError(
             f"http.port needs {missing.name}: {pip_install('xain-coordinator', 'http')}"

@@ -62,7 +62,7 @@ def _path(error: Mapping[str, Any], body: object) -> str:
     for step in steps:
         is_item = isinstance(body, list) and isinstance(step, int) and step < len(body)
         if is_item or (isinstance(body, dict) and step in body):
-            body = body[step]  # type: ignore[index]
+            body = body[step]  # type: ignore[index]  # a list or a dict, see above
         elif first == "body" and error["type"] != "missing":
             break
         keys.append(step)

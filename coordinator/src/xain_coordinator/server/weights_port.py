@@ -246,7 +246,7 @@ class WeightsPort:
                 sock, _ = await self._loop.sock_accept(self._listener)
             except Exception as error:  # no descriptor is left, or the peer has gone already
                 self._crashed(error=str(error))
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.1)  # no busy loop while no descriptor is free
                 continue
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

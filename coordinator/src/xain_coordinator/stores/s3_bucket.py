@@ -487,7 +487,7 @@ class _Given(Credentials):  # type: ignore[misc]  # botocore has no types
         return ReadOnlyCredentials(key_id, secret, token or None, None)
 
 
-class _Provider(CredentialProvider):  # type: ignore[misc]
+class _Provider(CredentialProvider):  # type: ignore[misc]  # botocore has no types
     """Credentials that come before those of the environment, of files, or of the machine's role."""
 
     METHOD = "xain-storage"

@@ -157,7 +157,7 @@ class RedisMembership(RemoteMembership):
                             raise DiscoveryUnavailable(
                                 f"others change the group {self._group!r} all the time"
                             ) from None
-                        time.sleep(wait_s)
+                        time.sleep(wait_s)  # others write their changes meanwhile
         except redis.RedisError as error:  # also one that may not write for now
             raise DiscoveryUnavailable(f"the Redis does not do it: {error}") from None
         except (OSError, ValueError, AttributeError) as error:

@@ -92,8 +92,8 @@ class Server:
         name: str,
         dim: int,
         *,
-        update: Rule = Add(),  # noqa: B008
-        init: Initialiser = Zeros(),  # noqa: B008
+        update: Rule = Add(),  # noqa: B008  # immutable
+        init: Initialiser = Zeros(),  # noqa: B008  # immutable
         bound: int | None = None,
         dtype: DTypeLike = np.float32,
         staleness: Staleness = "loop",
@@ -145,7 +145,7 @@ class Server:
         making = self._threads.submit(self._make, has_given_up.is_set)
         try:
             self._made = await asyncio.wrap_future(making)
-        except BaseException:
+        except BaseException:  # on cancellation, too
             has_given_up.set()
             making.add_done_callback(_close_made)  # the thread may have made it already
             self._threads.shutdown(wait=False)
@@ -202,7 +202,7 @@ class _Clocks:
                 clock = await run(
                     core.begin_clocks, self._loop, self._staleness, self._workers, self._stop
                 )
-        except BaseException:
+        except BaseException:  # on cancellation, too, the loop ends
             self._end()
             raise
         if self._stop is not None and clock >= self._stop:

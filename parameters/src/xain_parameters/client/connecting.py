@@ -44,7 +44,7 @@ def _connected(
     scheduler = WorkerScheduler(target, worker, tls)
     try:
         scheduler.join(timeout_s, is_over)
-    except BaseException:
+    except BaseException:  # no other code closes it
         scheduler.close()
         raise
     return sync.Server(Core(scheduler, timeout_s, None if tls is None else tls.connects))

@@ -144,7 +144,7 @@ class Core:
                 worker = self.scheduler.worker
                 log.warning("no_clocks", worker=worker, clock=progress.clock, stop=stop)
             return self._begin(loop, progress, is_held=staleness == 0)
-        except BaseException:
+        except BaseException:  # on Ctrl-C, too, the loop is left
             self.end_clocks(loop)
             raise
 
@@ -298,7 +298,7 @@ class Core:
                 for index, start in enumerate(range(0, len(checked), size))
             ]
             self._push(table, ticket, pieces)
-        except BaseException as error:
+        except BaseException as error:  # whatever it is, the push is open no longer
             self.answered(ticket, error)
             raise
         self.answered(ticket, None)
@@ -325,7 +325,7 @@ class Core:
                 for index, start in enumerate(range(0, len(keys), size))
             ]
             self._push(table, ticket, pieces)
-        except BaseException as error:
+        except BaseException as error:  # whatever it is, the push is open no longer
             self.answered(ticket, error)
             raise
         self.answered(ticket, None)

@@ -217,7 +217,7 @@ class KVWorker:
                 result = work()
                 if callback is not None:
                     callback()
-            except BaseException as error:
+            except BaseException as error:  # of a callback, too; wait() raises it
                 self._note_end(timestamp)
                 request.set_exception(error)
             else:

@@ -96,7 +96,7 @@ def local_sync(shards: int = 2, replicas: int = 0, *, log: bool = False) -> sync
     group = LocalGroup(shards, replicas, log=log)
     try:
         return _LocalServer(group)
-    except BaseException:
+    except BaseException:  # no other code closes the group
         group.close()
         raise
 

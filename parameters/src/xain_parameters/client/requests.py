@@ -345,7 +345,7 @@ class Requests:
                         if refused != NO_ANSWER or not where:
                             why = refused
                         where = f", {_names(each.parts)} at {each.server!r}"
-            except BaseException:
+            except BaseException:  # nobody takes the other answers
                 for each in asked:
                     each.connection.abandon(each.answer)
                 raise

@@ -76,8 +76,8 @@ class Server:
         name: str,
         dim: int,
         *,
-        update: Rule = Add(),  # noqa: B008
-        init: Initialiser = Zeros(),  # noqa: B008
+        update: Rule = Add(),  # noqa: B008  # immutable
+        init: Initialiser = Zeros(),  # noqa: B008  # immutable
         bound: int | None = None,
         dtype: DTypeLike = np.float32,
         staleness: Staleness = "loop",

@@ -120,7 +120,7 @@ class Copy:
         assert isinstance(entry, Entry)
         try:
             self.replica.apply(entry, message.keys, message.values)
-        except BaseException:
+        except BaseException:  # the entry may have been applied in part
             self.is_broken = True
             raise
         if self.log is not None:  # a replay must be able to apply what the log has

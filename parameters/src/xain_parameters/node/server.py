@@ -129,7 +129,7 @@ class ParameterServer:
         )
         try:
             self._begin(folder, timeout_s)
-        except BaseException:
+        except BaseException:  # no other code closes it
             self.close()
             raise
         self._ticker = threading.Thread(target=self._tick, name=f"tick {name}", daemon=True)

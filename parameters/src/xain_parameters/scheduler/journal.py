@@ -68,7 +68,7 @@ class Journal:
         except (sqlite3.Error, msgspec.MsgspecError) as error:
             self._db.close()
             raise self._error(error) from error
-        except BaseException:
+        except BaseException:  # on Ctrl-C, too: no other code closes it
             self._db.close()
             raise
 

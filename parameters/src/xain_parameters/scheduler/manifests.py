@@ -98,7 +98,7 @@ def _driver_errors(url: str) -> Iterator[None]:
         yield
     except OSError:
         raise
-    except Exception as error:
+    except Exception as error:  # a driver may raise any class
         raise OSError(f"{url} cannot be used; its file system says: {error}") from error
 
 

@@ -175,7 +175,7 @@ class SchedulerService(SchedulerServicer):
                 await asyncio.to_thread(write_manifest, url, cut)
             except Exception as error:  # a file system may raise anything
                 log.warning("manifest_not_written", checkpoint=cut.number, error=str(error))
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(RETRY_S)  # before it is tried again
                 continue
             before = self._state.cuts
             self._run(c.CutWritten(cut.number))
@@ -213,7 +213,7 @@ class SchedulerService(SchedulerServicer):
                 await asyncio.to_thread(delete_cut, url, folder)
             except Exception as error:  # a server may still be writing a part into the folder
                 log.warning("old_checkpoint_not_deleted", folder=folder, error=str(error))
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(RETRY_S)  # before it is tried again
             else:
                 return
 

@@ -179,7 +179,7 @@ class Channel:
                 log.warning("malformed_message", peer=self.peer.name, error=str(error))
         except OSError as error:
             why = error
-        except Exception as error:
+        except Exception as error:  # a defect of ours ends this channel only
             why = error
             log.exception("message_failed", peer=self.peer.name)
         with self._changed:
@@ -256,7 +256,7 @@ def greeted(
     except (OSError, HungUp, Malformed) as error:
         connection.close()
         raise Unavailable(f"{address} does not answer: {error or 'it hung up'}") from None
-    except BaseException:
+    except BaseException:  # no other code has the socket
         connection.close()
         raise
     if isinstance(answer, Done):

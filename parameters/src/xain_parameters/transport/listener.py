@@ -178,7 +178,7 @@ class Listener:
             log.debug("connection_gone", error=str(error))
         except Malformed as error:
             self._malformed(peer="?", error=str(error))
-        except Exception:
+        except Exception:  # a defect of ours ends this connection only
             log.exception("hello_failed")
         with self._lock:
             self._greeting.pop(connection, None)

@@ -792,7 +792,7 @@ def test_close_ends_a_copy_under_way_and_frees_the_file(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         copying = pool.submit(journal.copy_to, copy)
         while not copy.exists():
-            time.sleep(0.001)
+            time.sleep(0.001)  # a poll: it ends when the copy has begun
         journal.close()
         SqliteJournal(path).close()
         with pytest.raises(JournalError):

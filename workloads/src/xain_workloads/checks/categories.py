@@ -153,7 +153,8 @@ def _numbers_with_marks(summary: Summary, column: Categories) -> Iterator[Findin
     having = {at for name in marked for at in column.sites[name][::2]}
     site = "" if len(having) > 1 else summary.names[min(having)]
     text = f"categories such as {example!r} look like numbers with a mark"
-    # What a column of text in Parquet or of a declared category needs; the mark itself is found.
+    # A column of text in Parquet, or one declared a category, needs the type set; the reader finds
+    # the mark by itself.
     fix = as_numbers(column.name)
     if example.startswith("<"):
         fix += ", and " + hint("xain-participant", 'data.below_limit = "half"')

@@ -348,7 +348,8 @@ def _lone_masses(
             yield Finding("warn", "sentinel", site, name, text, fix)
             continue
         furthest = float(two[1] if reach[row] != two[1] or two[0] == two[1] else two[0])
-        # Of a few rows among zeros nobody knows how large they may be, if no other site has any.
+        # Where all other values are zero, at every site, a few rows do not tell how large a value
+        # may be.
         is_untold = rows >= 1.5 and np.isinf(gap) and not furthest
         if site in explained or spread <= 0 or is_untold:
             continue
@@ -379,7 +380,8 @@ def _identifiers(summary: Summary, column: Numbers, table: dict[str, Array]) -> 
     rows = float(count[each].sum())
     if not rows or rows < 0.5 * count.sum():
         return
-    # Of 20 whole numbers in a range of 32 some are equal, unless they number something.
+    # Whole numbers that lie so close together would repeat by chance: 20 within a range of 32 do,
+    # unless they number something.
     is_close = (table["high"] - table["low"])[each] < _CLOSE_TOGETHER * count[each]
     # Few numbers of a bell curve look evenly spread, too.
     is_even = rows >= _ROWS_OF_EVEN and np.median(table["bend"][each]) < _EVEN / np.sqrt(rows)

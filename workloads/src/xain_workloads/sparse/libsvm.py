@@ -225,7 +225,7 @@ def _driver_errors(source: str) -> Iterator[None]:
         raise DataError(f"there is no file {source}") from None
     except PermissionError as error:
         raise DataError(f"{source} may not be read with the credentials of this process") from error
-    except Exception as error:
+    except Exception as error:  # a driver may raise any class
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise DataError(f"{source} cannot be read; its file system says: {why}") from error
 

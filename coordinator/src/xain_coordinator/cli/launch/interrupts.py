@@ -22,7 +22,7 @@ class Interrupts:
 
     def pause(self, seconds: float) -> None:
         """Sleep. Raises Interrupted if a signal has come."""
-        time.sleep(seconds)
+        time.sleep(seconds)  # for the caller, which polls
         if self.number:
             raise Interrupted
 
