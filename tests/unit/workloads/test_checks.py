@@ -14,6 +14,7 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris, load_
 from xain_workloads.checks import CHECKS, Finding, check
 from xain_workloads.checks.checking import MAX_FINDINGS
 from xain_workloads.checks.summaries import summarise
+from xain_workloads.dataset import Dataset
 from xain_workloads.profile import DataProfile
 from xain_workloads.schema import Column
 from xain_workloads.table import Table
@@ -476,3 +477,17 @@ def test_every_check_of_the_list_is_made() -> None:
     made = {name for name, _, _ in (*AT_ONE, *AT_ALL)}
     made |= {"untold", "many_classes", "few_events", "no_statistics", "small_site"}
     assert made | {"untold_column"} == set(CHECKS)
+
+
+@pytest.mark.parametrize(("num_classes", "words"), [(6, ()), (7, ("opposite",)), (21, ("alone",))])
+def test_checks_that_are_for_fewer_classes_are_noted(
+    num_classes: int, words: tuple[str, ...]
+) -> None:
+    """A protection does not go off without a word."""
+    labels = np.tile([f"class {number:02}" for number in range(num_classes)], 20)
+    features = np.random.default_rng(0).normal(size=(len(labels), 2))
+    profile = Table.from_dataset(Dataset(features, labels)).profile()
+    found = check([("north", profile), ("south", profile)])
+    noted = [one.text for one in found if one.check == "reversed_labels"]
+    assert len(noted) == (num_classes > 6)
+    assert all(word in noted[0] for word in words)

@@ -16,6 +16,7 @@ from xain_workloads.statistics import MAX_ASSOCIATIONS
 
 _MIN_EVENTS = 10
 _MANY_CLASSES = 20
+_MOST_SWAPPED = 6  # classes: of each two of them it is asked whether they are swapped
 _ALONE = 0.99  # |r|, or AUC, of a column that predicts the target
 _ALONE_AT_ONE = 0.995
 _ROWS_OF_ALONE = 50
@@ -32,6 +33,7 @@ def check_labels(summary: Summary) -> Iterator[Finding]:
     """Findings of the classes, of leaks and of labels that mean the opposite."""
     yield from _many_classes(summary)
     if "regression" not in summary.tasks:
+        yield from _not_looked_for(summary)
         yield from _lone_classes(summary)
         yield from _few_events(summary)
     yield from _unassociated(summary)
@@ -56,6 +58,23 @@ def _many_classes(summary: Summary) -> Iterator[Finding]:
     )
     fix = hint("xain-participant", 'data.task = "regression"')
     yield Finding("refuse", "many_classes", "", summary.target_name, text, fix)
+
+
+def _not_looked_for(summary: Summary) -> Iterator[Finding]:
+    """A note on the checks that are for fewer classes than the data have."""
+    classes = len({name for names in summary.classes for name in names})
+    if len(summary.names) < 2 or classes <= _MOST_SWAPPED:
+        return
+    text = (
+        f"labels that mean the opposite at one site are looked for among {_MOST_SWAPPED} classes at"
+        f" most, and there are {classes}"
+    )
+    if classes > _MANY_CLASSES:
+        text += (
+            "; classes of one site alone, and classes of few rows, are looked for among"
+            f" {_MANY_CLASSES}"
+        )
+    yield Finding("note", "reversed_labels", "", summary.target_name, text)
 
 
 def _lone_classes(summary: Summary) -> Iterator[Finding]:
@@ -156,7 +175,7 @@ def _reversed(summary: Summary) -> Iterator[Finding]:
     """Sites at which columns go with the classes as they go with other classes elsewhere."""
     width = len(summary.columns)
     classes = next((labels for labels in summary.labels if len(labels) >= 2), ())
-    if not 2 <= len(classes) <= 6:
+    if not 2 <= len(classes) <= _MOST_SWAPPED:
         return
     found: dict[int, NDArray[np.float64]] = {}
     for at, matrix in enumerate(summary.associations):
