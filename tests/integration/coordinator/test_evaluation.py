@@ -1,5 +1,6 @@
 """Evaluations over a real channel, as participants of any kind send them."""
 
+import json
 import math
 
 import grpc
@@ -8,7 +9,7 @@ import pytest
 
 from support.logs import capture_logs
 from support.wire import Member, reason
-from xain_coordinator.server.coordinator_service import num_classes_of
+from xain_coordinator.server.coordinator_service import gives_probabilities, num_classes_of
 from xain_participant.evaluations import evaluation_message
 from xain_participant.participant import Evaluation
 from xain_wire.fl import coordinator_pb2 as pb
@@ -221,6 +222,15 @@ async def test_tallies_that_do_not_agree_with_the_rows_are_dropped(start, join):
 )
 def test_classes_of_a_model_are_counted_where_its_metadata_have_them(metadata, number):
     assert num_classes_of(metadata) == number
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"), [("log_loss", True), ("hinge", False), ("", True), ("none", False)]
+)
+def test_losses_are_expected_of_a_workload_with_probabilities(loss, expected):
+    options = json.dumps({"loss": loss} if loss else {})
+    metadata = {} if loss == "none" else {"workload": "sgd", "options": options}
+    assert gives_probabilities(metadata) == expected
 
 
 async def test_tallies_of_other_classes_than_the_model_has_are_dropped(start, join):

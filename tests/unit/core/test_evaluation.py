@@ -143,6 +143,17 @@ def test_tallies_of_other_classes_than_the_model_has_are_refused() -> None:
         checked(40, {}, tallies, num_classes=0)
 
 
+def test_tallies_without_the_losses_of_a_model_with_probabilities_are_refused() -> None:
+    """Added up with those of the other sites they would take log loss and AUC from all of them."""
+    tallies = told("a", 0.9).tallies
+    assert tallies is not None
+    assert checked(40, {}, tallies, num_classes=2, has_probabilities=True).tallies == tallies
+    for lacking in (replace(tallies, sums={}), replace(tallies, scores=())):
+        assert checked(40, {}, lacking, num_classes=2).tallies == lacking
+        with pytest.raises(ValueError, match="tallies lack losses or scores"):
+            checked(40, {}, lacking, num_classes=2, has_probabilities=True)
+
+
 # --- in rounds ---
 
 

@@ -146,3 +146,18 @@ def test_figures_of_many_classes_count_the_rows_of_the_classes_once(
     monkeypatch.setattr("xain_workloads.figures.counts_by_class", counted)
     figures(tally_classes(100, np.arange(100), np.arange(100)[::-1], np.full((100, 100), 0.01)))
     assert len(calls) <= 2  # for the classes together, and for each of them
+
+
+def test_interval_of_the_calibration_error_holds_the_true_one() -> None:
+    """A model says .6 where .7 of the rows are of the class."""
+    chance = np.random.default_rng(0)
+    probabilities = np.tile([0.4, 0.6], (300, 1))
+    held = 0
+    for _ in range(200):
+        target = (chance.random(300) < 0.7).astype(int)
+        tallies = tally_classes(2, target, np.ones(300, int), probabilities)
+        figure = figures(tallies)["calibration_error"]
+        assert figure.low is not None
+        assert figure.high is not None
+        held += figure.low <= 0.1 <= figure.high
+    assert held >= 180

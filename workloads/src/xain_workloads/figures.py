@@ -151,11 +151,23 @@ def _of_classes(tallies: Tallies) -> dict[str, Figure]:
         if name in tallies.sums:
             mean = _mean(tallies.sums[name], tallies.sums.get(f"{name}2"), n)
             found[name] = replace(mean, baseline=baseline)
-    curves = filter(None, (calibration_curve(tallies, k) for k in range(tallies.num_classes)))
-    errors = [sum(rows * abs(p - share) for p, share, rows in curve) / n for curve in curves]
-    if errors:
-        found["calibration_error"] = Figure(sum(errors) / len(errors))
+    curves = [curve for k in range(tallies.num_classes) if (curve := calibration_curve(tallies, k))]
+    if curves:
+        found["calibration_error"] = _mean_of([_calibration_error(curve) for curve in curves])
     return found
+
+
+def _calibration_error(curve: Sequence[tuple[float, float, int]]) -> Figure:
+    """Mean difference of probability and share, over the rows of the groups of a curve.
+
+    Its interval is that of a sum of independent shares, each by the rule of succession, so that a
+    group of one class alone is not taken for certain.
+    """
+    n = sum(rows for _, _, rows in curve)
+    value = sum(rows * abs(p - share) for p, share, rows in curve) / n
+    smoothed = [((share * rows + 1) / (rows + 2), rows) for _, share, rows in curve]
+    reach = _Z * sqrt(sum(rows * share * (1 - share) for share, rows in smoothed)) / n
+    return Figure(value, max(0.0, value - reach), min(1.0, value + reach))
 
 
 def _of_class(

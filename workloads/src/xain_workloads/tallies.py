@@ -223,12 +223,25 @@ def _class_sums(target: NDArray[Any], probabilities: Array) -> dict[str, float]:
     }
 
 
+def _binned(num_classes: int) -> range:
+    """Classes whose scores are counted."""
+    return range(1, 2) if num_classes == 2 else range(num_classes)
+
+
+def have_probabilities(tallies: Tallies) -> bool:
+    """Whether tallies of classes have all that a model with probabilities gives: sums of losses,
+    and scores unless there is no room for them."""
+    left = MAX_NUMBERS - len(tallies.confusion) - len(tallies.counts)
+    has_room = left // (3 * len(_binned(tallies.num_classes))) >= 2
+    return CLASS_SUMS.keys() <= tallies.sums.keys() and (bool(tallies.scores) or not has_room)
+
+
 def _scores(
     target: NDArray[Any], probabilities: Array, num_left: int
 ) -> tuple[int, tuple[tuple[int, ...], ...]]:
     """(level, scores) with as many bins as there is room for: num_left numbers."""
     num_classes = probabilities.shape[1]
-    binned = range(1, 2) if num_classes == 2 else range(num_classes)
+    binned = _binned(num_classes)
     most = min(MAX_BINS, num_left // (3 * len(binned)))
     if most < 2:
         return 0, ()

@@ -21,7 +21,7 @@ from xain_workloads.figures import (
     figures,
     is_better,
 )
-from xain_workloads.tallies import Tallies, add, check
+from xain_workloads.tallies import Tallies, add, check, have_probabilities
 
 # Bounds of the metrics that a participant sends, since all of them go into the journal.
 MAX_METRICS = 32
@@ -153,11 +153,14 @@ def checked(
     *,
     withheld: bool = False,
     num_classes: int | None = None,
+    has_probabilities: bool = False,
 ) -> Evaluation:
     """Check an evaluation from the network.
 
     num_classes: of the model, 0 for a regression; None if it is not known, as of a script's.
-    Raises ValueError if it breaks a bound, or has tallies of another number of classes.
+    has_probabilities: whether the model is known to have some.
+    Raises ValueError if it breaks a bound, or has tallies that are not of such a model: added to
+    those of the other sites, they would take figures from all.
     """
     if withheld:
         return Evaluation(0, {}, withheld=True)
@@ -174,6 +177,8 @@ def checked(
             raise ValueError(
                 f"tallies are of {tallies.num_classes} classes, and the model has {num_classes}"
             )
+        if has_probabilities and not have_probabilities(tallies):
+            raise ValueError("tallies lack losses or scores, and the model has probabilities")
     return Evaluation(num_samples, {name: metrics[name] for name in sorted(metrics)}, tallies)
 
 

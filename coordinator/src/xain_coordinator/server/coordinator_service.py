@@ -68,6 +68,7 @@ from xain_foundation.rate_limited_log import RateLimitedLog
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import coordinator_pb2_grpc as pb_grpc
 from xain_workloads.schema import Column, ColumnType
+from xain_workloads.workload import from_metadata, metrics_of
 
 log = structlog.get_logger(__name__)
 
@@ -512,6 +513,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 tallies_of(message),
                 withheld=message.withheld,
                 num_classes=None if model is None else num_classes_of(model.metadata),
+                has_probabilities=model is not None and gives_probabilities(model.metadata),
             )
         except ValueError as error:
             reason = shortened(str(error), MAX_REASON)
@@ -722,6 +724,14 @@ def num_classes_of(metadata: Mapping[str, str]) -> int | None:
     except ValueError:  # a script may write something else there
         return None
     return len(classes) if isinstance(classes, list) else None
+
+
+def gives_probabilities(metadata: Mapping[str, str]) -> bool:
+    """Whether the workload in a model's metadata gives probabilities; not known of a script's."""
+    try:
+        return "log_loss" in metrics_of(from_metadata(metadata))
+    except ValueError:
+        return False
 
 
 def _accepts_update(before: pb.WatchResponse, message: pb.WatchResponse) -> bool:
