@@ -1,4 +1,4 @@
-"""Training of linear models and networks by steps over mini-batches of rows, in NumPy.
+"""Training of networks by steps over mini-batches of rows, in NumPy. One layer is a linear model.
 
 Shuffles, batches, penalty and optimisers are those of scikit-learn's MLPClassifier and
 MLPRegressor, whose weights the same steps give up to rounding.

@@ -113,6 +113,7 @@ def evaluation_warnings(session: Session, history: History) -> list[str]:
 
 
 def _keeps_estimators(rules: Rules) -> bool:
+    # The options are JSON text, as json.dumps() writes it, and the core reads no JSON.
     return rules.workload == "bagging" and '"publish": true' not in rules.workload_options
 
 
