@@ -52,6 +52,7 @@ CORE_MAY_KNOW = {
     "xain_workloads.schema",
     "xain_workloads.tallies",
     "xain_workloads.statistics",
+    "xain_workloads.thresholds",
 }
 # What is installed under another name than it is imported by.
 INSTALLED_AS = {

@@ -23,6 +23,7 @@ from xain_workloads.model import Model, personal_patterns
 from xain_workloads.preprocessing import at_site, preprocessing_of
 from xain_workloads.reading.dialect import Dialect
 from xain_workloads.table import Table
+from xain_workloads.thresholds import with_threshold
 
 CALL_S = 20.0
 _PAGE = 1000  # models or rounds; as many as a coordinator gives in one answer
@@ -66,7 +67,9 @@ def fetch(
     best = status.best_round if status.HasField("best_round") else None
     found = models[lineage.choose(which, models, best, pages[0].removed)]
     own = PersonalTensors(state_dir, participant_id)
-    model = _downloaded(address, found, status.session_id, own, participant_id)
+    threshold = lineage.thresholds_of(status).get(found.round)
+    downloaded = _downloaded(address, found, status.session_id, own, participant_id)
+    model = with_threshold(downloaded, threshold)
     stay = ", ".join(personal_patterns(model.metadata))
     if stay and state_dir is None:
         raise NoModel(
@@ -105,6 +108,7 @@ def fetch(
         metrics=trained_by.metrics,
         evaluation=_set(measured_by, "evaluation"),
         coordinator_evaluation=_set(measured_by, "coordinator_evaluation"),
+        threshold=threshold,
     )
     formats.write(to, model, {**about, "dialect": dialect.to_json()})
     told = f"model {found.round} of session {status.session_id} is in {to}"

@@ -591,6 +591,31 @@ def evaluate_last(bench: Bench, probability: float) -> None:
         bench.send(c.EndTrainingRound(name, number, 0, None, evaluation=told(name, probability)))
 
 
+def test_threshold_follows_from_the_tallies_of_the_best_and_of_the_latest_model() -> None:
+    """Nothing is journalled for it: the best model is kept with its sums, as the latest is."""
+    bench = bench_of("a", "b", rounds=4, evaluate_threshold="sensitivity >= 0.9")
+    assert bench.session.evaluation.thresholds(bench.session.rules) == {}
+    hand_in_tallies(bench, 0.5, 0.8, 0.6)
+    found = bench.session.evaluation.thresholds(bench.session.rules)
+    assert list(found) == [1, 2], "the best, and the latest"
+    for number, probability in ((1, 0.8), (2, 0.6)):
+        assert found[number].value == pytest.approx(probability, abs=0.002)
+        assert found[number].figures["sensitivity"].value == 1
+        assert found[number].figures["specificity"].value == 1
+    assert not [one for one in evaluation_warnings(bench.session, History()) if "threshold" in one]
+
+
+def test_threshold_that_no_sums_give_is_warned_of() -> None:
+    bench = bench_of("a", rounds=4, evaluate_threshold="youden", evaluate_metric="accuracy")
+    train(bench, 0.5, 0.6)
+    assert bench.session.evaluation.thresholds(bench.session.rules) == {}
+    told = [one for one in evaluation_warnings(bench.session, History()) if "threshold" in one]
+    assert told == [
+        'No threshold is chosen by evaluate.threshold = "youden": it needs a model of two classes '
+        "with probabilities, and held-out rows of both."
+    ]
+
+
 def test_figures_are_of_all_rows_and_only_other_metrics_are_averaged() -> None:
     site = Evaluation(3, {"r2": -33.0, "mse": 1.0, "mine": 1.0}, numbers([1, 2, 3], [1, 2, 4]))
     other = Evaluation(2, {"r2": -9.0, "mse": 1.0, "mine": 6.0}, numbers([90, 92], [90, 91]))

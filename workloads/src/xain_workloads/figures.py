@@ -10,10 +10,10 @@ F1 is 2 J / (1 + J) of the share J = TP / (TP + FP + FN), whose Wilson limits ar
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import exp, isfinite, log, sqrt
+from math import isfinite, log, sqrt
 from typing import Any
 
-from xain_workloads.tallies import Tallies, counts_by_class, does_vary, records
+from xain_workloads.tallies import Tallies, counts_by_class, does_vary, probability_at, records
 
 CLASS_FIGURES = (
     "accuracy",
@@ -130,9 +130,9 @@ def _of_classes(tallies: Tallies) -> dict[str, Figure]:
     present = {number: rows for number, (rows, _, _) in counts.items() if rows}
     found: dict[str, Figure] = {}
     most = max(present.values()) / n if present else None
-    found["accuracy"] = replace(_share(tallies.right, n), baseline=most)
+    found["accuracy"] = replace(share_of(tallies.right, n), baseline=most)
     if present:
-        recalls = [_share(counts[number][2], rows) for number, rows in present.items()]
+        recalls = [share_of(counts[number][2], rows) for number, rows in present.items()]
         found["balanced_accuracy"] = replace(_mean_of(recalls), baseline=1 / len(present))
     of_each = class_figures(tallies)
     if tallies.num_classes == 2:
@@ -179,10 +179,10 @@ def _of_class(
         "specificity": (n - rows - predicted + both, n - rows, float(not is_commonest)),
         "precision": (both, predicted, rows / n),
     }
-    shares = {name: _share(*part) for name, part in found.items() if part[1]}
+    shares = {name: share_of(*part) for name, part in found.items() if part[1]}
     if not predicted:  # 0, as scikit-learn has it
         shares["precision"] = Figure(0.0, 0.0, 1.0, rows / n)
-    jaccard = _share(both, rows + predicted - both)
+    jaccard = share_of(both, rows + predicted - both)
     always = 2 * rows / (n + rows) if is_commonest else 0.0
     shares["f1"] = replace(_mapped(jaccard, lambda j: 2 * j / (1 + j)), baseline=always)
     auc = _auc(tallies, number)
@@ -194,9 +194,8 @@ def _bins(tallies: Tallies, number: int) -> list[tuple[int, ...]]:
 
 
 def _by_probability(tallies: Tallies, number: int) -> Iterator[tuple[float, int, int]]:
-    width = 2**tallies.level / 256
     for at, of_class, others in _bins(tallies, number):
-        yield 1 / (1 + exp(-max(-36.0, min(36.0, (at + 0.5) * width)))), of_class, others
+        yield probability_at(at + 0.5, tallies.level), of_class, others
 
 
 def _auc(tallies: Tallies, number: int) -> Figure | None:
@@ -256,7 +255,8 @@ def _of_numbers(tallies: Tallies) -> dict[str, Figure]:
 # --- intervals ------------------------------------------------------------------------------------
 
 
-def _share(successes: int, rows: int, baseline: float | None = None) -> Figure:
+def share_of(successes: int, rows: int, baseline: float | None = None) -> Figure:
+    """A share of rows with Wilson's interval. rows: above 0."""
     p = successes / rows
     middle = (successes + _Z**2 / 2) / (rows + _Z**2)
     reach = _Z / (rows + _Z**2) * sqrt(rows * p * (1 - p) + _Z**2 / 4)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import lru_cache
-from math import fsum, inf, log
+from math import exp, fsum, inf, log
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,12 @@ CLASS_SUMS = {
 NUMBER_SUMS = {"absolute_error": 1, "squared_error": 2, "squared_error2": 4}
 _MOMENTS = (1, 2, 3, 4, 3, 4)  # in the order of the fields of Target
 _MAX_VALUE = 1e60
+
+
+def probability_at(position: float, level: int) -> float:
+    """The probability at a position in the bins of a level: `k` is the lower edge of bin k."""
+    odds = position * 2**level / _BINS_PER_UNIT
+    return 1 / (1 + exp(-max(-_MAX_LOG_ODDS, min(_MAX_LOG_ODDS, odds))))
 
 
 # Relative: what rounding leaves of the differences of equal numbers to their mean.

@@ -25,6 +25,7 @@ from xain_workloads.preprocessing import (
 from xain_workloads.profile import DataProfile
 from xain_workloads.supervised import Array, Measured
 from xain_workloads.table import Table
+from xain_workloads.thresholds import classes_at, threshold_of
 
 DEFAULT_PREPROCESSING = PreprocessingOptions()
 MAX_WEIGHTS = 100_000_000  # prepared features times classes, as of a coordinator's sessions
@@ -226,8 +227,17 @@ def measure(model: Model, data: Table | Dataset) -> Measured:
 
 def predict(model: Model, data: Table | Dataset) -> NDArray[Any]:
     """Predictions for rows as they are in a file. Raises as Workload.predict does."""
-    features = prepare(model.metadata, data).features
-    return from_metadata(model.metadata).predict(model, features)
+    return predict_prepared(model, prepare(model.metadata, data).features)
+
+
+def predict_prepared(model: Model, features: ArrayLike) -> NDArray[Any]:
+    """Predictions for prepared rows, by the threshold of the model if it has one. Raises as
+    Workload.predict does."""
+    made, threshold = from_metadata(model.metadata), threshold_of(model.metadata)
+    shares = None if threshold is None else made.probabilities(model, features)
+    if threshold is None or shares is None or shares.shape[1] != 2:
+        return made.predict(model, features)
+    return classes_at(threshold, shares, loads(model.metadata["classes"]))
 
 
 def probabilities(model: Model, data: Table | Dataset) -> Array | None:

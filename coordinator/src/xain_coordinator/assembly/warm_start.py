@@ -36,6 +36,7 @@ from xain_workloads.exported.model_files import (
 )
 from xain_workloads.model import Model, TensorSpec, size_of
 from xain_workloads.schema import Column
+from xain_workloads.thresholds import KEY as THRESHOLD_KEY
 from xain_workloads.unlike_rows import KEY as POINTS_KEY
 from xain_workloads.workload import create
 
@@ -209,6 +210,9 @@ def load_model_file(path: Path) -> tuple[Model, DataProfile | None]:
         raise CannotStartFrom(
             f"{path}: no model can be read from it: {shortened(why, 300)}"
         ) from None
+    # A threshold is that of one model, and the session makes others.
+    known = {key: text for key, text in model.metadata.items() if key != THRESHOLD_KEY}
+    model = replace(model, metadata=known)
     vector, layout = model.vector, model.layout
     is_bytes = vector.dtype.name == BYTES
     is_vector = vector.ndim == 1 and len(vector) > 0

@@ -4,8 +4,9 @@ from collections.abc import Iterable
 
 from xain_coordinator.server.inspection_client import clean
 from xain_wire.fl.coordinator_pb2 import Evaluation, Figure
-from xain_wire.fl.inspection_pb2 import RoundStatus
+from xain_wire.fl.inspection_pb2 import GetStatusResponse, ModelThreshold, RoundStatus
 from xain_workloads.figures import SHOWN as SHOWN
+from xain_workloads.thresholds import RATES
 
 
 def label(name: str, evaluations: Iterable[Evaluation]) -> str:
@@ -44,3 +45,23 @@ def latest(rounds: Iterable[RoundStatus]) -> tuple[int, Evaluation] | None:
             if measured.figures or measured.metrics:
                 return one.round, measured
     return None
+
+
+def threshold_of(status: GetStatusResponse) -> ModelThreshold | None:
+    """The threshold of the best model, or, if none is the best, of the one that was evaluated last;
+    None without one."""
+    known = {one.round: one for one in status.thresholds}
+    wanted = status.best_round if status.HasField("best_round") else max(known, default=-1)
+    return known.get(wanted)
+
+
+def threshold_text(threshold: ModelThreshold) -> str:
+    """A threshold with what it does on the rows that it was chosen on."""
+    rates = [
+        f"{words} {figure_text(threshold.figures[name])}"
+        for name, words in RATES.items()
+        if name in threshold.figures
+    ]
+    name = clean(threshold.class_name) or "the second class"
+    told = f"{threshold.value:.3g} of {name}, by {clean(threshold.criterion)}"
+    return f"{told}: {', '.join(rates)}"

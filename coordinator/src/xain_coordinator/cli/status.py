@@ -125,6 +125,8 @@ def _headline(
     if status.HasField("best_round"):
         best = f"{status.best_round}, {clean(status.metric)} {status.best_value:.4g}"
         grid.add_row("best model", Text(best))
+    if (threshold := figures.threshold_of(status)) is not None:
+        grid.add_row("threshold", _text(figures.threshold_text(threshold)))
     if status.HasField("deadline_seconds"):
         grid.add_row("deadline", f"in {duration(max(status.deadline_seconds, 0.0))}")
     if status.HasField("ends_seconds"):

@@ -489,6 +489,14 @@ class CoordinatorConfig(Section):
             )
 
     @Check
+    def _threshold_has_probabilities(self) -> Conflicts:
+        measured = self.workload.metrics
+        if self.evaluate.threshold and measured and "auc" not in measured:
+            yield WrongSetting(
+                "evaluate.threshold", "the models of this workload give no probabilities"
+            )
+
+    @Check
     def _checks_are_known(self) -> Conflicts:
         if self.checks:
             from xain_workloads.checks import CHECKS
@@ -568,6 +576,7 @@ class CoordinatorConfig(Section):
             evaluate_data=bool(evaluate.data),
             evaluate_deadline_s=evaluate.deadline_s,
             evaluate_min_rows=evaluate.min_rows,
+            evaluate_threshold=evaluate.threshold,
             train_config=json.dumps(self.train, sort_keys=True) if self.train else "",
             aggregation=aggregation.rule,
             aggregation_options={**aggregation.whole_options, **stages},

@@ -22,6 +22,7 @@ class EvaluateSettings(TableSettings):
     min_delta: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     min_rows: int = Field(default=5, ge=5, le=MAX_INT32)
     deadline_s: float = Field(default=600.0, gt=0, le=_MAX_WAIT_S)
+    threshold: str = ""
     data: str = ""
 
     @property
@@ -41,6 +42,19 @@ class EvaluateSettings(TableSettings):
                 'it must be "max" or "min" for this evaluate.metric; it is known only of '
                 f"{', '.join(sorted(WELL_KNOWN))}",
             )
+
+    @Check
+    def _threshold_can_be_chosen(self) -> Conflicts:
+        if not self.threshold:
+            return
+        from xain_workloads.thresholds import Criterion
+
+        if self.every == 0:
+            yield WrongSetting("threshold", "with evaluate.every = 0 nothing is evaluated")
+        try:
+            Criterion.parse(self.threshold)
+        except ValueError as error:
+            yield WrongSetting("threshold", str(error))
 
     @Check
     def _patience_has_models(self) -> Conflicts:

@@ -34,6 +34,7 @@ _KEYS: Mapping[str, str | None] = {
     "evaluate_data": "evaluate.data",
     "evaluate_deadline_s": "evaluate.deadline_s",
     "evaluate_min_rows": "evaluate.min_rows",
+    "evaluate_threshold": "evaluate.threshold",
     "train_config": "train.*",
     "schema": "schema.*",
     "heartbeat_time_s": None,

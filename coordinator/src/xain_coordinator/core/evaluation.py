@@ -22,6 +22,7 @@ from xain_workloads.figures import (
     is_better,
 )
 from xain_workloads.tallies import Tallies, add, check, have_probabilities
+from xain_workloads.thresholds import Threshold, choose
 
 # Bounds of the metrics that a participant sends, since all of them go into the journal.
 MAX_METRICS = 32
@@ -376,6 +377,20 @@ class EvaluationProgress:
         if self.winner is None:
             found = self.best.latest_round, self.best.latest_tallies
         return None if found[1] is None else (found[0], found[1])
+
+    def thresholds(self, rules: Rules) -> dict[int, Threshold]:
+        """Thresholds of the best model and of the model that was evaluated last, by number, as far
+        as there are any."""
+        best = self.best
+        if best is None or not rules.evaluate_threshold:
+            return {}
+        known = ((best.round, best.tallies), (best.latest_round, best.latest_tallies))
+        found = {
+            number: choose(tallies, rules.evaluate_threshold)
+            for number, tallies in known
+            if tallies is not None
+        }
+        return {number: one for number, one in found.items() if one is not None}
 
     def compared(
         self, round_: Round, rules: Rules, untrained: int | None = None

@@ -253,6 +253,8 @@ class Rules:
     evaluate_metric: by which models are compared; "": the first of figures.DEFAULTS that follows
         from tallies.
     evaluate_min_rows: sites with fewer held-out rows keep what they measure.
+    evaluate_threshold: criterion by which a model of two classes gets its threshold; see
+        thresholds.Criterion. "": the larger probability counts.
     evaluate_minimised: whether less of the named metric is better.
     evaluate_patience: the session stops when no model for so many rounds was better than the best
         one before by more than evaluate_min_delta; 0: never.
@@ -307,6 +309,7 @@ class Rules:
     pacing: str = ""
     pacing_options: Mapping[str, Option] = field(default_factory=dict)
     evaluate_min_rows: int = 5
+    evaluate_threshold: str = ""
 
     def evaluates(self, number: int, steps_per_pass: int = 1) -> bool:
         """Whether the global model of this number is evaluated, even if it is not the last."""

@@ -100,6 +100,12 @@ def evaluation_warnings(session: Session, history: History) -> list[str]:
             f"{', '.join(names[:MAX_WARNINGS])}{' and others' if len(names) > MAX_WARNINGS else ''}"
             ", whose predictions are too far off to be squared, or that sent averages only."
         )
+    criterion, best = session.rules.evaluate_threshold, progress.best
+    if criterion and best is not None and not progress.thresholds(session.rules):
+        found.append(
+            f'No threshold is chosen by evaluate.threshold = "{criterion}": it needs a model of '
+            "two classes with probabilities, and held-out rows of both."
+        )
     if names := history.withheld:
         listed = ", ".join(names[:MAX_WARNINGS]) + (
             " and others" if len(names) > MAX_WARNINGS else ""

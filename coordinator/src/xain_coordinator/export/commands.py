@@ -134,6 +134,7 @@ def described(trained: Trained, entry: Entry) -> dict[str, Any]:
         profile=profiles.described(
             trained.profiles, json.loads(model.metadata.get("classes", "[]"))
         ),
+        threshold=trained.thresholds.get(model.round),
     )
 
 

@@ -31,8 +31,9 @@ from xain_foundation.grpc_calls import details_of
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.coordinator_pb2_grpc import CoordinatorStub
 from xain_workloads.errors import NoModel
-from xain_workloads.exported.lineage import Measured, choose
+from xain_workloads.exported.lineage import Measured, choose, thresholds_of
 from xain_workloads.model import Model
+from xain_workloads.thresholds import Threshold, with_threshold
 
 DOWNLOAD_S = 600.0
 
@@ -59,7 +60,7 @@ class Trained:
 
     entries: by number, oldest first. last, best: numbers of models; best is None if no model was
     evaluated. removed: numbers of the models that [storage] keep_models has removed. profiles: of
-    data that fit the models.
+    data that fit the models. thresholds: by number, of the models that have one.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Trained:
         read: Callable[[WeightsRef], bytes],
         removed: Iterable[int] = (),
         profiles: Iterable[DataProfile] = (),
+        thresholds: Mapping[int, Threshold] | None = None,
     ) -> None:
         """read: the bytes of a stored object. Raises NoModel if there is no model yet."""
         records = {record.round: record for record in rounds}
@@ -87,6 +89,7 @@ class Trained:
         self.best = best
         self.removed = frozenset(removed)
         self.profiles = tuple(profiles)
+        self.thresholds = dict(thresholds or {})
         self._read = read
 
     @classmethod
@@ -101,6 +104,7 @@ class Trained:
             read,
             history.removed,
             session.requested or (),
+            session.evaluation.thresholds(session.rules),
         )
 
     def choose(self, which: str) -> Entry:
@@ -108,14 +112,16 @@ class Trained:
         return self.entries[choose(which, self.entries, self.best, self.removed)]
 
     def load(self, model: GlobalModel) -> Model:
-        """The weights of a model. Raises NoModel."""
+        """The weights of a model, with its threshold in the metadata if it has one. Raises
+        NoModel."""
         try:
             vector = parse_vector(self._read(model.ref), model.ref)
         except StoreError as error:
             raise NoModel(f"model {model.round} cannot be read: {error}") from None
         except grpc.RpcError as error:
             raise NoModel(f"model {model.round} cannot be fetched: {details_of(error)}") from None
-        return Model(vector, model.layout, dict(model.metadata))
+        loaded = Model(vector, model.layout, dict(model.metadata))
+        return with_threshold(loaded, self.thresholds.get(model.round))
 
 
 def _entry(
@@ -165,6 +171,7 @@ def ask(address: str) -> Iterator[Trained]:
             read,
             snapshot.models.removed,
             map(_profile, snapshot.participants.participants),
+            thresholds_of(status),
         )
 
 

@@ -125,6 +125,7 @@ def _add_paths(app: FastAPI, fits: Fits) -> None:
             round=predictor.round,
             predictions=predicted.values.tolist(),
             classes=list(predicted.classes),
+            threshold=predictor.threshold,
             probabilities=None if probabilities is None else probabilities.tolist(),
             answered=list(predicted.answered),
             missing=dict(predicted.missing),

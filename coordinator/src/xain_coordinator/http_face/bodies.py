@@ -116,13 +116,15 @@ class Status(BaseModel):
 
 class Predictions(BaseModel):
     """predictions: one for each row, a class name or a number. classes: names of the columns of
-    `probabilities`. answered, missing: of a model whose parts stay with the participants: the
+    `probabilities`. threshold: least probability of the second class that is predicted; null: the
+    larger one counts. answered, missing: of a model whose parts stay with the participants: the
     participants that have answered, and why the others have not."""
 
     session: str
     round: int
     predictions: list[str | float]
     classes: list[str] = Field(default_factory=list)
+    threshold: float | None = None
     probabilities: list[list[float]] | None = None
     answered: list[str] = Field(default_factory=list)
     missing: dict[str, str] = Field(default_factory=dict)

@@ -19,6 +19,7 @@ from xain_workloads.names import folded
 from xain_workloads.preprocessing import COLUMNS_KEY, prepare
 from xain_workloads.rows import table_of_rows
 from xain_workloads.schema import shown
+from xain_workloads.thresholds import classes_at, threshold_of
 
 Cell = str | bool | int | float | None
 Rows = Sequence[Sequence[Cell]]
@@ -62,11 +63,12 @@ class Predictor:
         """Predict rows; see Fits.predict(). Raises HttpError and DataError."""
         table = table_of_rows(self._metadata, self.names(columns), rows)
         features = prepare(self._metadata, table).features
-        made = workload.from_metadata(self._metadata)
-        if self.workload == "bagging":  # its estimators are read from files of skops
+        if self.workload != "bagging":
+            values = workload.predict_prepared(self._model, features)
+        elif self.threshold is None:  # its estimators are read from files of skops, once
             values = np.asarray(self._estimator.predict(features))
         else:
-            values = made.predict(self._model, features)
+            values = classes_at(self.threshold, self._probabilities(features), self.classes)
         if not probabilities or (probabilities == "if_any" and not self._has_probabilities):
             return Predictions(values, self.classes)
         return Predictions(values, self.classes, self._probabilities(features))
@@ -75,6 +77,12 @@ class Predictor:
     def round(self) -> int:
         """The model's number."""
         return self.source.round
+
+    @property
+    def threshold(self) -> float | None:
+        """The probability from which on the second class of two is predicted; None: the larger
+        probability counts."""
+        return threshold_of(self._metadata)
 
     @property
     def is_held(self) -> bool:

@@ -31,6 +31,7 @@ from xain_coordinator.server.translate import (
     evaluation_message,
     model_message,
     tallies_message,
+    threshold_message,
     transfer_message,
     wire_state,
     wire_task,
@@ -144,6 +145,10 @@ class InspectionService(inspection_grpc.InspectionServicer):
                 for one in session.findings
             ],
             opened_unix_seconds=session.opened_unix_s,
+            thresholds=[
+                threshold_message(number, one, _second_class(session))
+                for number, one in session.evaluation.thresholds(rules).items()
+            ],
             **(_whole(session) if request.whole else {}),
         )
 
@@ -341,6 +346,15 @@ class InspectionService(inspection_grpc.InspectionServicer):
         return inspection.ListModelsResponse(
             models=answer, removed=removed, next_page_token=token, total_size=len(models)
         )
+
+
+def _second_class(session: Session) -> str:
+    """Name of the second class of the model; empty if its metadata do not tell."""
+    try:
+        classes = json.loads(session.model.metadata["classes"]) if session.model else []
+        return str(classes[1])
+    except (ValueError, LookupError, TypeError):
+        return ""
 
 
 def _whole(session: Session) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
 from xain_workloads.model import TensorSpec
 from xain_workloads.tallies import MAX_BYTES, Tallies, Target
+from xain_workloads.thresholds import Threshold
 
 
 def wire_state(state: Phase | ParticipantState) -> pb.State.ValueType:
@@ -56,6 +57,20 @@ def tallies_message(tallies: Tallies) -> pb.Evaluation | None:
     if message is not None:
         message.tallies.CopyFrom(pb.Tallies(**tallies.wire_fields))
     return message
+
+
+def threshold_message(
+    number: int, threshold: Threshold, class_name: str
+) -> inspection.ModelThreshold:
+    """Message of the threshold of a model. class_name: of the second class."""
+    return inspection.ModelThreshold(
+        round=number,
+        value=threshold.value,
+        criterion=threshold.criterion,
+        resolution=threshold.resolution,
+        class_name=class_name,
+        figures={name: _figure(one) for name, one in threshold.figures.items()},
+    )
 
 
 def _figure(figure: Figure) -> pb.Figure:

@@ -140,6 +140,7 @@ class GetStatusResponse(_message.Message):
     MEASURED_ROUND_FIELD_NUMBER: _builtins.int
     NO_BETTER_FIELD_NUMBER: _builtins.int
     FINDINGS_FIELD_NUMBER: _builtins.int
+    THRESHOLDS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     state: _coordinator_pb2.State.ValueType
     phase: _builtins.str
@@ -227,6 +228,10 @@ class GetStatusResponse(_message.Message):
     def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___DataFinding]:
         """Findings of the checks of the data, the worst first; at most 200."""
 
+    @_builtins.property
+    def thresholds(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelThreshold]:
+        """By the criterion of [evaluate] threshold, of the best model and of the model that was evaluated last."""
+
     def __init__(
         self,
         *,
@@ -267,10 +272,11 @@ class GetStatusResponse(_message.Message):
         measured_round: _builtins.int = ...,
         no_better: _builtins.str = ...,
         findings: _abc.Iterable[Global___DataFinding] | None = ...,
+        thresholds: _abc.Iterable[Global___ModelThreshold] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "best_round", b"best_round", "best_value", b"best_value", "deadline_seconds", b"deadline_seconds", "ends_seconds", b"ends_seconds", "measured", b"measured"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "began_with", b"began_with", "best_round", b"best_round", "best_value", b"best_value", "cause", b"cause", "counters", b"counters", "deadline_seconds", b"deadline_seconds", "ended_because", b"ended_because", "ends_seconds", b"ends_seconds", "findings", b"findings", "health_socket", b"health_socket", "max_participants", b"max_participants", "measured", b"measured", "measured_round", b"measured_round", "metric", b"metric", "metric_is_minimised", b"metric_is_minimised", "no_better", b"no_better", "not_admitted", b"not_admitted", "num_connected", b"num_connected", "num_required", b"num_required", "num_rounds", b"num_rounds", "num_selected", b"num_selected", "num_trained", b"num_trained", "num_updates", b"num_updates", "num_waiting", b"num_waiting", "opened_unix_seconds", b"opened_unix_seconds", "parameters", b"parameters", "phase", b"phase", "round", b"round", "rounds_before", b"rounds_before", "session_id", b"session_id", "session_seconds", b"session_seconds", "settings", b"settings", "sites", b"sites", "state", b"state", "version", b"version", "waiting_for", b"waiting_for", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "began_with", b"began_with", "best_round", b"best_round", "best_value", b"best_value", "cause", b"cause", "counters", b"counters", "deadline_seconds", b"deadline_seconds", "ended_because", b"ended_because", "ends_seconds", b"ends_seconds", "findings", b"findings", "health_socket", b"health_socket", "max_participants", b"max_participants", "measured", b"measured", "measured_round", b"measured_round", "metric", b"metric", "metric_is_minimised", b"metric_is_minimised", "no_better", b"no_better", "not_admitted", b"not_admitted", "num_connected", b"num_connected", "num_required", b"num_required", "num_rounds", b"num_rounds", "num_selected", b"num_selected", "num_trained", b"num_trained", "num_updates", b"num_updates", "num_waiting", b"num_waiting", "opened_unix_seconds", b"opened_unix_seconds", "parameters", b"parameters", "phase", b"phase", "round", b"round", "rounds_before", b"rounds_before", "session_id", b"session_id", "session_seconds", b"session_seconds", "settings", b"settings", "sites", b"sites", "state", b"state", "thresholds", b"thresholds", "version", b"version", "waiting_for", b"waiting_for", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_round: _TypeAlias = _typing.Literal["best_round"]  # noqa: Y015
     _WhichOneofArgType__best_round: _TypeAlias = _typing.Literal["_best_round", b"_best_round"]  # noqa: Y015
@@ -290,6 +296,70 @@ class GetStatusResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ends_seconds) -> _WhichOneofReturnType__ends_seconds | None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class ModelThreshold(_message.Message):
+    """Probability from which on a model of two classes predicts the second one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class FiguresEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _coordinator_pb2.Figure: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _coordinator_pb2.Figure | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    CRITERION_FIELD_NUMBER: _builtins.int
+    RESOLUTION_FIELD_NUMBER: _builtins.int
+    FIGURES_FIELD_NUMBER: _builtins.int
+    CLASS_NAME_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """number of the model"""
+    value: _builtins.float
+    criterion: _builtins.str
+    """as [evaluate] threshold has it"""
+    resolution: _builtins.float
+    """from this candidate to the next one above it"""
+    class_name: _builtins.str
+    """of the second class; empty: not known"""
+    @_builtins.property
+    def figures(self) -> _containers.MessageMap[_builtins.str, _coordinator_pb2.Figure]:
+        """On the rows that it was chosen on: sensitivity, specificity and the two predictive values."""
+
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        value: _builtins.float = ...,
+        criterion: _builtins.str = ...,
+        resolution: _builtins.float = ...,
+        figures: _abc.Mapping[_builtins.str, _coordinator_pb2.Figure] | None = ...,
+        class_name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["class_name", b"class_name", "criterion", b"criterion", "figures", b"figures", "resolution", b"resolution", "round", b"round", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelThreshold: _TypeAlias = ModelThreshold  # noqa: Y015
 
 @_typing.final
 class DataFinding(_message.Message):

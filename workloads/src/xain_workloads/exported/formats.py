@@ -11,8 +11,8 @@ or unpickled.
 """
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ from xain_workloads.exported.model_files import (
 )
 from xain_workloads.model import Model, TensorSpec, flatten, unflatten
 from xain_workloads.preprocessing import preprocessing_of
+from xain_workloads.thresholds import KEY as THRESHOLD_KEY
+from xain_workloads.thresholds import threshold_of
 from xain_workloads.workload import from_metadata
 
 KEY = "xain"  # name of the JSON object, where the format has names
@@ -119,7 +121,7 @@ def _require_described(about: Mapping[str, Any]) -> None:
 
 
 def pipeline_of(model: Model) -> Any:
-    """The model as a fitted Pipeline of scikit-learn, with its preprocessing if it has one.
+    """The model as a fitted Pipeline of scikit-learn, with its preprocessing and its threshold.
 
     Raises NoModel if the model is of no known workload.
     """
@@ -133,8 +135,22 @@ def pipeline_of(model: Model) -> Any:
         estimator = from_metadata(model.metadata).to_sklearn(model)
     except ValueError as error:
         raise NoModel(f"no estimator can be made of the model: {error}") from None
+    threshold = threshold_of(model.metadata)
+    if threshold is not None and hasattr(estimator, "predict_proba"):
+        estimator = _at_threshold(estimator, threshold)
     steps.append(("model", estimator))
     return Pipeline(steps)
+
+
+def _at_threshold(estimator: Any, threshold: float) -> Any:
+    """A fitted FixedThresholdClassifier around a fitted estimator of two classes."""
+    from sklearn.model_selection import FixedThresholdClassifier
+
+    fixed = FixedThresholdClassifier(
+        estimator, threshold=threshold, response_method="predict_proba"
+    )
+    fixed.estimator_ = estimator
+    return fixed
 
 
 def columns_of(metadata: Mapping[str, str]) -> list[dict[str, str]]:
@@ -299,7 +315,9 @@ def _write_onnx(path: Path, model: Model, about: Mapping[str, Any]) -> None:
         raise NoModel(f"{path}: an ensemble is exported to .skops, which scikit-learn reads")
     if model.vector.dtype == np.uint8:
         raise NoModel(f"{path}: trees are exported to .json, which XGBoost reads")
-    pipeline = pipeline_of(model)
+    threshold = threshold_of(model.metadata)
+    bare = {key: text for key, text in model.metadata.items() if key != THRESHOLD_KEY}
+    pipeline = pipeline_of(replace(model, metadata=bare))
     columns = columns_of(model.metadata)
     if any(column["type"] == "category" for column in columns):
         # One input for each column, since they are of two types.
@@ -320,8 +338,37 @@ def _write_onnx(path: Path, model: Model, about: Mapping[str, Any]) -> None:
     except (MissingConverter, MissingShapeCalculator, NotImplementedError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise NoModel(f"{path}: the pipeline has no form in ONNX: {reason}") from None
+    if threshold is not None:
+        _add_threshold(made.graph, threshold, json.loads(model.metadata["classes"]))
     made.metadata_props.add(key=KEY, value=json.dumps(about))
     path.write_bytes(made.SerializeToString())
+
+
+def _add_threshold(graph: Any, threshold: float, classes: Sequence[str]) -> None:
+    """Let the labels of a graph of two classes follow a threshold: skl2onnx knows no
+    FixedThresholdClassifier."""
+    from onnx import TensorProto, helper
+
+    label, shares = (output.name for output in graph.output)
+    for node in graph.node:
+        node.output[:] = ["larger" if name == label else name for name in node.output]
+        node.input[:] = ["larger" if name == label else name for name in node.input]
+    names: list[Any] = [[name.encode()] for name in classes]
+    graph.initializer.extend(
+        [
+            helper.make_tensor("second", TensorProto.INT64, [], [1]),
+            helper.make_tensor("threshold", TensorProto.FLOAT, [], [threshold]),
+            helper.make_tensor("class0", TensorProto.STRING, [1], names[0]),
+            helper.make_tensor("class1", TensorProto.STRING, [1], names[1]),
+        ]
+    )
+    graph.node.extend(
+        [
+            helper.make_node("Gather", [shares, "second"], ["share"], axis=1),
+            helper.make_node("GreaterOrEqual", ["share", "threshold"], ["is_second"]),
+            helper.make_node("Where", ["is_second", "class1", "class0"], [label]),
+        ]
+    )
 
 
 _Writer = Callable[[Path, Model, Mapping[str, Any]], None]

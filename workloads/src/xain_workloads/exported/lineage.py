@@ -10,6 +10,7 @@ from typing import Any
 from xain_workloads.errors import NoModel
 from xain_workloads.exported.formats import columns_of
 from xain_workloads.figures import Figure
+from xain_workloads.thresholds import Threshold
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +25,29 @@ class Measured:
     @classmethod
     def of(cls, message: Any) -> "Measured":
         """Read an Evaluation of the wire."""
-        figures = {
-            name: Figure(
-                one.value,
-                one.low if one.HasField("low") else None,
-                one.high if one.HasField("high") else None,
-                one.baseline if one.HasField("baseline") else None,
-                one.bound,
-            )
-            for name, one in message.figures.items()
-        }
-        return cls(message.num_samples, dict(message.metrics), figures)
+        return cls(message.num_samples, dict(message.metrics), figures_of(message.figures))
+
+
+def figures_of(messages: Mapping[str, Any]) -> dict[str, Figure]:
+    """Read Figures of the wire, by name."""
+    return {
+        name: Figure(
+            one.value,
+            one.low if one.HasField("low") else None,
+            one.high if one.HasField("high") else None,
+            one.baseline if one.HasField("baseline") else None,
+            one.bound,
+        )
+        for name, one in messages.items()
+    }
+
+
+def thresholds_of(status: Any) -> dict[int, Threshold]:
+    """Read the thresholds of a GetStatusResponse, by the number of the model."""
+    return {
+        one.round: Threshold(one.value, one.criterion, one.resolution, figures_of(one.figures))
+        for one in status.thresholds
+    }
 
 
 def choose(
@@ -92,11 +105,13 @@ def about(
     evaluation: Measured | None,
     coordinator_evaluation: Measured | None,
     profile: Mapping[str, Any] | None = None,
+    threshold: Threshold | None = None,
 ) -> dict[str, Any]:
     """The lineage and metrics of a model, its columns and classes, as a JSON object.
 
     program: the distribution that writes it. num_updates, num_samples, metrics: of the round that
     trained it. profile: that data must have to go on with the model; None if it is not known.
+    threshold: by which the model of the file predicts; None: by the larger probability.
     """
     return {
         "program": f"{program} {version(program)}",
@@ -111,6 +126,7 @@ def about(
         "classes": json.loads(metadata.get("classes", "[]")),
         "columns": columns_of(metadata),
         "profile": profile,
+        "threshold": None if threshold is None else asdict(threshold),
         "num_updates": num_updates,
         "num_samples": num_samples,
         "metrics": dict(metrics),

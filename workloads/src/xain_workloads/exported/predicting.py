@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from xain_foundation.exit_statuses import EXIT_OK, EXIT_UNKNOWN_INPUT
 from xain_foundation.fields import Section
 from xain_foundation.hints import hint
+from xain_foundation.names import shortened
 from xain_workloads import workload
 from xain_workloads.data import Rows, load_rows
 from xain_workloads.dataset import Task
@@ -26,6 +27,7 @@ from xain_workloads.reading.dialect import Dialect
 from xain_workloads.schema import shown
 from xain_workloads.table import Table
 from xain_workloads.tallies import Tallies, tally_classes, tally_numbers
+from xain_workloads.thresholds import threshold_of
 
 MAX_UNKNOWN = 0.2  # default share of the values of a column
 _SHOWN = {"accuracy": "accuracy", "auc": "AUC", "log_loss": "log loss", "r2": "R²", "rmse": "RMSE"}
@@ -111,8 +113,8 @@ def predict_file(
     max_unknown: share of a column's values beyond that of training; with more the status is
         EXIT_UNKNOWN_INPUT.
     dialect: how the file is written; keys that are set count more than those of the model.
-    note: takes a line of what a user should know: unknown values, and the score where the file has
-        the target.
+    note: takes a line of what a user should know: the threshold, unknown values, and the score
+        where the file has the target.
     Returns the exit status. Raises NoModel, DataError and OSError.
     """
     classes = tuple(about.get("classes", ()))
@@ -127,13 +129,16 @@ def predict_file(
                 value = getattr(written, key) | value
             written = written.model_copy(update={key: value})
     rows = load_rows(data, types, target=target, task=task, id_column=id_column, dialect=written)
-    unknown = unknown_values(metadata_of(about), rows.table)
+    metadata = metadata_of(about)
+    unknown = unknown_values(metadata, rows.table)
     predictions = predict(rows.table)
     if to is None:
         _write(sys.stdout, id_column or "row", target or "prediction", rows, predictions)
     else:
         with to.open("w", encoding="utf-8", newline="") as file:
             _write(file, id_column or "row", target or "prediction", rows, predictions)
+    if (threshold := threshold_of(metadata)) is not None and len(classes) == 2:
+        note(_by_threshold(threshold, classes[1], about.get("threshold")))
     for one in unknown:
         note(f"{'warning: ' if one.excess > max_unknown else ''}{one}")
     for line in scores(predictions, rows.truth, _any_unknown(unknown, len(rows.ids))):
@@ -149,6 +154,12 @@ def predict_file(
         + hint("xain-participant", "--max-unknown 1")
     )
     return EXIT_UNKNOWN_INPUT
+
+
+def _by_threshold(threshold: float, name: str, told: Any) -> str:
+    criterion = told.get("criterion", "") if isinstance(told, dict) else ""
+    text = f"predicted as {name!r} from a probability of {threshold:.3g} on"
+    return f"{text}, the threshold by {shortened(str(criterion), 80)}" if criterion else text
 
 
 def predict_with(exported: Exported) -> Callable[[Table], Predictions]:

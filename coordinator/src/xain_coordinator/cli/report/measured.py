@@ -8,7 +8,7 @@ from xain_coordinator.core.evaluation import WELL_KNOWN
 from xain_coordinator.server.translate import tallies_of
 from xain_wire.fl.coordinator_pb2 import Evaluation
 from xain_wire.fl.inspection_pb2 import GetStatusResponse, RoundStatus
-from xain_workloads.exported.lineage import Measured
+from xain_workloads.exported.lineage import Measured, figures_of
 from xain_workloads.figures import (
     Figure,
     calibration_curve,
@@ -18,6 +18,7 @@ from xain_workloads.figures import (
     roc_curve,
 )
 from xain_workloads.tallies import Tallies, counts_by_class, records
+from xain_workloads.thresholds import RATES
 
 MAX_CONFUSED = 20  # classes of a confusion matrix
 MAX_CURVES = 3  # classes whose curves are drawn
@@ -67,6 +68,7 @@ def measured(
         _classes(tallies, names),
         _confusion(tallies, names),
         _curves(tallies, names),
+        _threshold(status, names),
     ]
     return "".join(parts)
 
@@ -144,6 +146,28 @@ def _curves(tallies: Tallies, names: Sequence[str]) -> str:
         told = f"Of {len(known)} classes the {MAX_CURVES} that are told apart worst."
         more = f'<p class="soft">{told}</p>'
     return f'<h3>Curves</h3>{more}<div class="charts squares">{"".join(rocs + calibrations)}</div>'
+
+
+def _threshold(status: GetStatusResponse, names: Sequence[str]) -> str:
+    """The threshold of the model that is shown, and its figures; empty without one."""
+    known = {one.round: one for one in status.thresholds}
+    one = known.get(status.measured_round)
+    if one is None:
+        return ""
+    found = figures_of(one.figures)
+    rows = [
+        [escape(words), f"<b>{number(found[name].value)}</b>", _interval(found[name])]
+        for name, words in RATES.items()
+        if name in found
+    ]
+    told = (
+        f"A row is predicted as {names[1]} if its probability of it is {one.value:.3g} or more, by"
+        f' [evaluate] threshold = "{one.criterion}"; exported models predict so. It was chosen on'
+        " these rows, so that its figures are slightly optimistic. The next candidate above it is"
+        f" {one.value + one.resolution:.3g}."
+    )
+    head = ("at the threshold", "all rows", "95 % interval")
+    return f'<h3>Threshold</h3><p class="soft">{escape(told)}</p>' + table(head, rows)
 
 
 def site_cells(

@@ -1,0 +1,253 @@
+"""Thresholds for two classes, chosen on tallies that add up, beside scikit-learn's choice."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import confusion_matrix, roc_curve
+from sklearn.model_selection import TunedThresholdClassifierCV
+
+from xain_coordinator.assembly.warm_start import load_model_file
+from xain_workloads.data import load
+from xain_workloads.errors import DataError
+from xain_workloads.exported import formats
+from xain_workloads.exported.predicting import predict_with
+from xain_workloads.model import Model
+from xain_workloads.preprocessing import prepare
+from xain_workloads.table import Table
+from xain_workloads.tallies import Tallies, add, probability_at, records, tally_classes
+from xain_workloads.thresholds import KEY, Criterion, Threshold, choose, with_threshold
+from xain_workloads.workload import (
+    create,
+    initial_model,
+    predict,
+    predict_prepared,
+    probabilities,
+)
+
+CRITERIA = ("youden", "cost = 5", "cost = 0.2", "sensitivity >= 0.9", "specificity >= 0.95")
+
+
+def scored(num_rows: int, seed: int = 3) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    """Targets of two classes, and probabilities (n, 2) that tell of them."""
+    chance = np.random.default_rng(seed)
+    target = (chance.random(num_rows) < 0.3).astype(np.intp)
+    odds = chance.normal(2.0 * target - 1.5, 1.3)
+    second = 1 / (1 + np.exp(-odds))
+    return target, np.stack([1 - second, second], axis=1)
+
+
+def of_sites(target: NDArray[Any], shares: NDArray[np.float64], num_sites: int = 3) -> Tallies:
+    """Tallies of the rows, which are divided over sites."""
+    predicted = shares.argmax(axis=1)
+    parts = np.array_split(np.arange(len(target)), num_sites)
+    together = add(tally_classes(2, target[p], predicted[p], shares[p]) for p in parts)
+    assert together is not None
+    return together
+
+
+def chosen(tallies: Tallies, text: str) -> Threshold:
+    found = choose(tallies, text)
+    assert found is not None
+    return found
+
+
+def binned(shares: NDArray[np.float64], level: int) -> NDArray[np.float64]:
+    """Probabilities of the second class, each at the lower edge of its bin."""
+    odds = np.log(shares[:, 1]) - np.log1p(-shares[:, 1])
+    edges = np.floor(odds * 256).astype(int) >> level
+    return np.array([probability_at(edge, level) for edge in edges.tolist()])
+
+
+@pytest.mark.parametrize("num_rows", [40, 400, 20_000])
+def test_threshold_is_that_of_the_roc_curve_of_the_same_rows(num_rows: int) -> None:
+    """The candidates are scikit-learn's, with scores of one bin counting as equal; of bins of a few
+    rows, or of hundreds, the best is the same as that of the exact scores, but for a bin."""
+    target, shares = scored(num_rows)
+    tallies = of_sites(target, shares)
+    false, true, edges = roc_curve(target, binned(shares, tallies.level), drop_intermediate=False)
+    found = chosen(tallies, "youden")
+    assert found.value == pytest.approx(edges[np.argmax(true - false)], rel=1e-12)
+    assert chosen(tallies, "sensitivity >= 0.9").value == edges[np.argmax(true >= 0.9)]
+    last = np.flatnonzero(1 - false >= 0.95)
+    best = last[np.argmax(true[last])]
+    assert chosen(tallies, "specificity >= 0.95").value == edges[best]
+
+    false, true, _ = roc_curve(target, shares[:, 1], drop_intermediate=False)
+    value = found.figures["sensitivity"].value + found.figures["specificity"].value - 1
+    assert max(true - false) - 0.01 <= value <= max(true - false) + 1e-12
+    assert found.resolution < 0.02
+    if num_rows == 40:  # each score has a bin of its own
+        assert value == pytest.approx(max(true - false), abs=1e-12)
+
+
+@pytest.mark.parametrize("cost", [0.2, 1.0, 5.0])
+def test_threshold_by_cost_is_the_cheapest_of_all(cost: float) -> None:
+    target, shares = scored(3000)
+    tallies = of_sites(target, shares)
+    found = chosen(tallies, f"cost = {cost}")
+
+    def cost_at(threshold: float) -> float:
+        _, wrong, missed, _ = confusion_matrix(target, shares[:, 1] >= threshold).ravel()
+        return float(wrong + cost * missed)
+
+    edges = [probability_at(at, tallies.level) for at, _, _ in records(tallies.scores[1], 3)]
+    assert cost_at(found.value) == min(map(cost_at, [*edges, 1.1]))
+
+
+def test_threshold_is_that_of_the_tuned_classifier() -> None:
+    """TunedThresholdClassifierCV, with the same candidates, on a model that is fitted."""
+    data = load("breast_cancer")
+    target = (np.asarray(data.target) == data.profile().classes[1]).astype(np.intp)
+    rows = data.features[:, :4]
+    model = LogisticRegression(max_iter=5000).fit(rows, target)
+    tallies = of_sites(target, model.predict_proba(rows))
+    found = chosen(tallies, "youden")
+    edges = [probability_at(at, tallies.level) for at, _, _ in records(tallies.scores[1], 3)]
+    tuned = TunedThresholdClassifierCV(
+        FrozenEstimator(model),
+        scoring="balanced_accuracy",
+        thresholds=edges,
+        cv="prefit",
+        refit=False,
+    ).fit(rows, target)
+    mean = (found.figures["sensitivity"].value + found.figures["specificity"].value) / 2
+    assert mean == pytest.approx(tuned.best_score_, abs=1e-12)
+    assert found.value == pytest.approx(tuned.best_threshold_, rel=1e-9)
+
+
+@pytest.mark.parametrize("text", CRITERIA)
+def test_figures_are_those_of_the_rows_that_are_predicted_by_it(text: str) -> None:
+    """Rows of one bin lie on one side of the threshold: the counts are exact."""
+    target, shares = scored(5000)
+    found = chosen(of_sites(target, shares), text)
+    right, wrong, missed, hit = confusion_matrix(target, shares[:, 1] >= found.value).ravel()
+    expected = {
+        "sensitivity": hit / (hit + missed),
+        "specificity": right / (right + wrong),
+        "positive_predictive_value": hit / (hit + wrong),
+        "negative_predictive_value": right / (right + missed),
+    }
+    assert {name: one.value for name, one in found.figures.items()} == expected
+    for one in found.figures.values():
+        assert one.low is not None
+        assert one.high is not None
+        assert one.low < one.value < one.high
+
+
+def test_perfect_scores_leave_no_row_on_the_wrong_side() -> None:
+    target = np.array([0, 0, 1, 1])
+    shares = np.array([[1.0, 0.0], [0.9, 0.1], [0.1, 0.9], [0.0, 1.0]])
+    found = chosen(tally_classes(2, target, target, shares), "youden")
+    assert (shares[:, 1] >= found.value).tolist() == [False, False, True, True]
+    least = chosen(tally_classes(2, 1 - target, target, shares), "sensitivity >= 1")
+    assert least.value == 0.0, "the first bin has all probabilities below it, too"
+
+
+@pytest.mark.parametrize(
+    "tallies",
+    [
+        Tallies(4),
+        tally_classes(3, np.array([0, 1, 2]), np.array([0, 1, 2]), np.full((3, 3), 1 / 3)),
+        tally_classes(2, np.array([0, 1]), np.array([0, 1])),
+        tally_classes(2, np.array([1, 1]), np.array([0, 1]), np.full((2, 2), 0.5)),
+    ],
+    ids=["regression", "three classes", "no probabilities", "one class only"],
+)
+def test_no_threshold_without_scores_of_rows_of_two_classes(tallies: Tallies) -> None:
+    assert choose(tallies, "youden") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("best", "must be"),
+        ("sensitivity", "must be"),
+        ("sensitivity >= high", "'high' is no number"),
+        ("sensitivity >= 1.2", "at most 1"),
+        ("specificity >= 0", "above 0"),
+        ("cost = -1", "above 0"),
+        ("cost = inf", "above 0"),
+    ],
+)
+def test_wrong_criterion_says_what_it_must_be(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        Criterion.parse(text)
+
+
+# --- models with a threshold ----------------------------------------------------------------------
+
+MODELS: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    ("sgd", {}),
+    ("mlp", {"hidden_layers": [4]}),
+    ("xgboost", {"max_depth": 2}),
+    ("bagging", {"estimator": "DecisionTreeClassifier", "publish": True}),
+)
+
+
+def trained(name: str, options: Mapping[str, Any]) -> tuple[Model, Table]:
+    """A model of the patients' tumours, and their table."""
+    data = load("breast_cancer")
+    table = Table.from_dataset(data)
+    workload = create(name, options)
+    model = initial_model(workload, [table.profile()])
+    prepared = prepare(model.metadata, table)
+    result = workload.train(model, prepared, epochs=1, epoch_base=0, seed=1)
+    return replace(model, vector=result.vector), table
+
+
+@pytest.mark.parametrize(("name", "options"), MODELS)
+def test_model_predicts_by_its_threshold(name: str, options: Mapping[str, Any]) -> None:
+    model, table = trained(name, options)
+    shares = probabilities(model, table)
+    assert shares is not None
+    value = float(np.unique(shares[:, 1])[1])
+    fixed = with_threshold(model, Threshold(value, "youden"))
+    expected = np.array(["benign", "malignant"])[(shares[:, 1] >= value).astype(int)]
+    assert predict(fixed, table).tolist() == expected.tolist()
+    assert predict(model, table).tolist() != expected.tolist()
+    assert with_threshold(model, None) is model
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".skops", ".onnx"])
+def test_exported_model_predicts_by_its_threshold(suffix: str, tmp_path: Path) -> None:
+    """The tensors' files keep it in the metadata, a Pipeline as a FixedThresholdClassifier."""
+    model, table = trained("sgd", {})
+    shares = probabilities(model, table)
+    assert shares is not None
+    value = float(np.quantile(shares[:, 1], 0.2))
+    fixed = with_threshold(model, Threshold(value, "youden"))
+    about = {"classes": ["benign", "malignant"], "columns": formats.columns_of(model.metadata)}
+    path = tmp_path / f"model{suffix}"
+    formats.write(path, fixed, about)
+    expected = predict(fixed, table).tolist()
+    if suffix == ".onnx":
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(path)
+        rows = np.column_stack([table.values[column.name] for column in table.columns])
+        found = session.run(None, {"X": rows.astype(np.float32)})[0]
+        assert np.mean(found == np.array(expected)) > 0.99  # in single precision
+        return
+    assert predict_with(formats.read(path))(table).values.tolist() == expected
+
+
+def test_session_that_begins_with_an_exported_model_has_not_its_threshold(tmp_path: Path) -> None:
+    """The threshold is of that model alone, and the session makes others."""
+    model, _ = trained("sgd", {})
+    formats.write(tmp_path / "model.npz", with_threshold(model, Threshold(0.2, "youden")), {})
+    assert load_model_file(tmp_path / "model.npz")[0].metadata == model.metadata
+
+
+def test_threshold_that_is_no_probability_is_refused() -> None:
+    model, table = trained("sgd", {})
+    for text in ("high", "nan", "1.5", "-0.1"):
+        wrong = replace(model, metadata={**model.metadata, KEY: text})
+        with pytest.raises(DataError, match="no probability"):
+            predict_prepared(wrong, prepare(model.metadata, table).features)
