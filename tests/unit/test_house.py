@@ -46,6 +46,7 @@ CORE_MAY_KNOW = {
     "xain_workloads.checks.findings",
     "xain_workloads.errors",
     "xain_workloads.figures",
+    "xain_workloads.gains",
     "xain_workloads.model",
     "xain_workloads.passes",
     "xain_workloads.profile",

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from xain_participant.metrics import Measured, flatten_values
 from xain_wire.limits import MAX_INT32, MAX_POINTS
+from xain_workloads.gains import Budget, LocalModel
 from xain_workloads.model import Layout, size_of
 from xain_workloads.profile import DataProfile
 from xain_workloads.tallies import Tallies
@@ -66,6 +67,8 @@ class Assignment:
     config: the section [train] of the coordinator's configuration.
     participant_id: name under which the participant takes part.
     process_group: that trains the round, if the coordinator puts the model together from slices.
+    local: of the local model that is wanted beside the evaluation of the last model; None: none is.
+    best: weights of the best model so far, (d,), if the local model is compared with it, too.
     """
 
     session_id: str
@@ -78,6 +81,8 @@ class Assignment:
     participant_id: str = ""
     process_group: ProcessGroup | None = None
     min_rows: int = MIN_ROWS
+    local: Budget | None = None
+    best: NDArray[Any] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +91,14 @@ class Evaluation:
 
     num_samples: rows that it was measured on. tallies: of these rows; None if nothing is known of
     their predictions. withheld: they are too few to be told of, and nothing else is sent.
+    local: measured on the same rows; None if none is wanted.
     """
 
     num_samples: int
     metrics: Mapping[str, float]
     tallies: Tallies | None = None
     withheld: bool = False
+    local: LocalModel | None = None
 
 
 class BodyFailed(Exception):
@@ -202,7 +209,11 @@ class Participant(ABC):
         raise NotImplementedError(f"{type(self).__name__} cannot evaluate a model")
 
     def report_evaluation(
-        self, metrics: Mapping[str, Any], num_samples: int, tallies: Tallies | None = None
+        self,
+        metrics: Mapping[str, Any],
+        num_samples: int,
+        tallies: Tallies | None = None,
+        local: LocalModel | None = None,
     ) -> None:
         """Send these metrics of the global model with the result of this round; the last call of a
         round counts.
@@ -212,11 +223,13 @@ class Participant(ABC):
         num_samples: rows of held-out data that the model was measured on.
         tallies: of these rows, which the coordinator adds up, so that it knows the accuracy, AUC,
             R2 and so on of the rows of all.
+        local: of the same rows, if the assignment wants one.
         """
         self.__dict__["_evaluation"] = Evaluation(
             checked_num_samples(num_samples, "report_evaluation() must be given"),
             flatten_values(metrics),
             tallies,
+            local=local,
         )
 
     def withhold_evaluation(self) -> None:

@@ -40,6 +40,7 @@ from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.refusals_pb2 import RefusalReason
 from xain_wire.np import ENCODING_BITS, can_encode
 from xain_workloads.errors import WorkloadError
+from xain_workloads.gains import Budget
 from xain_workloads.model import Layout, TensorSpec
 
 # The coordinator's reasons when it finds no object, or another one, where a participant has put its
@@ -176,10 +177,11 @@ class Work:
         task = _TASKS.get(assignment.task)
         if task is None:
             raise RuntimeError(f"the coordinator asks for an unknown task, {assignment.task}")
+        best = self._best(assignment)
         with self._calling_participant():
             self._participant.on_model(layout_of(assignment.layout), dict(assignment.metadata))
             self._participant.on_round(
-                _assignment(assignment, self.session_id, task, self._participant_id)
+                _assignment(assignment, self.session_id, task, self._participant_id, best)
             )
             needs_model = task != "train" or self._participant.needs_model
         weights = self._model(assignment) if needs_model else np.empty(0, np.uint8)
@@ -239,6 +241,17 @@ class Work:
             if refused.status is grpc.StatusCode.DATA_LOSS:
                 self._damaged_digest = assignment.model.digest
             raise
+
+    def _best(self, assignment: pb.StartTrainingRoundResponse) -> NDArray[Any] | None:
+        """Download the best model, if a local model is compared with it. Without it the local model
+        is compared with the last one alone."""
+        if not assignment.local.HasField("best"):
+            return None
+        try:
+            return self._client.get_weights(assignment.local.best)
+        except Refused as refused:
+            self._log.warning("no_best_model", round=assignment.round, reason=str(refused))
+            return None
 
     def _report(self, round_: int) -> e.Event:
         broken, attempt, reason = self._broken
@@ -348,7 +361,11 @@ def layout_of(tensors: Iterable[pb.Tensor]) -> Layout:
 
 
 def _assignment(
-    assignment: pb.StartTrainingRoundResponse, session_id: str, task: Task, participant_id: str
+    assignment: pb.StartTrainingRoundResponse,
+    session_id: str,
+    task: Task,
+    participant_id: str,
+    best: NDArray[Any] | None,
 ) -> Assignment:
     return Assignment(
         session_id=session_id,
@@ -361,7 +378,17 @@ def _assignment(
         participant_id=participant_id,
         process_group=_process_group(assignment),
         min_rows=max(MIN_ROWS, assignment.min_evaluation_rows),
+        local=_budget(assignment),
+        best=best,
     )
+
+
+def _budget(assignment: pb.StartTrainingRoundResponse) -> Budget | None:
+    if not assignment.HasField("local"):
+        return None
+    budget = assignment.local
+    best_round = budget.best_round if budget.HasField("best") else -1
+    return Budget(budget.passes, budget.limit_s, budget.preprocessing, best_round)
 
 
 def _process_group(assignment: pb.StartTrainingRoundResponse) -> ProcessGroup | None:

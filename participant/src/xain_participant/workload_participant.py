@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from numpy.typing import NDArray
@@ -14,12 +15,16 @@ from xain_participant.personal import PersonalTensors
 from xain_participant.stage_trainer import StageTrainer
 from xain_workloads.dataset import Dataset
 from xain_workloads.errors import Diverged, NoWorkload
-from xain_workloads.model import Layout, Model
+from xain_workloads.figures import figures
+from xain_workloads.gains import LocalModel, gain_of
+from xain_workloads.local import fit_local, row_losses
+from xain_workloads.model import Layout, Model, personal_patterns
 from xain_workloads.preprocessing import KEY, at_site, prepare
 from xain_workloads.profile import DataProfile
 from xain_workloads.statistics import MIN_CATEGORY_COUNT, MIN_KNOWN
 from xain_workloads.supervised import cause_of_divergence
 from xain_workloads.table import Table
+from xain_workloads.tallies import Tallies
 from xain_workloads.unlike_model import unlike_columns
 from xain_workloads.workload import Workload, from_metadata
 
@@ -123,7 +128,40 @@ class WorkloadParticipant(Participant):
             return
         measured = self._workload.measure(model, test)
         self.update_metrics(**{f"test_{name}": value for name, value in measured.metrics.items()})
-        self.report_evaluation(measured.metrics, test.num_samples, measured.tallies)
+        local = self._local_model(self._workload, model, test, measured.tallies)
+        self.report_evaluation(measured.metrics, test.num_samples, measured.tallies, local)
+
+    def _local_model(
+        self, workload: Workload, model: Model, test: Dataset, of_all: Tallies | None
+    ) -> LocalModel | None:
+        """The local model of this site, if the coordinator wants one: see fit_local().
+
+        model: the last global one. of_all: its tallies on the held-out rows, test.
+        """
+        assigned = self._assignment
+        budget = assigned.local
+        if budget is None:
+            return None
+        assert self._test is not None, "only one that can evaluate is asked"
+        losses = {assigned.round: row_losses(workload, model, test)}
+        # Tensors of the best model that stay here are not kept.
+        if assigned.best is not None and not personal_patterns(self._metadata):
+            best = replace(model, vector=assigned.best)
+            losses[budget.best_round] = row_losses(workload, best, test)
+        seed = self._seed_of_workload()
+        local = fit_local(
+            self._metadata, self.profile(), self._data, self._test, budget, seed, losses
+        )
+        fields = {"round": assigned.round, "participant": assigned.participant_id}
+        if local.tallies is None:
+            log.info("no_local_model", **fields, reason=local.why_not)
+            return local
+        told = replace(local, figures=figures(local.tallies), num_samples=test.num_samples)
+        gain = None if of_all is None else gain_of(figures(of_all), told, assigned.round)
+        if gain is not None:
+            tell = log.warning if gain.is_loss else log.info
+            tell("local_model", **fields, message=gain.sentence)
+        return local
 
     @property
     def needs_model(self) -> bool:

@@ -12,6 +12,7 @@ from tests.unit.core.bench import PROFILE, TIMED, Bench, make_rules, stored
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
+from xain_coordinator.core import replies as r
 from xain_coordinator.core.decider import next_deadline
 from xain_coordinator.core.effects import EvaluateModel
 from xain_coordinator.core.evaluation import (
@@ -27,8 +28,9 @@ from xain_coordinator.core.history import TALLIED_ROUNDS, History
 from xain_coordinator.core.keys import update_key
 from xain_coordinator.core.questions import AssignmentFor, MayUpload
 from xain_coordinator.core.replacing import replace as replace_of
-from xain_coordinator.core.values import Evaluation, Phase, Task
+from xain_coordinator.core.values import Evaluation, LocalModel, Phase, Task
 from xain_coordinator.core.view import evaluation_warnings
+from xain_workloads.gains import Budget, Difference
 from xain_workloads.tallies import Tallies, add, tally_classes, tally_numbers
 
 SCORES = {"accuracy": 0.5, "loss": 1.0}
@@ -614,6 +616,77 @@ def test_threshold_that_no_sums_give_is_warned_of() -> None:
         'No threshold is chosen by evaluate.threshold = "youden": it needs a model of two classes '
         "with probabilities, and held-out rows of both."
     ]
+
+
+# --- local models ---
+
+
+def with_local(name: str, probability: float, local: float, number: int) -> Evaluation:
+    """Evaluation of the last model, and of a model of the site's own rows, on the same rows."""
+    evaluation, own = told(name, probability), told(name, local)
+    difference = Difference(number, 40 * 0.1, 40 * 0.02)
+    return replace(evaluation, local=LocalModel(own.tallies, 3, differences=(difference,)))
+
+
+def test_local_model_is_wanted_with_the_evaluation_of_the_last_model_alone() -> None:
+    bench = bench_of("a", evaluate_local=True, rounds=2, epochs=3, evaluate_deadline_s=60.0)
+    assert bench.ask(AssignmentFor("a")).local is None
+    hand_in_tallies(bench, 0.6, 0.8)
+    assignment = bench.ask(AssignmentFor("a"))
+    assert assignment.task is Task.EVALUATE
+    assert assignment.local == Budget(6, 30.0, "", 1), "three epochs in each of two rounds"
+    without = bench_of("a", rounds=1)
+    hand_in_tallies(without, 0.6)
+    assert without.ask(AssignmentFor("a")).local is None
+
+
+def test_local_models_are_in_the_history_by_site_and_pooled() -> None:
+    """Their figures are kept, as those of the evaluation, and their differences add up."""
+    bench = bench_of("a", "b", evaluate_local=True, rounds=1)
+    hand_in_tallies(bench, 0.6)
+    for name, own in (("a", 0.7), ("b", 0.9)):
+        evaluation = with_local(name, 0.8, own, 1)
+        bench.send(c.EndTrainingRound(name, 1, 0, None, evaluation=evaluation))
+    assert bench.phase is Phase.FINISHED
+    record = history_of(bench).rounds[-1]
+    for name, own in (("a", 0.7), ("b", 0.9)):
+        local = record.sites[name].evaluation.local
+        assert local.figures["log_loss"].value == pytest.approx(-np.log(own))
+        assert local.tallies is None, "its figures follow from them"
+        assert local.num_samples == 40
+    whole = record.evaluation.local
+    assert whole.figures["log_loss"].value == pytest.approx(-np.log([0.7, 0.9]).mean())
+    assert (whole.num_samples, whole.passes) == (80, 3)
+    assert whole.differences == (Difference(1, 8.0, pytest.approx(1.6)),)
+
+
+def test_evaluation_with_a_local_model_that_had_less_time_is_the_same_one() -> None:
+    """A site that was killed trains it again, and the first one that came counts."""
+    bench = bench_of("a", "b", evaluate_local=True, rounds=1)
+    hand_in_tallies(bench, 0.6)
+    first = with_local("a", 0.8, 0.7, 1)
+    bench.send(c.EndTrainingRound("a", 1, 0, None, evaluation=first))
+    again = replace(first, local=LocalModel(why_not="its training diverged"))
+    assert bench.send(c.EndTrainingRound("a", 1, 0, None, evaluation=again)).reply == r.Done()
+    assert bench.session.evaluated("a", 1) == first
+    with pytest.raises(errors.DuplicateUpdate):
+        bench.send(c.EndTrainingRound("a", 1, 0, None, evaluation=told("a", 0.9)))
+
+
+def test_local_model_of_other_rows_or_classes_is_refused() -> None:
+    evaluation = with_local("a", 0.8, 0.7, 1)
+    assert evaluation.local is not None
+    assert evaluation.tallies is not None
+    kept = checked(40, {}, evaluation.tallies, num_classes=2, local=evaluation.local)
+    assert kept.local == evaluation.local
+    other = replace(evaluation.local, tallies=told("a", 0.7, rows=39).tallies)
+    with pytest.raises(ValueError, match="other rows"):
+        checked(40, {}, evaluation.tallies, local=other)
+    with pytest.raises(ValueError, match="other rows"):
+        checked(40, {}, None, local=evaluation.local)
+    regression = replace(evaluation.local, tallies=numbers([1.0] * 40, [2.0] * 40))
+    with pytest.raises(ValueError, match="are of 0 classes"):
+        checked(40, {}, evaluation.tallies, num_classes=2, local=regression)
 
 
 def test_figures_are_of_all_rows_and_only_other_metrics_are_averaged() -> None:

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from xain_participant.evaluations import from_json, to_json
+from xain_participant.evaluations import evaluation_message, from_json, to_json
 from xain_participant.participant import (
     Assignment,
     Evaluation,
@@ -17,6 +17,7 @@ from xain_participant.participant import (
 from xain_participant.workload_participant import WorkloadParticipant
 from xain_workloads.data import Dataset, load
 from xain_workloads.errors import NoWorkload
+from xain_workloads.gains import Budget
 from xain_workloads.model import Model
 from xain_workloads.table import Table
 from xain_workloads.workload import create
@@ -114,6 +115,31 @@ def test_evaluation_round_measures_without_training(iris: Dataset, model: Model)
     (point,) = take_metrics(participant)
     assert sorted(point.values) == ["test_accuracy", "test_loss"]
     assert take_evaluation(participant) is not None
+
+
+def test_evaluation_of_the_last_model_comes_with_a_local_model(
+    iris: Dataset, model: Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The site is told what it gains, compared with the last model and with the best before it; of
+    a model with zeros alone, its own is the better one."""
+    participant = WorkloadParticipant(iris, test=iris.subset(range(0, 150, 5)))
+    participant.on_model(model.layout, model.metadata)
+    budget = Budget(3, 60.0, best_round=2)
+    participant.on_round(Assignment("s1", 4, "evaluate", local=budget, best=model.vector))
+    with caplog.at_level("INFO"):
+        participant.evaluate_round(model.vector)
+    evaluation = take_evaluation(participant)
+    assert evaluation is not None
+    local = evaluation.local
+    assert local is not None
+    assert [one.round for one in local.differences] == [4, 2]
+    assert all(one.total < 0 for one in local.differences)
+    assert from_json(json.loads(json.dumps(to_json(evaluation)))) == evaluation
+    sent = evaluation_message(evaluation)
+    assert sent.local.tallies.confusion
+    assert len(sent.local.differences) == 2
+    (line,) = (one for one in caplog.messages if "local_model" in one)
+    assert "A model of this site's rows alone is better here than that of all sites" in line
 
 
 def test_no_rows_set_aside_are_no_test(iris: Dataset, model: Model) -> None:

@@ -149,7 +149,7 @@ def _of_classes(tallies: Tallies) -> dict[str, Figure]:
         spread /= 2
     for name, baseline in (("log_loss", entropy), ("brier", spread)):
         if name in tallies.sums:
-            mean = _mean(tallies.sums[name], tallies.sums.get(f"{name}2"), n)
+            mean = mean_figure(tallies.sums[name], tallies.sums.get(f"{name}2"), n)
             found[name] = replace(mean, baseline=baseline)
     curves = [curve for k in range(tallies.num_classes) if (curve := calibration_curve(tallies, k))]
     if curves:
@@ -230,8 +230,8 @@ def _of_numbers(tallies: Tallies) -> dict[str, Figure]:
         return {}
     total = sums["squared_error"]
     spread = target.squares / n
-    mse = replace(_mean(total, sums.get("squared_error2"), n), baseline=spread)
-    mae = _mean(sums["absolute_error"], total, n)
+    mse = replace(mean_figure(total, sums.get("squared_error2"), n), baseline=spread)
+    mae = mean_figure(sums["absolute_error"], total, n)
     found = {"rmse": _mapped(mse, lambda x: sqrt(max(x, 0.0))), "mse": mse, "mae": mae}
     if does_vary(n, target.mean, target.squares):
         ratio = total / target.squares
@@ -265,13 +265,15 @@ def share_of(successes: int, rows: int, baseline: float | None = None) -> Figure
     return Figure(p, low, high, baseline)
 
 
-def _mean(total: float, squares: float | None, rows: int) -> Figure:
+def mean_figure(total: float, squares: float | None, rows: int, *, least: float = 0.0) -> Figure:
+    """A mean over rows by its normal approximation. squares: sum of squares; None: no interval.
+    least: value that the mean cannot be below."""
     value = total / rows
     if squares is None or rows < 2:
         return Figure(value)
     variance = max(0.0, squares / rows - value**2) / (rows - 1)
     reach = _Z * sqrt(variance)
-    return Figure(value, max(0.0, value - reach), value + reach)
+    return Figure(value, max(least, value - reach), value + reach)
 
 
 def _mean_of(known: Sequence[Figure]) -> Figure:

@@ -33,8 +33,8 @@ _BINS_PER_UNIT = 256  # of log odds, at level 0
 _MAX_LOG_ODDS = 36.0
 _LAST_BIN = int(_MAX_LOG_ODDS * _BINS_PER_UNIT)
 # scikit-learn's log_loss() keeps float64 probabilities this far from 0 and 1.
-_SMALLEST = float(np.finfo(np.float64).eps)
-_MAX_LOG_LOSS = -log(_SMALLEST)
+SMALLEST = float(np.finfo(np.float64).eps)
+_MAX_LOG_LOSS = -log(SMALLEST)
 
 # Sums by name, each with the most that one row adds to it. A name with "2" at its end is the sum of
 # squares, from which intervals follow.
@@ -214,7 +214,7 @@ def _counts(num_classes: int, target: NDArray[Any], predicted: NDArray[Any]) -> 
 
 def _class_sums(target: NDArray[Any], probabilities: Array) -> dict[str, float]:
     rows = np.arange(len(target))
-    of_target = np.clip(probabilities[rows, target], _SMALLEST, 1 - _SMALLEST)
+    of_target = np.clip(probabilities[rows, target], SMALLEST, 1 - SMALLEST)
     losses = -np.log(of_target)
     differences = np.array(probabilities)
     differences[rows, target] -= 1
@@ -253,7 +253,7 @@ def _scores(
         return 0, ()
     bins = {}
     for number in binned:
-        scores = np.clip(probabilities[:, number], 1e-300, 1 - _SMALLEST)
+        scores = np.clip(probabilities[:, number], 1e-300, 1 - SMALLEST)
         odds = np.log(scores) - np.log1p(-scores)
         at = np.floor(np.clip(odds, -_MAX_LOG_ODDS, _MAX_LOG_ODDS) * _BINS_PER_UNIT)
         bins[number] = at.astype(np.int64)

@@ -531,6 +531,12 @@ class CoordinatorConfig(Section):
         return self.workload.name == "bagging" and not self.workload.options.get("publish")
 
     @property
+    def _has_local_models(self) -> bool:
+        """Whether a site can train the workload on its own rows alone. Participants that train one
+        network together have the same rows."""
+        return bool(self.workload.name) and self.aggregation.rule != "assemble"
+
+    @property
     def num_stages(self) -> int:
         """Stages that the rule "assemble" puts together; 0: one for each participant."""
         options = self.workload.options
@@ -577,6 +583,7 @@ class CoordinatorConfig(Section):
             evaluate_deadline_s=evaluate.deadline_s,
             evaluate_min_rows=evaluate.min_rows,
             evaluate_threshold=evaluate.threshold,
+            evaluate_local=evaluate.local and self._has_local_models,
             train_config=json.dumps(self.train, sort_keys=True) if self.train else "",
             aggregation=aggregation.rule,
             aggregation_options={**aggregation.whole_options, **stages},

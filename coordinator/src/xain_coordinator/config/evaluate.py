@@ -23,6 +23,7 @@ class EvaluateSettings(TableSettings):
     min_rows: int = Field(default=5, ge=5, le=MAX_INT32)
     deadline_s: float = Field(default=600.0, gt=0, le=_MAX_WAIT_S)
     threshold: str = ""
+    local: bool = True
     data: str = ""
 
     @property

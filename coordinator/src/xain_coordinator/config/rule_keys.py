@@ -35,6 +35,7 @@ _KEYS: Mapping[str, str | None] = {
     "evaluate_deadline_s": "evaluate.deadline_s",
     "evaluate_min_rows": "evaluate.min_rows",
     "evaluate_threshold": "evaluate.threshold",
+    "evaluate_local": "evaluate.local",
     "train_config": "train.*",
     "schema": "schema.*",
     "heartbeat_time_s": None,

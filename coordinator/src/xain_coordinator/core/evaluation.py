@@ -12,7 +12,7 @@ from xain_coordinator.core import descent
 from xain_coordinator.core.descent import NOT_BEGUN, Descent
 from xain_coordinator.core.replacing import replace
 from xain_coordinator.core.round import Round
-from xain_coordinator.core.values import Evaluation, GlobalModel, Rules
+from xain_coordinator.core.values import Evaluation, GlobalModel, LocalModel, Rules
 from xain_workloads.figures import (
     CLASS_FIGURES,
     DEFAULTS,
@@ -21,6 +21,8 @@ from xain_workloads.figures import (
     figures,
     is_better,
 )
+from xain_workloads.gains import added
+from xain_workloads.gains import check as check_local
 from xain_workloads.tallies import Tallies, add, check, have_probabilities
 from xain_workloads.thresholds import Threshold, choose
 
@@ -155,11 +157,13 @@ def checked(
     withheld: bool = False,
     num_classes: int | None = None,
     has_probabilities: bool = False,
+    local: LocalModel | None = None,
 ) -> Evaluation:
     """Check an evaluation from the network.
 
     num_classes: of the model, 0 for a regression; None if it is not known, as of a script's.
     has_probabilities: whether the model is known to have some.
+    local: checked in the same way.
     Raises ValueError if it breaks a bound, or has tallies that are not of such a model: added to
     those of the other sites, they would take figures from all.
     """
@@ -172,15 +176,23 @@ def checked(
     for name, value in metrics.items():
         if (why := why_not_metric(name, value)) is not None:
             raise ValueError(why)
-    if tallies is not None:
-        check(tallies)
-        if num_classes not in (None, tallies.num_classes):
+    of_local = None if local is None else local.tallies
+    if local is not None:
+        check_local(local)
+    for one in (tallies, of_local):
+        if one is None:
+            continue
+        check(one)
+        if num_classes not in (None, one.num_classes):
             raise ValueError(
-                f"tallies are of {tallies.num_classes} classes, and the model has {num_classes}"
+                f"tallies are of {one.num_classes} classes, and the model has {num_classes}"
             )
-        if has_probabilities and not have_probabilities(tallies):
+        if has_probabilities and not have_probabilities(one):
             raise ValueError("tallies lack losses or scores, and the model has probabilities")
-    return Evaluation(num_samples, {name: metrics[name] for name in sorted(metrics)}, tallies)
+    if of_local is not None and (tallies is None or of_local.num_rows != tallies.num_rows):
+        raise ValueError("the tallies of the local model are of other rows")
+    kept = {name: metrics[name] for name in sorted(metrics)}
+    return Evaluation(num_samples, kept, tallies, local=local)
 
 
 def mean_metrics(sites: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, float]:
@@ -221,7 +233,22 @@ def combined(evaluations: Iterable[Evaluation], tallies: Tallies | None) -> Eval
     averages = mean_metrics((one.num_samples, _plain(one)) for one in measured)
     metrics = {name: value for name, value in averages.items() if name not in found}
     metrics |= {name: figure.value for name, figure in found.items()}
-    return Evaluation(sum(one.num_samples for one in measured), metrics, figures=found)
+    num_samples = sum(one.num_samples for one in measured)
+    return Evaluation(num_samples, metrics, figures=found, local=_local(measured))
+
+
+def _local(measured: Collection[Evaluation]) -> LocalModel | None:
+    """The local models of sites together, each measured on the rows of its own site."""
+    known = [one.local for one in measured if one.local is not None]
+    tallies = add(one.tallies for one in known if one.tallies is not None)
+    if tallies is None:
+        return known[0] if len(known) == 1 else None
+    return LocalModel(
+        passes=max(one.passes for one in known),
+        differences=added(d for one in known for d in one.differences),
+        figures=figures(tallies),
+        num_samples=tallies.num_rows,
+    )
 
 
 def pooled(evaluations: Iterable[Evaluation]) -> Tallies | None:

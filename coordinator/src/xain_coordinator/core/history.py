@@ -80,7 +80,9 @@ class SiteRecord:
         if self.evaluation is None:
             return len(self.metrics)
         # A figure has its limits and its baseline.
+        local = self.evaluation.local
         derived = len(self.evaluation.metrics) + 3 * len(self.evaluation.figures)
+        derived += 0 if local is None else 4 * len(local.figures)
         return len(self.metrics) + derived
 
 

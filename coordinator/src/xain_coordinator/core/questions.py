@@ -13,6 +13,7 @@ from xain_coordinator.core.keys import update_key
 from xain_coordinator.core.round import Round
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Phase, ProcessGroup, Task
+from xain_workloads.gains import Budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,24 @@ def _assignment(session: Session, participant_id: str) -> r.Assignment:
         task=Task.INITIALISE if base.model.is_empty else round_.task,
         evaluate=round_.is_evaluation or (is_evaluated and not base.model.is_empty),
         process_group=_process_group(session, round_, participant_id) if round_.attempt else None,
+        local=_local_budget(session) if round_.is_evaluation else None,
+    )
+
+
+def _local_budget(session: Session) -> Budget | None:
+    """Budget of the local models: the passes of the session, in half the time that the evaluation
+    of the last model may take."""
+    rules, model = session.rules, session.model
+    if not rules.evaluate_local or model is None or not session.epoch_base:
+        return None
+    passes = -(-session.epoch_base // model.steps_per_pass)
+    best = session.evaluation.winner
+    has_other = best is not None and best.round != model.round
+    return Budget(
+        passes,
+        rules.evaluate_deadline_s / 2,
+        rules.preprocessing,
+        best.round if best is not None and has_other else -1,
     )
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from xain_coordinator.core.values import GlobalModel, Phase, ProcessGroup, Task, WeightsRef
+from xain_workloads.gains import Budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class Assignment:
     train_config: as in Rules.
     evaluate: whether the model is to be measured on held-out data first.
     process_group: with the rule "assemble", the part in the attempt at the round.
+    local: of the local model that is wanted beside the evaluation; None: none is.
     """
 
     round: int
@@ -75,6 +77,7 @@ class Assignment:
     task: Task = Task.TRAIN
     evaluate: bool = False
     process_group: ProcessGroup | None = None
+    local: Budget | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Literal
 from xain_messaging.conditional_events import Expression as Expression
 from xain_workloads.checks.findings import Finding as Finding
 from xain_workloads.figures import Figure as Figure
+from xain_workloads.gains import LocalModel as LocalModel
 from xain_workloads.model import Layout as Layout
 from xain_workloads.passes import KEY as STEPS_KEY
 from xain_workloads.profile import DataProfile as DataProfile
@@ -142,6 +143,7 @@ class Evaluation:
     figures: of tallies, with their intervals, where the metrics are derived; see
         evaluation.together().
     withheld: the site has fewer rows than it may tell of, and has sent nothing else.
+    local: of the same rows, with the evaluation of the last model; None if nothing is known.
     """
 
     num_samples: int
@@ -149,6 +151,7 @@ class Evaluation:
     tallies: Tallies | None = None
     figures: Mapping[str, Figure] = field(default_factory=dict)
     withheld: bool = False
+    local: LocalModel | None = None
 
     @property
     def has_averages_only(self) -> bool:
@@ -255,6 +258,7 @@ class Rules:
     evaluate_min_rows: sites with fewer held-out rows keep what they measure.
     evaluate_threshold: criterion by which a model of two classes gets its threshold; see
         thresholds.Criterion. "": the larger probability counts.
+    evaluate_local: at the end each site also trains a model of its own rows alone.
     evaluate_minimised: whether less of the named metric is better.
     evaluate_patience: the session stops when no model for so many rounds was better than the best
         one before by more than evaluate_min_delta; 0: never.
@@ -310,6 +314,7 @@ class Rules:
     pacing_options: Mapping[str, Option] = field(default_factory=dict)
     evaluate_min_rows: int = 5
     evaluate_threshold: str = ""
+    evaluate_local: bool = False
 
     def evaluates(self, number: int, steps_per_pass: int = 1) -> bool:
         """Whether the global model of this number is evaluated, even if it is not the last."""

@@ -28,6 +28,7 @@ from xain_coordinator.core import replies as r
 from xain_coordinator.core.answers import MAX_REASON
 from xain_coordinator.core.errors import InvalidName, InvalidTags, ProfileMismatch
 from xain_coordinator.core.evaluation import checked
+from xain_coordinator.core.keys import model_key
 from xain_coordinator.core.membership import RECONNECTS_PER_S, check_name, reconnect_spread_s
 from xain_coordinator.core.questions import AssignmentFor, advertise, ask
 from xain_coordinator.core.values import (
@@ -52,6 +53,7 @@ from xain_coordinator.server.translate import (
     group_address,
     layout_message,
     layout_of,
+    local_of,
     process_group_message,
     ref_message,
     tallies_of,
@@ -67,6 +69,7 @@ from xain_foundation.names import shortened
 from xain_foundation.rate_limited_log import RateLimitedLog
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import coordinator_pb2_grpc as pb_grpc
+from xain_workloads.gains import Budget
 from xain_workloads.schema import Column, ColumnType
 from xain_workloads.workload import from_metadata, metrics_of
 
@@ -383,10 +386,23 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             min_evaluation_rows=self._driver.session.rules.evaluate_min_rows
             if reply.evaluate
             else 0,
+            local=self._local_budget(reply.local),
         )
         if not self._downloads.has_offers or (data and not reply.model.is_empty):
             self._work[is_known] = (reply, work)  # it has no URL of one participant
         return work
+
+    def _local_budget(self, budget: Budget | None) -> pb.LocalBudget | None:
+        if budget is None:
+            return None
+        best = self._driver.history.models.get(model_key(budget.best_round))
+        return pb.LocalBudget(
+            passes=budget.passes,
+            limit_s=budget.limit_s,
+            preprocessing=budget.preprocessing,
+            best=None if best is None else ref_message(best.ref),
+            best_round=budget.best_round,
+        )
 
     def _made_work(
         self, reply: r.Reply, known_metadata: bytes
@@ -505,7 +521,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         message = request.evaluation
         if not request.HasField("evaluation"):
             return None
-        model = self._driver.session.model
+        model, is_last = self._driver.session.model, self._driver.session.evaluates_last(round_)
         try:
             return checked(
                 message.num_samples,
@@ -514,6 +530,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 withheld=message.withheld,
                 num_classes=None if model is None else num_classes_of(model.metadata),
                 has_probabilities=model is not None and gives_probabilities(model.metadata),
+                local=local_of(message) if is_last else None,
             )
         except ValueError as error:
             reason = shortened(str(error), MAX_REASON)

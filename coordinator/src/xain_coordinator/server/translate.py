@@ -12,6 +12,7 @@ from xain_coordinator.core.values import (
     Figure,
     GlobalModel,
     Layout,
+    LocalModel,
     ParticipantState,
     Phase,
     ProcessGroup,
@@ -19,11 +20,15 @@ from xain_coordinator.core.values import (
     Transfer,
     WeightsRef,
 )
+from xain_foundation.names import brief
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl import inspection_pb2 as inspection
+from xain_workloads.gains import Difference
 from xain_workloads.model import TensorSpec
 from xain_workloads.tallies import MAX_BYTES, Tallies, Target
 from xain_workloads.thresholds import Threshold
+
+MAX_WHY_NOT = 200  # characters of the reason why there is no local model
 
 
 def wire_state(state: Phase | ParticipantState) -> pb.State.ValueType:
@@ -48,7 +53,38 @@ def evaluation_message(
         withheld=evaluation.withheld,
         figures={name: _figure(one) for name, one in evaluation.figures.items()},
         averages=averages if of_sites else (),
+        local=_local_message(evaluation.local),
     )
+
+
+def _local_message(local: LocalModel | None) -> pb.LocalModel | None:
+    """Message of a local model for operators, with its figures and without its tallies."""
+    if local is None:
+        return None
+    return pb.LocalModel(
+        passes=local.passes,
+        why_not=local.why_not,
+        figures={name: _figure(one) for name, one in local.figures.items()},
+        num_samples=local.num_samples,
+        differences=[
+            pb.LocalDifference(round=one.round, total=one.total, squares=one.squares)
+            for one in local.differences
+        ],
+    )
+
+
+def local_of(evaluation: pb.Evaluation) -> LocalModel | None:
+    """The local model in an evaluation, unchecked. Raises ValueError as tallies_of() does."""
+    if not evaluation.HasField("local"):
+        return None
+    message = evaluation.local
+    tallies = None
+    if message.HasField("tallies"):
+        of = pb.Evaluation(num_samples=evaluation.num_samples, tallies=message.tallies)
+        tallies = tallies_of(of)
+    differences = tuple(Difference(d.round, d.total, d.squares) for d in message.differences)
+    why_not = brief(message.why_not, MAX_WHY_NOT)
+    return LocalModel(tallies, message.passes, why_not, differences)
 
 
 def tallies_message(tallies: Tallies) -> pb.Evaluation | None:

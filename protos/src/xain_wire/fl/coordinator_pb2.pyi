@@ -712,6 +712,7 @@ class StartTrainingRoundResponse(_message.Message):
     METADATA_DIGEST_FIELD_NUMBER: _builtins.int
     PROCESS_GROUP_FIELD_NUMBER: _builtins.int
     MIN_EVALUATION_ROWS_FIELD_NUMBER: _builtins.int
+    LOCAL_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
     epoch_base: _builtins.int
     round: _builtins.int
@@ -747,6 +748,10 @@ class StartTrainingRoundResponse(_message.Message):
     def process_group(self) -> Global___ProcessGroup:
         """absent unless the round is trained in one"""
 
+    @_builtins.property
+    def local(self) -> Global___LocalBudget:
+        """with EVALUATE: train a local model, too; absent: none is wanted"""
+
     def __init__(
         self,
         *,
@@ -765,14 +770,53 @@ class StartTrainingRoundResponse(_message.Message):
         metadata_digest: _builtins.bytes = ...,
         process_group: Global___ProcessGroup | None = ...,
         min_evaluation_rows: _builtins.int = ...,
+        local: Global___LocalBudget | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "process_group", b"process_group", "upload", b"upload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["local", b"local", "model", b"model", "process_group", b"process_group", "upload", b"upload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoding", b"encoding", "epoch_base", b"epoch_base", "epochs", b"epochs", "evaluate", b"evaluate", "layout", b"layout", "metadata", b"metadata", "metadata_digest", b"metadata_digest", "min_evaluation_rows", b"min_evaluation_rows", "model", b"model", "process_group", b"process_group", "round", b"round", "task", b"task", "train_config", b"train_config", "update_accepted", b"update_accepted", "upload", b"upload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoding", b"encoding", "epoch_base", b"epoch_base", "epochs", b"epochs", "evaluate", b"evaluate", "layout", b"layout", "local", b"local", "metadata", b"metadata", "metadata_digest", b"metadata_digest", "min_evaluation_rows", b"min_evaluation_rows", "model", b"model", "process_group", b"process_group", "round", b"round", "task", b"task", "train_config", b"train_config", "update_accepted", b"update_accepted", "upload", b"upload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StartTrainingRoundResponse: _TypeAlias = StartTrainingRoundResponse  # noqa: Y015
+
+@_typing.final
+class LocalBudget(_message.Message):
+    """What a model may take that a site trains on its own rows alone, to be compared with the global one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PASSES_FIELD_NUMBER: _builtins.int
+    LIMIT_S_FIELD_NUMBER: _builtins.int
+    PREPROCESSING_FIELD_NUMBER: _builtins.int
+    BEST_FIELD_NUMBER: _builtins.int
+    BEST_ROUND_FIELD_NUMBER: _builtins.int
+    passes: _builtins.int
+    """over the rows, as the session has made"""
+    limit_s: _builtins.float
+    preprocessing: _builtins.str
+    """JSON of the options of [workload.preprocessing]"""
+    best_round: _builtins.int
+    @_builtins.property
+    def best(self) -> Global___WeightsRef:
+        """The best model so far, which the local one is compared with, too; absent: it is the last one."""
+
+    def __init__(
+        self,
+        *,
+        passes: _builtins.int = ...,
+        limit_s: _builtins.float = ...,
+        preprocessing: _builtins.str = ...,
+        best: Global___WeightsRef | None = ...,
+        best_round: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "best_round", b"best_round", "limit_s", b"limit_s", "passes", b"passes", "preprocessing", b"preprocessing"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LocalBudget: _TypeAlias = LocalBudget  # noqa: Y015
 
 @_typing.final
 class EndTrainingRoundRequest(_message.Message):
@@ -916,6 +960,7 @@ class Evaluation(_message.Message):
     WITHHELD_FIELD_NUMBER: _builtins.int
     FIGURES_FIELD_NUMBER: _builtins.int
     AVERAGES_FIELD_NUMBER: _builtins.int
+    LOCAL_FIELD_NUMBER: _builtins.int
     num_samples: _builtins.int
     """rows that it was measured on"""
     withheld: _builtins.bool
@@ -936,6 +981,10 @@ class Evaluation(_message.Message):
     def averages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """From the coordinator: the metrics that are averages over participants, weighted by samples."""
 
+    @_builtins.property
+    def local(self) -> Global___LocalModel:
+        """measured on the same rows; absent: none is known"""
+
     def __init__(
         self,
         *,
@@ -945,14 +994,111 @@ class Evaluation(_message.Message):
         withheld: _builtins.bool = ...,
         figures: _abc.Mapping[_builtins.str, Global___Figure] | None = ...,
         averages: _abc.Iterable[_builtins.str] | None = ...,
+        local: Global___LocalModel | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["tallies", b"tallies"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["local", b"local", "tallies", b"tallies"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["averages", b"averages", "figures", b"figures", "metrics", b"metrics", "num_samples", b"num_samples", "tallies", b"tallies", "withheld", b"withheld"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["averages", b"averages", "figures", b"figures", "local", b"local", "metrics", b"metrics", "num_samples", b"num_samples", "tallies", b"tallies", "withheld", b"withheld"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Evaluation: _TypeAlias = Evaluation  # noqa: Y015
+
+@_typing.final
+class LocalModel(_message.Message):
+    """A model of the sender's own rows alone; from the coordinator also those of several sites together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class FiguresEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Figure: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Figure | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TALLIES_FIELD_NUMBER: _builtins.int
+    PASSES_FIELD_NUMBER: _builtins.int
+    WHY_NOT_FIELD_NUMBER: _builtins.int
+    FIGURES_FIELD_NUMBER: _builtins.int
+    NUM_SAMPLES_FIELD_NUMBER: _builtins.int
+    DIFFERENCES_FIELD_NUMBER: _builtins.int
+    passes: _builtins.int
+    """that were made"""
+    why_not: _builtins.str
+    """why there is no model; empty: there is one"""
+    num_samples: _builtins.int
+    """from the coordinator: rows that the figures are of"""
+    @_builtins.property
+    def tallies(self) -> Global___Tallies:
+        """absent: there is no model"""
+
+    @_builtins.property
+    def figures(self) -> _containers.MessageMap[_builtins.str, Global___Figure]:
+        """from the coordinator, which follow from the tallies"""
+
+    @_builtins.property
+    def differences(self) -> _containers.RepeatedCompositeFieldContainer[Global___LocalDifference]: ...
+    def __init__(
+        self,
+        *,
+        tallies: Global___Tallies | None = ...,
+        passes: _builtins.int = ...,
+        why_not: _builtins.str = ...,
+        figures: _abc.Mapping[_builtins.str, Global___Figure] | None = ...,
+        num_samples: _builtins.int = ...,
+        differences: _abc.Iterable[Global___LocalDifference] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tallies", b"tallies"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["differences", b"differences", "figures", b"figures", "num_samples", b"num_samples", "passes", b"passes", "tallies", b"tallies", "why_not", b"why_not"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LocalModel: _TypeAlias = LocalModel  # noqa: Y015
+
+@_typing.final
+class LocalDifference(_message.Message):
+    """Sums over held-out rows of the loss of a local model less that of a global one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    SQUARES_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """number of the global model"""
+    total: _builtins.float
+    squares: _builtins.float
+    """of the rows' differences"""
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        total: _builtins.float = ...,
+        squares: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["round", b"round", "squares", b"squares", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LocalDifference: _TypeAlias = LocalDifference  # noqa: Y015
 
 @_typing.final
 class Tallies(_message.Message):

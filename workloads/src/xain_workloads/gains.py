@@ -1,0 +1,172 @@
+"""The gain of a site from taking part: the global model beside a local one, on the same rows.
+
+A local model is what the site would have without the others; see local.py. Both are measured on
+the same rows, so that the interval of their difference is that of a mean of paired differences,
+which is much narrower than the intervals of the two figures.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import fsum, inf, isfinite
+
+from xain_workloads.figures import Figure, is_better, mean_figure
+from xain_workloads.tallies import Tallies
+
+# Figures by which two models are compared: the first that both have.
+COMPARED = {"log_loss": "log loss", "mse": "mean squared error", "accuracy": "accuracy"}
+MAX_DIFFERENCES = 2  # the last model and the best one before it
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Limits of a local model.
+
+    passes: over the rows, as the session has made; iterations of boosted trees. limit_s: seconds.
+    preprocessing: JSON of PreprocessingOptions, those of the session; "": the defaults.
+    best_round: number of the best model so far, which the local one is compared with, too; -1 if
+        there is none but the last.
+    """
+
+    passes: int
+    limit_s: float
+    preprocessing: str = ""
+    best_round: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Sums over held-out rows of the loss of the local model less that of a global model.
+
+    round: number of that model. squares: of the squares of the rows' differences.
+    """
+
+    round: int
+    total: float
+    squares: float
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """A model of a site's own rows alone, measured on its held-out rows; or those of several sites.
+
+    tallies: as the site sends them; None without a model, for the reason in `why_not`.
+    passes: that were made. differences: to global models.
+    figures, num_samples: that follow from tallies, and the rows that they are of; empty and 0 as
+        the site sends it.
+    """
+
+    tallies: Tallies | None = None
+    passes: int = 0
+    why_not: str = ""
+    differences: tuple[Difference, ...] = ()
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+    num_samples: int = 0
+
+
+def added(differences: Iterable[Difference]) -> tuple[Difference, ...]:
+    """The differences of all sites together, by model."""
+    by_round: dict[int, list[Difference]] = {}
+    for one in differences:
+        by_round.setdefault(one.round, []).append(one)
+    return tuple(
+        Difference(number, fsum(d.total for d in known), fsum(d.squares for d in known))
+        for number, known in sorted(by_round.items())
+    )
+
+
+def check(local: LocalModel) -> None:
+    """Raise ValueError unless the differences from the network can be those of one site."""
+    if len(local.differences) > MAX_DIFFERENCES:
+        raise ValueError(f"the local model has {len(local.differences)} differences")
+    for one in local.differences:
+        if one.round < 0 or not (isfinite(one.total) and isfinite(one.squares)):
+            raise ValueError(f"a difference of the local model is {one}")
+        if one.squares < 0:
+            raise ValueError(f"a difference of the local model is {one}")
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """One figure of the global and of the local model on the same rows.
+
+    metric: of COMPARED. difference: by how much the loss of the global model is smaller, with its
+    95 % interval; None if it is not known.
+    """
+
+    metric: str
+    of_all: Figure
+    local: Figure
+    difference: Figure | None = None
+
+    @property
+    def is_gain(self) -> bool:
+        """Whether the global model is the better one beyond chance."""
+        return self._is_clear and self._is_better(self.of_all, self.local)
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether the local model is the better one beyond chance."""
+        return self._is_clear and self._is_better(self.local, self.of_all)
+
+    @property
+    def _is_clear(self) -> bool:
+        """Whether the interval of the difference does not contain 0, or, without a difference, the
+        intervals of the figures do not overlap."""
+        if self.difference is not None:
+            low, high = self.difference.low, self.difference.high
+            return low is not None and high is not None and (low > 0 or high < 0)
+        less, more = sorted((self.of_all, self.local), key=lambda one: one.value)
+        return less.high is not None and more.low is not None and less.high < more.low
+
+    def _is_better(self, one: Figure, other: Figure) -> bool:
+        return is_better(one.value, other.value, is_minimised=self.metric != "accuracy")
+
+    def __str__(self) -> str:
+        of_all, local = _text(self.of_all), _text(self.local)
+        text = f"{COMPARED[self.metric]} {of_all} with the model of all sites, {local} with its own"
+        if self.difference is not None:
+            text += f", a difference of {_text(self.difference)}"
+        return text
+
+    @property
+    def sentence(self) -> str:
+        """The comparison in plain words, for the site."""
+        if self.is_loss:
+            what = "A model of this site's rows alone is better here than that of all sites"
+        elif self.is_gain:
+            what = "The model of all sites is better here than one of this site's rows alone"
+        else:
+            what = (
+                "On these rows the model of all sites and one of this site's rows alone are equally"
+                " good, as far as can be told"
+            )
+        return f"{what}: {self}"
+
+
+def gain_of(of_all: Mapping[str, Figure], local: LocalModel, number: int) -> Gain | None:
+    """The comparison by the first of COMPARED that both have; None without one.
+
+    of_all: figures of the global model of this number, on the same rows. local: with figures.
+    """
+    for name in COMPARED:
+        if name in of_all and name in local.figures:
+            known = (one for one in local.differences if one.round == number)
+            difference = next(known, None)
+            return Gain(
+                name,
+                of_all[name],
+                local.figures[name],
+                None if difference is None else difference_of(difference, local.num_samples),
+            )
+    return None
+
+
+def difference_of(sums: Difference, num_samples: int) -> Figure:
+    """The mean difference of this many rows, with its 95 % interval."""
+    return mean_figure(sums.total, sums.squares, num_samples, least=-inf)
+
+
+def _text(figure: Figure) -> str:
+    if figure.low is None or figure.high is None:
+        return f"{figure.value:.3g}"
+    return f"{figure.value:.3g} ({figure.low:.3g} to {figure.high:.3g})"

@@ -1,0 +1,155 @@
+"""Local models: what a site would have without the others.
+
+A site trains the workload on its own rows alone, with as many passes as the session has made, and
+with preprocessing by its own statistics. The model is measured on the site's held-out rows, which
+the global models are measured on, too.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from json import loads
+
+import numpy as np
+
+from xain_foundation.logger import get_logger
+from xain_workloads.dataset import Dataset
+from xain_workloads.ensembles import KEY as ENSEMBLE_KEY
+from xain_workloads.ensembles import appended
+from xain_workloads.errors import DataError, Diverged
+from xain_workloads.gains import Budget, Difference, LocalModel
+from xain_workloads.model import Model
+from xain_workloads.preprocessing import PreprocessingOptions, at_site, prepare
+from xain_workloads.profile import DataProfile
+from xain_workloads.supervised import Array, classes_of, coded_target
+from xain_workloads.table import Table
+from xain_workloads.tallies import SMALLEST, Tallies
+from xain_workloads.trees import ANY_NUMBER, BoosterKind, joined, parse_update
+from xain_workloads.workload import Workload, create, initial_model
+
+log = get_logger(__name__)
+
+# Parts of the training. After each one the model is measured, and the best is the local model, as
+# the best round's is the model of the session; and it is seen whether there is time for the next.
+NUM_PARTS = 10
+MIN_ROWS = 10  # to train on
+# What a workload does in a training with others, and alone.
+_ALONE = {"gradient": "federated", "histogram": "bagging", "cyclic": "bagging"}
+
+
+def fit_local(
+    metadata: Mapping[str, str],
+    profile: DataProfile,
+    data: Table,
+    test: Table,
+    budget: Budget,
+    seed: int,
+    losses: Mapping[int, Array] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> LocalModel:
+    """Train and measure the local model of a site.
+
+    metadata: of the global model. profile: of the site's rows, data. test: held-out rows, one at
+    least. seed: as Workload.train() takes it. losses: row_losses() of global models on the held-out
+    rows, by their numbers.
+    Raises nothing of the workload: the reason stands in the outcome, without values of the data.
+    """
+    if data.num_samples < MIN_ROWS:
+        return LocalModel(why_not=f"the site has fewer than {MIN_ROWS} rows to train on")
+    if data.task == "classification" and len(set(data.target.tolist())) < 2:
+        return LocalModel(why_not="all rows of the site are of one class")
+    began = clock()
+    best: tuple[float, Tallies, Model] | None = None
+    done = 0
+    try:
+        workload, model = _untrained(metadata, profile, budget.preprocessing)
+        at_home = at_site(model.metadata, data)
+        rows = prepare(at_home, data, fill_absent=True, to_train=True)
+        held_out = prepare(at_home, test, fill_absent=True)
+        parts = _parts(budget.passes)
+        for number, passes in enumerate(parts, 1):
+            spent = clock() - began
+            if done and spent * number / (number - 1) > budget.limit_s:
+                break
+            model = _continued(workload, model, rows, passes, done, seed)
+            done += passes
+            if workload.name == "bagging" and number < len(parts):
+                continue  # estimators are only added, and each look at them loads them all
+            tallies = workload.measure(model, held_out).tallies
+            if tallies is not None and (best is None or _loss(tallies) < best[0]):
+                best = _loss(tallies), tallies, model
+    except Diverged:
+        pass  # it may have been good before
+    except (DataError, ValueError) as error:
+        log.warning("local_model_failed", reason=str(error))
+        return LocalModel(why_not=f"no model can be trained on its rows ({type(error).__name__})")
+    if best is None:
+        return LocalModel(passes=done, why_not="its training diverged")
+    own = row_losses(workload, best[2], held_out)
+    apart = {number: own - of_all for number, of_all in (losses or {}).items()}
+    differences = (
+        Difference(number, float(each.sum()), float(np.square(each).sum()))
+        for number, each in apart.items()
+    )
+    return LocalModel(best[1], done, differences=tuple(differences))
+
+
+def row_losses(workload: Workload, model: Model, rows: Dataset) -> Array:
+    """(n,) log losses, squared errors in the target's unit, or, without probabilities, 1 for each
+    row whose class is not predicted. rows: prepared."""
+    if rows.task == "regression":
+        return np.asarray(np.square(rows.target - workload.predict(model, rows.features)))
+    shares = workload.probabilities(model, rows.features)
+    if shares is None:
+        return np.asarray(workload.predict(model, rows.features) != rows.target, np.float64)
+    classes = classes_of("classification", model.metadata)
+    codes = coded_target("classification", classes, rows)
+    of_target = np.clip(shares[np.arange(len(codes)), codes], SMALLEST, 1 - SMALLEST)
+    return np.asarray(-np.log(of_target))
+
+
+def _untrained(
+    metadata: Mapping[str, str], profile: DataProfile, preprocessing: str
+) -> tuple[Workload, Model]:
+    """The workload of a model as a site trains it alone, and its model of the site's rows. Classes
+    are those of all sites, so that held-out rows of a class without rows to train on count."""
+    options = loads(metadata.get("options", "{}"))
+    mode = options.get("mode")
+    if mode == "gradient":
+        options.pop("batch_size", None)  # of a gradient
+    if mode in _ALONE:
+        options["mode"] = _ALONE[mode]
+    options.pop("remedy", None)  # for sites that are unlike
+    workload = create(metadata["workload"], options)
+    chosen = PreprocessingOptions(**loads(preprocessing or "{}"))
+    classes = tuple(loads(metadata.get("classes", "[]")))
+    return workload, initial_model(workload, [replace(profile, classes=classes)], chosen)
+
+
+def _parts(passes: int) -> list[int]:
+    """Passes of each part of a training."""
+    number = min(NUM_PARTS, max(passes, 1))
+    ends = [passes * end // number for end in range(1, number)] + [max(passes, 1)]
+    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _continued(
+    workload: Workload, model: Model, rows: Dataset, passes: int, done: int, seed: int
+) -> Model:
+    """The model after more passes, as the only site of a session would have made it."""
+    result = workload.train(model, rows, epochs=passes, epoch_base=done, seed=seed)
+    if model.vector.dtype != np.uint8:
+        return replace(model, vector=result.vector)
+    before, added = model.vector.tobytes(), result.vector.tobytes()
+    if ENSEMBLE_KEY in model.metadata:
+        after = appended(before, [(added, result.num_samples)])
+    else:
+        kind = BoosterKind.from_metadata(model.metadata)
+        after = joined(before, [(parse_update(added, kind, ANY_NUMBER), result.num_samples)], kind)
+    return replace(model, vector=np.frombuffer(after, np.uint8))
+
+
+def _loss(tallies: Tallies) -> float:
+    """Loss by which models are compared on the same rows; less is better."""
+    sums = tallies.sums
+    return sums.get("log_loss", sums.get("squared_error", -float(tallies.right)))
