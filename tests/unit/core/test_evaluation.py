@@ -29,7 +29,7 @@ from xain_coordinator.core.keys import update_key
 from xain_coordinator.core.questions import AssignmentFor, MayUpload
 from xain_coordinator.core.replacing import replace as replace_of
 from xain_coordinator.core.values import Evaluation, LocalModel, Phase, Task
-from xain_coordinator.core.view import evaluation_warnings
+from xain_coordinator.core.view import evaluation_warnings, trend
 from xain_workloads.gains import Budget, Difference
 from xain_workloads.tallies import Tallies, add, tally_classes, tally_numbers
 
@@ -687,6 +687,36 @@ def test_local_model_of_other_rows_or_classes_is_refused() -> None:
     regression = replace(evaluation.local, tallies=numbers([1.0] * 40, [2.0] * 40))
     with pytest.raises(ValueError, match="are of 0 classes"):
         checked(40, {}, evaluation.tallies, num_classes=2, local=regression)
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "told"),
+    [
+        (
+            (0.55, 0.6, 0.7, 0.8, 0.9),
+            "fell by 53 % a pass from model 3 to model 4: more passes are",
+        ),
+        ((0.55, 0.6, 0.8, 0.8, 0.8), "hardly changed from model 3 to model 4: more passes would"),
+        ((0.55, 0.6, 0.9, 0.8, 0.7), "rose by 60 % a pass from model 3 to model 4: more passes"),
+    ],
+)
+def test_trend_tells_what_further_passes_would_bring(
+    probabilities: tuple[float, ...], told: str
+) -> None:
+    """The curve is that of the loss of all held-out rows, without the untrained model."""
+    bench = bench_of("a", "b", rounds=4, epochs=1)
+    assert trend(bench.session, history_of(bench)) == ""
+    hand_in_tallies(bench, *probabilities[:4])
+    evaluate_last(bench, probabilities[4])
+    assert told in trend(bench.session, history_of(bench))
+
+
+def test_trend_counts_passes_and_not_rounds() -> None:
+    bench = bench_of("a", rounds=2, epochs=4)
+    hand_in_tallies(bench, 0.5, 0.7)
+    evaluate_last(bench, 0.8)
+    fall = 100 * (1 - (np.log(0.8) / np.log(0.7)) ** (1 / 4))
+    assert f"fell by {fall:.2g} % a pass" in trend(bench.session, history_of(bench))
 
 
 def test_figures_are_of_all_rows_and_only_other_metrics_are_averaged() -> None:

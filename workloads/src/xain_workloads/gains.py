@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import fsum, inf, isfinite
 
-from xain_workloads.figures import Figure, is_better, mean_figure
+from xain_workloads.figures import Figure, mean_figure
 from xain_workloads.tallies import Tallies
 
 # Figures by which two models are compared: the first that both have.
@@ -101,25 +101,24 @@ class Gain:
     @property
     def is_gain(self) -> bool:
         """Whether the global model is the better one beyond chance."""
-        return self._is_clear and self._is_better(self.of_all, self.local)
+        return self._direction > 0
 
     @property
     def is_loss(self) -> bool:
         """Whether the local model is the better one beyond chance."""
-        return self._is_clear and self._is_better(self.local, self.of_all)
+        return self._direction < 0
 
     @property
-    def _is_clear(self) -> bool:
-        """Whether the interval of the difference does not contain 0, or, without a difference, the
-        intervals of the figures do not overlap."""
+    def _direction(self) -> int:
+        """1 if the global model is better beyond chance, -1 if the local one is, else 0: by the
+        interval of the difference, or, without one, by intervals that do not overlap."""
         if self.difference is not None:
-            low, high = self.difference.low, self.difference.high
-            return low is not None and high is not None and (low > 0 or high < 0)
+            return direction(self.difference)
         less, more = sorted((self.of_all, self.local), key=lambda one: one.value)
-        return less.high is not None and more.low is not None and less.high < more.low
-
-    def _is_better(self, one: Figure, other: Figure) -> bool:
-        return is_better(one.value, other.value, is_minimised=self.metric != "accuracy")
+        if less.high is None or more.low is None or less.high >= more.low:
+            return 0
+        better = more if self.metric == "accuracy" else less
+        return 1 if better is self.of_all else -1
 
     def __str__(self) -> str:
         of_all, local = _text(self.of_all), _text(self.local)
@@ -164,6 +163,14 @@ def gain_of(of_all: Mapping[str, Figure], local: LocalModel, number: int) -> Gai
 def difference_of(sums: Difference, num_samples: int) -> Figure:
     """The mean difference of this many rows, with its 95 % interval."""
     return mean_figure(sums.total, sums.squares, num_samples, least=-inf)
+
+
+def direction(difference: Figure) -> int:
+    """1 or -1 if the interval of a difference lies above or below 0, else 0."""
+    low, high = difference.low, difference.high
+    if low is None or high is None:
+        return 0
+    return int(low > 0) - int(high < 0)
 
 
 def _text(figure: Figure) -> str:

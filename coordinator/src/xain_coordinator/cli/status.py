@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from xain_coordinator.cli import figures
+from xain_coordinator.cli import figures, gains
 from xain_coordinator.server.inspection_client import MAX_PARTICIPANTS, MAX_ROUNDS, Snapshot, clean
 from xain_foundation.hints import hint
 from xain_foundation.wheels import pip_install
@@ -127,6 +127,10 @@ def _headline(
         grid.add_row("best model", Text(best))
     if (threshold := figures.threshold_of(status)) is not None:
         grid.add_row("threshold", _text(figures.threshold_text(threshold)))
+    if (found := gains.gains(status, rounds)) is not None and (told := gains.sentence(found)):
+        grid.add_row("gain", _text(told))
+    if status.trend:
+        grid.add_row("more passes", _text(status.trend))
     if status.HasField("deadline_seconds"):
         grid.add_row("deadline", f"in {duration(max(status.deadline_seconds, 0.0))}")
     if status.HasField("ends_seconds"):

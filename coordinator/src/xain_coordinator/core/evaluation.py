@@ -294,6 +294,13 @@ def compared_by(best: Best | None, rules: Rules, evaluation: Evaluation) -> str:
     return rules.evaluate_metric or default
 
 
+def loss_of(evaluation: Evaluation) -> tuple[str, float] | None:
+    """Name and value of the loss of an evaluation that follows from tallies; None without one."""
+    known = (name for name in LOSSES if name in evaluation.figures)
+    name = next(known, None)
+    return None if name is None else (name, evaluation.figures[name].value)
+
+
 def _loss(evaluation: Evaluation) -> Loss | None:
     for name in LOSSES:
         figure = evaluation.figures.get(name)

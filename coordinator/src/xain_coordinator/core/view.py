@@ -4,6 +4,7 @@ Whatever shows a session, such as the Inspection service, the log and the report
 """
 
 from xain_coordinator.core.accounts import MAX_WARNINGS
+from xain_coordinator.core.evaluation import loss_of
 from xain_coordinator.core.history import History
 from xain_coordinator.core.pacing import names_of
 from xain_coordinator.core.round import Round
@@ -12,6 +13,8 @@ from xain_coordinator.core.strategy import Strategy, builtin_strategy
 from xain_coordinator.core.values import Phase, Rules, Task
 from xain_foundation.hints import hint
 
+_STILL_FALLING = 0.0002  # share of the loss, by a pass over the rows
+_LOSS_WORDS = {"log_loss": "log loss", "mse": "mean squared error"}
 MAX_ABSENT = 3  # participants that are named with what keeps them away
 
 
@@ -116,6 +119,43 @@ def evaluation_warnings(session: Session, history: History) -> list[str]:
             f"there: {listed}."
         )
     return found
+
+
+def trend(session: Session, history: History) -> str:
+    """One sentence on what further passes would bring, by the curve of the loss of the held-out
+    rows; empty where it is not known.
+
+    The models are measured on the same rows, so that their losses differ by no chance of these. The
+    latest model is compared with one of a fifth of the passes before.
+    """
+    untrained = session.rules.num_initial if session.untrained is not None else -1
+    known: list[tuple[int, str, float]] = []
+    for record in history.rounds:
+        own = session.rules.evaluate_data
+        evaluation = record.coordinator_evaluation if own else record.evaluation
+        loss = None if evaluation is None else loss_of(evaluation)
+        if loss is not None and record.round > untrained and loss[1] > 0:
+            known.append((record.round, *loss))
+    if len(known) < 2 or not session.num_trained:
+        return ""
+    last, name, value = known[-1]
+    span = max(1, last // 5)
+    earlier = next((one for one in reversed(known[:-1]) if one[0] <= last - span), known[0])
+    first, other, before = earlier
+    of_earlier = 0 if session.lineage is None else session.lineage.num_epochs
+    steps = 1 if session.model is None else session.model.steps_per_pass
+    passes = (last - first) * (session.epoch_base - of_earlier) / session.num_trained / steps
+    if name != other or passes <= 0:
+        return ""
+    fall = 1 - (value / before) ** (1 / passes)
+    what = f"The {_LOSS_WORDS[name]} of the held-out rows"
+    since = f"from model {first} to model {last}"
+    if fall >= _STILL_FALLING:
+        fell = f"still fell by {100 * fall:.2g} % a pass {since}"
+        return f"{what} {fell}: more passes are likely to help."
+    if fall > -_STILL_FALLING:
+        return f"{what} hardly changed {since}: more passes would change little."
+    return f"{what} rose by {-100 * fall:.2g} % a pass {since}: more passes would not help."
 
 
 def _keeps_estimators(rules: Rules) -> bool:

@@ -23,7 +23,7 @@ from xain_coordinator.core.history import MAX_NAMES_OF_A_ROUND, History, RoundRe
 from xain_coordinator.core.membership import Heard
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import GlobalModel, ParticipantState, Phase, Task
-from xain_coordinator.core.view import conflict, not_eligible_because, waiting_for, warnings
+from xain_coordinator.core.view import conflict, not_eligible_because, trend, waiting_for, warnings
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import MetricsStore
 from xain_coordinator.server.predictions import RemotePredictor
@@ -129,6 +129,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
                 "lost_metrics": self._metrics.num_lost,
             },
             warnings=warnings(session, self._driver.history),
+            trend=trend(session, self._driver.history),
             not_admitted=session.members.not_admitted,
             sites=_accounts(self._driver.history),
             parameters=self._parameters(),

@@ -80,10 +80,10 @@ def _pooled(tallies: Tallies, names: Sequence[str]) -> str:
         shown = number(figure.baseline) if figure.baseline is not None else ""
         rows.append(
             (
-                _words(name),
+                words(name),
                 escape(WORDS[name].format(of)),
                 f"<b>{number(figure.value)}</b>",
-                _interval(figure),
+                interval(figure),
                 shown,
             )
         )
@@ -100,7 +100,7 @@ def _classes(tallies: Tallies, names: Sequence[str]) -> str:
     for k, of in list(class_figures(tallies).items())[:MAX_SITES]:
         cells = [_told(of[name]) if name in of else "" for name in shown]
         rows.append([escape(names[k]), f"{counts[k][0]:,}", *cells])
-    return "<h3>By class</h3>" + table(["class", "rows", *map(_words, shown)], rows)
+    return "<h3>By class</h3>" + table(["class", "rows", *map(words, shown)], rows)
 
 
 def _confusion(tallies: Tallies, names: Sequence[str]) -> str:
@@ -156,8 +156,8 @@ def _threshold(status: GetStatusResponse, names: Sequence[str]) -> str:
         return ""
     found = figures_of(one.figures)
     rows = [
-        [escape(words), f"<b>{number(found[name].value)}</b>", _interval(found[name])]
-        for name, words in RATES.items()
+        [escape(rate), f"<b>{number(found[name].value)}</b>", interval(found[name])]
+        for name, rate in RATES.items()
         if name in found
     ]
     told = (
@@ -189,7 +189,7 @@ def site_cells(
             _marked(figure, one.figures[figure]) if figure in one.figures else ""
             for figure in shown
         ] + [number(one.metrics[m]) if m in one.metrics else "" for m in plain]
-    return [*map(_words, shown), *map(escape, plain)], cells
+    return [*map(words, shown), *map(escape, plain)], cells
 
 
 def _marked(name: str, figure: Figure) -> str:
@@ -201,20 +201,22 @@ def _marked(name: str, figure: Figure) -> str:
         and not is_better(figure.value, baseline, is_minimised=WELL_KNOWN[name])
     )
     mark = " ▼" if is_worse else ""
-    return f'{number(figure.value)}{mark}<br><span class="soft">{_interval(figure)}</span>'
+    return f'{number(figure.value)}{mark}<br><span class="soft">{interval(figure)}</span>'
 
 
 def _told(figure: Figure) -> str:
-    interval = _interval(figure)
-    return number(figure.value) + (f" ({interval})" if interval else "")
+    limits = interval(figure)
+    return number(figure.value) + (f" ({limits})" if limits else "")
 
 
-def _interval(figure: Figure) -> str:
+def interval(figure: Figure) -> str:
+    """The 95 % interval of a figure; empty if it has none."""
     if figure.low is None or figure.high is None:
         return ""
     return f"{number(figure.low)} to {number(figure.high)}"
 
 
-def _words(name: str) -> str:
+def words(name: str) -> str:
+    """The name of a figure as a heading."""
     known = {"auc": "AUC", "r2": "R²", "rmse": "RMSE", "mse": "MSE", "mae": "MAE", "f1": "F1"}
     return known.get(name, name.replace("_", " "))

@@ -13,6 +13,7 @@ from xain_coordinator.cli import figures
 from xain_coordinator.cli import status as status_view
 from xain_coordinator.cli.report import about
 from xain_coordinator.cli.report.charts import Line, chart, number, table, timeline
+from xain_coordinator.cli.report.gained import gained
 from xain_coordinator.cli.report.measured import measured, site_cells
 from xain_coordinator.cli.status import duration
 from xain_coordinator.server.inspection_client import Snapshot
@@ -43,6 +44,7 @@ def page(snapshot: Snapshot, described: TableOne | None = None, now: datetime | 
         about.about(snapshot, described, now),
         about.findings(status),
         measured(status, rounds, about.classes_of(metadata)),
+        gained(status, rounds),
         _sites(snapshot, rounds),
         _left_out(snapshot, rounds),
         _curves(status, rounds),

@@ -1,0 +1,76 @@
+"""Section of the report on the gain of each site."""
+
+from collections.abc import Sequence
+from html import escape
+
+from xain_coordinator.cli.gains import WORSE, Compared, Gains, gains, loss_of
+from xain_coordinator.cli.report.charts import number, table
+from xain_coordinator.cli.report.measured import interval, words
+from xain_wire.fl.inspection_pb2 import GetStatusResponse, RoundStatus
+from xain_workloads.exported.lineage import figures_of
+from xain_workloads.figures import Figure
+
+MAX_ROWS = 200
+# Beside the loss, the first that there is: what readers know.
+_KNOWN = ("auc", "r2", "accuracy")
+
+
+def gained(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
+    """The table of global and local models by site; empty without local models."""
+    found = gains(status, rounds)
+    trend = f"<p>{escape(status.trend)}</p>" if status.trend else ""
+    if found is None:
+        return f"<h2>Would more passes help?</h2>{trend}" if trend else ""
+    every = [one for one in (found.together, *found.sites.values()) if one is not None]
+    name = next((known for one in every if (known := loss_of(one.local))), "")
+    second = next(
+        (k for k in _KNOWN if k != name and any(k in one.local.figures for one in every)), ""
+    )
+    shown = [metric for metric in (name, second) if metric]
+    head = ["site", "rows held out"]
+    for metric in shown:
+        head += [f"{words(metric)}, model {found.number}", f"{words(metric)}, its own alone"]
+    head += ["difference in loss", "what it says"]
+    rows = [_row(site, one, shown) for site, one in sorted(found.sites.items())[:MAX_ROWS]]
+    if found.together is not None:
+        rows.insert(0, _row("all rows", found.together, shown))
+    rows += _own(found, rounds, shown)
+    passes = max((one.local.passes for one in every), default=0)
+    told = (
+        "Each site has also trained a model of its own rows alone, by its own statistics and for"
+        f" {passes} passes. Both are measured on its held-out rows. A difference above 0 is a gain;"
+        " its 95 % interval is that of paired rows, so that it may be clear where the others"
+        " overlap. All rows: each by the local model of its site."
+    )
+    return (
+        f'<h2>What does each site gain?</h2><p class="soft">{told}</p>'
+        f"{table(head, rows, texts=(len(head) - 1,))}{trend}"
+    )
+
+
+def _row(site: str, one: Compared, shown: Sequence[str]) -> list[str]:
+    cells = [escape(site), f"{one.local.num_samples:,}" if one.local.num_samples else ""]
+    for metric in shown:
+        cells += [_cell(figures.get(metric)) for figures in (one.of_all, one.local.figures)]
+    reading = escape(one.reading)
+    reading = f"<b>{reading}</b>" if one.reading == WORSE else reading
+    return [*cells, _cell(one.difference), reading]
+
+
+def _own(found: Gains, rounds: Sequence[RoundStatus], shown: Sequence[str]) -> list[list[str]]:
+    """The global model on the coordinator's own rows, if it has some."""
+    known = (one.coordinator_evaluation for one in rounds if one.round == found.number)
+    evaluation = next(known, None)
+    if evaluation is None or not evaluation.figures:
+        return []
+    figures = figures_of(evaluation.figures)
+    cells = ["rows of the coordinator", f"{evaluation.num_samples:,}"]
+    for metric in shown:
+        cells += [_cell(figures.get(metric)), ""]
+    return [[*cells, "", ""]]
+
+
+def _cell(figure: Figure | None) -> str:
+    if figure is None:
+        return ""
+    return f'{number(figure.value)}<br><span class="soft">{interval(figure)}</span>'

@@ -1,0 +1,134 @@
+"""Gain of each site, in status and report: global models beside local ones."""
+
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from xain_coordinator.cli.gains import BETTER, EQUAL, WORSE, gains, sentence
+from xain_coordinator.cli.report.page import page
+from xain_coordinator.cli.status import render
+from xain_coordinator.core.evaluation import together
+from xain_coordinator.core.values import Evaluation, LocalModel
+from xain_coordinator.server.inspection_client import Snapshot
+from xain_coordinator.server.translate import evaluation_message, threshold_message
+from xain_wire.fl import coordinator_pb2 as pb
+from xain_wire.fl import inspection_pb2 as inspection
+from xain_workloads.gains import Difference
+from xain_workloads.tallies import Tallies, tally_classes
+from xain_workloads.thresholds import choose
+
+# By how much the loss of each row is smaller with the global model, and the spread of that.
+SITES = {"north": (0.2, 0.5), "south": (-0.3, 0.5), "west": (0.01, 0.5)}
+ROWS = 100
+
+
+def tallies(probability: float) -> Tallies:
+    """Tallies of a model that gives each row's class this probability."""
+    target = np.arange(ROWS) % 2
+    of_second = np.where(target == 1, probability, 1 - probability)
+    shares = np.stack([1 - of_second, of_second], axis=1)
+    return tally_classes(2, target, target, shares)
+
+
+def at_site(name: str) -> Evaluation:
+    """The evaluation of the last model, 4, with a local model; the best is 3."""
+    mean, spread = SITES[name]
+    sums = Difference(3, ROWS * mean, ROWS * (spread**2 + mean**2))
+    local = LocalModel(tallies(0.6), 12, differences=(sums, Difference(4, 0.0, 1.0)))
+    return Evaluation(ROWS, {}, tallies(0.7), local=local)
+
+
+def snapshot(*, has_best_round: bool = True) -> Snapshot:
+    """A session that has ended with model 4, whose best is 3."""
+    without = Evaluation(ROWS, {}, tallies(0.7), local=LocalModel(why_not="all of one class"))
+    last = {**{name: at_site(name) for name in SITES}, "east": without}
+    of_best = {name: Evaluation(ROWS, {}, tallies(0.8)) for name in last}
+    rounds = [
+        inspection.RoundStatus(
+            round=number,
+            task=pb.EVALUATE if number == 4 else pb.TRAIN,
+            evaluation=evaluation_message(together(list(sites.values())), of_sites=True),
+            sites=[
+                inspection.SiteMetrics(
+                    participant_id=name, evaluation=evaluation_message(together([one]))
+                )
+                for name, one in sites.items()
+            ],
+        )
+        for number, sites in ((3, of_best), (4, last))
+    ]
+    threshold = choose(tallies(0.8), "youden")
+    assert threshold is not None
+    return Snapshot(
+        inspection.GetStatusResponse(
+            phase="finished",
+            cause="completed",
+            best_round=3,
+            metric="log_loss",
+            trend="The log loss still fell.",
+            thresholds=[threshold_message(3, threshold, "ill")],
+        ),
+        inspection.ListParticipantsResponse(),
+        inspection.ListRoundsResponse(rounds=rounds if has_best_round else rounds[1:]),
+        inspection.ListModelsResponse(),
+    )
+
+
+@pytest.mark.parametrize("has_best_round", [True, False])
+def test_each_site_is_told_by_its_paired_difference_to_the_best_model(has_best_round: bool) -> None:
+    """Also where the round of the best model is not among those that are listed."""
+    whole = snapshot(has_best_round=has_best_round)
+    found = gains(whole.status, whole.rounds.rounds)
+    assert found is not None
+    assert found.number == 3
+    assert {name: one.reading for name, one in found.sites.items()} == {
+        "north": BETTER,
+        "south": WORSE,
+        "west": EQUAL,
+        "east": "all of one class",
+    }
+    assert found.together is not None
+    difference = found.together.difference
+    assert difference is not None
+    assert difference.value == pytest.approx(-0.03)
+    assert found.together.local.num_samples == 3 * ROWS
+    told = sentence(found)
+    assert told.startswith("log loss 0.03 (-0.0")
+    assert "more with model 3 than with local models" in told
+    assert "better at 1 of 4 sites, worse at 1 of 4 sites" in told
+    assert "its own model is better at south; east: all of one class" in told
+
+
+def test_status_has_a_line_of_gain_trend_and_threshold() -> None:
+    text = io.StringIO()
+    render(snapshot(), Console(file=text, width=200))
+    lines = {line.split("  ")[0]: line for line in text.getvalue().splitlines()}
+    assert "with model 3 than with local models" in lines["gain"]
+    assert lines["more passes"].rstrip().endswith("The log loss still fell.")
+    assert "0.799 of ill, by youden: sensitivity 1 (0.9" in lines["threshold"]
+
+
+def test_report_has_both_figures_of_each_site() -> None:
+    text = page(snapshot())
+    part = text.split("<h2>What does each site gain?</h2>")[1].split("<h2>")[0]
+    assert "log loss, model 3" in part
+    assert "log loss, its own alone" in part
+    (south,) = (line for line in part.split("<tr>") if "south" in line)
+    assert "0.2231" in south, "the log loss of model 3"
+    assert "0.5108" in south, "and that of the local model"
+    assert f"<b>{WORSE}</b>" in south
+    (east,) = (line for line in part.split("<tr>") if "east" in line)
+    assert "all of one class" in east
+    assert "The log loss still fell." in part
+
+
+def test_session_without_local_models_has_no_such_section() -> None:
+    whole = snapshot()
+    for one in whole.rounds.rounds:
+        one.evaluation.ClearField("local")
+        for site in one.sites:
+            site.evaluation.ClearField("local")
+    assert gains(whole.status, whole.rounds.rounds) is None
+    assert "What does each site gain?" not in page(whole)
