@@ -278,7 +278,7 @@ EVERYTHING = """
 from xain_workloads import workload
 from xain_workloads.data import BUNDLED, load
 from xain_workloads.reading.dialect import Dialect
-from xain_workloads.sgd import LOSSES
+from xain_workloads.sgd_options import LOSSES
 
 for source in ("/data/x.csv", "/data/x.parquet", "/data/x.npz", "/data/x.svm"):
     data = load(source)

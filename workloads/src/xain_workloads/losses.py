@@ -21,12 +21,13 @@ def margin_loss(loss: str, margins: Array) -> tuple[Array, Array]:
             # 1 / (1 + exp(margin)), without overflow.
             return np.logaddexp(0.0, -margins), -np.exp(-np.logaddexp(0.0, margins))
         case "hinge":
-            return np.maximum(0.0, 1 - margins), np.where(margins < 1, -1.0, 0.0)
+            return np.maximum(0.0, 1 - margins), np.where(margins <= 1, -1.0, 0.0)
         case "squared_hinge":
             gaps = np.maximum(0.0, 1 - margins)
             return np.square(gaps), -2 * gaps
         case "perceptron":
-            return np.maximum(0.0, -margins), np.where(margins < 0, -1.0, 0.0)
+            # At 0, too: a model of zeros would learn nothing else.
+            return np.maximum(0.0, -margins), np.where(margins <= 0, -1.0, 0.0)
         case "modified_huber":
             gaps = np.maximum(0.0, 1 - margins)
             is_square = margins >= -1

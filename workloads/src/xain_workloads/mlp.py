@@ -17,7 +17,16 @@ from xain_workloads.chance import random_state
 from xain_workloads.dataset import Dataset
 from xain_workloads.errors import Diverged
 from xain_workloads.losses import binomial_loss, multinomial_loss, squared_loss
-from xain_workloads.minibatch import Layer, LayersOf, Loss, Steps, scores, train
+from xain_workloads.minibatch import (
+    Layer,
+    LayersOf,
+    Loss,
+    Penalty,
+    Steps,
+    batch_rows,
+    scores,
+    train,
+)
 from xain_workloads.mlp_options import MlpOptions
 from xain_workloads.model import Layout, Model, TensorSpec, Vector, flatten
 from xain_workloads.options import from_mapping, to_text
@@ -43,22 +52,7 @@ from xain_workloads.supervised import (
 )
 from xain_workloads.workload import TrainResult
 
-# Chosen by benchmarks/learning.py. With 32 rows a step, seven sites with 57 rows each are 0.04
-# behind centralised training on breast_cancer; with an eighth of the rows, seven sites with 180 are
-# 0.013 behind on digits.
-STEPS_OF_SMALL_SITES = 16
-SMALLEST_BATCH, LARGEST_BATCH = 4, 32
 _DEFAULTS = MlpOptions()
-
-
-def batch_rows(num_rows: int) -> int:
-    """Rows of a step at a site with this many rows, where the options do not say it: a sixteenth of
-    the rows, from SMALLEST_BATCH to LARGEST_BATCH.
-
-    So an epoch of a small site has several steps. In one step momentum does nothing, as it begins
-    anew with each round.
-    """
-    return min(max(num_rows // STEPS_OF_SMALL_SITES, SMALLEST_BATCH), LARGEST_BATCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,12 +207,12 @@ class MlpWorkload:
         options = self.options
         return Steps(
             loss=_loss(num_classes),
+            step_size=lambda number, rows: options.learning_rate_init,
             batch_rows=options.batch_size or batch_rows(num_rows),
             activation=options.activation,
             solver=options.solver,
-            learning_rate=options.learning_rate_init,
             momentum=options.momentum,
-            alpha=options.alpha,
+            penalty=Penalty(options.alpha, is_divided=True),
         )
 
     def _estimator(self, layers: Sequence[Layer]) -> Any:

@@ -22,7 +22,8 @@ class MlpOptions:
     solver: "sgd" with Nesterov's momentum, or "adam". Each round starts with a fresh optimiser:
         neither velocity nor moments are kept between rounds.
     learning_rate_init: step size, constant. momentum: for "sgd", 0 to below 1.
-    batch_size: rows of a step; a site with fewer rows takes all of them. 0: see batch_rows().
+    batch_size: rows of a step; a site with fewer rows takes all of them. 0: see
+        minibatch.batch_rows().
     alpha: weight of the L2 penalty.
     seed: of the initial weights, which the coordinator draws once for all sites.
     dtype: of the weights between participants, "float32" or "float64". Training is in float64.

@@ -14,7 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError, Diverged
-from xain_workloads.mlp import MlpWorkload, batch_rows
+from xain_workloads.minibatch import batch_rows
+from xain_workloads.mlp import MlpWorkload
 from xain_workloads.mlp_options import MlpOptions
 from xain_workloads.model import Model, TensorSpec, flatten, unflatten
 from xain_workloads.neural_layers import initial_tensors, layout_of_layers, plan

@@ -32,7 +32,7 @@ class NeuralOptions:
         without both, DEFAULT_LAYERS. num_outputs is the number of classes, or 1 for regression.
     optimizer: "sgd" or "adam", of local steps; fresh in each round. learning_rate, momentum (of
         "sgd"), weight_decay: its settings.
-    batch_size: rows of a step. 0: in mode "gradient" all rows, else see mlp.batch_rows().
+    batch_size: rows of a step. 0: in mode "gradient" all rows, else see minibatch.batch_rows().
     seed: of the initial weights.
     dtype: of the weights, and of training: "float32" or "float64".
     device: of training: "cpu", "cuda", or "auto", which is a GPU where there is one.

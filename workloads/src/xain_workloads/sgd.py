@@ -1,29 +1,31 @@
-"""Linear models by stochastic gradient descent, through scikit-learn's SGDClassifier and
-SGDRegressor.
+"""Linear models by stochastic gradient descent, as scikit-learn's SGDClassifier and SGDRegressor
+have them, over mini-batches of rows.
 
-With more than two classes there is one row of weights per class, trained against all the others
-(one versus rest), and with two there is one row, for the second class. A participant trains every
-row of the global model, also those of classes that it has never seen: to it, all its rows are
-"the rest".
+With more than two classes there is one row of weights per class, trained together by "log_loss"
+(softmax) and by the other losses each against all the others (one versus rest); with two there is
+one row, for the second class. A participant trains every row of the global model, also those of
+classes that it has never seen.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from json import dumps
-from typing import Any, ClassVar, Self, get_args
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from xain_foundation.hints import hint
-from xain_workloads.dataset import Dataset, Task
+from xain_workloads.dataset import Dataset
 from xain_workloads.errors import Diverged
 from xain_workloads.losses import margin_loss, multinomial_loss, penalty, residual_loss
+from xain_workloads.minibatch import Layer, LayersOf, Penalty, Steps, batch_rows, train
 from xain_workloads.model import Model, TensorSpec, Vector, flatten, size_of, unflatten
-from xain_workloads.options import from_mapping, require_choice, require_range, to_text
+from xain_workloads.options import from_mapping, to_text
 from xain_workloads.preprocessing import target_scale
 from xain_workloads.profile import DataProfile, union
 from xain_workloads.scales import Scale
+from xain_workloads.sgd_options import SgdOptions
+from xain_workloads.step_sizes import curvature_of, safe_step, schedule
 from xain_workloads.supervised import (
     DIVERGED_SCORE,
     Array,
@@ -44,96 +46,7 @@ from xain_workloads.supervised import (
 )
 from xain_workloads.workload import TrainResult
 
-# The first loss of each task is its default.
-LOSSES: Mapping[str, tuple[str, ...]] = {
-    "classification": ("log_loss", "hinge", "modified_huber", "perceptron", "squared_hinge"),
-    "regression": (
-        "squared_error",
-        "epsilon_insensitive",
-        "huber",
-        "squared_epsilon_insensitive",
-    ),
-}
-PENALTIES = ("l2", "l1", "elasticnet", "none")
-MODES = ("federated", "gradient")
-DEFAULT_ETA0 = 0.01
-# Largest second derivatives by the score, of the losses whose derivative has no bound. A step that
-# is longer than the inverse, divided by the squares of a row, goes beyond the row's minimum.
-_CURVATURES: Mapping[str, float] = {
-    "squared_error": 1.0,
-    "squared_epsilon_insensitive": 2.0,
-    "squared_hinge": 2.0,
-}
-# Without "adaptive", which watches one long fit and cannot look across rounds.
-LEARNING_RATES = ("constant", "invscaling", "optimal")
-
-
-@dataclass(frozen=True, slots=True)
-class SgdOptions:
-    """Options of the workload "sgd", named as scikit-learn names them.
-
-    task: "classification" or "regression".
-    loss: one of LOSSES[task]; empty means the first.
-    penalty, alpha, l1_ratio: the regulariser, its weight, and the share of L1 in "elasticnet".
-    learning_rate, eta0, power_t: the step at the t-th row that a participant sees is eta0
-        ("constant"), eta0 / t**power_t ("invscaling") or 1 / (alpha * (t0 + t)) ("optimal").
-        eta0 = 0: DEFAULT_ETA0, or what is safe for the rows of the site; see safe_step().
-    epsilon: width of the insensitive zone; for regression losses that have one.
-    dtype: of the weights between participants, "float32" or "float64". Training is in float64.
-    mode: "federated" trains locally; "gradient" sends the gradient of the regularised loss. There
-        "log_loss" with more than two classes is multinomial, and the step is the coordinator's.
-    batch_size: rows of a gradient, drawn anew for each step; 0: all rows.
-    Raises ValueError that names the field.
-    """
-
-    task: str = "classification"
-    mode: str = "federated"
-    loss: str = ""
-    penalty: str = "l2"
-    alpha: float = 1e-4
-    l1_ratio: float = 0.15
-    learning_rate: str = "constant"
-    eta0: float = 0.0
-    power_t: float = 0.25
-    epsilon: float = 0.1
-    fit_intercept: bool = True
-    dtype: str = ""
-    batch_size: int = 0
-
-    def __post_init__(self) -> None:
-        require_choice("task", self.task, get_args(Task))
-        require_choice("mode", self.mode, MODES)
-        if not self.dtype:
-            # Gradients of many sites sum to that of the union of their rows, to float64's accuracy.
-            dtype = "float64" if self.mode == "gradient" else "float32"
-            object.__setattr__(self, "dtype", dtype)
-        if not self.loss:
-            object.__setattr__(self, "loss", LOSSES[self.task][0])
-        require_choice("loss", self.loss, LOSSES[self.task])
-        require_choice("penalty", self.penalty, PENALTIES)
-        require_choice("learning_rate", self.learning_rate, LEARNING_RATES)
-        require_choice("dtype", self.dtype, ("float32", "float64"))
-        require_range("alpha", self.alpha, at_least=0)
-        if self.learning_rate == "optimal" and self.alpha == 0:
-            raise ValueError("alpha is 0; learning_rate 'optimal' divides by it")
-        require_range("l1_ratio", self.l1_ratio, at_least=0, at_most=1)
-        require_range("eta0", self.eta0, at_least=0)
-        require_range("power_t", self.power_t, at_least=0)
-        require_range("epsilon", self.epsilon, at_least=0)
-        require_range("batch_size", self.batch_size, at_least=0)
-        if self.mode == "gradient":
-            for name in ("learning_rate", "eta0", "power_t"):
-                if getattr(self, name) != _DEFAULTS[name]:
-                    raise ValueError(
-                        f"{name} is {getattr(self, name)!r}; in mode 'gradient' the coordinator"
-                        f" takes the steps: "
-                        + hint("xain-coordinator", f"aggregation.options.{name} = VALUE")
-                    )
-        elif self.batch_size:
-            raise ValueError(f"batch_size is {self.batch_size}; it is for mode 'gradient' only")
-
-
-_DEFAULTS = {field.name: field.default for field in fields(SgdOptions)}
+_DEFAULTS = SgdOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +55,7 @@ class SgdWorkload:
     number of classes, or 1 for two classes and for regression; its metadata hold "classes", the
     class names in the order of the rows, as a JSON list."""
 
-    options: SgdOptions = SgdOptions()
+    options: SgdOptions = _DEFAULTS
     name: ClassVar[str] = "sgd"
     scaling: ClassVar[str] = "standard"
     missing: ClassVar[str] = "median"
@@ -192,35 +105,50 @@ class SgdWorkload:
                 model, (coef, intercept), features, target, scale, data.num_samples
             )
 
-        eta0 = self.options.eta0 or safe_step(self.options.loss, data.features)
-        estimator = self._estimator(classes, coef, intercept, eta0)
-        # The clock of the learning rate goes on where the rounds before left it, on the supposition
-        # that they had as many rows. A float, because scikit-learn's loop takes a C double.
-        estimator.t_ = float(epoch_base * data.num_samples + 1)
-        for epoch in range(epoch_base, epoch_base + epochs):
-            estimator.random_state = epoch_seed(seed, epoch)  # of the shuffle of partial_fit()
-            try:
-                estimator.partial_fit(data.features, target)
-            except ValueError as error:
-                # Message of scikit-learn when a weight stops being finite within the epoch.
-                if "under-/overflow" not in str(error):
-                    raise
-                raise self._diverged(epoch) from error
-
-        arrays = {
-            "coef": np.reshape(estimator.coef_, coef.shape),
-            "intercept": np.reshape(estimator.intercept_, intercept.shape),
-        }
+        vector = np.concatenate([coef.ravel(), intercept])
+        steps = self._steps(data.features, len(coef), epoch_base)
+        seeds = [epoch_seed(seed, epoch_base + epoch) for epoch in range(epochs)]
+        num_finite = train(steps, vector, self._layers_of(coef), data.features, target, seeds=seeds)
+        if num_finite < epochs:
+            raise self._diverged(epoch_base + num_finite)
         with np.errstate(over="ignore"):  # beyond float32: infinite, and told below
-            vector: Vector = flatten(arrays, model.layout)
-        if not np.isfinite(vector).all():
-            raise self._diverged(epoch_base + epochs - 1)
+            trained: Vector = vector.astype(self.options.dtype)
         with np.errstate(over="ignore", invalid="ignore"):
-            scores = data.features @ arrays["coef"].T + arrays["intercept"]
+            (layer,) = self._layers_of(coef)(vector)
+            scores = data.features @ layer.coef + layer.intercept
             metrics = self._metrics(scores, target, scale)
-        if not np.abs(scores).max() < DIVERGED_SCORE or not np.isfinite([*metrics.values()]).all():
+        is_finite = np.isfinite(trained).all() and np.abs(scores).max() < DIVERGED_SCORE
+        if not is_finite or not np.isfinite([*metrics.values()]).all():
             raise self._diverged(epoch_base + epochs - 1)
-        return TrainResult(vector, data.num_samples, metrics)
+        return TrainResult(trained, data.num_samples, metrics)
+
+    def _layers_of(self, like: Array) -> LayersOf:
+        """The one layer of a flat vector. like: coef, (k, p)."""
+        size, is_fitted = like.size, self.options.fit_intercept
+
+        def layers_of(vector: Array) -> list[Layer]:
+            intercept = vector[size:]
+            coef = vector[:size].reshape(like.shape).T
+            return [Layer(coef, intercept if is_fitted else intercept.copy())]
+
+        return layers_of
+
+    def _steps(self, features: Array, num_scores: int, epoch_base: int) -> Steps:
+        options, num_rows = self.options, len(features)
+        rows = min(options.batch_size or batch_rows(num_rows), num_rows)
+        eta0 = options.eta0
+        if not eta0 and options.learning_rate != "optimal":
+            decay = options.weight_of_penalty * (1 - options.share_of_l1)
+            eta0 = safe_step(curvature_of(options, num_scores), features, rows, decay)
+        # The clock of the step size goes on where the rounds before left it, on the supposition
+        # that they had as many rows.
+        first = epoch_base * -(-num_rows // rows)
+        return Steps(
+            loss=self._losses,
+            step_size=schedule(options, eta0, rows, first),
+            batch_rows=rows,
+            penalty=Penalty(options.weight_of_penalty, options.share_of_l1),
+        )
 
     def _rows(self, num_samples: int, seed: tuple[int, int]) -> Any:
         """The rows of a gradient: all, or a mini-batch without repetition."""
@@ -268,17 +196,13 @@ class SgdWorkload:
             losses, derivatives = residual_loss(
                 options.loss, scores - target[:, np.newaxis], options.epsilon
             )
-        elif self._is_multinomial(scores.shape[1]):
+        elif options.is_softmax and scores.shape[1] > 1:
             return multinomial_loss(scores, target)
         else:
             signs = _signs(scores.shape[1], target)
             losses, by_margin = margin_loss(options.loss, signs * scores)
             derivatives = by_margin * signs
         return losses.sum(axis=1), derivatives
-
-    def _is_multinomial(self, num_scores: int) -> bool:
-        options = self.options
-        return options.mode == "gradient" and options.loss == "log_loss" and num_scores > 1
 
     def measure(self, model: Model, data: Dataset) -> Measured:
         """Metrics on data: "accuracy" and "loss", or "r2" and "mse".
@@ -314,13 +238,10 @@ class SgdWorkload:
     def _probabilities(self, scores: Array) -> Array | None:
         """(n, k) scores to (n, classes) probabilities; None for a loss without them.
 
-        Source: Zadrozny and Elkan 2002, for more than two classes one against the rest.
+        Source: Zadrozny and Elkan 2002, for more than two classes of "modified_huber".
         """
         if self.options.loss == "log_loss":
-            if scores.shape[1] == 1 or self._is_multinomial(scores.shape[1]):
-                return softmax(scores)
-            # Logistic functions of sum 1, by their logarithms: they may all be too small.
-            return softmax(-np.logaddexp(0.0, -scores))
+            return softmax(scores)
         if self.options.loss == "modified_huber":
             shares = (np.clip(scores, -1, 1) + 1) / 2
             if scores.shape[1] == 1:
@@ -331,20 +252,34 @@ class SgdWorkload:
         return None
 
     def to_sklearn(self, model: Model) -> Any:
-        """See Workload.to_sklearn: an SGDClassifier or SGDRegressor."""
+        """See Workload.to_sklearn: an SGDClassifier or SGDRegressor, and a LogisticRegression for
+        "log_loss" with more than two classes."""
+        # Here, because a coordinator, which never trains, need not have it.
+        from sklearn.linear_model import LogisticRegression, SGDClassifier, SGDRegressor
+
+        options = self.options
         classes, coef, intercept = self._open(model)
+        settings = {
+            "loss": options.loss,
+            "penalty": None if options.penalty == "none" else options.penalty,
+            "alpha": options.alpha,
+            "l1_ratio": options.l1_ratio,
+            "learning_rate": options.learning_rate,
+            "eta0": options.eta0 or 0.01,  # as scikit-learn's; ours depends on the rows
+            "power_t": options.power_t,
+            "epsilon": options.epsilon,
+            "fit_intercept": options.fit_intercept,
+        }
         if not classes:  # predictions in the unit of the target
             scale = target_scale(model.metadata)
-            coef, intercept = coef * scale.scale, intercept * scale.scale + scale.center
-        if self._is_multinomial(len(coef)):
-            # Its probabilities are a softmax, which those of SGDClassifier are not.
-            from sklearn.linear_model import LogisticRegression
-
-            estimator = LogisticRegression()
-            estimator.coef_, estimator.intercept_ = coef, intercept
+            estimator = SGDRegressor(**settings)
+            estimator.coef_ = coef[0] * scale.scale
+            estimator.intercept_ = intercept * scale.scale + scale.center
         else:
-            estimator = self._estimator(classes, coef, intercept, self.options.eta0 or DEFAULT_ETA0)
-        if classes:
+            # The probabilities of an SGDClassifier are no softmax.
+            is_multinomial = options.is_softmax and len(coef) > 1
+            estimator = LogisticRegression() if is_multinomial else SGDClassifier(**settings)
+            estimator.coef_, estimator.intercept_ = coef, intercept
             estimator.classes_ = np.array(classes, dtype=np.str_)
         estimator.n_features_in_ = coef.shape[1]
         estimator.n_iter_, estimator.t_ = 1, 1.0
@@ -374,36 +309,6 @@ class SgdWorkload:
             np.array(arrays["intercept"], dtype=np.float64),
         )
 
-    def _estimator(
-        self, classes: tuple[str, ...], coef: Array, intercept: Array, eta0: float
-    ) -> Any:
-        """An estimator in the state that partial_fit() would have left it in with these weights."""
-        # Here, because a coordinator, which never trains, need not have it.
-        from sklearn.linear_model import SGDClassifier, SGDRegressor
-
-        options = self.options
-        settings = {
-            "loss": options.loss,
-            "penalty": None if options.penalty == "none" else options.penalty,
-            "alpha": options.alpha,
-            "l1_ratio": options.l1_ratio,
-            "learning_rate": options.learning_rate,
-            "eta0": eta0,
-            "power_t": options.power_t,
-            "epsilon": options.epsilon,
-            "fit_intercept": options.fit_intercept,
-        }
-        if not classes:
-            estimator = SGDRegressor(**settings)
-            estimator.coef_ = coef[0]
-        else:
-            estimator = SGDClassifier(**settings)
-            # Positions, not names: scikit-learn would sort names as text, "10" before "9".
-            estimator.classes_ = np.arange(len(classes))
-            estimator.coef_ = coef
-        estimator.intercept_ = intercept
-        return estimator
-
     def _metrics(
         self, scores: Array, target: NDArray[Any], scale: Scale, losses: Array | None = None
     ) -> dict[str, float]:
@@ -422,24 +327,14 @@ class SgdWorkload:
     def _diverged(self, epoch: int) -> Diverged:
         if self.options.learning_rate == "optimal":  # it does not use eta0
             settings, advice = f"alpha = {self.options.alpha:g}", "choose another learning_rate"
+        elif self.options.eta0:
+            settings, advice = f"eta0 = {self.options.eta0:g}", "lower eta0, or leave it out"
         else:
-            settings, advice = f"eta0 = {self.options.eta0 or DEFAULT_ETA0:g}", "lower eta0"
+            settings, advice = "the default of eta0", "set a lower one"
         return Diverged(
             f"training diverged in epoch {epoch + 1} with learning_rate ="
             f" {self.options.learning_rate!r} and {settings}: {advice}, or scale the data"
         )
-
-
-def safe_step(loss: str, features: Array) -> float:
-    """DEFAULT_ETA0, or the longest step that goes beyond the minimum of no row, if that is shorter.
-
-    features: (n, p), n > 0. With 200 columns of spread 1 the squares of a row sum to 200, and a
-    step of 0.01 turns its error into the opposite one; with more columns it grows.
-    """
-    if loss not in _CURVATURES:
-        return DEFAULT_ETA0
-    squares = float(np.einsum("ij,ij->i", features, features).max()) + 1  # of the intercept
-    return min(DEFAULT_ETA0, 1 / (_CURVATURES[loss] * squares))
 
 
 def _signs(num_scores: int, target: NDArray[Any]) -> Array:

@@ -29,9 +29,8 @@ class Measured:
     tallies: Tallies | None
 
 
-# scikit-learn cuts the derivative of the loss at 1e12, so squared losses that diverge seldom reach
-# infinity: they hover around 1e12 and look like weights. Such scores are taken for divergence, with
-# a factor of ten to spare, since one participant's would spoil the average of all.
+# Larger scores are taken for divergence that has not reached infinity yet, since those of one
+# participant would spoil the average of all.
 DIVERGED_SCORE = 1e11
 _LARGE = (
     100.0  # features and targets of this size make steps that were chosen for scaled ones too long
