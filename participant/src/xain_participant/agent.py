@@ -48,6 +48,7 @@ from xain_participant.values import Call, State, Timer
 from xain_participant.work import Work
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.refusals_pb2 import RefusalReason
+from xain_workloads.division import Division
 from xain_workloads.profile import DataProfile
 
 # A stop waits for the goodbye this long; a lost goodbye ends by the coordinator's lease.
@@ -56,6 +57,8 @@ LEAVE_TIMEOUT_S = 2.0
 JOIN_TIMEOUT_S = 2.0
 
 NO_WATCH_PAUSE_S = 30.0  # where there is no stream
+# How long a participant waits to divide its rows while the last training of another session ends.
+DIVIDE_PAUSE_S = 0.5
 
 _NOT_A_MEMBER = RefusalReason.Name(RefusalReason.NOT_A_MEMBER)
 # Statuses that gRPC itself gives to a call for which no coordinator is reached.
@@ -209,6 +212,7 @@ class Agent:
             tells_messages=tells_messages,
         )
         self._profile: DataProfile | None = None
+        self._division: Division | None = None  # by which the profile was made
         # A weak reference: the buffer of a transfer that has ended must be free for the next one.
         self._noted_transfer: weakref.ref[Download | Upload] | None = None
 
@@ -388,20 +392,42 @@ class Agent:
         )
 
     def _rendezvous(self) -> e.Event:
-        response = self._client.rendezvous(
-            self._profile,
-            self._tags,
-            can_evaluate=self._participant.can_evaluate,
-            can_initialise=self._participant.can_initialise,
-            process_group_address=self._participant.process_group_address,
-        )
+        response = self._ask_to_join()
+        if response.HasField("division"):
+            if self._protocol.is_busy:  # with rows of the session before
+                return e.AskedToWait(DIVIDE_PAUSE_S)
+            self._divide(response.division)
+            response = self._ask_to_join()
         if response.reply == pb.LATER:
             return e.AskedToWait(response.retry_after_ms / 1000)
         return e.Joined(
             response.session_id,
             response.heartbeat_interval_ms / 1000,
             response.reconnect_spread_ms / 1000,
+            response.stays,
         )
+
+    def _ask_to_join(self) -> pb.RendezvousResponse:
+        return self._client.rendezvous(
+            self._profile,
+            self._tags,
+            can_evaluate=self._participant.can_evaluate,
+            can_initialise=self._participant.can_initialise,
+            process_group_address=self._participant.process_group_address,
+            can_divide=self._participant.can_divide,
+            division=self._division,
+        )
+
+    def _divide(self, asked: pb.Division) -> None:
+        """Divide the rows as the session asks for, and describe the part that is trained on."""
+        division = None
+        if asked.folds:
+            division = Division(asked.folds, asked.fold, asked.seed, asked.measures)
+        self._participant.divide(division)
+        self._division = division
+        self._profile = self._participant.profile()
+        rows = 0 if self._profile is None else self._profile.num_samples
+        self._info("rows_divided", rows=rows, division="" if division is None else str(division))
 
     def _drop(self, drop: a.Drop) -> None:
         self._work.drop(is_kept=drop.accepted)

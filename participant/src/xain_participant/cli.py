@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
 from importlib.util import find_spec
 from inspect import Signature, signature
 from pathlib import Path
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from xain_participant.config import ParticipantConfig
     from xain_participant.state import StateDirectory
     from xain_participant.workload_participant import WorkloadParticipant
+    from xain_workloads.division import Division
     from xain_workloads.table import Table
 
 PROGRAM = "xain-participant"
@@ -638,15 +640,20 @@ def _fixed(config: Path | None, values: dict[str, Any]) -> "ParticipantConfig":
     return settings
 
 
-def _load_data(settings: "ParticipantConfig") -> "tuple[Table, Table]":
+def _load_data(
+    settings: "ParticipantConfig", division: "Division | None" = None
+) -> "tuple[Table, Table]":
     """The rows to train on, and those to test with.
+
+    division: of a session of a study, for which the table is read again: an earlier part would have
+    to be in memory beside it.
 
     Ends the process if the table cannot be loaded, or if packages to read and train it are missing.
     """
     from xain_workloads.errors import DataError
 
     _require_table_modules()
-    from xain_workloads.partition import split_train_test
+    from xain_workloads.partition import divided
 
     try:
         everything = settings.data.load()
@@ -657,7 +664,8 @@ def _load_data(settings: "ParticipantConfig") -> "tuple[Table, Table]":
     ours = settings.partition.partition().apply(everything)
     # Metrics on so few rows tell of each of them, and travel.
     least = settings.data.min_known
-    return split_train_test(ours, settings.data.test_fraction, settings.training.seed, least=least)
+    fraction, seed = settings.data.test_fraction, settings.training.seed
+    return divided(ours, division, fraction, seed, least=least)
 
 
 def _load_participant(
@@ -710,6 +718,8 @@ def _load_participant(
         stages=StageTrainer(
             settings.training.process_group_address, settings.training.process_group_timeout_s
         ),
+        # What was approved are the statistics of all rows, and not those of a part.
+        divide=None if settings.participant.require_approval else partial(_load_data, settings),
     )
     try:
         check_profile(participant.profile())

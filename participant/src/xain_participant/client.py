@@ -38,6 +38,7 @@ from xain_wire.fl.coordinator_pb2_grpc import CoordinatorStub
 from xain_wire.fl.refusals_pb2 import RefusalReason
 from xain_wire.limits import MAX_INLINE_BYTES, SLOWEST_LINE_BYTES_PER_S
 from xain_wire.metadata import ERROR_DOMAIN, INSTANCE_ID_KEY, PARTICIPANT_ID_KEY, TIMEOUT_KEY
+from xain_workloads.division import Division
 from xain_workloads.model import Layout
 from xain_workloads.profile import DataProfile
 
@@ -254,14 +255,22 @@ class CoordinatorClient:
         can_evaluate: bool = False,
         can_initialise: bool = True,
         process_group_address: str = "",
+        can_divide: bool = False,
+        division: Division | None = None,
     ) -> pb.RendezvousResponse:
-        """Ask to take part."""
+        """Ask to take part. division: by which the profile was made."""
         request = pb.RendezvousRequest(
             tags=tags or {},
             can_evaluate=can_evaluate,
             cannot_initialise=not can_initialise,
             process_group_address=process_group_address,
+            can_divide=can_divide,
         )
+        if division is not None:
+            request.division.folds = division.folds
+            request.division.fold = division.fold
+            request.division.seed = division.seed
+            request.division.measures = division.measures
         if profile is not None:
             request.profile.CopyFrom(
                 pb.DataProfile(

@@ -21,11 +21,13 @@ class TimerFired:
 @dataclass(frozen=True, slots=True)
 class Joined:
     """Rendezvous: accepted. heartbeat_interval_s: 0 if the coordinator gives none.
-    reconnect_spread_s: as in Advertised."""
+    reconnect_spread_s: as in Advertised. stays: the session is one of a study, and a training that
+    fails is not the end of the participant."""
 
     session_id: str
     heartbeat_interval_s: float = 0.0
     reconnect_spread_s: float = 0.0
+    stays: bool = False
 
 
 @dataclass(frozen=True, slots=True)

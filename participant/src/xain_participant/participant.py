@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from xain_participant.metrics import Measured, flatten_values
 from xain_wire.limits import MAX_INT32, MAX_POINTS
+from xain_workloads.division import Division
 from xain_workloads.gains import Budget, LocalModel
 from xain_workloads.model import Layout, size_of
 from xain_workloads.profile import DataProfile
@@ -183,6 +184,16 @@ class Participant(ABC):
     def can_evaluate(self) -> bool:
         """Whether there is held-out data, so that evaluate_round() may be called."""
         return False
+
+    @property
+    def can_divide(self) -> bool:
+        """Whether divide() may be called; a study that divides the rows takes no others."""
+        return False
+
+    def divide(self, division: Division | None) -> None:
+        """Divide the rows into those to train on and those to measure models on, from now on.
+        Called before profile(), and not while a round goes on. None: as without a study."""
+        raise NotImplementedError(f"{type(self).__name__} does not divide its rows")
 
     @property
     def needs_model(self) -> bool:

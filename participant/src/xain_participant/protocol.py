@@ -25,7 +25,8 @@ An adapter that keeps results on disk begins with the kept one, as Held.
 
 With `serve` the end of a session is not the end of the participant: it drops what it holds, goes on
 with its heartbeats, and joins the next session as soon as the coordinator has one. A training that
-fails is reported, and is the end of its round.
+fails is reported, and is the end of its round. The latter holds in a study, too, of whose sessions
+the coordinator tells the end of the last one alone.
 """
 
 from collections import deque
@@ -127,6 +128,7 @@ class Protocol:
     def __init__(self, chance: Random, held: Held | None = None, *, serve: bool = False) -> None:
         self._chance = chance
         self._serve = serve
+        self._is_studied = False  # whether the session is one of a study
         self._out: list[a.Action] = []
 
         self._contact = _Contact.JOINING
@@ -164,6 +166,11 @@ class Protocol:
     def round(self) -> int:
         """The last round that was begun; -1 before the first."""
         return self._last_round
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a piece of work is under way, maybe one of a session that is gone."""
+        return self._busy is not None
 
     @property
     def session_id(self) -> str:
@@ -260,6 +267,7 @@ class Protocol:
     def _joined(self, event: e.Joined) -> None:
         if event.session_id != self._session_id:
             self._forget_session(event.session_id)
+        self._is_studied = event.stays
         self._contact = _Contact.JOINED
         self._has_settled = False
         self._heartbeat_interval_s = event.heartbeat_interval_s or DEFAULT_HEARTBEAT_INTERVAL_S
@@ -275,7 +283,9 @@ class Protocol:
         if event.state is State.FINISHED and not self._serve:
             if event.rounds_contributed is not None:
                 # The coordinator knows of an earlier process of this participant.
-                self._has_counted = event.rounds_contributed > 0
+                # In a study another session may have counted that this process has been in.
+                counted_before = self._has_counted and self._is_studied
+                self._has_counted = counted_before or event.rounds_contributed > 0
             self._no_better = event.no_better
             self._on_finished(event.cause)
             return
@@ -456,7 +466,7 @@ class Protocol:
                 self._go_on()
             case e.TrainingFailed(round_, message, failure):
                 self._out.append(a.ReportFailure(round_, failure))
-                if self._serve:  # another fit may ask for what these data can do
+                if self._serve or self._is_studied:  # the next session may ask for what can be done
                     self._work_backoff.reset()
                     self._over(round_, "its training failed")
                     self._work()
@@ -513,7 +523,8 @@ class Protocol:
     def _on_contact_refused(self, event: e.RefusedBy, kind: RefusalKind) -> None:
         if self._finishing:
             return
-        if self._serve and event.reason == RefusalReason.Name(RefusalReason.PROFILE_MISMATCH):
+        stays = self._serve or self._is_studied
+        if stays and event.reason == RefusalReason.Name(RefusalReason.PROFILE_MISMATCH):
             kind = RefusalKind.RETRY  # the data do not fit this session, and may fit the next one
         if kind is RefusalKind.FATAL:
             self._give_up(event)

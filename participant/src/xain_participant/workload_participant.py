@@ -1,7 +1,7 @@
 """A participant that needs no code: it trains whatever workload the coordinator declares."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from xain_participant.participant import Assignment, Participant
 from xain_participant.personal import PersonalTensors
 from xain_participant.stage_trainer import StageTrainer
 from xain_workloads.dataset import Dataset
+from xain_workloads.division import Division
 from xain_workloads.errors import Diverged, NoWorkload
 from xain_workloads.figures import figures
 from xain_workloads.gains import LocalModel, gain_of
@@ -30,6 +31,8 @@ from xain_workloads.workload import Workload, from_metadata
 
 log = get_logger(__name__)
 
+Divide = Callable[[Division | None], tuple[Table | Dataset, Table | Dataset]]
+
 
 class WorkloadParticipant(Participant):
     """Trains on one local table. It reports what the workload measures, and "samples" and
@@ -45,6 +48,8 @@ class WorkloadParticipant(Participant):
         begin with "test_".
     min_category_count, min_known: what travels of the data, as statistics.describe() takes them.
     stages: trains a stage of a network in a process group, as the coordinator asks for it.
+    divide: answers rows to train on, and rows to test on, for a session of a study; None: the
+        participant takes part in no study that divides its rows.
     personal: keeps the tensors that do not travel; None keeps them in memory.
     estimators: keeps the fitted estimators that do not travel; None keeps them in memory.
     Raises DataError if two features of a Dataset have the same name.
@@ -61,7 +66,9 @@ class WorkloadParticipant(Participant):
         personal: PersonalTensors | None = None,
         estimators: KeptEstimators | None = None,
         stages: StageTrainer | None = None,
+        divide: Divide | None = None,
     ) -> None:
+        self._divide = divide
         self._data = _as_table(data)
         self._personal = personal or PersonalTensors()
         self._estimators = estimators or KeptEstimators()
@@ -83,6 +90,16 @@ class WorkloadParticipant(Participant):
         if self._profile is None:
             self._profile = self._data.profile(*self._told)
         return self._profile
+
+    @property
+    def can_divide(self) -> bool:
+        return self._divide is not None
+
+    def divide(self, division: Division | None) -> None:
+        assert self._divide is not None, "only one that can divide is asked"
+        train, test = self._divide(division)
+        self._data, self._test = _as_table(train), _as_table(test)
+        self._profile = self._prepared = None
 
     def on_model(self, layout: Layout, metadata: Mapping[str, str]) -> None:
         """Make the workload that the metadata name, unless it is that of the round before.

@@ -45,7 +45,7 @@ def test_each_tag_that_is_asked_for_must_have_one_of_its_values(
     tags: dict[str, str], is_eligible: bool
 ) -> None:
     rules = make_rules(tags={"site": ("north", "south"), "ward": ("7",)})
-    assert rules.is_eligible(tags) is is_eligible
+    assert rules.is_eligible("ward-7", tags) is is_eligible
 
 
 def test_only_those_with_the_tags_are_counted_and_selected() -> None:

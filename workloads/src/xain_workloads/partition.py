@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from xain_workloads.chance import random_state
 from xain_workloads.dataset import Dataset, Target
+from xain_workloads.division import Division
 from xain_workloads.options import require_range
 from xain_workloads.profile import sort_classes
 from xain_workloads.table import Table
@@ -119,6 +120,41 @@ def split_train_test(
         for rows, count in zip(strata, counts, strict=True):
             is_test[rows[np.argsort(drawn[rows], kind="stable")][:count]] = True
     return data.subset(np.flatnonzero(~is_test)), data.subset(np.flatnonzero(is_test))
+
+
+def divided(
+    data: Data, division: Division | None, test_fraction: float, seed: int, *, least: int = 1
+) -> tuple[Data, Data]:
+    """Divide rows into those to train on and those to measure models on.
+
+    division: None divides as split_train_test() does, whose arguments the others are.
+    Where all rows are to be measured on, they are also those to train on: a session that only
+    measures has no training, and its participants describe what they have.
+    Returns (train, test).
+    """
+    if division is None:
+        return split_train_test(data, test_fraction, seed, least=least)
+    numbers = folds(data.target, division.folds, seed=division.seed)
+    inside = np.flatnonzero(numbers == division.fold)
+    outside = np.flatnonzero(numbers != division.fold)
+    if not division.measures:
+        return split_train_test(data.subset(outside), test_fraction, seed, least=least)
+    train = data.subset(outside) if len(outside) else data
+    return train, data.subset(inside if len(inside) >= least else inside[:0])
+
+
+def folds(target: Target, num_folds: int, *, seed: int) -> Rows:
+    """The fold of each row, (n,), from 0.
+
+    Folds differ by one row at most, and so do the rows of each label, or of each decile of the
+    target of a regression, up to one more.
+    """
+    drawn = random_state(seed).random_sample(len(target))
+    order = [rows[np.argsort(drawn[rows], kind="stable")] for rows in _strata(target)]
+    numbers = np.zeros(len(target), dtype=np.intp)
+    if order:
+        numbers[np.concatenate(order)] = np.arange(len(target)) % num_folds
+    return numbers
 
 
 def _proportional(sizes: NDArray[np.int64], wanted: int) -> NDArray[np.int64]:

@@ -40,11 +40,15 @@ class OtherRules(Exception):
 def differences(session: Session, config: CoordinatorConfig) -> Iterator[str]:
     """A text such as "rounds.epochs = 1 (configured: 3)" for each key with another value."""
     schema, asked = Schema(CoordinatorConfig), config.rules()
+    if session.rules.study == asked.study:
+        asked = config.rules(session.rules.step)
     changed = {
         field.name
         for field in fields(Rules)
         if getattr(session.rules, field.name) != getattr(asked, field.name)
     }
+    if "study" in changed:
+        changed = {"study"}  # what else differs, follows from its sessions
     if session.lineage is not None or "workload" in changed:
         changed.discard("initial")  # nothing reads it, or it follows from the workload
     if _is_extended_as_configured(session, asked.rounds):
@@ -91,15 +95,17 @@ def require_same_rules(session: Session, config: CoordinatorConfig, from_model: 
         different.append(f"--from-model = {own or '(not set)'} (configured: {from_model})")
     if not different:
         return
-    resume, more = "goes on with these", ""
-    if session.phase is Phase.FINISHED:
-        resume = "serves its result"
+    resume, more = "--resume goes on with these; ", ""
+    if session.rules.study:
+        resume = "the sessions that follow need the settings of the study; "
+    elif session.phase is Phase.FINISHED:
+        resume = "--resume serves its result; "
         extend = hint("xain-coordinator", "xain-coordinator extend --rounds +1")
         more = f"to train it further, {extend}; "
     raise OtherRules(
         f"the session {session.session_id} in {config.journal.path} "
         f"{'is finished and ' if more else ''}was opened with other settings than the configured "
-        f"ones: {', '.join(different)}; --resume {resume}; {more}to open a session with the "
+        f"ones: {', '.join(different)}; {resume}{more}to open a session with the "
         "configured ones, "
         + hint("xain-coordinator", "--new-session")
         + "; another --data-dir leaves this one where it is"

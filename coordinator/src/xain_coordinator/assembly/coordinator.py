@@ -16,6 +16,7 @@ import structlog
 from xain_coordinator.aggregation.rules import optimizer_of_session, rule_of_session
 from xain_coordinator.aggregation.trees import mode_option
 from xain_coordinator.assembly.changed_rules import require_same_rules
+from xain_coordinator.assembly.study import Known, Study
 from xain_coordinator.assembly.warm_start import FirstModel, first_model
 from xain_coordinator.config.coordinator import (
     CoordinatorConfig,
@@ -24,7 +25,7 @@ from xain_coordinator.config.coordinator import (
 )
 from xain_coordinator.core.keys import base_key_of, model_key
 from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import Phase, Point
+from xain_coordinator.core.values import Phase, Point, Step
 from xain_coordinator.driver.clock import SessionClock
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.driver.effects import StoreWorker
@@ -79,6 +80,8 @@ class Coordinator:
     resume: go on with the session of the journal under its own rules, whatever is configured.
     new_session: open a new one beside it.
     from_model: what a new session begins with; see first_model.
+    step: the part of a new session in a study. outcomes: of the study's earlier sessions, as far as
+        they are known; those of others are added.
     latencies: the latency stream, if there is one.
     parameters, health_socket: see InspectionService.
 
@@ -93,11 +96,14 @@ class Coordinator:
         resume: bool = False,
         new_session: bool = False,
         from_model: str = "",
+        step: Step | None = None,
+        outcomes: Known | None = None,
         latencies: LatencyFile | None = None,
         parameters: Callable[[], str] = str,
         health_socket: Callable[[], str] = str,
     ) -> None:
         self._config = config
+        rules = config.rules(step)
         self._parameters, self._health_socket = parameters, health_socket
         own_data = _own_data(config)
         self._first_model: FirstModel | None = None
@@ -112,7 +118,7 @@ class Coordinator:
             self.driver = Driver.open(
                 self.journal,
                 SessionClock,
-                config.rules() if first is None else first.rules(config.rules()),
+                rules if first is None else first.rules(rules),
                 lambda: uuid.uuid4().hex[:12],
                 new_session=new_session,
                 lineage=None if first is None else first.lineage,
@@ -120,7 +126,12 @@ class Coordinator:
             )
             self.driver.latencies = self._latencies = latencies
             session = self.driver.session
-            if not resume:
+            known = {} if outcomes is None else outcomes
+            self.study = Study.of(session, self.journal, known)
+            if self.study is not None:
+                self.driver.goes_on = self._study_goes_on
+                self.driver.took_part = self.study.took_part
+            if not resume or session.rules.study:  # later sessions of a study need them
                 require_same_rules(session, config, from_model)
             _require_rule(session)
             whole: WeightsStore = self.weights
@@ -221,6 +232,7 @@ class Coordinator:
             bucket=self._bucket,
             parameters=self._parameters,
             health_socket=self._health_socket,
+            study=self._table_of_study,
             weights_port=self._weights_port,
         )
         # A start that fails must not end the coordinator that runs, and nothing may be acknowledged
@@ -243,6 +255,18 @@ class Coordinator:
         if self._models is not None:
             self._watches.append(asyncio.create_task(self._models.watch(self.driver)))
         await self._server.start()
+
+    def _study_goes_on(self) -> bool:
+        """Whether another session of the study follows on this one, which is finished."""
+        driver = self.driver
+        return (
+            self.study is not None
+            and self.study.next_step(driver.session, driver.history) is not None
+        )
+
+    def _table_of_study(self) -> str:
+        driver = self.driver
+        return "" if self.study is None else self.study.table(driver.session, driver.history)
 
     def _open_weights_port(self) -> WeightsPort | None:
         """Raises PortTaken and StoreError."""

@@ -1,4 +1,4 @@
-"""Serve mode: the sessions of one process, one after the other.
+"""The sessions of one process, one after the other: of serve mode, and of a study.
 
 A fit that is requested while a session waits for it starts that session. After the end of a session
 a fit opens the next one: its coordinator, with the gRPC server, is stopped, and another one is
@@ -20,7 +20,7 @@ from xain_coordinator.core.commands import CancelFit, RequestFit
 from xain_coordinator.core.errors import AlreadyFitting, Unavailable
 from xain_coordinator.core.history import History
 from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import ParticipantState, Phase, WeightsRef
+from xain_coordinator.core.values import ParticipantState, Phase, Step, WeightsRef
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.journal.restore import restore_session
 from xain_coordinator.ports import JournalError, Reader, WeightsStore
@@ -65,7 +65,7 @@ class Sessions:
         self,
         config: CoordinatorConfig,
         coordinator: Coordinator,
-        open_next: Callable[[CoordinatorConfig], Awaitable[Coordinator | None]],
+        open_next: Callable[[CoordinatorConfig, Step | None], Awaitable[Coordinator | None]],
     ) -> None:
         self.current = coordinator
         server = config.server.model_copy(update={"port": coordinator.port})
@@ -134,7 +134,7 @@ class Sessions:
                 if session.phase is Phase.FINISHED:  # it stays if the fit cannot begin
                     await self._gathered(config.rules().num_required)
                 expected = self.num_connected()
-                await self._open_next(config)
+                await self.open_next(config)
             await self._gathered(self.session.rules.num_required, expected)
             if self.session.waits_for_request:  # else it starts by itself
                 await self.current.driver.submit(RequestFit())
@@ -173,6 +173,22 @@ class Sessions:
                 raise Stopping(STOPPING) from None
         return session
 
+    async def study(self) -> None:
+        """Open one session of a study after the other, until the last one is finished. Raises
+        Unavailable when the process stops, and what opening a session raises."""
+        while (study := self.current.study) is not None:
+            driver = self.current.driver
+            while driver.session.phase is not Phase.FINISHED:
+                await driver.changed()
+            step = study.next_step(driver.session, driver.history)
+            if step is None:
+                log.info("study_finished", study=study.step.study, round=driver.session.round)
+                return
+            async with self._opening:
+                if self.stopping.is_set():
+                    return
+                await self.open_next(self.config, step)
+
     async def close(self) -> None:
         """End all waits with Stopping. The caller stops the present coordinator."""
         self.stopping.set()
@@ -205,24 +221,29 @@ class Sessions:
             for name, sign in session.members.heard.items()
         )
 
-    async def _open_next(self, config: CoordinatorConfig) -> None:
-        """Stop the present coordinator and start one with a new session in its place."""
+    async def open_next(self, config: CoordinatorConfig, step: Step | None = None) -> None:
+        """Stop the present coordinator and start one with a new session in its place.
+
+        step: its part in a study. Raises what opening a session raises, after which the process
+        ends, and Unavailable if it is told to stop.
+        """
         before = self.current
         self.fitted()  # while its history is at hand
         self._watching.cancel()
         try:
             await before.stop()
             server = self.config.server
-            coordinator = await self._start_next(config.model_copy(update={"server": server}))
+            coordinator = await self._start_next(config.model_copy(update={"server": server}), step)
         except BaseException as error:  # the process ends, whatever it is
             log.error("next_session_failed", round=self.session.round, error=str(error))
             self.fail(error)
             raise
         if coordinator is None:
-            raise Unavailable("the coordinator is shutting down; the fit was not started")
+            raise Unavailable("the coordinator is shutting down; no session was opened")
         self.current = coordinator
         self._watching = asyncio.create_task(self._watch(coordinator))
-        log.info("session_opened", session=self.session.session_id, round=0)
+        fields = {} if step is None else {"study": step.shown}
+        log.info("session_opened", session=self.session.session_id, round=0, **fields)
 
     async def _gathered(self, required: int, expected: int = 0) -> None:
         """Wait until `required` participants are connected, and for a moment until `expected` ones

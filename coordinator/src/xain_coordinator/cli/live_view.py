@@ -72,7 +72,8 @@ def _headline(snapshot: Snapshot) -> RenderableType:
     is_over = status.state == pb.FINISHED
     grid = Table.grid(padding=(0, 2))
     left = _time_left(snapshot)
-    facts: list[RenderableType] = [
+    facts: list[RenderableType] = [Text(clean(status.study), style="bold")] if status.study else []
+    facts += [
         Text(state, style="bold" if is_over else "bold green"),
         ProgressBar(
             total=max(status.num_rounds, 1), completed=status.num_trained, width=BAR_COLUMNS
@@ -132,12 +133,13 @@ def _curves(rounds: Iterable[RoundStatus], first: str) -> RenderableType | None:
 def line(snapshot: Snapshot) -> str:
     """State of the session in one line, for a pipe."""
     status = snapshot.status
-    told = f"{clean(status.phase)} round {status.round}, {status_view.progress(status)} done"
+    of = f"{clean(status.study)}: " if status.study else ""
+    told = f"{of}{clean(status.phase)} round {status.round}, {status_view.progress(status)} done"
     if status.num_selected:
         told += f", {status.num_updates} of {status.num_selected} updates in"
     if status.state == pb.FINISHED:
         why = f"{status.cause}: {status.ended_because}" if status.ended_because else status.cause
-        told = f"finished ({clean(why)})"
+        told = f"{of}finished ({clean(why)})"
     for one in reversed(snapshot.rounds.rounds):
         metrics = {**one.evaluation.metrics, **one.coordinator_evaluation.metrics}
         if metrics:

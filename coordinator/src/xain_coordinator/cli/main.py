@@ -275,6 +275,15 @@ def _status(
         described = inspection_client.description(address)
     table = TableOne.from_json(described) if described else None
     status_view.render(snapshot, Console(), table)
+    if snapshot.status.study:
+        from xain_coordinator.cli import study
+
+        with suppress(inspection_client.NoStatus):
+            typer.echo("\nStudy")
+            study.show(
+                study.parsed(inspection_client.study_of(address)), Console(), intervals=False
+            )
+            typer.echo("with intervals: xain-coordinator study")
 
 
 _REPAIR_HELP = """With the coordinator stopped, read all that it has and say what is damaged.
@@ -510,15 +519,23 @@ def _export(
         str | None,
         typer.Option(metavar="NAME", help="Register it under NAME at MLFLOW_TRACKING_URI."),
     ] = None,
+    session: Annotated[
+        str,
+        typer.Option(
+            metavar="ID", help="Of this session; by default the latest. Without --address."
+        ),
+    ] = "",
 ) -> None:
     if to is None and mlflow is None:
         fail(PROGRAM, "command line: " + hint("xain-coordinator", "--to model.skops"), 2)
+    if session and address is not None:
+        fail(PROGRAM, "command line: --session reads files; leave --address out", EXIT_BAD_CONFIG)
     resolved = _resolve(config, _values(data_dir, assignments))
 
     with _explained("export"):
         from xain_coordinator.export.commands import export
 
-        export(resolved.config, address, "best" if best else which, to, mlflow)
+        export(resolved.config, address, "best" if best else which, to, mlflow, session)
 
 
 _PREDICT_HELP = """Predict the rows of a table with a model, and write them as CSV.
@@ -634,6 +651,125 @@ def _report(
             typer.echo(f"xain-coordinator report: without table one: {made.trouble}", err=True)
         html.write_text(made.html, encoding="utf-8")
         typer.echo(f"the report of session {made.session_id} is in {html}")
+
+
+_STUDY_HELP = """Print the table of a study: of folds, left-out sites, sites by models, or a search.
+
+[study] and [search] of the configuration say what a study is; the coordinator carries it out, one
+session after the other. Figures of several sites are of the rows of all of them. --csv and --json
+have every figure with its interval, also those of each site and fold.
+
+From the files of a stopped coordinator, or with --address from one that runs.
+
+Exit status: 0; 1 if the latest session is of no study.
+"""
+
+_STUDY_EXAMPLES = """**Examples**
+
+- `xain-coordinator --workload sgd --min-participants 2 --set study.folds=5` : a study of five folds
+
+- `xain-coordinator study --address localhost:50051` : its table, so far
+
+- `xain-coordinator study --data-dir xain-data --csv` : all its figures, for other programs
+"""
+
+
+AsCsv = Annotated[bool, typer.Option("--csv", help="A line for each figure, as CSV.")]
+AsJson = Annotated[bool, typer.Option("--json", help="All that is known, as JSON.")]
+
+
+@app.command("study", help=_STUDY_HELP, epilog=_STUDY_EXAMPLES)
+def _study(
+    config: Config = None,
+    data_dir: DataDir = None,
+    address: Address = None,
+    assignments: Assignments = None,
+    as_csv: AsCsv = False,
+    as_json: AsJson = False,
+) -> None:
+    resolved = _resolve(config, _values(data_dir, assignments))
+
+    with _explained("study"):
+        from xain_coordinator.cli.study import table_of
+
+        _print_study(table_of(resolved.config, address), as_csv=as_csv, as_json=as_json)
+
+
+def _print_study(table: Mapping[str, Any], *, as_csv: bool, as_json: bool) -> None:
+    import json
+
+    from rich.console import Console
+
+    from xain_coordinator.cli import study
+    from xain_coordinator.export import studies
+
+    if as_json:
+        typer.echo(json.dumps(table))
+    elif as_csv:
+        typer.echo(studies.as_csv(table), nl=False)
+    else:
+        # Wide enough for any table, so that no line is broken in a pipe.
+        study.show(table, Console(width=None if sys.stdout.isatty() else 10_000))
+
+
+_EVALUATE_HELP = """Have the sites measure a model, train nothing, and print what came of it.
+
+The model is a file, or that of a session in the same journal, as for --from-model. The command runs
+a coordinator until the sites have measured; they join it as any other. Figures are over the rows of
+all sites, with those of each site: the rows that sites hold out, or with --rows all every row of
+theirs, for a model that none of them has trained on.
+
+Started again after it was stopped or killed, it goes on.
+
+Exit status: 0 when it is done; 1 if the journal, the weights store or the port cannot be used; 2 if
+a setting is wrong.
+"""
+
+_EVALUATE_EXAMPLES = """**Examples**
+
+- `xain-coordinator evaluate --model wards.safetensors --rows all --min-participants 2` : a model
+  from elsewhere, at two sites
+
+- `xain-coordinator evaluate --config fleet.toml --model 5d1c0a9be3f2/best --json` : a session's
+  model, once more
+"""
+
+
+@app.command("evaluate", help=_EVALUATE_HELP, epilog=_EVALUATE_EXAMPLES)
+def _evaluate(
+    model: Annotated[
+        str, typer.Option(metavar="FILE|SESSION/ROUND", help="The model. [study.model]")
+    ],
+    rows: Annotated[
+        str | None,
+        typer.Option(metavar="held_out|all", help="On which rows of the sites. [study.rows]"),
+    ] = None,
+    config: Config = None,
+    host: Host = None,
+    port: Port = None,
+    data_dir: DataDir = None,
+    min_participants: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N", help="Sites to wait for, by default 1. [rounds.min_participants]"
+        ),
+    ] = None,
+    assignments: Assignments = None,
+    as_csv: AsCsv = False,
+    as_json: AsJson = False,
+) -> None:
+    values = _values(data_dir, assignments, host, port, None, None, min_participants)
+    values |= {"study.model": model, "study.rows": rows}
+    resolved = _resolve(config, values)
+
+    with _explained("evaluate"):
+        from xain_coordinator.cli.study import evaluate
+
+        status = evaluate(
+            resolved.config,
+            lambda table: _print_study(table, as_csv=as_csv, as_json=as_json),
+        )
+    raise typer.Exit(status)
 
 
 _TIMINGS_HELP = """Print how long calls and training took, from a latency stream.

@@ -110,6 +110,8 @@ def _headline(
         # Rounds are counted from 0, in keys and logs too.
         line.append(f"  round {status.round}, {progress(status)} done", style="default")
     grid.add_row("state", line)
+    if status.study:
+        grid.add_row("study", _text(status.study))
     if status.waiting_for and state != "finished":
         grid.add_row("waiting for", _text(status.waiting_for))
     for warning in status.warnings:

@@ -6,10 +6,11 @@ environment, then flags.
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, ValidationError, model_validator
 
 from xain_coordinator.config import rule_fits
 from xain_coordinator.config.evaluate import EvaluateSettings
@@ -26,7 +27,8 @@ from xain_coordinator.config.named import naming
 from xain_coordinator.config.parameters import ParametersSettings
 from xain_coordinator.config.rounds import RoundsSettings
 from xain_coordinator.config.schema import SchemaSettings
-from xain_coordinator.core.values import Option, Rules
+from xain_coordinator.config.study import SearchSettings, StudySettings, as_text, rules_of
+from xain_coordinator.core.values import Option, Rules, Step
 from xain_coordinator.extensions.options import options_of
 from xain_foundation.fields import (
     Allowed,
@@ -374,6 +376,8 @@ class CoordinatorConfig(Section):
     http: HttpSettings = HttpSettings()
     parameters: ParametersSettings = ParametersSettings()
     launch: LaunchSettings = LaunchSettings()
+    study: StudySettings = StudySettings()
+    search: SearchSettings = SearchSettings()
 
     @model_validator(mode="before")
     @classmethod
@@ -518,6 +522,46 @@ class CoordinatorConfig(Section):
             )
 
     @Check
+    def _study_can_be_done(self) -> Conflicts:
+        kind, search = self.study.kind, self.search.is_on
+        if kind is None and not search:
+            return
+        key = "search.options" if search else f"study.{kind}"
+        if kind is not None and search:
+            yield WrongSetting("search.options", "leave it out, or [study]")
+        if self.http.is_on:
+            yield WrongSetting("http.port", f"each fit opens a session; leave it out with {key}")
+        if self.storage.format == "xain-pickle":
+            yield WrongSetting(
+                "storage.format", f"XAIN's participants know one session; leave it out with {key}"
+            )
+        if self.keeps_estimators:
+            yield WrongSetting(
+                key, "with bagging " + hint("xain-coordinator", "workload.options.publish = true")
+            )
+        if self.workload.name == "describe" or (
+            not self.workload.name and kind not in (None, "model")
+        ):
+            yield WrongSetting(
+                key, "it needs a workload, such as " + hint("xain-coordinator", "--workload sgd")
+            )
+        if search and self.evaluate.every == 0:
+            yield WrongSetting("evaluate.every", "a search compares options by evaluations")
+
+    @Check
+    def _options_can_be_searched(self) -> Conflicts:
+        from xain_foundation.settings import mistakes
+
+        for number, options in enumerate(self.search.found(), 1):
+            whole = self._with_options(options)
+            try:
+                CoordinatorConfig.model_validate(whole)
+            except ValidationError as error:
+                told = mistakes(CoordinatorConfig, whole, error)
+                yield WrongSetting("search.options", f"option {number}: {'; '.join(told)}")
+                return
+
+    @Check
     def _initial_weights_are_read(self) -> Conflicts:
         if self.workload.name and self.rounds.initial_weights is not None:
             yield WrongSetting(
@@ -553,8 +597,29 @@ class CoordinatorConfig(Section):
         chosen = self.rounds.initial_weights or default
         return "empty" if chosen == "average" else "first"
 
-    def rules(self) -> Rules:
-        """The rules of a new session."""
+    def _with_options(self, options: Mapping[str, str]) -> dict[str, Any]:
+        """The settings without a study, and with these options by dotted key, as JSON."""
+        whole = self.model_dump(by_alias=True, exclude_unset=True, exclude={"study", "search"})
+        for key, text in options.items():
+            *path, name = key.split(".")
+            table = whole
+            for part in path:
+                table = table.setdefault(part, {})
+            table[name] = json.loads(text)
+        return whole
+
+    def rules(self, step: Step | None = None) -> Rules:
+        """The rules of a new session. step: its part in a study."""
+        study = as_text(self.study, self.search, self.rounds.rounds)
+        if step is None:
+            return replace(self._rules(), study=study)
+        config = self
+        if step.options:
+            config = CoordinatorConfig.model_validate(self._with_options(step.options))
+        return rules_of(step, replace(config._rules(), study=study))
+
+    def _rules(self) -> Rules:
+        """The rules of a session that is of no study."""
         rounds, aggregation, evaluate = self.rounds, self.aggregation, self.evaluate
         stages = {"stages": self.num_stages} if aggregation.rule == "assemble" else {}
         describes = self.workload.name == "describe"

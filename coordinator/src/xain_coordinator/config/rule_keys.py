@@ -39,6 +39,8 @@ _KEYS: Mapping[str, str | None] = {
     "train_config": "train.*",
     "schema": "schema.*",
     "heartbeat_time_s": None,
+    "study": "*",
+    "step": None,
     "heartbeat_timeout_s": None,
 }
 
@@ -53,7 +55,7 @@ def as_configured(rules: Rules, name: str) -> dict[str, object]:
     key, value = key_of(name), getattr(rules, name)
     if key is None:
         return {}
-    if not key.endswith(".*"):
+    if not key.endswith("*"):
         if name == "initial" and value == "empty":
             value = "average"
         elif name == "evaluate_minimised":

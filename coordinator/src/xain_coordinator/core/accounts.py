@@ -86,7 +86,7 @@ class Accounts:
                 self._set(participant_id, left_out_until=until)
             case e.ParticipantJoined(participant_id, profile, _, tags):
                 self._departed.pop(participant_id, None)
-                is_eligible = self._rules is None or self._rules.is_eligible(tags)
+                is_eligible = self._rules is None or self._rules.is_eligible(participant_id, tags)
                 num_samples = self._of(participant_id).num_samples
                 if profile is not None:
                     num_samples = profile.num_samples

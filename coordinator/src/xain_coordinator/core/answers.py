@@ -59,13 +59,7 @@ def answer(session: Session, command: c.Command, now: float, pacing: Pacing) -> 
         case c.EndTrainingRound():
             return _end_training_round(session, command, now)
         case c.NoteRefusedParticipant(participant_id, reason):
-            if session.phase is Phase.FINISHED or participant_id in session.members:
-                return (), r.Done(), ()
-            return (
-                (e.NotAdmitted(participant_id, brief(reason, MAX_WHY_NOT_ADMITTED)),),
-                r.Done(),
-                (),
-            )
+            return _note_not_admitted(session, participant_id, reason, now), r.Done(), ()
         case c.NoteRefusedUpdate():
             return _note_refused(session, command), r.Done(), ()
         case c.NoteFailure():
@@ -135,6 +129,10 @@ def _rendezvous(session: Session, command: c.Rendezvous, now: float) -> Answer:
     accepted = r.Accepted(rules.heartbeat_time_s)
     if session.phase is Phase.FINISHED:
         return (), accepted, ()  # it will hear FINISHED; the session does not change any more
+    if command.division != rules.division:
+        if not command.can_divide:
+            raise errors.ProfileMismatch(_cannot_divide(participant_id))
+        return (), r.Divide(rules.division), ()
     member = session.members.get(participant_id)
     if member is not None and not member.is_instance(command.instance_id):
         check_name(command.instance_id)  # it is kept for a while
@@ -163,16 +161,38 @@ def _rendezvous(session: Session, command: c.Rendezvous, now: float) -> Answer:
     check_tags(command.tags)
     if command.instance_id:
         check_name(command.instance_id)
-    if _is_full(session, is_eligible=rules.is_eligible(command.tags)):
+    if _is_full(session, is_eligible=rules.is_eligible(participant_id, command.tags)):
         # A place is free again when a lease runs out, so that is the natural time to ask again.
         why = f"rounds.max_participants, {rules.max_participants}, were connected"
         return (e.NotAdmitted(participant_id, why),), r.Later(rules.lease_s), ()
     try:
-        _check_profile(session, command.profile)
+        if not rules.sites or participant_id in rules.sites:
+            _check_profile(session, command.profile)
         _check_group_address(session, command.group_address)
     except errors.ProfileMismatch as refusal:
         raise errors.ProfileMismatch(f"participant {participant_id!r}: {refusal}") from None
     return (_joined(session, command, now),), accepted, ()
+
+
+def _cannot_divide(participant_id: str) -> str:
+    return (
+        f"participant {participant_id!r}: each session of this study trains on a part of the rows,"
+        " which this participant does not divide: it is of an earlier version, a script, or has"
+        " participant.require_approval, and only all rows were approved"
+    )
+
+
+def _note_not_admitted(
+    session: Session, participant_id: str, reason: str, now: float
+) -> tuple[e.Event, ...]:
+    """Note a participant that was refused. A session of a study ends if all its sites were."""
+    if session.phase is Phase.FINISHED or participant_id in session.members:
+        return ()
+    noted = e.NotAdmitted(participant_id, brief(reason, MAX_WHY_NOT_ADMITTED))
+    refused = {*session.members.not_admitted, participant_id}
+    if session.rules.sites and refused.issuperset(session.rules.sites):
+        return noted, e.SessionFinished(brief(f"{participant_id}: {reason}", MAX_REASON), now)
+    return (noted,)
 
 
 def _joined(session: Session, command: c.Rendezvous, now: float) -> e.ParticipantJoined:
@@ -285,11 +305,11 @@ def _heartbeat(session: Session, command: c.Heartbeat, now: float) -> Answer:
 
 def _told_of_the_end(session: Session, command: c.Heartbeat, now: float) -> Answer:
     """Answer a heartbeat after the end of the session. A member learns of the end and leaves,
-    unless the next session follows on request."""
+    unless another session may follow."""
     participant_id, finished = command.participant_id, ParticipantState.FINISHED
     reply = r.Heard()
     known = session.members.heard.get(participant_id)
-    if session.rules.start == "request":  # in serve mode it may stay for the next session
+    if session.rules.stays:  # the participant may stay for the next session
         is_counted = participant_id in session.members or known is not None
         if not is_counted and len(session.members.heard) >= len(session.members) + MAX_NEWCOMERS:
             return (), reply, ()
@@ -367,7 +387,8 @@ def _note_failure(session: Session, command: c.NoteFailure, now: float) -> tuple
     """Count a failure like a refused update. The participant is not selected again in this round
     unless it joins again, so that one that goes on has at most one failure a round.
 
-    A fit that was requested ends when too few others are left: its participants stay for the next.
+    A fit that was requested ends when too few others are left, and so does a session of a study:
+    their participants stay for the next.
     """
     participant_id = command.participant_id
     require_member(session, participant_id)
@@ -380,7 +401,7 @@ def _note_failure(session: Session, command: c.NoteFailure, now: float) -> tuple
         brief(printable(command.message), MAX_REASON),
         command.traceback[:MAX_TRACEBACK],
     )
-    if session.rules.start == "request" and _leaves_too_few(session, participant_id):
+    if session.rules.stays and _leaves_too_few(session, participant_id):
         why = f"{TRAINING_FAILED}{participant_id}: {failed.message or failed.kind}"
         return failed, e.SessionFinished(why, now)
     return failed, *_left_out(session, participant_id)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from xain_coordinator.core.values import (
     DataProfile,
+    Division,
     Evaluation,
     Finding,
     GlobalModel,
@@ -26,6 +27,7 @@ class Rendezvous:
         origin: where the call comes from, for an operator.
     group_address: HOST:PORT at which the participant would listen as rank 0 of a process group; ""
         if it takes part in none.
+    can_divide: it divides its rows as a session asks for. division: by which the profile was made.
     """
 
     participant_id: str
@@ -36,6 +38,8 @@ class Rendezvous:
     origin: str = ""
     can_initialise: bool = True
     group_address: str = ""
+    can_divide: bool = False
+    division: Division | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,7 +193,7 @@ def _with_member(session: Session, joined: e.ParticipantJoined) -> Session:
         profile,
         joined.at,
         joined.tags,
-        session.rules.is_eligible(joined.tags),
+        session.rules.is_eligible(participant_id, joined.tags),
         joined.can_evaluate,
         joined.instance_id,
         joined.can_initialise,

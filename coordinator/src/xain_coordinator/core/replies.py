@@ -2,7 +2,14 @@
 
 from dataclasses import dataclass
 
-from xain_coordinator.core.values import GlobalModel, Phase, ProcessGroup, Task, WeightsRef
+from xain_coordinator.core.values import (
+    Division,
+    GlobalModel,
+    Phase,
+    ProcessGroup,
+    Task,
+    WeightsRef,
+)
 from xain_workloads.gains import Budget
 
 
@@ -18,6 +25,16 @@ class Later:
     """No slot is free; ask again after retry_after_s."""
 
     retry_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Divide:
+    """Divide the rows as the session asks for, and ask again with the profile of the new part.
+
+    division: None: as without a study.
+    """
+
+    division: Division | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +119,7 @@ class Done:
 Reply = (
     Accepted
     | Later
+    | Divide
     | IdInUse
     | Heard
     | Advertisement

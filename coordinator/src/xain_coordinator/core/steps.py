@@ -32,7 +32,8 @@ def next_step(session: Session, now: float, strategy: Strategy) -> e.Event | Non
     controller = strategy.controller
     open_round = session.open_round
     # However good the last model turns out to be, no training follows on its evaluation.
-    if session.is_trained if open_round is None else open_round.is_evaluation:
+    is_at_the_end = session.is_trained and session.gathered
+    if is_at_the_end if open_round is None else open_round.is_evaluation:
         return _next_step_at_the_end(session, now)
     if open_round is None:
         step = _next_step_between_rounds(session, now, controller)
@@ -284,7 +285,7 @@ def _ask_for_model(session: Session, now: float) -> e.Event | None:
         return None
     members = tuple(participant_id for participant_id, _ in session.eligible_profiles())
     if session.profiles_of(members) == session.refused:
-        if session.rules.start == "request":  # the requester of the fit is to hear of it
+        if session.rules.start == "request" or session.rules.sites:  # something waits for the end
             return e.SessionFinished(f"no initial model could be made: {session.trouble}", now)
         return None
     return e.ModelRequested(participants=members)

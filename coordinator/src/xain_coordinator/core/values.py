@@ -9,6 +9,7 @@ from typing import Literal
 
 from xain_messaging.conditional_events import Expression as Expression
 from xain_workloads.checks.findings import Finding as Finding
+from xain_workloads.division import Division as Division
 from xain_workloads.figures import Figure as Figure
 from xain_workloads.gains import LocalModel as LocalModel
 from xain_workloads.model import Layout as Layout
@@ -212,6 +213,41 @@ class Lineage:
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """A session as a part of a study.
+
+    study: name of the study, the same in all its sessions.
+    task: "train", or "measure" a model that there is.
+    label: how the model is trained, for people: "fold 3".
+    place: number and total of the steps of this kind, from 1; (0, 0) for one alone.
+    sites: participants that take part; empty: all.
+    division: how each participant divides its rows; None: as without a study.
+    model: the one to be measured, as Lineage.source.
+    options: settings that differ from those of the study, as JSON by dotted key.
+    budget: rounds of training, or passes where these are configured; 0: as configured.
+    """
+
+    study: str
+    task: Literal["train", "measure"]
+    label: str
+    place: tuple[int, int] = (0, 0)
+    sites: tuple[str, ...] = ()
+    division: Division | None = None
+    model: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+    budget: int = 0
+
+    @property
+    def shown(self) -> str:
+        """The place in the study, for people: "fold 3 of 5"."""
+        number, total = self.place
+        told = self.label
+        if total:
+            told += f" of {total}" if told.endswith(f" {number}") else f", {number} of {total}"
+        return told if self.task == "train" else f"{told}, measured"
+
+
+@dataclass(frozen=True, slots=True)
 class Rules:
     """The settings of a session. It keeps them to its end, whatever the configuration says
     after a restart.
@@ -264,6 +300,9 @@ class Rules:
         one before by more than evaluate_min_delta; 0: never.
     evaluate_data: the coordinator evaluates too, on a set of its own.
     evaluate_deadline_s: how long the evaluation of the last model may take.
+    study: JSON object of the settings of the study that the session is a part of, by dotted key;
+        "": it is of none.
+    step: the part.
 
     What has come later has a default, with which a session of an earlier version goes on as it did.
     """
@@ -315,6 +354,8 @@ class Rules:
     evaluate_min_rows: int = 5
     evaluate_threshold: str = ""
     evaluate_local: bool = False
+    study: str = ""
+    step: Step | None = None
 
     def evaluates(self, number: int, steps_per_pass: int = 1) -> bool:
         """Whether the global model of this number is evaluated, even if it is not the last."""
@@ -337,15 +378,32 @@ class Rules:
         """Rounds before those of training: 1 if one participant makes the initial weights."""
         return int(self.initial == "first")
 
-    def is_eligible(self, tags: Mapping[str, str]) -> bool:
+    @property
+    def stays(self) -> bool:
+        """Whether participants may stay after the end, for the next session."""
+        return self.start == "request" or self.step is not None
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Participants that take part; empty: all."""
+        return () if self.step is None else self.step.sites
+
+    @property
+    def division(self) -> Division | None:
+        """How each participant divides its rows; None: as its own settings say."""
+        return None if self.step is None else self.step.division
+
+    def is_eligible(self, participant_id: str, tags: Mapping[str, str]) -> bool:
         """Whether a participant with these tags may be selected, and counts towards N."""
+        if self.sites and participant_id not in self.sites:
+            return False
         return all(tags.get(key) in values for key, values in self.tags.items())
 
     @property
     def max_connected(self) -> int:
         """Number of participants that may be connected. Those who cannot be selected take no place,
         but have as many places of their own, and no more."""
-        return 2 * self.max_participants if self.tags else self.max_participants
+        return (2 if self.tags or self.sites else 1) * self.max_participants
 
     @property
     def lease_s(self) -> float:

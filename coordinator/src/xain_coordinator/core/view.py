@@ -21,6 +21,8 @@ MAX_ABSENT = 3  # participants that are named with what keeps them away
 def not_eligible_because(session: Session, participant_id: str) -> str:
     """Reason why a participant cannot be selected, for an operator; empty if it can be."""
     if not session.members[participant_id].is_eligible:
+        if session.rules.sites and participant_id not in session.rules.sites:
+            return "it does not take part in this session of the study"
         return f"it lacks {_tags(session.rules)}"
     left_out_until = session.selection.left_out_until(participant_id, session.round)
     if left_out_until is not None:
@@ -261,7 +263,8 @@ def _not_eligible(session: Session) -> str:
     others = [p for p, member in session.members.items() if not member.is_eligible]
     if not others:
         return ""
-    return f" Not counted, for want of {_tags(session.rules)}: {names_of(others)}."
+    why = f", for want of {_tags(session.rules)}" if session.rules.tags else ""
+    return f" Not counted{why}: {names_of(others)}."
 
 
 def _tags(rules: Rules) -> str:

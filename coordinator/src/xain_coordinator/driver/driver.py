@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import structlog
@@ -106,6 +106,9 @@ class Driver:
     num_late: updates that came when their round was over, each participant's once a round, since
         the start of the process.
     latencies: told how long after its round has opened each update is accepted.
+    goes_on: whether another session follows the present one, once that is finished: participants
+        then see STANDBY.
+    took_part: participants that counted in earlier sessions of the same study.
     """
 
     # A snapshot is due at the end of a round when so many records have come since the last one. A
@@ -134,6 +137,8 @@ class Driver:
         self.clock = clock
         self.failed: asyncio.Event = asyncio.Event()
         self.failure: BaseException | None = None
+        self.goes_on: Callable[[], bool] = lambda: False
+        self.took_part: frozenset[str] = frozenset()
         self._decided = session
         self.strategy = strategy or builtin_strategy(session.rules)
         self._journal = journal
@@ -579,13 +584,20 @@ class Driver:
 
     # --- watching ---
 
+    def advertise(self, participant_id: str) -> Advertisement:
+        """The state as a participant sees it, by what is durable."""
+        seen = advertise(self.session, participant_id)
+        if seen.phase is Phase.FINISHED and self.goes_on():
+            return replace(seen, phase=Phase.STANDBY)
+        return seen
+
     async def watch(
         self, participant_id: str, instance_id: str = ""
     ) -> AsyncIterator[Advertisement]:
         """States as this process of a participant sees them: now, and after every change.
 
-        Ends after FINISHED. With the start "request" it stays open, so that participants in serve
-        mode hear at once that the next session is opened. Raises NotAMember when the participant
+        Ends after FINISHED. Where another session may follow it stays open, so that participants
+        hear at once that the next session is opened. Raises NotAMember when the participant
         is not, or no longer, in the session, and Unavailable when the coordinator stops.
         """
         last: Advertisement | None = None
@@ -595,8 +607,8 @@ class Driver:
             finished = self.session.phase is Phase.FINISHED
             if not finished and not self.session.members.is_instance(participant_id, instance_id):
                 raise NotAMember(participant_id)
-            seen = advertise(self.session, participant_id)
-            is_last = finished and self.session.rules.start != "request"
+            seen = self.advertise(participant_id)
+            is_last = seen.phase is Phase.FINISHED and self.session.rules.start != "request"
             if is_last and seen != last:
                 # Written down before it is sent: a participant that has read it closes the stream.
                 with contextlib.suppress(Unavailable):

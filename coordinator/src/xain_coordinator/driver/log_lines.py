@@ -42,7 +42,10 @@ def log_event(before: Session, session: Session, event: e.DurableEvent, history:
         case e.ParticipantJoined(participant_id, tags=tags):
             fields |= {"connected": len(session.members), "required": session.rules.num_required}
             if tags:
-                fields |= {"tags": dict(tags), "eligible": session.rules.is_eligible(tags)}
+                fields |= {
+                    "tags": dict(tags),
+                    "eligible": session.members[participant_id].is_eligible,
+                }
             log.info("participant_joined", participant=participant_id, **fields)
         case e.ParticipantLeft(participant_id, cause):
             log.info("participant_left", participant=participant_id, cause=cause, **fields)

@@ -54,12 +54,14 @@ def export(
     which: str,
     to: Path | None,
     registered_name: str | None = None,
+    session_id: str = "",
 ) -> None:
     """Write a model to a file, or register it with MLflow.
 
-    which: "last", "best", or the number of a model. Raises as `models` does.
+    which: "last", "best", or the number of a model. session_id: of which session, by default the
+    latest one. Raises as `models` does.
     """
-    with _opened(config, address) as trained:
+    with _opened(config, address, session_id) as trained:
         entry = trained.choose(which)
         model = trained.load(entry.model)
         about = described(trained, entry)
@@ -108,8 +110,10 @@ def ask_predictions(
     return predict_file(about, predict_with(formats.Exported(about, model)), data, to, **options)
 
 
-def _opened(config: CoordinatorConfig, address: str | None) -> AbstractContextManager[Trained]:
-    return open_files(config) if address is None else ask(address)
+def _opened(
+    config: CoordinatorConfig, address: str | None, session_id: str = ""
+) -> AbstractContextManager[Trained]:
+    return open_files(config, session_id) if address is None else ask(address)
 
 
 # --- lineage and metrics of a model ---

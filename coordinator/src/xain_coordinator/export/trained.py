@@ -20,7 +20,7 @@ from xain_coordinator.core.values import (
     Task,
     WeightsRef,
 )
-from xain_coordinator.journal.restore import open_stopped
+from xain_coordinator.journal.restore import open_stopped, restore_session
 from xain_coordinator.ports import StoreError
 from xain_coordinator.server.inspection_client import fetch, open_channel
 from xain_coordinator.server.translate import layout_of
@@ -138,8 +138,8 @@ def _entry(
 
 
 @contextmanager
-def open_files(config: CoordinatorConfig) -> Iterator[Trained]:
-    """The models of the latest session of a stopped coordinator.
+def open_files(config: CoordinatorConfig, session_id: str = "") -> Iterator[Trained]:
+    """The models of a session of a stopped coordinator, by default of the latest one.
 
     Raises NoModel, JournalError and StoreError.
     """
@@ -147,6 +147,11 @@ def open_files(config: CoordinatorConfig) -> Iterator[Trained]:
         open_stopped(config.journal.path) as (journal, last),
         closing(open_store(config.storage)) as opened,
     ):
+        if session_id:
+            records = journal.records_of(session_id)
+            if records is None:
+                raise NoModel(f"there is no session {session_id} in {config.journal.path}")
+            last = restore_session(records)
         store = store_of_session(opened, journal, last.session.session_id)
         yield Trained.of(last.session, last.history, lambda ref: read_weights(store, ref.key))
 

@@ -18,14 +18,16 @@ import structlog
 
 from xain_coordinator.assembly.changed_rules import OtherRules, differences
 from xain_coordinator.assembly.coordinator import Coordinator
+from xain_coordinator.assembly.study import first_step
 from xain_coordinator.assembly.warm_start import CannotStartFrom
 from xain_coordinator.config.coordinator import (
     CoordinatorConfig,
     CoordinatorLoggingSettings,
 )
 from xain_coordinator.config.parameters import ParametersSettings
+from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.core.selection import ControllerFailed
-from xain_coordinator.core.values import Phase
+from xain_coordinator.core.values import Phase, Step
 from xain_coordinator.driver.effects import FIRST_RETRY_S, LAST_RETRY_S
 from xain_coordinator.driver.log_files import LatencyFile, status_stream
 from xain_coordinator.extensions.plugins import PluginFailed
@@ -66,6 +68,8 @@ LiveView = Callable[
     [Callable[[int], Awaitable[Snapshot]]], contextlib.AbstractAsyncContextManager[None]
 ]
 
+WhenDone = Callable[[str], None]
+
 SWITCH_INTERVAL_S = 0.0005
 
 # How long a start waits for a remote store: long enough for a stack that comes up together.
@@ -77,6 +81,13 @@ NUM_THREADS = 32
 
 # For what comes after the drain: the last commit, and metrics, which take up to 5 s to give up.
 LAST_STEPS_S = 8.0
+
+# How long a heartbeat may be on its way to a coordinator that is about to end.
+LAST_HEARTBEAT_S = 1.0
+
+_NOT_FROM_MODEL = "--from-model: the sessions of a study begin anew; to measure a model, " + hint(
+    "xain-coordinator", "xain-coordinator evaluate --model FILE"
+)
 
 
 STARTING_ERRORS = (
@@ -99,11 +110,14 @@ def run(
     new_session: bool = False,
     from_model: str = "",
     live_view: LiveView | None = None,
+    when_done: WhenDone | None = None,
 ) -> int:
     """Run a coordinator until it is told to stop. Returns the exit status of the process.
 
     live_view: shows the session while it runs; it is given a function that asks for a snapshot with
     a number of rounds.
+    when_done: told the table of the study at its end, as JSON; then the process ends, when the
+    participants have heard of the end.
     """
     streams.unblock()
     logging = config.logging
@@ -125,12 +139,17 @@ def run(
             return EXIT_BAD_CONFIG if isinstance(error, WrongSetting) else EXIT_FAILED
         if group is not None:
             at_end.callback(group.close)
+        step = first_step(config)
+        if step is not None and from_model:
+            log.error("cannot_start", error=_NOT_FROM_MODEL)
+            return EXIT_BAD_CONFIG
         health = HealthSocket(config.journal.path)
         make = partial(
             Coordinator,
             latencies=latencies,
             parameters=str if group is None else group.status,
             health_socket=lambda: health.moved_to,
+            outcomes={},
         )
         make_first = partial(
             make,
@@ -138,11 +157,18 @@ def run(
             # In serve mode each session has rules of its own, which a request may have changed.
             resume=resume or config.http.is_on,
             new_session=new_session,
-            from_model=from_model,
+            from_model=from_model or (step.model if step is not None else ""),
+            step=step,
         )
-        make_next = partial(make, new_session=True)
+
+        def make_next(config: CoordinatorConfig, step: Step | None) -> Coordinator:
+            model = step.model if step is not None else ""
+            return make(config, new_session=True, step=step, from_model=model)
+
         return asyncio.run(
-            _run(config, make_first, make_next, health, listener, group, live_view, at_end)
+            _run(
+                config, make_first, make_next, health, listener, group, live_view, when_done, at_end
+            )
         )
 
 
@@ -193,11 +219,12 @@ def _write_port_file(path: Path, address: str, at_end: contextlib.ExitStack) -> 
 async def _run(
     config: CoordinatorConfig,
     make: Callable[[], Coordinator],
-    make_next: Callable[[CoordinatorConfig], Coordinator],
+    make_next: Callable[[CoordinatorConfig, Step | None], Coordinator],
     health: HealthSocket,
     listener: socket.socket | None,
     group: "ParameterGroup | None",
     live_view: LiveView | None,
+    when_done: WhenDone | None,
     at_end: contextlib.ExitStack,
 ) -> int:
     """listener: of the HTTP face; None without one. group: the parameter server, likewise."""
@@ -226,8 +253,8 @@ async def _run(
         address = config.server.address_at(coordinator.port)
         _write_port_file(config.server.port_file, address, at_end)
 
-    def open_next(config: CoordinatorConfig) -> Awaitable[Coordinator | None]:
-        return started(config, partial(make_next, config), stop, at_end)
+    def open_next(config: CoordinatorConfig, step: Step | None) -> Awaitable[Coordinator | None]:
+        return started(config, partial(make_next, config, step), stop, at_end)
 
     sessions = Sessions(config, coordinator, open_next)
     async with (
@@ -235,6 +262,7 @@ async def _run(
         _http_face(sessions, listener),
         _view(live_view, sessions),
     ):
+        study = asyncio.create_task(_study(sessions, stop, when_done))
         waits = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(sessions.failed.wait())]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
@@ -248,6 +276,7 @@ async def _run(
         if group is not None:  # beside the end of the session, since both may take drain_s
             closing = asyncio.create_task(asyncio.to_thread(group.close, config.server.drain_s))
     await sessions.close()
+    study.cancel()  # not while it opens a session
     coordinator, driver = sessions.current, sessions.current.driver
     status = _status_of(sessions)
     has_stopped = await _stopped(coordinator)
@@ -258,6 +287,25 @@ async def _run(
     if status == EXIT_OK:
         log.info("stopped", round=driver.session.round, phase=driver.session.phase.value)
     return status
+
+
+async def _study(sessions: "Sessions", stop: asyncio.Event, when_done: WhenDone | None) -> None:
+    """Open the sessions of a study, if the present one is of one."""
+    try:
+        await sessions.study()
+    except Unavailable:
+        return  # the process stops
+    except Exception as error:  # whatever keeps the next session from being opened
+        sessions.fail(error)
+        return
+    coordinator = sessions.current
+    if when_done is None or coordinator.study is None:
+        return
+    driver = coordinator.driver
+    when_done(coordinator.study.table(driver.session, driver.history))
+    # Participants without a Watch stream hear of the end with their next heartbeat.
+    await asyncio.sleep(driver.session.rules.heartbeat_time_s + LAST_HEARTBEAT_S)
+    stop.set()
 
 
 async def started(
@@ -401,7 +449,10 @@ def _greet(config: CoordinatorConfig, coordinator: Coordinator) -> None:
             hint="the session goes on with the rules it was opened with; to open one with the "
             "configured rules, " + hint("xain-coordinator", "--new-session"),
         )
-    if session.phase is Phase.FINISHED and not config.http.is_on:
+    step = session.rules.step
+    if step is not None:
+        log.info("study", round=session.round, step=step.shown)
+    if session.phase is Phase.FINISHED and not config.http.is_on and step is None:
         log.warning(
             "session_is_finished",
             round=session.round,

@@ -30,7 +30,7 @@ from xain_coordinator.core.errors import InvalidName, InvalidTags, ProfileMismat
 from xain_coordinator.core.evaluation import checked
 from xain_coordinator.core.keys import model_key
 from xain_coordinator.core.membership import RECONNECTS_PER_S, check_name, reconnect_spread_s
-from xain_coordinator.core.questions import AssignmentFor, advertise, ask
+from xain_coordinator.core.questions import AssignmentFor, ask
 from xain_coordinator.core.values import (
     DataProfile,
     Evaluation,
@@ -50,6 +50,8 @@ from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.server.rate_limit import RateLimit
 from xain_coordinator.server.statuses import message_of
 from xain_coordinator.server.translate import (
+    division_message,
+    division_of,
     group_address,
     layout_message,
     layout_of,
@@ -218,6 +220,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                     context.peer(),
                     not request.cannot_initialise,
                     group_address(request.process_group_address, context.peer()),
+                    request.can_divide,
+                    division_of(request),
                 )
             )
         except (InvalidName, InvalidTags, ProfileMismatch) as refusal:
@@ -226,6 +230,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         if isinstance(reply, r.IdInUse):
             raise self._refused_instance(participant_id, reply, context)
         session_id = self._driver.session.session_id
+        if isinstance(reply, r.Divide):
+            return pb.RendezvousResponse(
+                reply=pb.LATER, session_id=session_id, division=division_message(reply.division)
+            )
         if isinstance(reply, r.Later):
             limit = self._driver.session.rules.max_participants
             self.waiting.note(participant_id, self._driver.clock.now(), limit)
@@ -241,6 +249,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             heartbeat_interval_ms=round(reply.heartbeat_time_s * 1000),
             session_id=session_id,
             reconnect_spread_ms=self._reconnect_spread_ms(),
+            stays=self._driver.session.rules.step is not None,
         )
 
     async def _note_refused(self, participant_id: str, refusal: errors.Refusal) -> None:
@@ -285,7 +294,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         state = _PARTICIPANT_STATES.get(request.state, ParticipantState.READY)
         transfer = transfer_of(request)
         command = c.Heartbeat(participant_id, state, request.round, transfer, WAITED_S.get())
-        seen = advertise(self._driver.session, participant_id)  # before this sign of life counts
+        seen = self._driver.advertise(participant_id)  # before this sign of life counts
         reply = await self._driver.submit(command)
         if isinstance(reply, r.Heard):
             reply = seen
@@ -313,15 +322,23 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         if seen.phase is not Phase.FINISHED:
             return None
         session = self._driver.session
-        if session.rules.rounds == 0:  # it describes the data of these
-            return int(participant_id in session.requested_of)
+        if session.rules.step is not None and participant_id in self._driver.took_part:
+            return 1  # in an earlier session of the study
+        if session.rules.rounds == 0:  # it describes or measures, and trains nothing
+            last = session.evaluation.last_round
+            return int(
+                participant_id in session.requested_of
+                or (last is not None and participant_id in last.evaluations)
+            )
         account = self._driver.history.accounts.by_name.get(participant_id)
         return None if account is None else account.num_counted
 
     def _no_better(self, seen: r.Advertisement) -> str:
         """One sentence once the session is over, if its last model is no better than the best
         constant prediction."""
-        return self._driver.session.evaluation.no_better if seen.phase is Phase.FINISHED else ""
+        session = self._driver.session
+        is_trained = seen.phase is Phase.FINISHED and session.rules.rounds > 0
+        return session.evaluation.no_better if is_trained else ""
 
     def _findings(self, participant_id: str) -> _Findings:
         """Findings in a participant's data and in all data together."""
@@ -486,12 +503,12 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             self._next_rounds[participant_id] = told
         message = None
         try:
-            seen = advertise(self._driver.session, participant_id)
+            seen = self._driver.advertise(participant_id)
             if seen.round == round_:  # few wait: most updates are committed with the last one
                 async with asyncio.timeout(self.next_round_s):
                     while seen.round == round_:
                         await self._driver.changed()
-                        seen = advertise(self._driver.session, participant_id)
+                        seen = self._driver.advertise(participant_id)
             if seen.phase is Phase.COLLECTING:
                 message = self._news_of(seen)
                 return await self._with_work(message, participant_id, known_metadata)

@@ -91,6 +91,21 @@ def description(address: str) -> str:
             raise NoStatus(f"{address} does not describe its data: {details_of(error)}") from None
 
 
+def study_of(address: str) -> str:
+    """The table of the study of the coordinator at "host:port" as JSON; "" if it is of none, or of
+    an earlier version. Raises NoStatus."""
+    with open_channel(address) as channel:
+        stub = inspection_pb2_grpc.InspectionStub(channel)
+        try:
+            return stub.DescribeStudy(
+                inspection_pb2.DescribeStudyRequest(), timeout=TIMEOUT_S
+            ).table
+        except grpc.RpcError as error:
+            if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return ""
+            raise NoStatus(f"{address} does not tell of its study: {details_of(error)}") from None
+
+
 async def ask_service(
     service: Any, *, everything: bool = False, num_rounds: int = MAX_ROUNDS
 ) -> Snapshot:

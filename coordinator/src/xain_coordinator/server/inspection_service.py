@@ -61,6 +61,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
     parameters: the status of the parameter server in this process as JSON; empty without one.
     health_socket: where the socket of health checks is; empty: beside the journal.
     description: of the data of all participants as JSON, in a thread; empty: there is none yet.
+    study: the table of the study that the session belongs to as JSON, in a thread; empty: none.
     """
 
     def __init__(
@@ -74,8 +75,9 @@ class InspectionService(inspection_grpc.InspectionServicer):
         parameters: Callable[[], str] = str,
         health_socket: Callable[[], str] = str,
         description: Callable[[], str] = str,
+        study: Callable[[], str] = str,
     ) -> None:
-        self._description = description
+        self._description, self._study = description, study
         self._parameters, self._health_socket = parameters, health_socket
         self._predictions = predictions
         self._driver = driver
@@ -94,9 +96,10 @@ class InspectionService(inspection_grpc.InspectionServicer):
         ends_at = session.gives_up_at
         best, winner, rules = session.evaluation.best, session.evaluation.winner, session.rules
         is_evaluating = round_ is not None and round_.is_evaluation
+        goes_on = session.phase is Phase.FINISHED and self._driver.goes_on()
         return inspection.GetStatusResponse(
             session_id=session.session_id,
-            state=wire_state(session.phase),
+            state=wire_state(Phase.STANDBY if goes_on else session.phase),
             phase="evaluating" if is_evaluating else session.phase.value,
             best_round=winner.round if winner else None,
             best_value=winner.value if winner else None,
@@ -150,6 +153,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
                 threshold_message(number, one, _second_class(session))
                 for number, one in session.evaluation.thresholds(rules).items()
             ],
+            study="" if rules.step is None else rules.step.shown,
             **(_whole(session) if request.whole else {}),
         )
 
@@ -157,6 +161,11 @@ class InspectionService(inspection_grpc.InspectionServicer):
         self, request: inspection.DescribeRequest, context: Context
     ) -> inspection.DescribeResponse:
         return inspection.DescribeResponse(table=await asyncio.to_thread(self._description))
+
+    async def DescribeStudy(
+        self, request: inspection.DescribeStudyRequest, context: Context
+    ) -> inspection.DescribeStudyResponse:
+        return inspection.DescribeStudyResponse(table=await asyncio.to_thread(self._study))
 
     async def AskPredictions(
         self, request: inspection.AskPredictionsRequest, context: Context

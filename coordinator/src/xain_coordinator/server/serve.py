@@ -62,7 +62,7 @@ class GrpcServer:
     config: [server] and [predict] of it; a port of 0 picks a free one, see `port`.
     worker: makes and verifies the models. latencies: told how long each call took.
     access, bucket, weights_port: other ways of weights, see Inbox and Downloads.
-    parameters, health_socket: see InspectionService.
+    parameters, health_socket, study: see InspectionService.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class GrpcServer:
         bucket: Bucket | None,
         parameters: Callable[[], str],
         health_socket: Callable[[], str],
+        study: Callable[[], str],
         weights_port: WeightsPort | None,
     ) -> None:
         logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_lost_answer)
@@ -171,6 +172,7 @@ class GrpcServer:
             parameters,
             health_socket,
             worker.description,
+            study,
         )
         inspection_pb2_grpc.add_InspectionServicer_to_server(self.inspection, services)
         self._membership.add_to(services)

@@ -8,6 +8,7 @@ from xain_coordinator.core.errors import InvalidUpdate
 from xain_coordinator.core.evaluation import together
 from xain_coordinator.core.points import STATE_NUMBERS
 from xain_coordinator.core.values import (
+    Division,
     Evaluation,
     Figure,
     GlobalModel,
@@ -38,6 +39,23 @@ def wire_state(state: Phase | ParticipantState) -> pb.State.ValueType:
 
 def wire_task(task: Task) -> pb.Task.ValueType:
     return pb.Task.Value(task.name)
+
+
+def division_of(request: pb.RendezvousRequest) -> Division | None:
+    """The division by which the profile of a rendezvous was made; None: without a study."""
+    if not request.HasField("division"):
+        return None
+    of = request.division
+    return Division(of.folds, of.fold, of.seed, of.measures)
+
+
+def division_message(division: Division | None) -> pb.Division:
+    """Message of a division; of none: one of 0 folds."""
+    if division is None:
+        return pb.Division()
+    return pb.Division(
+        folds=division.folds, fold=division.fold, seed=division.seed, measures=division.measures
+    )
 
 
 def evaluation_message(

@@ -223,6 +223,8 @@ class RendezvousRequest(_message.Message):
     CAN_EVALUATE_FIELD_NUMBER: _builtins.int
     CANNOT_INITIALISE_FIELD_NUMBER: _builtins.int
     PROCESS_GROUP_ADDRESS_FIELD_NUMBER: _builtins.int
+    CAN_DIVIDE_FIELD_NUMBER: _builtins.int
+    DIVISION_FIELD_NUMBER: _builtins.int
     can_evaluate: _builtins.bool
     """the caller has held-out data, and knows the task EVALUATE"""
     cannot_initialise: _builtins.bool
@@ -231,11 +233,17 @@ class RendezvousRequest(_message.Message):
     """HOST:PORT where the caller would listen as rank 0 of a process group. Without HOST: the address
     that it connects from. Empty: the caller takes part in no process group.
     """
+    can_divide: _builtins.bool
+    """The caller divides its rows as a session asks for. A session that divides them refuses others."""
     @_builtins.property
     def profile(self) -> Global___DataProfile: ...
     @_builtins.property
     def tags(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """what a selection may ask for, such as {"site": "north"}"""
+
+    @_builtins.property
+    def division(self) -> Global___Division:
+        """by which the profile was made; absent: none"""
 
     def __init__(
         self,
@@ -245,10 +253,12 @@ class RendezvousRequest(_message.Message):
         can_evaluate: _builtins.bool = ...,
         cannot_initialise: _builtins.bool = ...,
         process_group_address: _builtins.str = ...,
+        can_divide: _builtins.bool = ...,
+        division: Global___Division | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["division", b"division", "profile", b"profile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["can_evaluate", b"can_evaluate", "cannot_initialise", b"cannot_initialise", "process_group_address", b"process_group_address", "profile", b"profile", "tags", b"tags"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["can_divide", b"can_divide", "can_evaluate", b"can_evaluate", "cannot_initialise", b"cannot_initialise", "division", b"division", "process_group_address", b"process_group_address", "profile", b"profile", "tags", b"tags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -263,6 +273,8 @@ class RendezvousResponse(_message.Message):
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
     RECONNECT_SPREAD_MS_FIELD_NUMBER: _builtins.int
+    DIVISION_FIELD_NUMBER: _builtins.int
+    STAYS_FIELD_NUMBER: _builtins.int
     reply: Global___RendezvousReply.ValueType
     retry_after_ms: _builtins.int
     """with LATER: ask again after this long"""
@@ -273,6 +285,14 @@ class RendezvousResponse(_message.Message):
     """With ACCEPT: after a lost connection come back at a random moment within this long. All who are
     here do so together when the coordinator restarts.
     """
+    stays: _builtins.bool
+    """With ACCEPT: the session is one of a study. A training that fails is reported, and the caller stays."""
+    @_builtins.property
+    def division(self) -> Global___Division:
+        """With LATER: divide the rows like this, and ask again at once with the profile of the new part.
+        0 folds: as without a division.
+        """
+
     def __init__(
         self,
         *,
@@ -281,14 +301,51 @@ class RendezvousResponse(_message.Message):
         heartbeat_interval_ms: _builtins.int = ...,
         session_id: _builtins.str = ...,
         reconnect_spread_ms: _builtins.int = ...,
+        division: Global___Division | None = ...,
+        stays: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["division", b"division"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval_ms", b"heartbeat_interval_ms", "reconnect_spread_ms", b"reconnect_spread_ms", "reply", b"reply", "retry_after_ms", b"retry_after_ms", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["division", b"division", "heartbeat_interval_ms", b"heartbeat_interval_ms", "reconnect_spread_ms", b"reconnect_spread_ms", "reply", b"reply", "retry_after_ms", b"retry_after_ms", "session_id", b"session_id", "stays", b"stays"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RendezvousResponse: _TypeAlias = RendezvousResponse  # noqa: Y015
+
+@_typing.final
+class Division(_message.Message):
+    """Division of a participant's rows in a session. The folds are made by chance from the seed, each with
+    its share of every class, or of every decile of the target.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FOLDS_FIELD_NUMBER: _builtins.int
+    FOLD_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    MEASURES_FIELD_NUMBER: _builtins.int
+    folds: _builtins.int
+    """parts into which the rows are divided; 1: all rows are one part"""
+    fold: _builtins.int
+    """number of the part that is not trained on, from 0"""
+    seed: _builtins.int
+    measures: _builtins.bool
+    """models are measured on this part, instead of on some rows of the others"""
+    def __init__(
+        self,
+        *,
+        folds: _builtins.int = ...,
+        fold: _builtins.int = ...,
+        seed: _builtins.int = ...,
+        measures: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fold", b"fold", "folds", b"folds", "measures", b"measures", "seed", b"seed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Division: _TypeAlias = Division  # noqa: Y015
 
 @_typing.final
 class HeartbeatRequest(_message.Message):

@@ -64,6 +64,11 @@ class InspectionStub:
                 request_serializer=xain__wire_dot_fl_dot_inspection__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=xain__wire_dot_fl_dot_inspection__pb2.DescribeResponse.FromString,
                 _registered_method=True)
+        self.DescribeStudy = channel.unary_unary(
+                '/xain_proto.fl.Inspection/DescribeStudy',
+                request_serializer=xain__wire_dot_fl_dot_inspection__pb2.DescribeStudyRequest.SerializeToString,
+                response_deserializer=xain__wire_dot_fl_dot_inspection__pb2.DescribeStudyResponse.FromString,
+                _registered_method=True)
 
 
 class InspectionServicer:
@@ -107,6 +112,13 @@ class InspectionServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeStudy(self, request, context):
+        """The table of the study that the session belongs to.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InspectionServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -139,6 +151,11 @@ def add_InspectionServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=xain__wire_dot_fl_dot_inspection__pb2.DescribeRequest.FromString,
                     response_serializer=xain__wire_dot_fl_dot_inspection__pb2.DescribeResponse.SerializeToString,
+            ),
+            'DescribeStudy': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeStudy,
+                    request_deserializer=xain__wire_dot_fl_dot_inspection__pb2.DescribeStudyRequest.FromString,
+                    response_serializer=xain__wire_dot_fl_dot_inspection__pb2.DescribeStudyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -303,6 +320,33 @@ class Inspection:
             '/xain_proto.fl.Inspection/Describe',
             xain__wire_dot_fl_dot_inspection__pb2.DescribeRequest.SerializeToString,
             xain__wire_dot_fl_dot_inspection__pb2.DescribeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeStudy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/xain_proto.fl.Inspection/DescribeStudy',
+            xain__wire_dot_fl_dot_inspection__pb2.DescribeStudyRequest.SerializeToString,
+            xain__wire_dot_fl_dot_inspection__pb2.DescribeStudyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,8 @@ class InspectionStub:
     """Predict rows with the fitted estimators that stay at the participants."""
     Describe: _grpc.UnaryUnaryMultiCallable[_inspection_pb2.DescribeRequest, _inspection_pb2.DescribeResponse]
     """Describe the data of all participants together, as far as several participants are inside."""
+    DescribeStudy: _grpc.UnaryUnaryMultiCallable[_inspection_pb2.DescribeStudyRequest, _inspection_pb2.DescribeStudyResponse]
+    """The table of the study that the session belongs to."""
 
 @_typing.type_check_only
 class InspectionAsyncStub(InspectionStub):
@@ -51,6 +53,8 @@ class InspectionAsyncStub(InspectionStub):
     """Predict rows with the fitted estimators that stay at the participants."""
     Describe: _aio.UnaryUnaryMultiCallable[_inspection_pb2.DescribeRequest, _inspection_pb2.DescribeResponse]  # type: ignore[assignment]
     """Describe the data of all participants together, as far as several participants are inside."""
+    DescribeStudy: _aio.UnaryUnaryMultiCallable[_inspection_pb2.DescribeStudyRequest, _inspection_pb2.DescribeStudyResponse]  # type: ignore[assignment]
+    """The table of the study that the session belongs to."""
 
 class InspectionServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -96,5 +100,13 @@ class InspectionServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_inspection_pb2.DescribeResponse, _abc.Awaitable[_inspection_pb2.DescribeResponse]]:
         """Describe the data of all participants together, as far as several participants are inside."""
+
+    @_abc_1.abstractmethod
+    def DescribeStudy(
+        self,
+        request: _inspection_pb2.DescribeStudyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inspection_pb2.DescribeStudyResponse, _abc.Awaitable[_inspection_pb2.DescribeStudyResponse]]:
+        """The table of the study that the session belongs to."""
 
 def add_InspectionServicer_to_server(servicer: InspectionServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

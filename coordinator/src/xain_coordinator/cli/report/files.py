@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from xain_coordinator.cli.report.page import page
+from xain_coordinator.cli.study import table_of
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.pacing import WantedUpdates
 from xain_coordinator.core.selection import ControllerFailed, Uniform
@@ -47,7 +48,10 @@ def report(config: CoordinatorConfig, address: str | None) -> Report:
         pass
     except (NoStatus, StoreError) as error:  # the first from a coordinator of an earlier version
         trouble = str(error)
-    html = page(snapshot, described, datetime.now(UTC))
+    study = None
+    if snapshot.status.study:
+        study = table_of(config, address)
+    html = page(snapshot, described, datetime.now(UTC), study)
     return Report(snapshot.status.session_id, html, trouble)
 
 
@@ -71,6 +75,7 @@ def snapshot_of_files(config: CoordinatorConfig) -> Snapshot:
             clock=clock,
             num_late=0,
             strategy=strategy,
+            goes_on=lambda: False,
         )
     service = InspectionService(driver, NullMetricsStore(), Counter())
     return asyncio.run(ask_service(service, everything=True))

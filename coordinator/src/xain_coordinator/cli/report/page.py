@@ -11,11 +11,12 @@ from importlib.resources import files
 
 from xain_coordinator.cli import figures
 from xain_coordinator.cli import status as status_view
-from xain_coordinator.cli.report import about
+from xain_coordinator.cli.report import about, study
 from xain_coordinator.cli.report.charts import Line, chart, number, table, timeline
 from xain_coordinator.cli.report.gained import gained
 from xain_coordinator.cli.report.measured import measured, site_cells
 from xain_coordinator.cli.status import duration
+from xain_coordinator.export.studies import Table
 from xain_coordinator.server.inspection_client import Snapshot
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.coordinator_pb2 import Evaluation
@@ -29,8 +30,17 @@ MAX_ROWS = 200  # of a table
 UNCHARTED = frozenset(("samples", "seconds"))
 
 
-def page(snapshot: Snapshot, described: TableOne | None = None, now: datetime | None = None) -> str:
-    """The HTML page of a session. described: its data. now: when the page is written."""
+def page(
+    snapshot: Snapshot,
+    described: TableOne | None = None,
+    now: datetime | None = None,
+    study_table: Table | None = None,
+) -> str:
+    """The HTML page of a session.
+
+    described: its data. now: when the page is written. study_table: of the study that it is a part
+    of.
+    """
     status = snapshot.status
     rounds = list(snapshot.rounds.rounds)
     metadata = about.metadata_of(snapshot)
@@ -41,6 +51,7 @@ def page(snapshot: Snapshot, described: TableOne | None = None, now: datetime | 
     sections = [
         _outcome(status, rounds),
         _head(status, rounds),
+        study.section(study_table),
         about.about(snapshot, described, now),
         about.findings(status),
         measured(status, rounds, about.classes_of(metadata)),

@@ -1,0 +1,177 @@
+"""The table of a study as JSON, as CSV and as rows of text.
+
+As JSON it is one object: "study", the name; "kind"; "state", "completed" or the session that is
+under way; "lines"; "spreads", for each figure "mean", "std" and "n"; "best", the settings of a
+search that is over, as lines of TOML. A line has "model", "site" ("" for all sites together),
+"session", "rows", "note", "averages", and "figures" with "value", "low", "high" and "baseline".
+"""
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from xain_coordinator.core.study import (
+    Outcome,
+    Plan,
+    best_option,
+    lines,
+    next_step,
+    spreads,
+)
+from xain_coordinator.core.values import Step
+from xain_workloads.figures import CLASS_FIGURES, NUMBER_FIGURES, SHOWN
+
+COMPLETED = "completed"
+# Of a matrix of sites and models, the first that there is.
+_OF_MATRIX = ("auc", "accuracy", "r2", "rmse")
+_COLUMNS = (
+    "model",
+    "site",
+    "session",
+    "rows",
+    "figure",
+    "value",
+    "low",
+    "high",
+    "baseline",
+    "note",
+)
+
+Table = Mapping[str, Any]
+
+
+def as_json(plan: Plan, step: Step, outcomes: Sequence[Outcome]) -> str:
+    """The table of a study. step: of the present session."""
+    is_over = next_step(plan, step.study, outcomes) is None
+    best = best_option(plan, outcomes)
+    found = {
+        "study": step.study,
+        "kind": plan.kind,
+        "state": COMPLETED if is_over else step.shown,
+        "lines": [
+            {
+                "model": one.model,
+                "site": one.site,
+                "session": one.session_id,
+                "rows": one.num_rows,
+                "note": one.note,
+                "figures": {name: asdict(of) for name, of in one.figures.items()},
+                "averages": dict(one.averages),
+            }
+            for one in lines(plan, outcomes)
+        ],
+        "spreads": {name: asdict(of) for name, of in spreads(plan, outcomes).items()},
+        "best": None
+        if best is None
+        else [f"{key} = {value}" for key, value in plan.options[best].items()],
+    }
+    return json.dumps(found)
+
+
+def as_csv(table: Table) -> str:
+    """A line for each figure of each line of the table, then the means and standard deviations."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    for line in table["lines"]:
+        where = [line["model"], line["site"], line["session"], line["rows"] or ""]
+        for name, of in line["figures"].items():
+            limits = [of[key] for key in ("value", "low", "high", "baseline")]
+            writer.writerow([*where, name, *limits, line["note"]])
+        for name, value in line["averages"].items():
+            writer.writerow([*where, name, value, "", "", "", "average over sites"])
+        if not line["figures"] and not line["averages"]:
+            writer.writerow([*where, "", "", "", "", "", line["note"]])
+    for name, of in table["spreads"].items():
+        for label in ("mean", "std"):
+            writer.writerow([label, "", "", "", name, of[label], "", "", "", f"n = {of['n']}"])
+    return text.getvalue()
+
+
+def rows(table: Table, *, intervals: bool = True) -> list[list[str]]:
+    """The table as text: a row of headings, and those that a person looks at first."""
+    if table["kind"] == "cross":
+        return _matrix(table, intervals)
+    shown = [one for one in table["lines"] if _is_shown(table["kind"], one)]
+    names = _names(shown)
+    head = ["", "measured at", "rows", *names, ""]
+    found = [
+        [
+            one["model"],
+            one["site"] or ("all sites" if one["rows"] else ""),
+            f"{one['rows']:,}" if one["rows"] else "",
+            *(_cell(one, name, intervals) for name in names),
+            one["note"],
+        ]
+        for one in shown
+    ]
+    spread = table["spreads"]
+    if spread:
+        n = max(of["n"] for of in spread.values())
+        cells = [
+            f"{spread[name]['mean']:.4g} ± {spread[name]['std']:.2g}" if name in spread else ""
+            for name in names
+        ]
+        found.append([f"mean ± sd of {n}", "", "", *cells, ""])
+    return [head, *found]
+
+
+def remarks(table: Table) -> list[str]:
+    """Remarks on the table, a sentence or a line of TOML each."""
+    found = []
+    if table["state"] != COMPLETED:
+        found.append(f"The study goes on: {table['state']}.")
+    if table["best"] is not None:
+        found += ["The best options, for the configuration:", *table["best"]]
+    if table["kind"] == "search":
+        found.append(
+            "The rows that these figures are of have chosen the options, so they are optimistic."
+        )
+    return found
+
+
+def _is_shown(kind: str, line: Mapping[str, Any]) -> bool:
+    """Figures of each site and fold are in the files alone."""
+    return kind != "folds" or not line["site"] or not line["session"]
+
+
+def _names(shown: Sequence[Mapping[str, Any]]) -> list[str]:
+    known = {name for one in shown for name in one["figures"]}
+    order = [name for name in (*CLASS_FIGURES, *NUMBER_FIGURES) if name in known]
+    first = [name for name in order if name in SHOWN] or order
+    return first + sorted({name for one in shown for name in one["averages"]} - known)
+
+
+def _cell(line: Mapping[str, Any], name: str, intervals: bool) -> str:
+    if name not in line["figures"]:
+        return f"{line['averages'][name]:.4g}" if name in line["averages"] else ""
+    of = line["figures"][name]
+    if not intervals or of["low"] is None or of["high"] is None:
+        return f"{of['value']:.4g}"
+    return f"{of['value']:.4g} ({of['low']:.3g} to {of['high']:.3g})"
+
+
+def _matrix(table: Table, intervals: bool) -> list[list[str]]:
+    """A row for each model and a column for each site, of one figure."""
+    known = {name for one in table["lines"] for name in one["figures"]}
+    name = next((one for one in _OF_MATRIX if one in known), "")
+    models = list(dict.fromkeys(one["model"] for one in table["lines"]))
+    sites = sorted({one["site"] for one in table["lines"]} - {""})
+    cells = {(one["model"], one["site"]): _cell(one, name, intervals) for one in table["lines"]}
+    notes = {one["model"]: one["note"] for one in table["lines"] if one["note"]}
+    head = [name, *(f"at {site}" for site in sites), "at all sites", ""]
+    return [
+        head,
+        *(
+            [
+                model,
+                *(cells.get((model, site), "") for site in sites),
+                cells.get((model, ""), ""),
+                notes.get(model, ""),
+            ]
+            for model in models
+        ),
+    ]

@@ -1,0 +1,114 @@
+"""Studies over processes: what is killed in the middle of one changes nothing in its table."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from support.process import CoordinatorProcess, Lines, SiteProcess
+from support.tables import write_rows
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+SITES = ("east", "north", "south", "west")
+ALPHAS = [round(0.00001 * 2**n, 6) for n in range(12)]
+STUDIES: dict[str, dict[str, object]] = {
+    "folds": {"study.folds": 5, "study.final": "true"},
+    "leave_out": {"study.leave_out": "site"},
+    "search": {"search.options": json.dumps({"workload.options.alpha": ALPHAS}), "search.first": 1},
+}
+# Lines of the log after which the coordinator is killed: within a round, and at the end of a
+# session, before the next one is in the journal.
+MOMENTS = ("update_accepted", "evaluation_accepted", "session_finished", "session_opened")
+KILLS = 3
+
+
+class Study:
+    """A coordinator and four sites with 60 rows each."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        folder.mkdir()
+        self.folder = folder / "study"
+        settings = {
+            "workload.name": "sgd",
+            "rounds.rounds": 2,
+            "rounds.min_participants": len(SITES),
+            "server.heartbeat_time_s": 0.5,
+            "server.heartbeat_timeout_s": 3,
+            "server.drain_s": 1,
+            **STUDIES[name],
+        }
+        self.coordinator = CoordinatorProcess(self.folder, settings)
+        self.sites = {site: SiteProcess(folder, site) for site in SITES}
+        for number, site in enumerate(SITES):
+            write_rows(folder / f"{site}.csv", number, 60)
+
+    async def begin(self) -> None:
+        await self.coordinator.start()
+        for site in SITES:
+            await self.start(site)
+
+    async def start(self, site: str) -> None:
+        data = f"--data={self.folder.parent / site}.csv"
+        await self.sites[site].start(self.coordinator.port, data, "--target=outcome")
+
+    async def end(self) -> dict[str, Any]:
+        """Wait until all sites are let go, stop, and return the table without names of sessions."""
+        try:
+            assert [await self.sites[site].died() for site in SITES] == [0] * len(SITES)
+            assert await self.coordinator.stop() == 0
+            table = await table_of(self.folder)
+        finally:
+            for process in (self.coordinator, *self.sites.values()):
+                await process.end()
+        del table["study"]
+        for line in table["lines"]:
+            del line["session"]
+        return table
+
+
+async def table_of(folder: Path) -> dict[str, Any]:
+    command = ["-m", "xain_coordinator", "study", f"--data-dir={folder}", "--json"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *command, stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0
+    found: dict[str, Any] = json.loads(output)
+    return found
+
+
+@pytest.mark.parametrize("name", STUDIES)
+async def test_killed_studies_give_the_same_tables(tmp_path: Path, name: str) -> None:
+    """The coordinator is killed three times, in a round or between two sessions, and one site once;
+    every figure is that of the undisturbed study, bit for bit."""
+    undisturbed, killed = Study(tmp_path / "a", name), Study(tmp_path / "b", name)
+    await undisturbed.begin()
+    expected = await undisturbed.end()
+    assert expected["state"] == "completed"
+    assert len(expected["lines"]) >= 5
+
+    chance = Random(name)
+    await killed.begin()
+    for number in range(KILLS):
+        await _until(killed.coordinator, chance.choice(MOMENTS), chance.randint(1, 3))
+        await killed.coordinator.kill()
+        if number == 1:
+            await killed.sites["north"].kill()
+            await killed.start("north")
+        await killed.coordinator.start()
+    assert await killed.end() == expected
+
+
+async def _until(coordinator: CoordinatorProcess, text: str, times: int) -> None:
+    """Wait until the log has so many more lines with this text, or the study is finished."""
+    lines = Lines(coordinator.log_path)
+    while times > 0:
+        for line in lines.new():
+            times -= f'"{text}"' in line
+            assert '"study_finished"' not in line, "it was to be killed before its end"
+        await asyncio.sleep(0.005)  # a poll: the moment is to be met

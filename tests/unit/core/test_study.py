@@ -1,0 +1,142 @@
+"""The sessions of a study follow from those that there are, and so does its table."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from statistics import mean, stdev
+
+import numpy as np
+import pytest
+
+from xain_coordinator.core.study import (
+    Line,
+    Outcome,
+    Plan,
+    best_option,
+    lines,
+    next_step,
+    spreads,
+)
+from xain_coordinator.core.values import Division, Evaluation, Step
+from xain_workloads.tallies import Tallies, tally_classes
+
+SITES = ("a", "b", "c")
+
+
+def tallies(right: int, wrong: int) -> Tallies:
+    """Tallies of a model of two classes."""
+    predicted = np.array([0] * right + [1] * wrong)
+    return tally_classes(2, np.zeros_like(predicted), predicted)
+
+
+def outcome(index: int, step: Step, **known: object) -> Outcome:
+    done = Outcome(f"s{index}", step, number=3, sites=step.sites or SITES)
+    return replace(done, **known)
+
+
+def steps(plan: Plan, come_to: Callable[[int, Step], Outcome] = outcome) -> Iterator[Step]:
+    """All steps of a study whose sessions come to this."""
+    outcomes: list[Outcome] = []
+    while (step := next_step(plan, "x", outcomes)) is not None:
+        yield step
+        outcomes.append(come_to(len(outcomes), step))
+
+
+def test_each_fold_is_measured_by_the_model_that_was_trained_without_it() -> None:
+    """Sites that come later take part in none of the sessions."""
+    found = list(steps(Plan("folds", folds=3, seed=5, final=True)))
+    for fold in range(3):
+        trained, measured = found[2 * fold : 2 * fold + 2]
+        assert trained.division == Division(3, fold, 5)
+        assert measured.division == Division(3, fold, 5, measures=True)
+        assert measured.model == f"s{2 * fold}/3"
+        assert trained.shown == f"fold {fold + 1} of 3"
+    assert [one.sites for one in found] == [(), *[SITES] * 6]
+    assert found[-1] == Step("x", "train", "all rows", sites=SITES)
+
+
+def test_a_site_that_is_left_out_measures_all_its_rows() -> None:
+    found = list(steps(Plan("leave_out")))
+    assert [(one.task, one.sites) for one in found] == [
+        ("train", ()),
+        ("train", ("b", "c")),
+        ("measure", ("a",)),
+        ("train", ("a", "c")),
+        ("measure", ("b",)),
+        ("train", ("a", "b")),
+        ("measure", ("c",)),
+    ]
+    assert found[1].division is None
+    assert found[2].division == Division(1, measures=True)
+    assert found[1].shown == "without a, 1 of 3"
+
+
+def test_each_model_is_measured_at_each_site_on_rows_that_no_model_was_trained_on() -> None:
+    found = list(steps(Plan("cross", folds=4)))
+    assert [one.sites for one in found if one.task == "train"] == [(), ("a",), ("b",), ("c",)]
+    assert [one.sites for one in found if one.task == "measure"] == [SITES] * 4
+    assert {one.division for one in found} == {Division(4), Division(4, measures=True)}
+
+
+def test_half_of_the_options_leave_at_each_rung() -> None:
+    """12, 6, 3 and 2 options are compared, each rung with twice the rounds, and the best one has
+    the least loss in the last rung; equal ones stay in their order."""
+    options = tuple({"workload.options.alpha": str(n)} for n in range(12))
+    plan = Plan("search", options=options, budget=2, final=True)
+    outcomes: list[Outcome] = []
+    while (step := next_step(plan, "x", outcomes)) is not None:
+        number = options.index(step.options)
+        assert best_option(plan, outcomes) is None
+        outcomes.append(outcome(len(outcomes), step, loss=abs(number - 7) // 2))
+    assert [one.step.budget for one in outcomes] == [2] * 12 + [4] * 6 + [8] * 3 + [16] * 2 + [0]
+    assert best_option(plan, outcomes) == 6
+    assert outcomes[-1].step.options == options[6]
+    assert outcomes[13].step.shown == "rung 2, option 2 of 6"
+
+
+def test_options_that_fail_leave_the_search() -> None:
+    options = tuple({"workload.options.alpha": str(n)} for n in range(4))
+    plan = Plan("search", options=options)
+    outcomes: list[Outcome] = []
+    while (step := next_step(plan, "x", outcomes)) is not None:
+        failed = {"why": "diverged", "number": None}
+        is_bad = step.options != options[2]
+        outcomes.append(outcome(len(outcomes), step, **(failed if is_bad else {"loss": 1.0})))
+    assert len(outcomes) == 4
+    assert best_option(plan, outcomes) == 2
+    assert [one.note for one in lines(plan, outcomes)].count("diverged") == 3
+
+
+def test_a_training_without_a_model_is_not_measured() -> None:
+    def come_to(number: int, step: Step) -> Outcome:
+        return outcome(number, step, number=None, why="cancelled")
+
+    assert [one.task for one in steps(Plan("folds", folds=3), come_to)] == ["train"] * 3
+
+
+@pytest.mark.parametrize("right", [(8, 5), (9, 9)])
+def test_folds_are_pooled_by_their_sums(right: tuple[int, int]) -> None:
+    """Pooled accuracy is that of all rows; mean and standard deviation are over folds."""
+    plan = Plan("folds", folds=2)
+    outcomes: list[Outcome] = []
+    while (step := next_step(plan, "x", outcomes)) is not None:
+        known: dict[str, object] = {}
+        if step.task == "measure":
+            assert step.division is not None
+            fold = step.division.fold
+            of_site = tallies(right[fold], 10 - right[fold])
+            known = {"by_site": {"a": Evaluation(10, {}, of_site)}, "tallies": of_site}
+        outcomes.append(outcome(len(outcomes), step, **known))
+    found = {(one.model, one.site): one for one in lines(plan, outcomes)}
+    assert found["all folds", ""].num_rows == 20
+    assert accuracy(found["all folds", "a"]) == accuracy(found["all folds", ""]) == sum(right) / 20
+    assert accuracy(found["fold 1", "a"]) == right[0] / 10
+    spread = spreads(plan, outcomes)["accuracy"]
+    shares = [one / 10 for one in right]
+    assert (spread.mean, spread.std) == pytest.approx((mean(shares), stdev(shares)))
+
+
+def accuracy(line: Line) -> float:
+    figure = line.figures["accuracy"]
+    assert figure.low is not None
+    assert figure.low < figure.value
+    return figure.value
