@@ -44,6 +44,7 @@ CORE_MAY_KNOW = {
     "xain_wire.fl.refusals_pb2",
     "xain_wire.metadata",
     "xain_workloads.checks.findings",
+    "xain_workloads.division",
     "xain_workloads.errors",
     "xain_workloads.figures",
     "xain_workloads.gains",
