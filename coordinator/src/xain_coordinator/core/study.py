@@ -174,14 +174,14 @@ def _train(
     label: str,
     sites: tuple[str, ...],
     division: Division | None = None,
-    place: tuple[int, int] = (0, 0),
+    position: tuple[int, int] = (0, 0),
 ) -> Step:
-    return Step("", "train", label, place, sites, division)
+    return Step("", "train", label, position, sites, division)
 
 
 def _measure(trained: Outcome, sites: tuple[str, ...], division: Division | None) -> Step:
     of = trained.step
-    return Step("", "measure", of.label, of.place, sites, division, trained.source)
+    return Step("", "measure", of.label, of.position, sites, division, trained.source)
 
 
 def _folds(plan: Plan) -> Steps:

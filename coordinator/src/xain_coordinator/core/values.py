@@ -219,7 +219,7 @@ class Step:
     study: name of the study, the same in all its sessions.
     task: "train", or "measure" a model that there is.
     label: how the model is trained, for people: "fold 3".
-    place: number and total of the steps of this kind, from 1; (0, 0) for one alone.
+    position: number and total of the steps of this kind, from 1; (0, 0) for one alone.
     sites: participants that take part; empty: all.
     division: how each participant divides its rows; None: as without a study.
     model: the one to be measured, as Lineage.source.
@@ -230,7 +230,7 @@ class Step:
     study: str
     task: Literal["train", "measure"]
     label: str
-    place: tuple[int, int] = (0, 0)
+    position: tuple[int, int] = (0, 0)
     sites: tuple[str, ...] = ()
     division: Division | None = None
     model: str = ""
@@ -240,7 +240,7 @@ class Step:
     @property
     def shown(self) -> str:
         """The place in the study, for people: "fold 3 of 5"."""
-        number, total = self.place
+        number, total = self.position
         told = self.label
         if total:
             told += f" of {total}" if told.endswith(f" {number}") else f", {number} of {total}"
