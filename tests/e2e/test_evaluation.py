@@ -248,6 +248,64 @@ async def test_participant_killed_while_it_evaluates_does_so_again(launch, tmp_p
     assert shown["rounds"][-1]["evaluation"]["metrics"] == {"accuracy": 0.5}
 
 
+async def local_models(folder: Path, name: str, *, kills: bool) -> tuple[list[Any], Any]:
+    """Local models of two sites, of each and together, as the status tells them. kills: a site and
+    the coordinator, while these are trained."""
+    settings = {
+        "rounds.rounds": 4,
+        "rounds.min_participants": 2,
+        "workload.name": "mlp",
+        "rounds.epochs": 20,
+        "workload.options.hidden_layers": [200, 100],
+        "server.heartbeat_time_s": 1.0,
+        "server.heartbeat_timeout_s": 10 * PATIENCE_S,
+    }
+    coordinator = CoordinatorProcess(folder / name, settings)
+    sites = [SiteProcess(folder, f"{name}-{index}") for index in range(2)]
+    part = ["--data=breast_cancer", "--partition=iid", "--num-parts=2"]
+
+    async def start(index: int) -> None:
+        state = f"--state-dir={folder / f'{name}-state-{index}'}"
+        await sites[index].start(coordinator.port, *part, f"--index={index}", state)
+
+    try:
+        await coordinator.start()
+        for index in range(2):
+            await start(index)
+        phase = ""
+
+        def is_evaluating() -> bool:
+            nonlocal phase
+            phase = fetch(f"127.0.0.1:{coordinator.port}").status.phase
+            return phase in ("evaluating", "finished")
+
+        if kills:
+            await until(is_evaluating)
+        if phase == "evaluating":  # with the evaluation the local models are trained
+            await sites[0].kill()
+            await coordinator.kill()
+            await coordinator.start()
+            await start(0)
+        for site in sites:
+            assert await site.died() == 0, site.log()
+        last = (await status_json(coordinator))["rounds"][-1]
+    finally:
+        for process in (*sites, coordinator):
+            await process.end()
+    return [site["evaluation"]["local"] for site in last["sites"]], last["evaluation"]["local"]
+
+
+async def test_local_models_are_the_same_though_site_and_coordinator_were_killed_among_them(
+    tmp_path,
+):
+    """Each site trains its own once more, and it counts once."""
+    expected, together = await local_models(tmp_path, "undisturbed", kills=False)
+    assert [one["passes"] for one in expected] == [80, 80]
+    assert all(one["figures"]["log_loss"]["value"] < 0.5 for one in expected)
+    assert together["num_samples"] == sum(one["num_samples"] for one in expected)
+    assert await local_models(tmp_path, "killed", kills=True) == (expected, together)
+
+
 async def test_training_that_is_no_better_than_the_commonest_class_ends_with_status_4(
     launch, tmp_path
 ):

@@ -165,11 +165,16 @@ class WorkloadParticipant(Participant):
         if assigned.best is not None and not personal_patterns(self._metadata):
             best = replace(model, vector=assigned.best)
             losses[budget.best_round] = row_losses(workload, best, test)
-        seed = self._seed_of_workload()
+        seed, began = self._seed_of_workload(), time.monotonic()
         local = fit_local(
             self._metadata, self.profile(), self._data, self._test, budget, seed, losses
         )
-        fields = {"round": assigned.round, "participant": assigned.participant_id}
+        fields = {
+            "round": assigned.round,
+            "participant": assigned.participant_id,
+            "passes": local.passes,
+            "seconds": round(time.monotonic() - began, 3),
+        }
         if local.tallies is None:
             log.info("no_local_model", **fields, reason=local.why_not)
             return local

@@ -14,6 +14,8 @@ from sklearn.metrics import confusion_matrix, roc_curve
 from sklearn.model_selection import TunedThresholdClassifierCV
 
 from xain_coordinator.assembly.warm_start import load_model_file
+from xain_coordinator.core.values import GlobalModel, WeightsRef
+from xain_coordinator.http_face.predicting import Predictor
 from xain_workloads.data import load
 from xain_workloads.errors import DataError
 from xain_workloads.exported import formats
@@ -213,6 +215,24 @@ def test_model_predicts_by_its_threshold(name: str, options: Mapping[str, Any]) 
     assert predict(fixed, table).tolist() == expected.tolist()
     assert predict(model, table).tolist() != expected.tolist()
     assert with_threshold(model, None) is model
+
+
+@pytest.mark.parametrize(("name", "options"), [MODELS[0], MODELS[-1]])
+def test_prediction_over_http_follows_the_threshold(name: str, options: Mapping[str, Any]) -> None:
+    """With the probabilities that are asked for, or without."""
+    model, table = trained(name, options)
+    shares = probabilities(model, table)
+    assert shares is not None
+    value = float(np.unique(shares[:, 1])[1])
+    fixed = with_threshold(model, Threshold(value, "youden"))
+    source = GlobalModel(1, WeightsRef("1/global", 1, "0" * 32), "float32", (1,))
+    predictor = Predictor("5e5510", source, fixed)
+    assert predictor.threshold == value
+    columns = [column.name for column in table.columns]
+    rows = np.column_stack([table.values[column] for column in columns]).tolist()
+    for wanted in (True, False):
+        found = predictor.predict(columns, rows, probabilities=wanted)
+        assert found.values.tolist() == predict(fixed, table).tolist()
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".skops", ".onnx"])
