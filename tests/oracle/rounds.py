@@ -6,6 +6,7 @@ a session, whatever else they test. It does not know the rule "assemble", nor ru
 in.
 """
 
+from dataclasses import replace
 from enum import Enum
 from fractions import Fraction
 from math import ceil, inf
@@ -78,6 +79,8 @@ class Rounds:
                 self._asked.discard(name)
                 if name not in self._updated:
                     self._clocks.pop(name, None)
+            case e.TrainingPlanned(plan):
+                self._rules = replace(self._rules, rounds=plan.rounds, epochs=plan.epochs)
             case e.FitRequested() | e.ParticipantsGathered():
                 self._since = at
             case e.ModelInitialised(model):

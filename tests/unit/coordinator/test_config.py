@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.core.bench import Bench
 
 from support.examples import keys_in, keys_of
+from xain_coordinator.cli.check_config import length
 from xain_coordinator.config.coordinator import ENV_PREFIX, CoordinatorConfig
 from xain_coordinator.core import events as e
 from xain_coordinator.core.keys import attempt_key, incoming_key, model_key, update_key
@@ -598,18 +599,63 @@ def test_options_are_those_of_the_rule_that_the_workload_brings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "rounds"),
+    ("written", "told"),
     [
-        ("workload.name=xgboost", 60),
-        ('workload.name=xgboost workload.options={"max_depth":3}', 30),
-        ('workload.name=xgboost aggregation.options={"mode":"bagging"}', 10),
-        ("workload.name=xgboost rounds.rounds=7", 7),
-        ("workload.name=sgd", 10),
+        ("workload.name=xgboost", "50 passes at 1 site: 300 rounds, 6 for each boosting iteration"),
+        (
+            'workload.name=xgboost workload.options={"max_depth":3} rounds.passes=7',
+            "7 passes at 1 site: 21 rounds, 3 for each boosting iteration",
+        ),
+        (
+            'workload.name=xgboost aggregation.options={"mode":"bagging"}',
+            "50 passes at 1 site: 50 rounds of 1 boosting iteration",
+        ),
+        (
+            "workload.name=xgboost rounds.rounds=7",
+            "7 rounds, 6 for each boosting iteration at 1 site",
+        ),
+        ("workload.name=sgd", "50 passes at 1 site: 50 rounds of 1 epoch"),
+        ("workload.name=sgd rounds.epochs=4", "50 passes at 1 site: 13 rounds of 4 epochs"),
+        ("workload.name=mlp rounds.rounds=7", "7 rounds of 1 epoch at 1 site"),
+        (
+            "workload.name=sgd rounds.min_participants=2 rounds.fraction_participants=0.1",
+            "50 passes at 11 sites, 2 of them a round: 275 rounds of 1 epoch",
+        ),
+        (
+            "workload.name=sgd rounds.start_participants=6 rounds.consistency=asp "
+            "rounds.buffer_size=2 rounds.min_participants=2",
+            "50 passes at 6 sites, 2 of them a round: 150 rounds of 1 epoch",
+        ),
+        (
+            "workload.name=sgd workload.options.mode=gradient",
+            "50 passes at 1 site: 50 rounds of a step each",
+        ),
+        (
+            "workload.name=sgd workload.options.mode=gradient workload.options.batch_size=32",
+            "50 passes over all rows, in steps of 32 rows of each site, one a round",
+        ),
+        ("workload.name=bagging", "10 rounds at 1 site"),
+        ("workload.name=describe", "It describes the data, and trains nothing."),
+        ("", "10 rounds of 1 epoch at 1 site"),
+        ("rounds.passes=3", "3 passes at 1 site: 3 rounds of 1 epoch"),
     ],
 )
-def test_trees_grow_ten_iterations_unless_rounds_are_set(written: str, rounds: int) -> None:
-    """A round grows one level: in ten rounds, the default of others, two trees are not done."""
-    assert config(**given_as(written)).rounds.rounds == rounds
+def test_length_of_a_training_is_told_before_it(written: str, told: str) -> None:
+    """Passes over all rows are the default of the workloads that are trained on tables. What is not
+    known before the sites have joined is not told."""
+    assert told in length(config(**given_as(written)))
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("rounds.passes=3 rounds.rounds=3", "rounds.passes is 3; rounds.rounds = 3 is given too"),
+        ("rounds.passes=3 rounds.epochs=0", "rounds.epochs is 0; | set it to 1 or more"),
+        ("workload.name=bagging rounds.passes=3", "rounds.passes is 3; a round of bagging fits"),
+    ],
+)
+def test_passes_are_refused_where_they_say_nothing(written: str, told: str) -> None:
+    assert_told(told, error_of(**given_as(written)))
 
 
 def test_trees_are_joined_by_the_rule_for_trees() -> None:
@@ -858,6 +904,9 @@ def test_defaults_that_the_example_tells_are_true() -> None:
     for key in (
         "rounds.start_participants",
         "rounds.initial_weights",
+        "rounds.passes",
+        "rounds.rounds",
+        "rounds.epochs",
         "rounds.start",
         "http.port",
         "parameters.port",

@@ -36,3 +36,20 @@ def test_another_workload_brings_its_rule(
     fit = changed(config, FitRequest.model_validate(request_))
     assert fit.aggregation.rule == rule
     assert fit.aggregation.options == options
+
+
+@pytest.mark.parametrize(
+    ("request_", "rounds", "passes"),
+    [
+        ({}, 7, None),
+        ({"passes": 3}, None, 3),
+        ({"rounds": 4}, 4, None),
+        ({"workload": {"options": {"alpha": 0.1}}}, 7, None),
+    ],
+)
+def test_passes_of_a_request_replace_configured_rounds(
+    request_: dict[str, Any], rounds: int | None, passes: int | None
+) -> None:
+    config = load(CoordinatorConfig, overrides={"workload.name": "sgd", "rounds.rounds": 7})
+    fit = changed(config, FitRequest.model_validate(request_))
+    assert (fit.rounds.rounds, fit.rounds.passes) == (rounds, passes)

@@ -128,6 +128,14 @@ def test_every_rule_names_its_key():
             trees_of(""),
             ['aggregation.options.mode = "cyclic" (configured: "histogram")'],
         ),
+        (
+            {"workload": {"name": "sgd"}, "rounds": {"passes": 20}},
+            {"workload": {"name": "sgd"}, "rounds": {"rounds": 30}},
+            [
+                "rounds.rounds = (not set) (configured: 30)",
+                "rounds.passes = 20 (configured: (not set))",
+            ],
+        ),
         ({"server": {"heartbeat_time_s": 1.0, "port": 1}}, {"logging": {"level": "debug"}}, []),
     ],
 )
@@ -147,6 +155,21 @@ def test_an_extended_session_fits_its_old_configuration_and_its_new_one(rounds, 
     assert bool(different) is is_other
 
 
+@pytest.mark.parametrize(("passes", "is_other"), [(30, False), (50, False), (40, True)])
+def test_session_extended_by_passes_fits_both_numbers(passes, is_other):
+    """After `extend` from 30 to 50 passes both are right, and no other."""
+    lineage = Lineage(
+        "5e55104/30", num_rounds=30, configured_rounds=30, num_passes=30, configured_passes=30
+    )
+    workload = {"name": "sgd"}
+    different = told(
+        config_of(workload=workload, rounds={"passes": 20}),
+        config_of(workload=workload, rounds={"passes": passes}),
+        lineage,
+    )
+    assert bool(different) is is_other
+
+
 def test_settings_of_a_session_are_those_that_are_no_defaults():
     """A reader of the report sees how to repeat the training, and no default."""
     config = config_of(workload={"name": "sgd", "options": {"eta0": 0.5}}, rounds={"rounds": 7})
@@ -155,3 +178,6 @@ def test_settings_of_a_session_are_those_that_are_no_defaults():
     assert settings["workload.options.eta0"] == "0.5"
     assert "rounds.seed" not in settings
     assert settings_of(config_of().rules()) == {}
+    by_passes = settings_of(config_of(workload={"name": "sgd"}).rules())
+    assert by_passes["rounds.passes"] == "50"
+    assert not {"rounds.rounds", "rounds.epochs"} & by_passes.keys()

@@ -27,8 +27,7 @@ from xain_coordinator.core.evaluation import (
 from xain_coordinator.core.history import TALLIED_ROUNDS, History
 from xain_coordinator.core.keys import update_key
 from xain_coordinator.core.questions import AssignmentFor, MayUpload
-from xain_coordinator.core.replacing import replace as replace_of
-from xain_coordinator.core.values import Evaluation, LocalModel, Phase, Task
+from xain_coordinator.core.values import Evaluation, LocalModel, Phase, Stride, Task
 from xain_coordinator.core.view import evaluation_warnings, trend
 from xain_workloads.gains import Budget, Difference
 from xain_workloads.tallies import Tallies, add, tally_classes, tally_numbers
@@ -832,16 +831,11 @@ def test_late_evaluation_leaves_figures_alone_whose_sums_are_gone() -> None:
 
 
 def test_models_of_steps_are_evaluated_once_a_pass_over_the_data() -> None:
-    bench = bench_of("a", rounds=9, evaluate_every=1)
-    assert bench.session.model is not None
-    model = replace(bench.session.model, metadata={"steps_per_pass": "3"})
-    bench.session = replace_of(bench.session, model=model)
+    bench = bench_of("a", passes=3, epochs=1, stride=Stride(levels=3), evaluate_every=1)
     asked = []
     for _ in range(7):
         asked.append(bench.start("a").evaluate)
         train(bench, 0.5)
-        published = replace(bench.session.model, metadata={"steps_per_pass": "3"})
-        bench.session = replace_of(bench.session, model=published)
     assert asked == [True, False, False, True, False, False, True]
 
 

@@ -8,6 +8,7 @@ from xain_foundation.commands import DEFAULT_PORT, parse_assignments, run_app, s
 from xain_parameters import config as parameters
 from xain_parameters.cli import app as parameter_server
 from xain_participant.config import CoordinatorSettings
+from xain_workloads.passes import PASSES, ROUNDS
 from xain_workloads.workload import known_workloads
 
 
@@ -60,7 +61,8 @@ def test_help_of_coordinator_shows_its_defaults(
     config = CoordinatorConfig()
     assert f"by default {config.server.host}. [server.host]" in shown
     assert f"by default {config.server.port}; 0 takes a free one. [server.port]" in shown
-    assert f"by default {config.rounds.rounds}, or 10 trees. [rounds.rounds]" in shown
+    assert f"by default {ROUNDS} for scripts and bagging. [rounds.rounds]" in shown
+    assert f"by default {PASSES['sgd']}; rounds follow from them. [rounds.passes]" in shown
     assert f"by default {config.rounds.min_participants}. [rounds.min_participants]" in shown
     assert f"By default {config.journal.path.parent}." in shown
     assert all(name in shown for name in known_workloads())

@@ -12,8 +12,6 @@ from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError
 from xain_workloads.figures import metric_names
 from xain_workloads.model import Model, Vector
-from xain_workloads.passes import KEY as PASSES_KEY
-from xain_workloads.passes import steps_per_pass
 from xain_workloads.preprocessing import (
     COLUMNS_KEY,
     KEY,
@@ -168,21 +166,6 @@ def initial_model(
     Without statistics of each site there is no preprocessing, and the workload makes the model for
     the columns as they are. Raises ValueError as Workload.initial_model does.
     """
-    model = _initial_model(workload, profiles, options, made)
-    steps = (made or {}).get(PASSES_KEY) or str(
-        steps_per_pass(getattr(workload, "options", None), profiles)
-    )
-    if steps == "1":
-        return model
-    return replace(model, metadata={**model.metadata, PASSES_KEY: steps})
-
-
-def _initial_model(
-    workload: Workload,
-    profiles: Sequence[DataProfile],
-    options: PreprocessingOptions,
-    made: Mapping[str, str] | None,
-) -> Model:
     known = [profile for profile in profiles if profile.num_samples > 0]
     if not trains(workload):
         return workload.initial_model(known, made)

@@ -51,13 +51,15 @@ def differences(session: Session, config: CoordinatorConfig) -> Iterator[str]:
         changed = {"study"}  # what else differs, follows from its sessions
     if session.lineage is not None or "workload" in changed:
         changed.discard("initial")  # nothing reads it, or it follows from the workload
-    if _is_extended_as_configured(session, asked.rounds):
-        changed.discard("rounds")
+    if _is_extended_as_configured(session, asked):
+        changed -= {"rounds", "passes", "epochs"} if asked.plans_epochs else {"rounds", "passes"}
     if session.rules.max_participants == session.rules.start_participants:
         # The default of versions up to 0.1; one that came later changes no session.
         changed -= {"max_participants"} if config.rounds.max_participants is None else set()
     if changed.intersection(_DERIVED_FROM):
         changed -= {name for name in _DERIVED if getattr(config.rounds, name) is None}
+    if changed & {*_WORKLOAD, "aggregation_options"} and config.has_default_length:
+        changed -= {"rounds", "passes"}
     # The task is the workload's, where the configuration does not say it.
     follows = {"schema.task"} if changed.intersection(_WORKLOAD) else set()
     for field in fields(Rules):
@@ -71,14 +73,17 @@ def differences(session: Session, config: CoordinatorConfig) -> Iterator[str]:
                 yield f"{key} = {before} (configured: {now})"
 
 
-def _is_extended_as_configured(session: Session, configured_rounds: int) -> bool:
-    """Whether the configuration has the number of rounds from before an extension, or the new
-    total: `extend` changes the session and leaves the configuration to its owner."""
+def _is_extended_as_configured(session: Session, asked: Rules) -> bool:
+    """Whether the configuration has the length from before an extension, or the new total: `extend`
+    changes the session and leaves the configuration to its owner."""
     lineage = session.lineage
     if lineage is None or not lineage.configured_rounds:
         return False
+    if asked.passes:
+        total = lineage.num_passes + session.rules.passes
+        return asked.passes in (lineage.configured_passes, total)
     total = lineage.num_rounds + session.rules.rounds
-    return configured_rounds in (lineage.configured_rounds, total)
+    return asked.rounds in (lineage.configured_rounds, total)
 
 
 def require_same_rules(session: Session, config: CoordinatorConfig, from_model: str) -> None:

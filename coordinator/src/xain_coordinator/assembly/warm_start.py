@@ -35,6 +35,7 @@ from xain_workloads.exported.model_files import (
     read_json,
 )
 from xain_workloads.model import Model, TensorSpec, size_of
+from xain_workloads.passes import stride
 from xain_workloads.schema import Column
 from xain_workloads.thresholds import KEY as THRESHOLD_KEY
 from xain_workloads.unlike_rows import KEY as POINTS_KEY
@@ -64,8 +65,15 @@ class FirstModel:
     copy: Callable[[WeightsStore], GlobalModel]
 
     def rules(self, rules: Rules) -> Rules:
-        """Rules of the new session, in which no participant makes initial weights."""
-        return replace(rules, initial="empty") if rules.initial == "first" else rules
+        """Rules of the new session, in which no participant makes initial weights. What a round of
+        it is follows from the options of the model, which the configuration may leave out."""
+        if rules.initial == "first":
+            rules = replace(rules, initial="empty")
+        if not rules.workload:
+            return rules
+        options = json.loads(self.metadata.get("options", "{}"))
+        made = getattr(create(rules.workload, options), "options", None)
+        return replace(rules, stride=stride(made, str(mode_option(rules).get("mode", ""))))
 
     def events(self, store: WeightsStore, at: float) -> list[DurableEvent]:
         """Copy the model, and return the events with which the session has it."""
@@ -166,7 +174,11 @@ def _extended(last: Snapshot, lineage: Lineage) -> Lineage:
         lineage,
         num_rounds=before.num_rounds + session.num_trained,
         num_epochs=session.epoch_base,
+        num_passes=before.num_passes + session.num_passes,
         configured_rounds=before.configured_rounds or session.rules.rounds,
+        configured_passes=before.configured_passes
+        if before.configured_rounds
+        else session.rules.passes,
         began_with=before.began_with if before.configured_rounds else before.source,
     )
 

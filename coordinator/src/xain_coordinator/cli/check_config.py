@@ -6,6 +6,8 @@ import typer
 
 from xain_coordinator.aggregation.rules import known_rules
 from xain_coordinator.config.coordinator import CoordinatorConfig
+from xain_coordinator.core.pacing import plan_of
+from xain_coordinator.core.view import told
 from xain_coordinator.extensions.strategies import strategy_of_session
 from xain_foundation.schema import MASK, is_secret_name
 from xain_foundation.settings import Resolved, Setting
@@ -43,7 +45,7 @@ def _derived(config: CoordinatorConfig) -> str:
     if config.parameters.is_on:
         listens += f" The scheduler of a parameter server listens on {config.parameters.address}."
     return (
-        f"{listens}\n{first}.\n"
+        f"{listens}\n{first}.\n{length(config)}\n"
         f"A round needs N = {_participants(rounds.num_required, 'connected ')}, of whom"
         f" k = {rounds.num_selected} {'is' if rounds.num_selected == 1 else 'are'} selected; at"
         f" most {rounds.effective_max_participants} may be connected.\n"
@@ -51,6 +53,19 @@ def _derived(config: CoordinatorConfig) -> str:
         f" {rounds.min_participants} will do. After {rounds.idle_timeout_s:g} s of waiting in vain"
         f" the session ends.\n{_combined(config)}"
     )
+
+
+def length(config: CoordinatorConfig) -> str:
+    """How long the training is, for as many sites as the first round waits for."""
+    rules = config.rules()
+    if rules.rounds == 0:
+        return "It describes the data, and trains nothing."
+    if rules.passes and rules.stride.step_rows:
+        return (
+            f"It trains for {rules.passes:,} passes over all rows, in steps of "
+            f"{rules.stride.step_rows:,} rows of each site, one a round."
+        )
+    return f"It trains for {told(plan_of(rules, [0] * rules.start_participants), rules)}."
 
 
 def _combined(config: CoordinatorConfig) -> str:

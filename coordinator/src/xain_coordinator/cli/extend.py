@@ -8,6 +8,7 @@ import re
 import uuid
 from contextlib import closing
 from dataclasses import replace
+from typing import NoReturn
 
 from xain_coordinator.assembly.warm_start import LAST, model_of_session
 from xain_coordinator.config.coordinator import CoordinatorConfig
@@ -20,21 +21,29 @@ from xain_coordinator.stores.opening import open_store
 from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_foundation.commands import CommandFailed, fail
 from xain_foundation.exit_statuses import EXIT_BAD_CONFIG
+from xain_foundation.hints import hint
 from xain_wire.limits import MAX_INT32
 
-_ROUNDS = re.compile(r"\+?[0-9]{1,10}")
+_NUMBER = re.compile(r"\+?[0-9]{1,10}")
 
 
-def extend(config: CoordinatorConfig, rounds: str) -> str:
+def _refuse(why: str) -> NoReturn:
+    fail("xain-coordinator extend", why, EXIT_BAD_CONFIG)
+
+
+def extend(config: CoordinatorConfig, rounds: str | None, passes: str | None) -> str:
     """Open a session that extends the finished one of the journal. Returns a line about it.
 
-    rounds: "+20" for 20 more, "50" for 50 in all.
+    rounds, passes: one of them, "+20" for 20 more, "50" for 50 in all.
     Raises CommandFailed, CannotStartFrom, JournalError, StoreError and OSError, and ends the
-    process if `rounds` is no such number.
+    process if it is no such number.
     """
-    if not _ROUNDS.fullmatch(rounds) or int(rounds) == 0:
-        why = f"--rounds is {rounds!r}; it must be +N for N more rounds, or the number in all"
-        fail("xain-coordinator extend", why, EXIT_BAD_CONFIG)
+    what, given = ("passes", passes) if rounds is None else ("rounds", rounds)
+    flag = f"--{what} is {given!r}"
+    if given is None or (rounds is not None and passes is not None):
+        _refuse("one of --rounds and --passes is needed: +N for N more, or the number in all")
+    if not _NUMBER.fullmatch(given) or int(given) == 0:
+        _refuse(f"{flag}; it must be +N for N more {what}, or the number in all")
     if config.storage.format == "xain-pickle":
         raise CommandFailed(
             "XAIN's participants know one session a bucket; open one in another bucket"
@@ -49,19 +58,26 @@ def extend(config: CoordinatorConfig, rounds: str) -> str:
             )
         with closing(open_store(config.storage)) as opened:
             first = model_of_session(journal, opened, session.session_id, LAST, extends=True)
-            trained = first.lineage.num_rounds
-            more = int(rounds) if rounds.startswith("+") else int(rounds) - trained
+            lineage, is_passes = first.lineage, what == "passes"
+            if is_passes and session.rules.aggregation == "ensemble":
+                raise CommandFailed(
+                    "bagging counts rounds: " + hint("xain-coordinator", "--rounds +1")
+                )
+            trained = lineage.num_passes if is_passes else lineage.num_rounds
+            more = int(given) if given.startswith("+") else int(given) - trained
             if more < 1:
-                raise CommandFailed(f"--rounds is {rounds}, and {trained} are trained already")
-            rules = first.rules(replace(session.rules, rounds=more))
+                raise CommandFailed(f"{flag}, and {trained} are trained already")
+            rules = first.rules(
+                replace(session.rules, rounds=more, passes=more if is_passes else 0)
+            )
             if (trained + more) * max(rules.epochs, 1) > MAX_INT32:
-                raise CommandFailed(f"--rounds is {rounds}: that is more than can be counted")
+                raise CommandFailed(f"{flag}: that is more than can be counted")
             session_id = uuid.uuid4().hex[:12]
             events = first.events(PrefixedStore(opened, session_id), 0.0)
             copy_latest(opened, journal)
         begun = SessionOpened(session_id, rules, 0.0, first.lineage)
         journal.append([Record(0.0, event) for event in (begun, *events)])
     return (
-        f"session {session_id}: {more} more rounds after the {trained} that led to "
+        f"session {session_id}: {more} more {what} after the {trained} that led to "
         f"{first.lineage.source}; start the coordinator and its participants as before"
     )

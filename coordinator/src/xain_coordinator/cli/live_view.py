@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from math import isfinite
-from statistics import median
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -33,7 +32,6 @@ BAR_COLUMNS = 12  # so that the headline fits 80 columns
 MAX_ROWS = 12
 MAX_METRICS = 4
 MAX_PARAMETER_LINES = 6
-TIMED_ROUNDS = 5  # from which the time to the end is estimated
 
 _LEVELS = "▁▂▃▄▅▆▇█"
 
@@ -71,7 +69,7 @@ def _headline(snapshot: Snapshot) -> RenderableType:
     state = clean(status.phase)
     is_over = status.state == pb.FINISHED
     grid = Table.grid(padding=(0, 2))
-    left = _time_left(snapshot)
+    left = status_view.time_left(snapshot)
     facts: list[RenderableType] = [Text(clean(status.study), style="bold")] if status.study else []
     facts += [
         Text(state, style="bold" if is_over else "bold green"),
@@ -96,16 +94,6 @@ def _headline(snapshot: Snapshot) -> RenderableType:
     told = (why if is_over else f"waiting for: {status.waiting_for}", "; ".join(about))
     lines = [Text(clean(t), style="dim", overflow="ellipsis", no_wrap=True) for t in told if t]
     return Group(grid, *lines)
-
-
-def _time_left(snapshot: Snapshot) -> float | None:
-    """Estimated seconds to the end of the training, from the latest rounds; None if unknown."""
-    status = snapshot.status
-    rounds = snapshot.rounds.rounds
-    latest = [o.seconds for o in rounds if o.phase == "published" and o.task == pb.TRAIN]
-    if status.state == pb.FINISHED or not latest:
-        return None
-    return (status.num_rounds - status.num_trained) * median(latest[-TIMED_ROUNDS:])
 
 
 def _curves(rounds: Iterable[RoundStatus], first: str) -> RenderableType | None:

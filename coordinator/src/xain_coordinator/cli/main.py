@@ -83,7 +83,19 @@ WorkloadName = Annotated[
 ]
 Rounds = Annotated[
     str | None,
-    typer.Option(metavar="N", help="Rounds to train, by default 10, or 10 trees. [rounds.rounds]"),
+    typer.Option(
+        metavar="N",
+        help="Rounds to train, instead of passes; by default 10 for scripts and bagging. "
+        "[rounds.rounds]",
+    ),
+]
+Passes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N",
+        help="Passes over all rows of all sites, by default 50; rounds follow from them. "
+        "[rounds.passes]",
+    ),
 ]
 MinParticipants = Annotated[
     str | None,
@@ -142,6 +154,7 @@ def _run(
     data_dir: DataDir = None,
     workload: WorkloadName = None,
     rounds: Rounds = None,
+    passes: Passes = None,
     min_participants: MinParticipants = None,
     assignments: Assignments = None,
     new_session: Annotated[
@@ -165,7 +178,7 @@ def _run(
     ] = None,
     version: Annotated[bool, version_option(PROGRAM)] = False,
 ) -> None:
-    values = _values(data_dir, assignments, host, port, workload, rounds, min_participants)
+    values = _values(data_dir, assignments, host, port, workload, rounds, passes, min_participants)
     if context.invoked_subcommand is not None:
         given = (config, from_model, new_session, resume, *values.values())
         refuse_flags_before(PROGRAM, context.invoked_subcommand, given)
@@ -200,11 +213,12 @@ def _check_config(
     data_dir: DataDir = None,
     workload: WorkloadName = None,
     rounds: Rounds = None,
+    passes: Passes = None,
     min_participants: MinParticipants = None,
     assignments: Assignments = None,
 ) -> None:
     """Show the settings in force and where each comes from; exit status 2 if one is wrong."""
-    values = _values(data_dir, assignments, host, port, workload, rounds, min_participants)
+    values = _values(data_dir, assignments, host, port, workload, rounds, passes, min_participants)
     resolved = _resolve(config, values)
 
     from xain_coordinator.cli.check_config import show
@@ -383,9 +397,10 @@ def _backup_or_restore(
 _EXTEND_HELP = """With the coordinator stopped, prepare a finished session to be trained further.
 
 It opens a new session in the same journal and weights store that begins with the last model of the
-finished one, under the same rules, with more rounds. Its rounds are counted from 0; `status` shows
-where it comes from. The finished session stays as it is. Start the coordinator and the participants
-as before: a configuration that still has the old number of rounds, or has the new one, fits.
+finished one, under the same rules, with more rounds or passes. Its rounds are counted from 0;
+`status` shows where it comes from. The finished session stays as it is. Start the coordinator and
+the participants as before: a configuration that still has the old number of rounds or passes, or
+has the new one, fits.
 
 Exit status: 0 if there is a new session; 1 if there is none; 2 if a setting is wrong.
 """
@@ -395,14 +410,21 @@ _EXTEND_EXAMPLES = """**Examples**
 - `xain-coordinator extend --config fleet.toml --rounds +20` : 20 more rounds
 
 - `xain-coordinator extend --data-dir wards --rounds 50` : 50 rounds, with those that are trained
+
+- `xain-coordinator extend --data-dir wards --passes +20` : 20 more passes over all rows
 """
 
 
 @app.command("extend", help=_EXTEND_HELP, epilog=_EXTEND_EXAMPLES)
 def _extend(
     rounds: Annotated[
-        str, typer.Option(metavar="+N|N", help="How many rounds more, or how many in all.")
-    ],
+        str | None,
+        typer.Option(metavar="+N|N", help="How many rounds more, or how many in all."),
+    ] = None,
+    passes: Annotated[
+        str | None,
+        typer.Option(metavar="+N|N", help="How many passes over all rows more, or in all."),
+    ] = None,
     config: Config = None,
     data_dir: DataDir = None,
     assignments: Assignments = None,
@@ -412,7 +434,7 @@ def _extend(
     with _explained("extend"):
         from xain_coordinator.cli.extend import extend
 
-        typer.echo(extend(resolved.config, rounds))
+        typer.echo(extend(resolved.config, rounds, passes))
 
 
 Address = Annotated[
@@ -858,6 +880,7 @@ def _values(
     port: str | None = None,
     workload: str | None = None,
     rounds: str | None = None,
+    passes: str | None = None,
     min_participants: str | None = None,
 ) -> dict[str, Any]:
     """Settings that flags give, by dotted key; None for a flag that was not given."""
@@ -866,6 +889,7 @@ def _values(
         "server.port": port,
         "workload.name": workload,
         "rounds.rounds": rounds,
+        "rounds.passes": passes,
         "rounds.min_participants": min_participants,
     }
     if data_dir is not None:

@@ -1,6 +1,7 @@
 """Output of `xain-coordinator status` for people: the snapshot as tables."""
 
 from collections.abc import Iterable
+from statistics import median
 
 from rich.console import Console
 from rich.table import Table
@@ -16,12 +17,13 @@ from xain_workloads.describe import TableOne
 
 _MAX_NAMES = 6
 MAX_FINDINGS = 20
+TIMED_ROUNDS = 5  # from which the time to the end is estimated
 MAX_LINES = 12  # of table one
 
 
 def render(snapshot: Snapshot, console: Console, table_one: TableOne | None = None) -> None:
     """Tables of a status: the state, the data, the participants, then the rounds."""
-    console.print(_headline(snapshot.status, snapshot.rounds.rounds))
+    console.print(_headline(snapshot))
     if table_one is not None or snapshot.status.findings:
         console.print(Text("\nData", style="bold"))
     if table_one is not None:
@@ -90,9 +92,8 @@ def parameter_lines(status: inspection_pb2.GetStatusResponse) -> list[str]:
     return reports.lines_of(reports.from_json(status.parameters))
 
 
-def _headline(
-    status: inspection_pb2.GetStatusResponse, rounds: Iterable[inspection_pb2.RoundStatus]
-) -> Table:
+def _headline(snapshot: Snapshot) -> Table:
+    status, rounds = snapshot.status, snapshot.rounds.rounds
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column()
@@ -112,6 +113,10 @@ def _headline(
     grid.add_row("state", line)
     if status.study:
         grid.add_row("study", _text(status.study))
+    if status.plan:
+        to_go = time_left(snapshot)
+        most = "" if to_go is None else f"; at most {duration(to_go)} left"
+        grid.add_row("training", _text(f"{status.plan}{most}"))
     if status.waiting_for and state != "finished":
         grid.add_row("waiting for", _text(status.waiting_for))
     for warning in status.warnings:
@@ -160,8 +165,23 @@ def connected(status: inspection_pb2.GetStatusResponse) -> str:
 
 
 def progress(status: inspection_pb2.GetStatusResponse) -> str:
-    """Rounds of training that are over, as in "3 of 7 rounds"."""
+    """Rounds of training that are over, as in "3 of 7 rounds"; before the first, passes."""
+    if status.num_passes and not status.plan:
+        return f"0 of {status.num_passes} passes"
     return f"{status.num_trained} of {status.num_rounds} rounds"
+
+
+def time_left(snapshot: Snapshot) -> float | None:
+    """Estimated seconds to the end of the training, from the latest rounds; None if unknown."""
+    status, rounds = snapshot.status, snapshot.rounds.rounds
+    latest = [
+        one.seconds
+        for one in rounds
+        if one.phase == "published" and one.task == coordinator_pb2.TRAIN
+    ]
+    if status.state == coordinator_pb2.FINISHED or not latest:
+        return None
+    return (status.num_rounds - status.num_trained) * median(latest[-TIMED_ROUNDS:])
 
 
 def participants(snapshot: Snapshot, max_rows: int, *, folds: bool) -> Table:

@@ -43,11 +43,13 @@ from xain_foundation.fields import (
 )
 from xain_foundation.hints import hint
 from xain_foundation.logs import LoggingSettings
+from xain_workloads.passes import ROUNDS, Stride, default_passes, stride
 
 if TYPE_CHECKING:
     from xain_coordinator.aggregation.aggregator import Aggregator
     from xain_coordinator.aggregation.optimizers import Optimizer
     from xain_workloads.preprocessing import PreprocessingOptions
+    from xain_workloads.workload import Workload
 
 ENV_PREFIX = "XAIN_COORDINATOR_"
 
@@ -133,23 +135,32 @@ class WorkloadSettings(Section):
             yield _wrong_option(self.options, str(error))
 
     @property
-    def metrics(self) -> tuple[str, ...]:
-        """Names of what the workload's models are measured by; empty without a workload."""
+    def made(self) -> "Workload | None":
+        """The workload with its options; None without one."""
         if not self.name:
-            return ()
+            return None
         from xain_workloads import workload
 
-        return workload.metrics_of(workload.create(self.name, self.options))
+        return workload.create(self.name, self.options)
+
+    @property
+    def made_options(self) -> Any:
+        """Options of the workload, with their defaults; None if there are none."""
+        return getattr(self.made, "options", None)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of what the workload's models are measured by; empty without a workload."""
+        if (made := self.made) is None:
+            return ()
+        from xain_workloads.workload import metrics_of
+
+        return metrics_of(made)
 
     @property
     def task(self) -> str:
         """The workload's task: "classification", "regression", or "" without a workload."""
-        if not self.name:
-            return ""
-        from xain_workloads import workload
-
-        made = workload.create(self.name, self.options)
-        return str(getattr(getattr(made, "options", None), "task", ""))
+        return str(getattr(self.made_options, "task", ""))
 
 
 def _wrong_option(options: Mapping[str, object], message: str) -> WrongSetting:
@@ -382,17 +393,11 @@ class CoordinatorConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _workload_chooses(cls, given: Any) -> Any:
-        workload, rounds = given.get("workload", {}), given.get("rounds", {})
-        aggregation = given.get("aggregation", {})
-        if not all(isinstance(one, Mapping) for one in (workload, rounds, aggregation)):
+        workload, aggregation = given.get("workload", {}), given.get("aggregation", {})
+        if not (isinstance(workload, Mapping) and isinstance(aggregation, Mapping)):
             return given
         rule = aggregation.get("rule") or rule_fits.own_rule(workload) or _ANY_RULE
-        chosen = rule_fits.own_rounds(workload, aggregation)
-        return {
-            **given,
-            "aggregation": {**aggregation, "rule": rule},
-            "rounds": {**({"rounds": chosen} if chosen else {}), **rounds},
-        }
+        return {**given, "aggregation": {**aggregation, "rule": rule}}
 
     moved: ClassVar[Mapping[str, str]] = {
         "ai": "is called [rounds] now",
@@ -476,6 +481,7 @@ class CoordinatorConfig(Section):
     _rule_fits_participants = Check(rule_fits.participants_fit)
     _rule_fits_options = Check(rule_fits.options_fit)
     _rule_fits_estimators = Check(rule_fits.estimators_fit)
+    _rule_fits_passes = Check(rule_fits.passes_fit)
 
     @Check
     def _task_is_that_of_the_workload(self) -> Conflicts:
@@ -589,6 +595,31 @@ class CoordinatorConfig(Section):
         cuts = options.get("cuts")
         return int(options.get("stages", 0)) or (len(cuts) + 1 if cuts else 0)
 
+    @property
+    def has_default_length(self) -> bool:
+        """Whether neither passes nor rounds are set."""
+        return self.rounds.passes is None and self.rounds.rounds is None
+
+    @property
+    def passes(self) -> int:
+        """Passes over all rows that a session trains for; 0 if its rounds are counted."""
+        if not self.has_default_length:
+            return self.rounds.passes or 0
+        return default_passes(self.workload.name, getattr(self.workload.made_options, "mode", ""))
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds of a session that counts them."""
+        return ROUNDS if self.rounds.rounds is None else self.rounds.rounds
+
+    @property
+    def stride(self) -> Stride:
+        """Rounds of the workload, where they are less than a pass."""
+        mode = ""
+        if self.aggregation.rule == "trees":
+            mode = str(self.aggregation.whole_options["mode"])
+        return stride(self.workload.made_options, mode)
+
     def _initial(self) -> Literal["first", "empty", "workload"]:
         if self.workload.name:
             return "workload"
@@ -610,7 +641,7 @@ class CoordinatorConfig(Section):
 
     def rules(self, step: Step | None = None) -> Rules:
         """The rules of a new session. step: its part in a study."""
-        study = as_text(self.study, self.search, self.rounds.rounds)
+        study = as_text(self.study, self.search, self.passes or self.num_rounds)
         if step is None:
             return replace(self._rules(), study=study)
         config = self
@@ -623,9 +654,12 @@ class CoordinatorConfig(Section):
         rounds, aggregation, evaluate = self.rounds, self.aggregation, self.evaluate
         stages = {"stages": self.num_stages} if aggregation.rule == "assemble" else {}
         describes = self.workload.name == "describe"
+        passes = 0 if describes else self.passes
+        is_averaged = not rule_fits.is_own(aggregation.rule)
         return Rules(
-            rounds=0 if describes else rounds.rounds,
-            epochs=rounds.epochs,
+            # With passes those of one site, until the first round opens.
+            rounds=0 if describes else passes or self.num_rounds,
+            epochs=rounds.effective_epochs,
             min_participants=rounds.min_participants,
             fraction_participants=rounds.fraction_participants,
             num_required=rounds.num_required,
@@ -655,6 +689,9 @@ class CoordinatorConfig(Section):
             optimizer=aggregation.optimizer,
             optimizer_options=options_of(aggregation.made_optimizer(), {}),
             seed=rounds.seed,
+            passes=passes,
+            plans_epochs=bool(passes) and rounds.epochs is None and is_averaged,
+            stride=self.stride,
             heartbeat_time_s=self.server.heartbeat_time_s,
             heartbeat_timeout_s=self.server.heartbeat_timeout_s,
             workload=self.workload.name,

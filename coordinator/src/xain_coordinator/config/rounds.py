@@ -28,20 +28,21 @@ from xain_foundation.fields import Check, Conflicts, Section, WrongSetting
 from xain_foundation.names import why_not
 from xain_messaging.conditional_events import ConditionalEventError, parse
 from xain_wire.limits import MAX_INT32
+from xain_workloads.passes import MAX_ROUNDS, ROUNDS
 
 # Participants that may be connected, unless it is set or more are needed: a bound for memory, which
 # no group of sites meets by chance.
 DEFAULT_MAX_PARTICIPANTS = 1000
 
 _MAX_WAIT_S = 366 * 24 * 3600.0  # longer than this is for ever
-_MAX_ROUNDS = MAX_INT32 // 2  # so that the sum of two is an int32, as the wire has it
 
 
 class RoundsSettings(Section):
     """[rounds]"""
 
-    rounds: int = Field(default=10, ge=1, le=_MAX_ROUNDS)
-    epochs: int = Field(default=1, ge=0, le=MAX_INT32)
+    rounds: int | None = Field(default=None, ge=1, le=MAX_ROUNDS)
+    passes: int | None = Field(default=None, ge=1, le=MAX_ROUNDS)
+    epochs: int | None = Field(default=None, ge=0, le=MAX_INT32)
     initial_weights: Literal["first", "average"] | None = None
     min_participants: int = Field(default=1, ge=1, le=MAX_PARTICIPANTS)
     fraction_participants: ExactFraction = Fraction(1)
@@ -54,7 +55,7 @@ class RoundsSettings(Section):
     tags: dict[str, TagValues] = Field(default_factory=dict)
     # Each refusal is written down, so that their number must have a bound.
     refused_limit: int = Field(default=3, ge=0, le=100)
-    refused_rounds: int = Field(default=3, ge=0, le=_MAX_ROUNDS)
+    refused_rounds: int = Field(default=3, ge=0, le=MAX_ROUNDS)
     max_lost_share: float = Field(default=0.2, ge=0, le=1)
     seed: int = Field(default=0, ge=0)
     over_selection: ExactExcess = Fraction(0)
@@ -127,14 +128,33 @@ class RoundsSettings(Section):
             return self.max_participants
         return max(DEFAULT_MAX_PARTICIPANTS, self.effective_start_participants)
 
+    @property
+    def effective_epochs(self) -> int:
+        """Epochs of a round, as far as the settings say."""
+        return 1 if self.epochs is None else self.epochs
+
+    @Check
+    def _length_is_given_once(self) -> Conflicts:
+        if self.passes is None:
+            return
+        if self.rounds is not None:
+            yield WrongSetting(
+                "passes",
+                f"rounds.rounds = {self.rounds} is given too; keep one of them: rounds follow from "
+                "passes over all rows",
+            )
+        elif self.epochs == 0:
+            yield WrongSetting("epochs", "rounds.passes are made of epochs; set it to 1 or more")
+
     @Check
     def _epochs_can_be_counted(self) -> Conflicts:
         """The epochs of all rounds fit into an int32, as the wire carries them."""
-        if self.rounds * self.epochs > MAX_INT32:
+        rounds, epochs = self.rounds or ROUNDS, self.effective_epochs
+        if rounds * epochs > MAX_INT32:
             yield WrongSetting(
                 "epochs",
-                f"with rounds.rounds = {self.rounds} that comes to {self.rounds * self.epochs} "
-                f"epochs, and at most {MAX_INT32} can be counted",
+                f"with rounds.rounds = {rounds} that comes to {rounds * epochs} epochs, and at "
+                f"most {MAX_INT32} can be counted",
             )
 
     @Check

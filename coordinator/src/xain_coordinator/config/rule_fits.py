@@ -9,9 +9,6 @@ from xain_foundation.hints import hint
 if TYPE_CHECKING:
     from xain_coordinator.config.coordinator import CoordinatorConfig
 
-
-TREES = 10  # boosting iterations of a training for which no rounds are set, as XGBoost's train()
-
 # Rules and the settings of the workload that need each other.
 _PAIRS = {
     "trees": ("workload.name", "xgboost"),
@@ -32,17 +29,9 @@ def own_rule(workload: Mapping[str, Any]) -> str:
     return next((rule for rule, (key, value) in _PAIRS.items() if given[key] == value), "")
 
 
-def own_rounds(workload: Mapping[str, Any], aggregation: Mapping[str, Any]) -> int:
-    """Rounds of a training for which none are set; 0 where the default of any workload is right.
-
-    A round of boosted trees grows one level, so that ten would end in the second tree.
-    """
-    options, mode = workload.get("options", {}), aggregation.get("options", {})
-    depth = options.get("max_depth", 6) if isinstance(options, Mapping) else 6
-    grows = not isinstance(mode, Mapping) or mode.get("mode", "histogram") == "histogram"
-    if workload.get("name") != "xgboost" or not grows or not isinstance(depth, int):
-        return 0
-    return TREES * depth
+def is_own(rule: str) -> bool:
+    """Whether a rule is for one kind of training, in which a round has no epochs to choose."""
+    return rule in _PAIRS
 
 
 _OF_BYTES = ("aggregation.optimizer", "model.personal", "server.max_update_norm", "storage.format")
@@ -87,7 +76,7 @@ def all_is_read(config: "CoordinatorConfig") -> Conflicts:
 
 def epochs_fit(config: "CoordinatorConfig") -> Conflicts:
     """The rule can train a round with this number of epochs."""
-    rule, epochs = config.aggregation.rule, config.rounds.epochs
+    rule, epochs = config.aggregation.rule, config.rounds.effective_epochs
     if rule == "trees" and epochs == 0:
         must = "it counts the boosting iterations of a round, at least 1"
     elif rule == "trees" and epochs > 1 and config.aggregation.whole_options["mode"] == "histogram":
@@ -107,6 +96,16 @@ def epochs_fit(config: "CoordinatorConfig") -> Conflicts:
     else:
         return
     yield WrongSetting("rounds.epochs", must)
+
+
+def passes_fit(config: "CoordinatorConfig") -> Conflicts:
+    """A round of the rule uses rows."""
+    if config.aggregation.rule == "ensemble" and config.rounds.passes is not None:
+        yield WrongSetting(
+            "rounds.passes",
+            "a round of bagging fits workload.options.estimators at each site, each on rows that "
+            "it draws; " + hint("xain-coordinator", "rounds.rounds = N"),
+        )
 
 
 def participants_fit(config: "CoordinatorConfig") -> Conflicts:

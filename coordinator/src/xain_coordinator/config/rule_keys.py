@@ -14,6 +14,8 @@ from xain_foundation.schema import Schema
 # data. None: the field follows from others, or its new value is taken at every start.
 _KEYS: Mapping[str, str | None] = {
     "num_required": None,
+    "plans_epochs": None,
+    "stride": None,
     "controller_options": "rounds.controller_options.*",
     "pacing_options": "rounds.pacing_options.*",
     "tags": "rounds.tags.*",
@@ -55,6 +57,8 @@ def as_configured(rules: Rules, name: str) -> dict[str, object]:
     key, value = key_of(name), getattr(rules, name)
     if key is None:
         return {}
+    if name in _counted_otherwise(rules):
+        return {key: None}
     if not key.endswith("*"):
         if name == "initial" and value == "empty":
             value = "average"
@@ -69,6 +73,13 @@ def as_configured(rules: Rules, name: str) -> dict[str, object]:
         table |= {f"columns.{column.name}": column.type for column in value.columns}
         value = table | {f"units.{c.name}": c.unit for c in value.columns if c.unit}
     return {f"{key[:-1]}{item}": of_item for item, of_item in value.items()}
+
+
+def _counted_otherwise(rules: Rules) -> set[str]:
+    """Fields of the length of a training that are not set, but follow from the others."""
+    if not rules.passes:
+        return {"passes"}
+    return {"rounds", "epochs"} if rules.plans_epochs else {"rounds"}
 
 
 def shown(schema: Schema, key: str, values: Mapping[str, object]) -> str:
@@ -87,6 +98,6 @@ def settings_of(rules: Rules) -> dict[str, str]:
     for field in fields(Rules):
         own, usual = (as_configured(of, field.name) for of in (rules, default))
         for key in own:
-            if own[key] != usual.get(key):
+            if own[key] is not None and own[key] != usual.get(key):
                 found[key] = shown(schema, key, own)
     return found

@@ -227,9 +227,17 @@ def rules_of(step: Step, rules: Rules) -> Rules:
     options."""
     rules = replace(rules, step=step, evaluate_local=False)  # see study.cross
     if step.task == "measure":
-        rules = replace(rules, rounds=0, evaluate_every=1, evaluate_patience=0, evaluate_data=False)
+        rules = replace(
+            rules,
+            rounds=0,
+            passes=0,
+            evaluate_every=1,
+            evaluate_patience=0,
+            evaluate_data=False,
+        )
     elif step.budget:
-        rules = replace(rules, rounds=min(step.budget, rules.rounds))
+        budget = min(step.budget, rules.rounds)  # passes where these are counted
+        rules = replace(rules, rounds=budget, passes=budget if rules.passes else 0)
     if (n := len(step.sites)) > 0:
         rules = replace(
             rules,

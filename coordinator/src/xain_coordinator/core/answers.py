@@ -355,8 +355,7 @@ def _end_training_round(session: Session, command: c.EndTrainingRound, now: floa
     layout = command.layout if is_initial or round_.attempt else ()
     update = Update(participant_id, command.weights, command.num_samples, layout)
     check_update(_model(session), round_, update)
-    steps = _model(session).steps_per_pass
-    is_evaluated = session.rules.evaluates(number, steps) and not is_initial
+    is_evaluated = session.evaluates(number) and not is_initial
     accepted = e.UpdateAccepted(
         round_.number,
         update,

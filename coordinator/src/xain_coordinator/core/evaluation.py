@@ -361,11 +361,11 @@ def better(
     )
 
 
-def is_out_of_patience(best: Best | None, rules: Rules, steps_per_pass: int) -> bool:
-    """Whether no model has been better for evaluate_patience rounds, or passes over the data."""
+def is_out_of_patience(best: Best | None, rules: Rules, rounds_per_pass: int) -> bool:
+    """Whether no model has been better for evaluate_patience passes over the data."""
     if best is None or rules.evaluate_patience == 0:
         return False
-    return best.latest_round - best.improved_round >= rules.evaluate_patience * steps_per_pass
+    return best.latest_round - best.improved_round >= rules.evaluate_patience * rounds_per_pass
 
 
 @dataclass(frozen=True)  # without slots: see replacing.py
@@ -466,14 +466,17 @@ class EvaluationProgress:
         return replace(self, best=best, measured_round=number, lacks_metric=lacks)
 
     def owing(
-        self, model: GlobalModel | None, rules: Rules, *, is_last: bool
+        self, model: GlobalModel | None, rules: Rules, steps: int, *, is_last: bool
     ) -> "EvaluationProgress":
         """Let the coordinator evaluate the present model, if it is to be evaluated. The last model
-        does not wait for earlier ones."""
+        does not wait for earlier ones.
+
+        steps: as in Plan.
+        """
         if not rules.evaluate_data or rules.evaluate_every == 0 or model is None or model.is_empty:
             return self
         is_evaluated = self.measured_round == model.round
-        if is_evaluated or not (is_last or rules.evaluates(model.round, model.steps_per_pass)):
+        if is_evaluated or not (is_last or rules.evaluates(model.round, steps)):
             return self
         first, waiting = self.owed[:1], self.owed[1:]
         kept = () if is_last else waiting[1 - MAX_BACKLOG :]

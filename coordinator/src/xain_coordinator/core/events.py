@@ -15,6 +15,7 @@ from xain_coordinator.core.values import (
     GlobalModel,
     Lineage,
     ParticipantState,
+    Plan,
     Rules,
     Task,
     Transfer,
@@ -125,6 +126,13 @@ class ModelInitialised:
     model: GlobalModel
     at: float | None = None
     findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlanned:
+    """The rounds of the training are decided, for the sites with which the first round opens."""
+
+    plan: Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,6 +395,7 @@ DurableEvent = (
     | ModelRequested
     | InitialisationRefused
     | ModelInitialised
+    | TrainingPlanned
     | RoundOpened
     | ParticipantsSelected
     | RoundPaused

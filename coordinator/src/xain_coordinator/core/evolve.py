@@ -115,6 +115,9 @@ def evolve(session: Session, event: e.Event) -> Session:
         case e.ModelInitialised(model, at, findings):
             session = replace(session, findings=findings)
             return _with_first_model(session, model, at)
+        case e.TrainingPlanned(plan):
+            rules = dataclasses.replace(session.rules, rounds=plan.rounds, epochs=plan.epochs)
+            return replace(session, rules=rules, plan=plan)
         case e.RoundOpened():
             return _with_round(session, event)
         case e.EvaluationAccepted(_, participant_id, evaluation):

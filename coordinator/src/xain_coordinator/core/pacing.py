@@ -16,10 +16,12 @@ from functools import lru_cache
 from math import ceil, floor
 from typing import Protocol
 
+from xain_coordinator.core import attempts, descent
 from xain_coordinator.core.round import Round
-from xain_coordinator.core.values import Expression, Rules, Task
+from xain_coordinator.core.values import Expression, Plan, Rules, Task
 from xain_foundation.clock_table import ClockTable
 from xain_messaging.conditional_events import Condition, parse
+from xain_workloads.passes import plan
 
 # A quorum counts the updates of participants.
 PEER_TYPE = "participant"
@@ -70,6 +72,27 @@ def num_required(min_participants: int, fraction: Fraction) -> int:
 def num_needed(round_: Round, rules: Rules) -> int:
     """The least number of updates that a model may be made of."""
     return 1 if round_.task is Task.INITIALISE else rules.min_participants
+
+
+def plan_of(rules: Rules, samples: Sequence[int]) -> Plan:
+    """The rounds of a training that begins with some sites.
+
+    samples: rows of each of them; 0 where they are not known.
+    """
+    counted = len(samples)
+    if rules.controller != "all" and rules.aggregation != attempts.RULE:
+        counted = num_wanted(counted, rules.fraction_participants)
+    if rules.consistency != "bsp":
+        counted = min(counted, rules.buffer_size)
+    return plan(
+        rules.passes,
+        rules.rounds,
+        None if rules.plans_epochs else rules.epochs,
+        rules.stride,
+        samples,
+        num_counted=counted,
+        is_gradient=rules.aggregation == descent.RULE,
+    )
 
 
 def has_enough(round_: Round, rules: Rules) -> bool:

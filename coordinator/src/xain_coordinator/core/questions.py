@@ -83,7 +83,7 @@ def _assignment(session: Session, participant_id: str) -> r.Assignment:
     round_ = require_selected(session, participant_id, may_be_closed=is_carried_over)
     number = round_.trained_by(participant_id)
     base = session.buffered.bases[number] if number != round_.number else session.base
-    is_evaluated = session.rules.evaluates(number, base.model.steps_per_pass)
+    is_evaluated = session.evaluates(number)
     return r.Assignment(
         round=number,
         epochs=base.epochs,
@@ -104,7 +104,7 @@ def _local_budget(session: Session) -> Budget | None:
     rules, model = session.rules, session.model
     if not rules.evaluate_local or model is None or not session.epoch_base:
         return None
-    passes = -(-session.epoch_base // model.steps_per_pass)
+    passes = -(-session.epoch_base // session.steps)
     best = session.evaluation.winner
     has_other = best is not None and best.round != model.round
     return Budget(

@@ -28,6 +28,7 @@ from xain_coordinator.core.values import (
     GlobalModel,
     Lineage,
     Phase,
+    Plan,
     Rules,
     Update,
 )
@@ -46,6 +47,8 @@ class Session:
     requested: the profiles that the initial model is being made from. requested_of: names of the
         participants whose profiles they are; empty for profiles that come from elsewhere.
     findings: of the checks of the data that the last attempt at the initial model was made from.
+    plan: rounds of the training, decided when the first round opens; None before that, and for
+        scripts whose rounds are set.
     refused, trouble: the profiles that no model could be made from, and why; "" if all is well.
     open_round, last_round: the last one is kept to recognise updates that are sent again.
     since: when the phase was reached, or, in the first one, when enough had gathered.
@@ -65,6 +68,7 @@ class Session:
     findings: tuple[Finding, ...] = ()
     refused: tuple[DataProfile, ...] | None = None
     trouble: str = ""
+    plan: Plan | None = None
     model: GlobalModel | None = None
     members: Members = field(default_factory=Members)
     open_round: Round | None = None
@@ -212,12 +216,12 @@ class Session:
     @property
     def is_trained(self) -> bool:
         """Whether the last model is published: that of the last round, or one after which the loss
-        falls no more or no model was better for evaluate_patience rounds."""
+        falls no more or no model was better for evaluate_patience passes."""
         if self.model is None or self.model.round >= self.rules.num_rounds:
             return self.model is not None
-        progress, steps = self.evaluation, self.model.steps_per_pass
+        progress = self.evaluation
         return bool(progress.descent.ended_because) or is_out_of_patience(
-            progress.best, self.rules, steps
+            progress.best, self.rules, 1 if self.plan is None else self.plan.rounds_per_pass
         )
 
     @property
@@ -225,6 +229,22 @@ class Session:
         """Number of the model that nobody has trained, which never counts as the best one; None if
         the first model of this session was trained before."""
         return None if self.lineage is not None else self.rules.num_initial
+
+    @property
+    def steps(self) -> int:
+        """Rounds after which a model is whole, and may be compared; see Plan."""
+        return self.rules.stride.levels if self.plan is None else self.plan.steps
+
+    @property
+    def num_passes(self) -> int:
+        """Passes that are over, of `rules.passes`; 0 where rounds are counted."""
+        if self.plan is None:
+            return 0
+        return self.num_trained * self.plan.passes // self.plan.rounds
+
+    def evaluates(self, number: int) -> bool:
+        """Whether the global model of this number is evaluated, even if it is not the last."""
+        return self.rules.evaluates(number, self.steps)
 
     @property
     def evaluators(self) -> tuple[str, ...]:
@@ -237,7 +257,7 @@ class Session:
     def evaluation_due(self) -> EvaluationProgress:
         """The progress of evaluations once the coordinator owes that of the present model, if that
         is to be evaluated."""
-        return self.evaluation.owing(self.model, self.rules, is_last=self.is_trained)
+        return self.evaluation.owing(self.model, self.rules, self.steps, is_last=self.is_trained)
 
     @property
     def opened(self) -> Round:

@@ -11,6 +11,7 @@ from xain_coordinator.core.pacing import (
     num_needed,
     num_selected,
     num_wanted,
+    plan_of,
     round_deadline,
 )
 from xain_coordinator.core.round import Round
@@ -239,6 +240,8 @@ def _next_step_between_rounds(
         return None
     if (left_out := _left_out(session)) is not None:
         return left_out
+    if session.plan is None and (rules.passes or rules.workload):
+        return _planned(session)
     if session.is_untrained and rules.initial == "first":
         # One participant makes the initial weights.
         first = _draw(session, session.pool or session.reserve, 1, controller)[:1]
@@ -265,6 +268,13 @@ def _next_step_between_rounds(
     # A controller may choose more than it is asked for; then all of them are wanted.
     wanted = num_wanted(num_connected, fraction) if rules.over_selection else len(selected)
     return e.RoundOpened(session.round, selected, epochs, now, wanted)
+
+
+def _planned(session: Session) -> e.TrainingPlanned:
+    """Decide the rounds of the training for the participants that are there now."""
+    profiles = [session.members[p].profile for p in session.members.eligible]
+    samples = [0 if profile is None else profile.num_samples for profile in profiles]
+    return e.TrainingPlanned(plan_of(session.rules, samples))
 
 
 def _left_out(session: Session) -> e.ParticipantLeftOut | None:

@@ -13,7 +13,9 @@ from xain_workloads.division import Division as Division
 from xain_workloads.figures import Figure as Figure
 from xain_workloads.gains import LocalModel as LocalModel
 from xain_workloads.model import Layout as Layout
-from xain_workloads.passes import KEY as STEPS_KEY
+from xain_workloads.passes import ONE_PASS
+from xain_workloads.passes import Plan as Plan
+from xain_workloads.passes import Stride as Stride
 from xain_workloads.profile import DataProfile as DataProfile
 from xain_workloads.schema import OPEN_SCHEMA
 from xain_workloads.schema import Schema as Schema
@@ -101,11 +103,6 @@ class GlobalModel:
     def is_empty(self) -> bool:
         """True if there is nothing to train from yet."""
         return self.shape == (0,)
-
-    @property
-    def steps_per_pass(self) -> int:
-        """Rounds in which each site passes over its rows once; 1 unless a round is a step."""
-        return int(self.metadata.get(STEPS_KEY, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +197,10 @@ class Lineage:
     """Origin of the first model of a session, if it was not made for this session.
 
     source: "SESSION/ROUND", a global model of the same store, or the path of a file.
-    num_rounds, num_epochs: trained by the sessions that this one extends; 0 if it extends none.
-    configured_rounds: rounds.rounds of the first of them; 0 if it extends none.
+    num_rounds, num_epochs, num_passes: trained by the sessions that this one extends; 0 if it
+        extends none, and passes where rounds were counted.
+    configured_rounds, configured_passes: rounds.rounds and rounds.passes of the first of them; 0 if
+        it extends none, or has not had this one.
     began_with: source of the first of them; "" if it made its own model, or this extends none.
     """
 
@@ -210,6 +209,8 @@ class Lineage:
     num_epochs: int = 0
     configured_rounds: int = 0
     began_with: str = ""
+    num_passes: int = 0
+    configured_passes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +282,9 @@ class Rules:
     workload_options: JSON object of those that were given; "": none.
     start: "participants": the session starts as soon as enough have gathered. "request": not before
         a fit is requested.
+    passes: over all rows; 0: `rounds` are trained. Rounds, and epochs where `plans_epochs`, follow
+        from them and from the sites when the first round opens; until then `rounds` has passes.
+    stride: what a round of the workload is.
     preprocessing: JSON object of how columns are prepared for a workload; "": by the defaults.
     max_lost_share: share of the samples that three rounds in a row may lose without a warning.
     train_config: JSON object that every assignment carries, the section [train]; "": none.
@@ -296,8 +300,9 @@ class Rules:
         thresholds.Criterion. "": the larger probability counts.
     evaluate_local: at the end each site also trains a model of its own rows alone.
     evaluate_minimised: whether less of the named metric is better.
-    evaluate_patience: the session stops when no model for so many rounds was better than the best
-        one before by more than evaluate_min_delta; 0: never.
+    evaluate_patience: the session stops when no model for so many passes, or rounds where a round
+        makes several, was better than the best one before by more than evaluate_min_delta; 0: it
+        does not.
     evaluate_data: the coordinator evaluates too, on a set of its own.
     evaluate_deadline_s: how long the evaluation of the last model may take.
     study: JSON object of the settings of the study that the session is a part of, by dotted key;
@@ -356,10 +361,16 @@ class Rules:
     evaluate_local: bool = False
     study: str = ""
     step: Step | None = None
+    passes: int = 0
+    plans_epochs: bool = False
+    stride: Stride = ONE_PASS
 
-    def evaluates(self, number: int, steps_per_pass: int = 1) -> bool:
-        """Whether the global model of this number is evaluated, even if it is not the last."""
-        every = self.evaluate_every * steps_per_pass
+    def evaluates(self, number: int, steps: int = 1) -> bool:
+        """Whether the global model of this number is evaluated, even if it is not the last.
+
+        steps: as in Plan.
+        """
+        every = self.evaluate_every * steps
         return every > 0 and number % every == 0
 
     @property

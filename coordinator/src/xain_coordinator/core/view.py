@@ -3,6 +3,7 @@
 Whatever shows a session, such as the Inspection service, the log and the report, says the same.
 """
 
+from xain_coordinator.core import descent
 from xain_coordinator.core.accounts import MAX_WARNINGS
 from xain_coordinator.core.evaluation import loss_of
 from xain_coordinator.core.history import History
@@ -10,7 +11,7 @@ from xain_coordinator.core.pacing import names_of
 from xain_coordinator.core.round import Round
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.strategy import Strategy, builtin_strategy
-from xain_coordinator.core.values import Phase, Rules, Task
+from xain_coordinator.core.values import Phase, Plan, Rules, Task
 from xain_foundation.hints import hint
 
 _STILL_FALLING = 0.0002  # share of the loss, by a pass over the rows
@@ -145,8 +146,9 @@ def trend(session: Session, history: History) -> str:
     earlier = next((one for one in reversed(known[:-1]) if one[0] <= last - span), known[0])
     first, other, before = earlier
     of_earlier = 0 if session.lineage is None else session.lineage.num_epochs
-    steps = 1 if session.model is None else session.model.steps_per_pass
-    passes = (last - first) * (session.epoch_base - of_earlier) / session.num_trained / steps
+    passes = (
+        (last - first) * (session.epoch_base - of_earlier) / session.num_trained / session.steps
+    )
     if name != other or passes <= 0:
         return ""
     fall = 1 - (value / before) ** (1 / passes)
@@ -158,6 +160,37 @@ def trend(session: Session, history: History) -> str:
     if fall > -_STILL_FALLING:
         return f"{what} hardly changed {since}: more passes would change little."
     return f"{what} rose by {-100 * fall:.2g} % a pass {since}: more passes would not help."
+
+
+def planned(session: Session) -> str:
+    """How long the training is; "" before it is decided, and where rounds alone are known."""
+    return "" if session.plan is None else told(session.plan, session.rules)
+
+
+def told(plan: Plan, rules: Rules) -> str:
+    """A plan in words: "50 passes over 1,460 rows at 4 sites: 50 rounds of 1 epoch"."""
+    where = f"at {_counted(plan.num_sites, 'site')}"
+    if plan.num_samples:
+        where = f"over {_counted(plan.num_samples, 'row')} {where}"
+    if plan.num_counted < plan.num_sites:
+        where += f", {plan.num_counted:,} of them a round"
+    rounds = _counted(plan.rounds, "round")
+    if rules.aggregation == descent.RULE:
+        rounds += " of a step each"
+    elif rules.stride.levels > 1:
+        rounds += f", {rules.stride.levels} for each boosting iteration"
+    elif rules.aggregation == "trees":
+        rounds += f" of {_counted(plan.epochs, 'boosting iteration')}"
+    elif rules.aggregation != "ensemble":
+        rounds += f" of {_counted(plan.epochs, 'epoch')}"
+    if not plan.passes:
+        return f"{rounds} {where}"
+    passes = "1 pass" if plan.passes == 1 else f"{plan.passes:,} passes"
+    return f"{passes} {where}: {rounds}"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _keeps_estimators(rules: Rules) -> bool:

@@ -12,7 +12,7 @@ from xain_coordinator.core.evaluation import together
 from xain_coordinator.core.history import MAX_NAMES_OF_A_ROUND, History
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Evaluation, Task
-from xain_coordinator.core.view import MAX_ABSENT
+from xain_coordinator.core.view import MAX_ABSENT, planned
 from xain_coordinator.ports import Record
 
 log = structlog.get_logger(__name__)
@@ -51,6 +51,9 @@ def log_event(before: Session, session: Session, event: e.DurableEvent, history:
             log.info("participant_left", participant=participant_id, cause=cause, **fields)
         case e.FitRequested():
             log.info("fit_requested", connected=len(session.members), **fields)
+        case e.TrainingPlanned(plan):
+            fields |= {"passes": plan.passes, "rounds": plan.rounds, "epochs": plan.epochs}
+            log.info("training_planned", plan=planned(session), **fields)
         case e.RoundOpened(number, selected, task=task):
             fields = {"num_participants": len(selected), "task": task.value, **_named(selected)}
             log.info("round_opened", round=number, **fields)
@@ -96,6 +99,7 @@ def log_event(before: Session, session: Session, event: e.DurableEvent, history:
             _log_no_better(before, session)
             log.info("model_published", round=number, key=model.ref.key)
             _log_losses(history, number)
+            _log_expected(session, history)
         case e.EvaluationAccepted(number, participant_id, evaluation):
             fields = {"participant": participant_id, "num_samples": evaluation.num_samples}
             log.info("evaluation_accepted", round=number, **fields)
@@ -146,6 +150,15 @@ def _log_losses(history: History, round_: int) -> None:
     limit, share = history.max_lost_share, history.lost_share()
     if share > limit >= history.lost_share(before_last=True):
         log.warning("samples_lost", round=round_, share=round(share, 3), max_lost_share=limit)
+
+
+def _log_expected(session: Session, history: History) -> None:
+    """Write how long the training may take, once its first round is over."""
+    seconds = history.rounds[-1].seconds
+    if session.plan is None or session.num_trained != 1 or seconds is None:
+        return
+    most = round(seconds * (session.rules.rounds - 1), 1)
+    log.info("training_expected", round=session.round, rounds=session.rules.rounds, most_s=most)
 
 
 def _log_account(history: History, round_: int) -> None:

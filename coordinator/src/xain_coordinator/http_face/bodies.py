@@ -67,6 +67,7 @@ class FitRequest(_Request):
 
     wait: bool = False
     rounds: Count | None = None
+    passes: Count | None = None
     epochs: Number | None = None
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
     min_participants: Count | None = None
@@ -98,13 +99,17 @@ class Fitted(BaseModel):
 
 class Status(BaseModel):
     """state: "waiting" for a request, "fitting", "finished", or "failed" if the session has ended
-    without a result, for `cause`. progress: share of the rounds that are over, 0 to 1."""
+    without a result, for `cause`. passes: over all rows, from which `rounds` follow when the first
+    round opens; 0 where rounds are counted. plan: both in words, from then on. progress: share of
+    the rounds that are over, 0 to 1."""
 
     state: Literal["waiting", "fitting", "finished", "failed"]
     session: str
     phase: str
     round: int
     rounds: int
+    passes: int
+    plan: str
     progress: float
     connected: int
     required: int

@@ -19,7 +19,7 @@ from xain_coordinator.core.answers import TRAINING_FAILED
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.strategy import Strategy
 from xain_coordinator.core.values import Phase
-from xain_coordinator.core.view import waiting_for
+from xain_coordinator.core.view import planned, waiting_for
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.export.trained import Entry, Trained
 from xain_coordinator.http_face import bodies
@@ -196,6 +196,8 @@ class Fits:
                 "phase": session.phase.value,
                 "round": session.round,
                 "rounds": session.rules.rounds,
+                "passes": session.rules.passes,
+                "plan": planned(session),
                 "progress": 1.0 if state == "finished" else share,
                 "connected": num_connected,
                 "required": session.rules.num_required,
@@ -240,9 +242,11 @@ def changed(config: CoordinatorConfig, request: bodies.FitRequest) -> Coordinato
     """The configuration with what a request changes. Raises HttpError that names the key."""
     sections: dict[str, dict[str, Any]] = {}
     whole = config.model_dump(by_alias=True, exclude_unset=True)
-    for key in ("rounds", "epochs", "seed", "min_participants"):
+    for key in ("rounds", "passes", "epochs", "seed", "min_participants"):
         if (value := getattr(request, key)) is not None:
             sections.setdefault("rounds", {})[key] = value
+            if replaced := {"rounds": "passes", "passes": "rounds"}.get(key):
+                whole.get("rounds", {}).pop(replaced, None)  # one takes the place of the other
     if (change := request.workload) is not None:
         name = change.name or config.workload.name
         kept = config.workload.options if name == config.workload.name else {}

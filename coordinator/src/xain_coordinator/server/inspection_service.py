@@ -23,7 +23,14 @@ from xain_coordinator.core.history import MAX_NAMES_OF_A_ROUND, History, RoundRe
 from xain_coordinator.core.membership import Heard
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import GlobalModel, ParticipantState, Phase, Task
-from xain_coordinator.core.view import conflict, not_eligible_because, trend, waiting_for, warnings
+from xain_coordinator.core.view import (
+    conflict,
+    not_eligible_because,
+    planned,
+    trend,
+    waiting_for,
+    warnings,
+)
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import MetricsStore
 from xain_coordinator.server.predictions import RemotePredictor
@@ -110,6 +117,8 @@ class InspectionService(inspection_grpc.InspectionServicer):
             round=session.round,
             num_rounds=session.rules.rounds,
             num_trained=session.num_trained,
+            num_passes=session.rules.passes,
+            plan=planned(session),
             num_connected=self._num_connected(now),
             num_required=session.rules.num_required,
             num_waiting=self._num_waiting(now),

@@ -131,6 +131,8 @@ class GetStatusResponse(_message.Message):
     NUM_WAITING_FIELD_NUMBER: _builtins.int
     MAX_PARTICIPANTS_FIELD_NUMBER: _builtins.int
     NUM_TRAINED_FIELD_NUMBER: _builtins.int
+    NUM_PASSES_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     NOT_ADMITTED_FIELD_NUMBER: _builtins.int
     HEALTH_SOCKET_FIELD_NUMBER: _builtins.int
@@ -188,6 +190,10 @@ class GetStatusResponse(_message.Message):
     max_participants: _builtins.int
     num_trained: _builtins.int
     """of num_rounds, those that are over"""
+    num_passes: _builtins.int
+    """over all rows, from which num_rounds follows; 0: rounds were set"""
+    plan: _builtins.str
+    """rounds, passes, rows and sites in words, once the first round has opened"""
     parameters: _builtins.str
     """Status of the parameter server in the coordinator's process: servers, ranges, clocks and load as
     JSON, see scheduler.reports.Status in xain_parameters. Empty: [parameters] is off.
@@ -269,6 +275,8 @@ class GetStatusResponse(_message.Message):
         num_waiting: _builtins.int = ...,
         max_participants: _builtins.int = ...,
         num_trained: _builtins.int = ...,
+        num_passes: _builtins.int = ...,
+        plan: _builtins.str = ...,
         parameters: _builtins.str = ...,
         not_admitted: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         health_socket: _builtins.str = ...,
@@ -284,7 +292,7 @@ class GetStatusResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "best_round", b"best_round", "best_value", b"best_value", "deadline_seconds", b"deadline_seconds", "ends_seconds", b"ends_seconds", "measured", b"measured"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "began_with", b"began_with", "best_round", b"best_round", "best_value", b"best_value", "cause", b"cause", "counters", b"counters", "deadline_seconds", b"deadline_seconds", "ended_because", b"ended_because", "ends_seconds", b"ends_seconds", "findings", b"findings", "health_socket", b"health_socket", "max_participants", b"max_participants", "measured", b"measured", "measured_round", b"measured_round", "metric", b"metric", "metric_is_minimised", b"metric_is_minimised", "no_better", b"no_better", "not_admitted", b"not_admitted", "num_connected", b"num_connected", "num_required", b"num_required", "num_rounds", b"num_rounds", "num_selected", b"num_selected", "num_trained", b"num_trained", "num_updates", b"num_updates", "num_waiting", b"num_waiting", "opened_unix_seconds", b"opened_unix_seconds", "parameters", b"parameters", "phase", b"phase", "round", b"round", "rounds_before", b"rounds_before", "session_id", b"session_id", "session_seconds", b"session_seconds", "settings", b"settings", "sites", b"sites", "state", b"state", "study", b"study", "thresholds", b"thresholds", "trend", b"trend", "version", b"version", "waiting_for", b"waiting_for", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "began_with", b"began_with", "best_round", b"best_round", "best_value", b"best_value", "cause", b"cause", "counters", b"counters", "deadline_seconds", b"deadline_seconds", "ended_because", b"ended_because", "ends_seconds", b"ends_seconds", "findings", b"findings", "health_socket", b"health_socket", "max_participants", b"max_participants", "measured", b"measured", "measured_round", b"measured_round", "metric", b"metric", "metric_is_minimised", b"metric_is_minimised", "no_better", b"no_better", "not_admitted", b"not_admitted", "num_connected", b"num_connected", "num_passes", b"num_passes", "num_required", b"num_required", "num_rounds", b"num_rounds", "num_selected", b"num_selected", "num_trained", b"num_trained", "num_updates", b"num_updates", "num_waiting", b"num_waiting", "opened_unix_seconds", b"opened_unix_seconds", "parameters", b"parameters", "phase", b"phase", "plan", b"plan", "round", b"round", "rounds_before", b"rounds_before", "session_id", b"session_id", "session_seconds", b"session_seconds", "settings", b"settings", "sites", b"sites", "state", b"state", "study", b"study", "thresholds", b"thresholds", "trend", b"trend", "version", b"version", "waiting_for", b"waiting_for", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_round: _TypeAlias = _typing.Literal["best_round"]  # noqa: Y015
     _WhichOneofArgType__best_round: _TypeAlias = _typing.Literal["_best_round", b"_best_round"]  # noqa: Y015

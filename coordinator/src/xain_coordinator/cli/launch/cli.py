@@ -59,8 +59,8 @@ launcher; its containers are stopped by the next launch of the same name, or wit
 
 Settings come from --config, over it from the environment, over that from flags. The section
 [launch] has name, workers, host, ports, network, CPU shares; all other sections are those of any
-coordinator, and for `sparse` [scheduler] and [server] of `xain-parameter-server`. Rule and rounds
-that the workload needs are set unless you set them.
+coordinator, and for `sparse` [scheduler] and [server] of `xain-parameter-server`. The rule
+that the workload needs is set unless you set it.
 
 Exit status: 0 at the end of the training, and with --serve after Ctrl-C; 1 if it could not come to
 its end; 2 if a setting is wrong; 4 if the model is no better than always predicting the commonest
@@ -80,7 +80,7 @@ _EXAMPLES = """**Examples**
 - `xain-coordinator launch --workload sgd --data digits --serve` : stay for requests over HTTP
 
 - `xain-coordinator launch --workload sgd --data digits --set workload.options.mode=gradient
-  --set aggregation.options.eta0=0.5 --rounds 100` : any key of a coordinator
+  --set aggregation.options.eta0=0.5 --passes 100` : any key of a coordinator
 
 - `xain-coordinator launch --workload sparse --servers 2 --workers 4 --data clicks/train
   --test clicks/test --worker-set epochs=3` : a parameter server
@@ -129,7 +129,11 @@ def _launch(
         ),
     ] = None,
     rounds: Annotated[
-        str | None, typer.Option(metavar="N", help="Rounds to train. [rounds.rounds]")
+        str | None,
+        typer.Option(metavar="N", help="Rounds to train, instead of passes. [rounds.rounds]"),
+    ] = None,
+    passes: Annotated[
+        str | None, typer.Option(metavar="N", help="Passes over all rows. [rounds.passes]")
     ] = None,
     target: Annotated[
         str | None,
@@ -180,14 +184,22 @@ def _launch(
             PROGRAM, worker_assignments, WORKER_EXAMPLE, flag="--worker-set"
         )
         if workload == plan.SPARSE:
-            _refuse_flags(workload, {"--rounds": rounds, "--target": target, "--serve": serve})
+            _refuse_flags(
+                workload,
+                {"--rounds": rounds, "--passes": passes, "--target": target, "--serve": serve},
+            )
             values |= {"launch.servers": servers, "scheduler.replicas": replicas, **own}
             status = _launch_sparse(
                 config, (data, test or ""), values, of_workers, work, with_, is_quiet=quiet
             )
         else:
             _refuse_flags(workload, {"--servers": servers, "--replicas": replicas, "--test": test})
-            values |= {"workload.name": workload, "rounds.rounds": rounds, **own}
+            values |= {
+                "workload.name": workload,
+                "rounds.rounds": rounds,
+                "rounds.passes": passes,
+                **own,
+            }
             settings, found, values = _resolve(config, data, values, with_, serve=serve)
             request = Request(
                 found,

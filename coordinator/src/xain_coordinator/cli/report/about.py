@@ -48,6 +48,7 @@ def about(snapshot: Snapshot, described: TableOne | None, now: datetime | None) 
         ("target", target),
         ("classes", ", ".join(classes)),
         ("model", metadata.get("workload", "")),
+        ("length", status.plan),
         ("options of the model", _settings(options)),
         ("settings of the session", _settings(dict(status.settings))),
         ("columns used", _named(_columns(metadata, left_out))),
