@@ -647,6 +647,28 @@ def test_length_of_a_training_is_told_before_it(written: str, told: str) -> None
 
 
 @pytest.mark.parametrize(
+    ("written", "patience", "rows"),
+    [
+        (SGD, 10, 100),
+        (f"{SGD} evaluate.patience=0", 0, 0),
+        (f"{SGD} evaluate.patience=3", 3, 0),
+        (f"{SGD} rounds.rounds=20", 0, 0),
+        (f"{SGD} evaluate.every=0", 0, 0),
+        (f"{SGD} rounds.fraction_participants=0.5", 0, 0),
+        (f"{SGD} rounds.fraction_participants=0.5 evaluate.data=digits", 10, 100),
+        ("", 0, 0),
+        ("evaluate.patience=3 evaluate.metric=loss", 3, 0),
+    ],
+)
+def test_training_on_tables_stops_by_default_where_figures_tell(
+    written: str, patience: int, rows: int
+) -> None:
+    """Rounds that are set are trained, and figures of other rows each round are not compared."""
+    rules = config(**given_as(written)).rules()
+    assert (rules.evaluate_patience, rules.evaluate_patience_rows) == (patience, rows)
+
+
+@pytest.mark.parametrize(
     ("written", "told"),
     [
         ("rounds.passes=3 rounds.rounds=3", "rounds.passes is 3; rounds.rounds = 3 is given too"),
@@ -907,6 +929,7 @@ def test_defaults_that_the_example_tells_are_true() -> None:
         "rounds.passes",
         "rounds.rounds",
         "rounds.epochs",
+        "evaluate.patience",
         "rounds.start",
         "http.port",
         "parameters.port",

@@ -576,13 +576,13 @@ def pooled(probability: float) -> Tallies | None:
     return add(one for name in "ab" if (one := told(name, probability).tallies) is not None)
 
 
-def hand_in_tallies(bench: Bench, *probabilities: float) -> None:
+def hand_in_tallies(bench: Bench, *probabilities: float, rows: int = 40) -> None:
     """Rounds of all participants, whose models give the rows these probabilities."""
     for probability in probabilities:
         for name in bench.outstanding:
             number = bench.session.trained_by(name)
             weights = stored(update_key(number, name), f"{name}@{number}")
-            evaluation = told(name, probability)
+            evaluation = told(name, probability, rows=rows)
             bench.send(c.EndTrainingRound(name, number, 10, weights, evaluation=evaluation))
 
 
@@ -792,6 +792,31 @@ def test_patience_counts_by_the_loss_of_all_rows_without_a_named_metric() -> Non
     assert bench.session.evaluation.ended_because == (
         "stopped early: log_loss has not improved since round 1"
     )
+
+
+@pytest.mark.parametrize(("rows", "stops"), [(40, False), (60, True)])
+def test_default_patience_needs_enough_held_out_rows(rows: int, stops: bool) -> None:
+    """The loss of few rows is smallest where chance has it, which ends no training."""
+    bench = bench_of("a", "b", passes=50, epochs=1, evaluate_patience=2, evaluate_patience_rows=100)
+    hand_in_tallies(bench, 0.5, 0.9, 0.8, 0.85, rows=rows)
+    assert bench.session.is_trained is stops
+    if stops:
+        evaluate_last(bench, 0.9)
+        assert bench.session.evaluation.ended_because == (
+            "stopped early: log_loss has not improved since round 1, for 3 passes"
+        )
+
+
+def test_patience_of_trees_counts_iterations_and_no_levels() -> None:
+    """Only models whose trees are whole are measured, and levels do not count."""
+    bench = bench_of(
+        "a", "b", passes=9, rounds=9, epochs=1, stride=Stride(levels=3), evaluate_patience=2
+    )
+    hand_in_tallies(bench, *[0.5, 0.5, 0.5], *[0.9] * 3, *[0.8] * 3)
+    assert not bench.session.is_trained
+    hand_in_tallies(bench, 0.7)
+    assert bench.session.model is not None
+    assert (bench.session.model.round, bench.session.is_trained) == (10, True)
 
 
 def test_averages_choose_no_model_unless_their_metric_is_named() -> None:

@@ -25,6 +25,11 @@ ROUNDS = 10
 EPOCHS = 1  # of a round of local training
 ALL_ROWS_STEPS = 1  # steps of gradient descent that count as a pass where each takes all rows
 
+# Passes without a better model after which a training that is counted in passes stops, and held-out
+# rows that must tell so: what is measured on fewer is too much of chance to end a training by.
+PATIENCE = 10
+PATIENCE_ROWS = 100
+
 MAX_ROUNDS = 2**30 - 1  # so that the sum of two is an int32, as the wire has it
 _MAX_EPOCHS = 2**31 - 1  # of all rounds together, likewise
 

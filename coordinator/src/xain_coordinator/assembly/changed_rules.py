@@ -28,6 +28,8 @@ _OPTIONS_OF = {
 
 _WORKLOAD = {"workload", "workload_options", "preprocessing"}
 
+_LENGTH = ("rounds", "passes", "consistency", "controller", "pacing", "quorum")
+
 # Fields whose values follow from these where the configuration does not set them.
 _DERIVED = ("max_participants", "start_participants", "buffer_size")
 _DERIVED_FROM = ("min_participants", "fraction_participants")
@@ -51,6 +53,8 @@ def differences(session: Session, config: CoordinatorConfig) -> Iterator[str]:
         changed = {"study"}  # what else differs, follows from its sessions
     if session.lineage is not None or "workload" in changed:
         changed.discard("initial")  # nothing reads it, or it follows from the workload
+    if "workload" in changed:
+        changed.discard("evaluate_local")
     if _is_extended_as_configured(session, asked):
         changed -= {"rounds", "passes", "epochs"} if asked.plans_epochs else {"rounds", "passes"}
     if session.rules.max_participants == session.rules.start_participants:
@@ -58,6 +62,8 @@ def differences(session: Session, config: CoordinatorConfig) -> Iterator[str]:
         changed -= {"max_participants"} if config.rounds.max_participants is None else set()
     if changed.intersection(_DERIVED_FROM):
         changed -= {name for name in _DERIVED if getattr(config.rounds, name) is None}
+    if config.evaluate.patience is None and changed & {*_LENGTH, *_DERIVED_FROM, *_WORKLOAD}:
+        changed.discard("evaluate_patience")
     if changed & {*_WORKLOAD, "aggregation_options"} and config.has_default_length:
         changed -= {"rounds", "passes"}
     # The task is the workload's, where the configuration does not say it.

@@ -43,7 +43,7 @@ from xain_foundation.fields import (
 )
 from xain_foundation.hints import hint
 from xain_foundation.logs import LoggingSettings
-from xain_workloads.passes import ROUNDS, Stride, default_passes, stride
+from xain_workloads.passes import PATIENCE, PATIENCE_ROWS, ROUNDS, Stride, default_passes, stride
 
 if TYPE_CHECKING:
     from xain_coordinator.aggregation.aggregator import Aggregator
@@ -596,6 +596,14 @@ class CoordinatorConfig(Section):
         return int(options.get("stages", 0)) or (len(cuts) + 1 if cuts else 0)
 
     @property
+    def _measures_same_rows(self) -> bool:
+        """Whether all models are measured on the same rows: of all sites, or the coordinator's."""
+        rounds, evaluate = self.rounds, self.evaluate
+        has_all = rounds.controller == "all" or rounds.fraction_participants == 1
+        is_whole = rounds.consistency == "bsp" and not rounds.pacing and not rounds.quorum
+        return evaluate.every > 0 and (bool(evaluate.data) or (has_all and is_whole))
+
+    @property
     def has_default_length(self) -> bool:
         """Whether neither passes nor rounds are set."""
         return self.rounds.passes is None and self.rounds.rounds is None
@@ -655,6 +663,9 @@ class CoordinatorConfig(Section):
         stages = {"stages": self.num_stages} if aggregation.rule == "assemble" else {}
         describes = self.workload.name == "describe"
         passes = 0 if describes else self.passes
+        patience = evaluate.patience
+        if patience is None:
+            patience = PATIENCE if passes and self._measures_same_rows else 0
         is_averaged = not rule_fits.is_own(aggregation.rule)
         return Rules(
             # With passes those of one site, until the first round opens.
@@ -676,7 +687,8 @@ class CoordinatorConfig(Section):
             evaluate_every=0 if self.keeps_estimators or describes else evaluate.every,
             evaluate_metric=evaluate.metric,
             evaluate_minimised=evaluate.is_minimised,
-            evaluate_patience=evaluate.patience,
+            evaluate_patience=patience,
+            evaluate_patience_rows=PATIENCE_ROWS if patience and evaluate.patience is None else 0,
             evaluate_min_delta=evaluate.min_delta,
             evaluate_data=bool(evaluate.data),
             evaluate_deadline_s=evaluate.deadline_s,

@@ -18,7 +18,7 @@ class EvaluateSettings(TableSettings):
     every: int = Field(default=1, ge=0, le=MAX_INT32)
     metric: str = ""
     direction: Literal["", "max", "min"] = ""
-    patience: int = Field(default=0, ge=0, le=MAX_INT32)
+    patience: int | None = Field(default=None, ge=0, le=MAX_INT32)
     min_delta: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     min_rows: int = Field(default=5, ge=5, le=MAX_INT32)
     deadline_s: float = Field(default=600.0, gt=0, le=_MAX_WAIT_S)
@@ -60,7 +60,7 @@ class EvaluateSettings(TableSettings):
     @Check
     def _patience_has_models(self) -> Conflicts:
         if self.min_delta and not self.patience:
-            yield WrongSetting("min_delta", "nothing would read it without evaluate.patience")
+            yield WrongSetting("min_delta", "it goes with evaluate.patience, which is not set")
         if self.patience and not self.every:
             yield WrongSetting("patience", "it needs evaluate.every above 0")
 

@@ -16,6 +16,7 @@ _KEYS: Mapping[str, str | None] = {
     "num_required": None,
     "plans_epochs": None,
     "stride": None,
+    "evaluate_patience_rows": None,
     "controller_options": "rounds.controller_options.*",
     "pacing_options": "rounds.pacing_options.*",
     "tags": "rounds.tags.*",
@@ -79,7 +80,9 @@ def _counted_otherwise(rules: Rules) -> set[str]:
     """Fields of the length of a training that are not set, but follow from the others."""
     if not rules.passes:
         return {"passes"}
-    return {"rounds", "epochs"} if rules.plans_epochs else {"rounds"}
+    follow = {"rounds"}
+    follow |= {"epochs"} if rules.plans_epochs else set()
+    return follow | ({"evaluate_patience"} if rules.evaluate_patience_rows else set())
 
 
 def shown(schema: Schema, key: str, values: Mapping[str, object]) -> str:

@@ -365,6 +365,9 @@ def is_out_of_patience(best: Best | None, rules: Rules, rounds_per_pass: int) ->
     """Whether no model has been better for evaluate_patience passes over the data."""
     if best is None or rules.evaluate_patience == 0:
         return False
+    rows = [0 if one is None else one.num_rows for one in (best.tallies, best.latest_tallies)]
+    if min(rows) < rules.evaluate_patience_rows:
+        return False
     return best.latest_round - best.improved_round >= rules.evaluate_patience * rounds_per_pass
 
 

@@ -72,8 +72,12 @@ def _completed(session: Session, now: float) -> e.SessionFinished:
         return e.SessionFinished(COMPLETED, now)
     because = session.evaluation.descent.ended_because
     if best is not None and not because:
-        since = f"since round {best.improved_round}"
-        because = f"stopped early: {best.metric} has not improved {since}"
+        because = f"stopped early: {best.metric} has not improved since round {best.improved_round}"
+        if session.plan is not None and session.plan.passes:
+            passes = (
+                (model.round - best.improved_round) * session.plan.passes // session.plan.rounds
+            )
+            because += f", for {passes} passes"
     return e.SessionFinished(COMPLETED, now, because)
 
 

@@ -303,6 +303,7 @@ class Rules:
     evaluate_patience: the session stops when no model for so many passes, or rounds where a round
         makes several, was better than the best one before by more than evaluate_min_delta; 0: it
         does not.
+    evaluate_patience_rows: held-out rows that both models must be measured on for that.
     evaluate_data: the coordinator evaluates too, on a set of its own.
     evaluate_deadline_s: how long the evaluation of the last model may take.
     study: JSON object of the settings of the study that the session is a part of, by dotted key;
@@ -364,6 +365,7 @@ class Rules:
     passes: int = 0
     plans_epochs: bool = False
     stride: Stride = ONE_PASS
+    evaluate_patience_rows: int = 0
 
     def evaluates(self, number: int, steps: int = 1) -> bool:
         """Whether the global model of this number is evaluated, even if it is not the last.

@@ -93,7 +93,7 @@ def evaluation_warnings(session: Session, history: History) -> list[str]:
             "site has sent no probabilities. No later model is the best one, and nothing stops "
             "early."
         )
-    elif progress.lacks_metric and session.rules.evaluate_patience:
+    elif progress.lacks_metric and session.rules.evaluate_patience and _is_patience_set(session):
         found.append(
             "Only averages over sites are sent, and no metric is named by which they are compared, "
             "so evaluate.patience stops nothing: name one of them, such as "
@@ -160,6 +160,10 @@ def trend(session: Session, history: History) -> str:
     if fall > -_STILL_FALLING:
         return f"{what} hardly changed {since}: more passes would change little."
     return f"{what} rose by {-100 * fall:.2g} % a pass {since}: more passes would not help."
+
+
+def _is_patience_set(session: Session) -> bool:
+    return session.rules.evaluate_patience_rows == 0
 
 
 def planned(session: Session) -> str:
