@@ -30,7 +30,6 @@ within: whether the mean difference is at least -0.01.
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tomllib
@@ -49,20 +48,18 @@ import flags
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import grpc
 import numpy as np
 import processes
 import results
 from counting_proxy import CountingProxy
 
 from xain_coordinator.aggregation.rules import make_rule
-from xain_wire.fl import inspection_pb2 as inspection
-from xain_wire.fl.inspection_pb2_grpc import InspectionStub
-from xain_workloads.bagging import LoadedEstimators, seed_of
+from xain_workloads.bagging import seed_of
 from xain_workloads.data import load_table
 from xain_workloads.dataset import Task
 from xain_workloads.partition import dirichlet, iid, split_train_test
 from xain_workloads.preprocessing import PreprocessingOptions, prepare
+from xain_workloads.stacking import next_model
 from xain_workloads.table import Table
 from xain_workloads.workload import create, evaluate, initial_model
 
@@ -80,7 +77,6 @@ DATA_SETS: Mapping[str, tuple[Task, int]] = {
 PENALTY = 1e-3
 STEPS = 300
 TREES = 40  # of each participant; the centralised ensemble has as many as all of them together
-BAGGING_ROUNDS = 2
 EPOCHS = 30
 MAX_STAGES = 4
 LAYERS = """[
@@ -168,10 +164,10 @@ def cases(task: Task, participants: int) -> Iterator[Case]:
         {
             "workload.name": "bagging",
             "workload.options.estimator": tree,
-            "workload.options.estimators": TREES // BAGGING_ROUNDS,
-            "workload.options.vote": "soft" if is_regression else "open",
+            "workload.options.estimators": TREES,
+            "workload.options.publish": True,
             "aggregation.rule": "ensemble",
-            "rounds.rounds": BAGGING_ROUNDS,
+            "rounds.rounds": 2 if is_regression else 6,
         },
     )
     if find_spec("torch") is None:
@@ -233,14 +229,12 @@ def in_processes(
         "server.weights_port": "off",  # all bytes pass the proxy
         **case.settings,
     }
-    is_bagging = case.kind == "bagging"
-    if not is_bagging:
-        rules |= {
-            "evaluate.every": 1 << 20,  # the last model only
-            "evaluate.data": folder / "test.csv",
-            "evaluate.target": "target",
-            "evaluate.task": task,
-        }
+    rules |= {
+        "evaluate.every": 1 << 20,  # the last model only
+        "evaluate.data": folder / "test.csv",
+        "evaluate.target": "target",
+        "evaluate.task": task,
+    }
     if task == "classification":  # a participant may lack some of them
         rules["schema.classes"] = json.dumps(sorted({str(label) for label in test.target}))
     coordinator = processes.CoordinatorProcess(folder / "coordinator", rules)
@@ -258,20 +252,16 @@ def in_processes(
                 *("--data", str(path), "--target", "target", "--task", task),
                 "--test-fraction=0",  # the score is of rows that no site has
                 "--set=logging.level=error",
-                *(["--serve", f"--state-dir={path.with_suffix('')}"] if is_bagging else []),
             ]
             them.append(subprocess.Popen(command))
             stack.callback(them[-1].wait)
             stack.callback(them[-1].kill)
-        if is_bagging:
-            processes.wait_until(lambda: is_finished(coordinator.port, them), "the session's end")
-        else:
-            for one in them:
-                if one.wait(processes.SESSION_LIMIT_S):
-                    raise SystemExit(f"a participant ended with status {one.returncode}")
+        for one in them:
+            if one.wait(processes.SESSION_LIMIT_S):
+                raise SystemExit(f"a participant ended with status {one.returncode}")
         rounds = coordinator.rounds()
         num_bytes = proxy.num_bytes_up + proxy.num_bytes_down
-        score = predicted(coordinator.port, folder) if is_bagging else score_of(rounds, task)
+        score = score_of(rounds, task)
     trained = [one for one in rounds if one.seconds]
     begin, end = trained[0].opened_seconds, trained[-1].opened_seconds + trained[-1].seconds
     return {
@@ -279,30 +269,6 @@ def in_processes(
         "megabytes": round(num_bytes / 1e6, 2),
         "seconds": round(end - begin, 2),
     }
-
-
-def is_finished(port: int, participants: Sequence[subprocess.Popen[bytes]]) -> bool:
-    """Whether the session is over. Raises SystemExit if a participant has ended before."""
-    for one in participants:
-        if one.poll() is not None:
-            raise SystemExit(f"a participant ended with status {one.returncode}")
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        request = inspection.GetStatusRequest()
-        status = InspectionStub(channel).GetStatus(request, timeout=30, wait_for_ready=True)
-    return bool(status.phase == "finished")
-
-
-def predicted(port: int, folder: Path) -> float:
-    """Score of predictions that the participants are asked for, whose estimators stay there."""
-    command = [
-        *(sys.executable, "-m", "xain_coordinator", "predict", f"--address=127.0.0.1:{port}"),
-        *(f"--data={folder / 'test.csv'}", "--max-retries=5"),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = re.search(r"^(?:accuracy|R²) (-?[\d.]+) of", done.stderr, re.MULTILINE)
-    if found is None or "missing" in done.stderr:
-        raise SystemExit(f"predict ended with status {done.returncode}: {done.stderr}")
-    return float(found[1])
 
 
 def score_of(rounds: Sequence[Any], task: Task) -> float:
@@ -333,7 +299,6 @@ def in_this_process(case: Case, task: Task, sites: Sequence[Table], test: Table)
     rule = make_rule("weighted_average", {})
     weights = np.array([len(data.target) for data in rows], np.float64)
     weights /= weights.sum()
-    total: Any = 0.0
     for round_ in range(case.settings["rounds.rounds"]):
         updates = [
             workload.train(
@@ -346,23 +311,15 @@ def in_this_process(case: Case, task: Task, sites: Sequence[Table], test: Table)
             for i, data in enumerate(rows)
         ]
         if case.kind == "bagging":
-            features = prepare(model.metadata, test).features
-            for weight, update in zip(weights, updates, strict=True):
-                estimators = LoadedEstimators(update.kept, model.metadata)
-                total += weight * estimators.sum_of_votes(features)
+            sent = [(f"p{i}", u.vector.tobytes(), u.num_samples) for i, u in enumerate(updates)]
+            vector = next_model(model.vector.tobytes(), sent, model.metadata)
+            model = replace(model, vector=np.frombuffer(vector, np.uint8))
             continue
         mean = rule.combine(np.stack([update.vector for update in updates]), weights)
         if case.kind == "gradient":
             mean = model.vector - case.settings["aggregation.options.eta0"] * mean
         model = replace(model, vector=mean.astype(model.vector.dtype))
-    if case.kind != "bagging":
-        return evaluate(model, test)[metric_of(task)]
-    if task == "classification":
-        classes = np.array(json.loads(model.metadata["classes"]))
-        return float(np.mean(classes[np.argmax(total, axis=1)] == test.target))
-    num_estimators = case.settings["rounds.rounds"] * case.settings["workload.options.estimators"]
-    residual = test.target - total[:, 0] / num_estimators
-    return float(1 - np.mean(residual**2) / np.var(test.target))
+    return evaluate(model, test)[metric_of(task)]
 
 
 def measured(

@@ -107,8 +107,7 @@ metric = "accuracy"  # evaluate.metric
 data = "iris"  # evaluate.data
 [workload]
 name = "bagging"
-options = {vote = "open"}
-preprocessing = {scaling = "robust"}  # workload.preprocessing.scaling
+preprocessing = {scaling = "site"}  # workload.preprocessing.scaling
 [aggregation]
 rule = "ensemble"
 [model]

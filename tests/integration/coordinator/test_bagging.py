@@ -1,6 +1,8 @@
 """Sessions of the workload "bagging" over real channels: agents, hostile updates, the export."""
 
+from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,6 @@ from integration.coordinator.test_trees import (
 from support.agents import ends_of
 from unit.workloads.test_bagging import edit_schema, rewritten
 from xain_coordinator.assembly.coordinator import Coordinator
-from xain_coordinator.assembly.warm_start import CannotStartFrom
 from xain_coordinator.driver.log_files import LatencyFile
 from xain_participant import Agent, WorkloadParticipant
 from xain_wire.fl import coordinator_pb2 as pb
@@ -34,13 +35,15 @@ from xain_workloads.exported import formats
 from xain_workloads.held import unpack_holdings
 from xain_workloads.model import Model
 from xain_workloads.partition import dirichlet
-from xain_workloads.workload import evaluate, predict
+from xain_workloads.stacking import Stack
+from xain_workloads.table import Table
+from xain_workloads.workload import evaluate, predict, probabilities
 
 
 def settings(num_sites: int, **options: Any) -> dict[str, dict[str, Any]]:
     return {
         "rounds": {"rounds": 2, "min_participants": num_sites, "refused_limit": 50},
-        "workload": {"name": "bagging", "options": {"publish": True, **options}},
+        "workload": {"name": "bagging", "options": {"publish": True, "vote": "soft", **options}},
         "aggregation": {"rule": "ensemble"},
     }
 
@@ -51,7 +54,7 @@ def halves(data: Dataset) -> tuple[Dataset, Dataset]:
     return data.subset(rows[::2]), data.subset(rows[1::2])
 
 
-async def run_agents(coordinator: Coordinator, data: list[Dataset]) -> None:
+async def run_agents(coordinator: Coordinator, data: Sequence[Dataset | Table]) -> None:
     target = f"127.0.0.1:{coordinator.port}"
     agents = [Agent(WorkloadParticipant(part), target, f"p{i}") for i, part in enumerate(data)]
     assert set(await ends_of(agents)) == {0}
@@ -148,28 +151,67 @@ async def test_session_lists_the_estimators_that_stay_and_has_nothing_to_export(
             formats.write(tmp_path / f"model{suffix}", model, {})
 
 
-async def test_open_votes_go_on_from_a_model_of_open_votes_only(start, join, tmp_path: Path):
-    """The points of the columns come with the model; a model of other votes has none."""
+async def test_stacked_votes_are_trained_and_gone_on_with(start, join, tmp_path: Path):
+    """Sites by label; the file that is taken home predicts as what was measured."""
+    train, test = halves(load("wine"))
+    order = np.argsort(train.target, kind="stable")
+    names = tuple(sorted(set(train.target.tolist())))
+    tables = [Table.from_dataset(train.subset(part)) for part in np.array_split(order, 3)]
+    parts = [replace(table, classes=names) for table in tables]
+    rules = settings(3, estimators=3, vote="stacked")
+    rules["rounds"]["rounds"] = 6
 
-    async def session(name: str, vote: str, source: str = "") -> str:
-        config = config_for(tmp_path / name, **settings(2, publish=False, vote=vote))
-        coordinator = Coordinator(config, from_model=source)
+    async def session(name: str, source: str = "") -> Model:
+        coordinator = Coordinator(config_for(tmp_path / name, **rules), from_model=source)
         await coordinator.start()
         try:
-            await run_agents(coordinator, list(halves(load("wine"))))
-            points = coordinator.driver.session.model.metadata.get("points", "")
-            assert bool(points) == (vote == "open")
-            return coordinator.driver.session.session_id
+            await run_agents(coordinator, parts)
+            last = coordinator.driver.session.model
+            vector = array(await join(coordinator, "reader").download(f"{last.round}/global"))
+            return model_of(coordinator, vector)
         finally:
             await coordinator.stop()
 
-    async def last_of(name: str, vote: str) -> str:
-        session_id = await session(name, vote)
-        return str(tmp_path / name / "weights" / session_id / "models" / "last.npy")
+    model = await session("one")
+    stack = Stack.parse(model.vector.tobytes())
+    assert len(stack.frames) == 3 * 3
+    assert stack.fit is not None
+    assert evaluate(model, test)["accuracy"] > 0.9
+    path = tmp_path / "model.skops"
+    formats.write(path, model, {"round": 6})
+    pipeline = formats.read(path).pipeline
+    assert type(pipeline.steps[-1][1]).__name__ == "StackingClassifier"
+    assert pipeline.predict(test.features).tolist() == predict(model, test).tolist()
+    found = probabilities(model, test)
+    assert np.array_equal(pipeline.predict_proba(test.features), found)
+    files = [*(tmp_path / "one" / "weights").glob("*/models/last.npy")]
+    again = Stack.parse((await session("two", str(files[0]))).vector.tobytes())
+    assert again.frames == stack.frames
+    assert again.fit.objective <= stack.fit.objective
 
-    await session("again", "open", await last_of("open", "open"))
-    with pytest.raises(CannotStartFrom, match="vote = 'soft', and has no points"):
-        await session("other", "open", await last_of("soft", "soft"))
+
+async def test_sums_that_do_not_fit_the_linear_model_are_refused(start, join):
+    rules = settings(2, estimators=2, vote="stacked")
+    coordinator = await start(**rules)
+    parts = halves(load("wine"))
+    a, b = await gather(coordinator, join, parts)
+    work = await a.start()
+    empty = array(await a.download("0/global"))
+    for member, part in zip((a, b), parts, strict=True):
+        await member.hand_in(trained(work, empty, part), num_samples=part.num_samples)
+    await a.until(pb.ROUND, 1)
+    work, model = await a.start(), array(await a.download("1/global"))
+    good = trained(work, model, parts[0])
+    for update, why in (
+        (good[:-8], "bytes, expected were"),
+        (np.frombuffer(pack([]), np.uint8), "no sums of gradients"),
+        (np.concatenate([good[:24], np.array([-1.0]).view(np.uint8), good[32:]]), "is negative"),
+    ):
+        code, name, details = await refused(a.hand_in(update, round_=1))
+        assert ((code, name), why in details) == (INVALID, True), details
+    await a.hand_in(good, parts[0].num_samples, 1)
+    await b.hand_in(trained(work, model, parts[1]), parts[1].num_samples, 1)
+    await a.until(pb.FINISHED, 1)
 
 
 async def test_exported_ensemble_predicts_the_same_in_plain_scikit_learn(

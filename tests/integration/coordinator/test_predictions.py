@@ -31,6 +31,7 @@ from xain_workloads.ensembles import MAGIC, Frame, pack, unpack
 from xain_workloads.errors import DataError
 from xain_workloads.held import Holding, pack_holdings, unpack_holdings
 from xain_workloads.preprocessing import prepare
+from xain_workloads.stacking import Stack, halfway
 from xain_workloads.table import Table
 from xain_workloads.workload import create
 
@@ -108,6 +109,35 @@ async def test_participants_predict_as_the_published_ensemble_would(start, join,
         features = prepare(model.metadata, data).features
         expected = create("bagging", options).predict(published, features)
         assert found.values.tolist() == expected.tolist()
+
+
+async def test_predictions_of_stacked_votes_are_halfway_to_the_linear_model(start, join):
+    """Sites by label: the votes alone know little."""
+    train, test = halves(load("wine"))
+    order = np.argsort(train.target, kind="stable")
+    names = tuple(sorted(set(train.target.tolist())))
+    parts = [Table.from_dataset(train.subset(part)) for part in np.array_split(order, 3)]
+    rules = kept(3, estimators=2, vote="stacked")
+    rules["rounds"]["rounds"] = 6
+    coordinator = await start(**rules)
+    stores = [KeptEstimators() for _ in parts]
+    sites = [
+        WorkloadParticipant(replace(part, classes=names), estimators=store)
+        for part, store in zip(parts, stores, strict=True)
+    ]
+    async with serving(coordinator, sites):
+        found = await coordinator.server.predictions.ask(*rows_of(test))
+        model = model_of(coordinator, array(await join(coordinator, "reader").download("6/global")))
+    stack = Stack.parse(model.vector.tobytes())
+    features = prepare(model.metadata, test).features
+    votes = sum(
+        one.rows * store.votes([(one.digest, 1)], features).mean
+        for one, store in zip(stack.holdings, stores, strict=True)
+    ) / sum(one.rows for one in stack.holdings)
+    expected = halfway(votes, features, stack, model.metadata)
+    np.testing.assert_allclose(found.probabilities, expected, rtol=1e-12)
+    assert np.mean(found.values == test.target) > 0.9
+    assert np.mean(np.array(names)[votes.argmax(axis=1)] == test.target) < 0.8
 
 
 async def test_participants_answer_while_a_session_fits(start):
@@ -223,24 +253,6 @@ async def test_votes_are_weighted_by_rows_of_participants_that_answered(three):
     np.testing.assert_allclose(found.probabilities, [[1 / 3, 2 / 3, 0]] * 2)
     assert found.values.tolist() == ["class_1", "class_1"]
     assert (found.answered, found.missing) == (("p0", "p1"), {"p2": "no rows of mine"})
-
-
-async def test_estimators_may_abstain_with_open_votes(start, join):
-    found = settings(2, publish=False, estimators=2, vote="open")
-    found["rounds"]["rounds"] = 1
-    coordinator = await start(**found)
-    sites = [Site(member) for member in await gather(coordinator, join, halves(load("wine")))]
-    for number, site in enumerate(sites):
-        await site.hand_in(number)
-    await sites[0].member.until(pb.FINISHED, 0)
-    nothing = np.zeros(3)
-    async with sites[0].stream() as of_a, sites[1].stream() as of_b:
-        await opened(coordinator, 2)
-        asking = asyncio.create_task(coordinator.server.predictions.ask(*ROWS))
-        await sites[0].answer(of_a, votes=np.array([[0.1, 0, 0], nothing], "<f8").tobytes())
-        await sites[1].answer(of_b, votes=np.array([[0, 0.3, 0], nothing], "<f8").tobytes())
-        answer = await asking
-    np.testing.assert_allclose(answer.probabilities, [[0.25, 0.75, 0], [1 / 3] * 3])
 
 
 @pytest.mark.parametrize(

@@ -634,7 +634,7 @@ def test_options_are_those_of_the_rule_that_the_workload_brings() -> None:
             "workload.name=sgd workload.options.mode=gradient workload.options.batch_size=32",
             "50 passes over all rows, in steps of 32 rows of each site, one a round",
         ),
-        ("workload.name=bagging", "10 rounds at 1 site"),
+        ("workload.name=bagging", "6 rounds at 1 site"),
         ("workload.name=describe", "It describes the data, and trains nothing."),
         ("", "10 rounds of 1 epoch at 1 site"),
         ("rounds.passes=3", "3 passes at 1 site: 3 rounds of 1 epoch"),
@@ -745,11 +745,6 @@ def test_number_of_stages_follows_from_the_workload() -> None:
         (HELD, "evaluate.metric=accuracy", "evaluate.metric | publish = false nobody has the"),
         ("workload.name=sgd", "evaluate.metric=r2", "evaluate.metric | accuracy, balanced"),
         (HELD, "evaluate.data=wine", "evaluate.data | publish = false nobody has the"),
-        (
-            f"{HELD} workload.options.vote=open",
-            "workload.preprocessing.scaling=none",
-            'workload.preprocessing.scaling is "none"; | vote = "open" needs',
-        ),
         (
             BAGGING,
             "workload.preprocessing.scaling=site",

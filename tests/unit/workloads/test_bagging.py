@@ -21,22 +21,20 @@ from xain_workloads.bagging import BaggingWorkload, LoadedEstimators, oob_score,
 from xain_workloads.bagging_options import CLASSIFIERS, REGRESSORS, BaggingOptions
 from xain_workloads.data import load
 from xain_workloads.dataset import Dataset
-from xain_workloads.ensembles import Frame, InvalidEnsemble, appended, check_update, pack, unpack
+from xain_workloads.ensembles import Frame, InvalidEnsemble, check_update, pack, unpack
 from xain_workloads.errors import DataError
 from xain_workloads.held import (
     Holding,
     check_holding,
     digest_of,
-    listed,
     pack_holdings,
     unpack_holdings,
 )
 from xain_workloads.model import Model
-from xain_workloads.preprocessing import PreprocessingOptions, prepare
-from xain_workloads.table import Table
+from xain_workloads.stacking import next_model
 from xain_workloads.workload import create, initial_model
 
-TREES = {"parameters": {"max_depth": 4}, "estimators": 3, "publish": True}
+TREES = {"parameters": {"max_depth": 4}, "estimators": 3, "publish": True, "vote": "soft"}
 SITES = ("east", "north", "west")
 
 
@@ -65,8 +63,8 @@ def ensemble(whole: Dataset, parts: list[Dataset], **given: Any) -> Model:
     updates = []
     for site, part in zip(SITES, parts, strict=False):
         model, data = update(part, site, whole, **given)
-        updates.append((data, part.num_samples))
-    joined = appended(model.vector.tobytes(), updates)
+        updates.append((site, data, part.num_samples))
+    joined = next_model(model.vector.tobytes(), updates, model.metadata)
     return replace(model, vector=np.frombuffer(joined, np.uint8))
 
 
@@ -231,11 +229,7 @@ def test_empty_ensemble_is_measured_and_predicts_nothing() -> None:
         ({"publish": "no"}, "publish is 'no'"),
         ({"publish": True, "estimator": "os.system"}, "estimator is 'os.system'; choose one of"),
         ({"publish": True, "vote": "loud"}, "vote is 'loud'"),
-        (
-            {"publish": True, "vote": "open"},
-            "vote is 'open'; it is for classification with publish",
-        ),
-        ({"estimator": "Ridge", "vote": "open"}, "vote is 'open'; it is for classification"),
+        ({"fit_rounds": 0}, "fit_rounds is 0"),
         ({"publish": True, "estimators": 0}, "estimators is 0"),
         ({"publish": True, "task": "regression"}, "DecisionTreeClassifier is made for classif"),
         ({"publish": True, "parameters": {"depth": 3}}, "parameters do not fit DecisionTreeC"),
@@ -386,8 +380,8 @@ def held(data: Dataset, parts: list[Dataset], **given: Any) -> tuple[Model, list
         result = workload.train(empty, part, epochs=1, epoch_base=0, seed=seed_of(0, site))
         updates.append((site, result.vector.tobytes(), part.num_samples))
         kept.append(result.kept)
-    vector = np.frombuffer(listed(model.vector.tobytes(), updates), np.uint8)
-    return replace(model, vector=vector), kept
+    listed = next_model(model.vector.tobytes(), updates, model.metadata)
+    return replace(model, vector=np.frombuffer(listed, np.uint8)), kept
 
 
 @pytest.mark.parametrize("vote", ["soft", "hard"])
@@ -436,16 +430,23 @@ def test_list_of_estimators_says_why_it_cannot_predict() -> None:
             call(model, *given)
 
 
+def listing(text: bytes) -> bytes:
+    """A list of estimators with this text."""
+    return b"XENHELD2" + len(text).to_bytes(4, "little") + text
+
+
 @pytest.mark.parametrize(
     ("update", "why"),
     [
         (pack([]), "no list of estimators"),
-        (b"XENHELD1{", "cannot be read"),
-        (b"XENHELD1" + b"[" * 1000, "cannot be read"),
-        (b"XENHELD1[]", "names 0 trainings"),
-        (b'XENHELD1[{"estimators":3,"digest":"aa"}]', "a digest"),
-        (b'XENHELD1[{"estimators":-3,"digest":"aa"}]', "no whole number"),
-        (b'XENHELD1[{"estimators":3,"digest":"aa","code":"x"}]', "cannot be read"),
+        (listing(b"{"), "cannot be read"),
+        (listing(b"[" * 1000), "cannot be read"),
+        (listing(b"[]"), "names 0 trainings"),
+        (listing(b"[]")[:-1], "is cut off"),
+        (listing(b"[]") + b"x", "1 bytes follow"),
+        (listing(b'[{"estimators":3,"digest":"aa"}]'), "a digest"),
+        (listing(b'[{"estimators":-3,"digest":"aa"}]'), "no whole number"),
+        (listing(b'[{"estimators":3,"digest":"aa","code":"x"}]'), "cannot be read"),
         (pack_holdings([Holding(2, 32 * "a")]), "names 2 estimators, a round adds 3"),
         (pack_holdings(20 * [Holding(3, 32 * "a")]), "takes 1024 at most"),
     ],
@@ -453,64 +454,3 @@ def test_list_of_estimators_says_why_it_cannot_predict() -> None:
 def test_wrong_lists_of_estimators_are_refused(update: bytes, why: str) -> None:
     with pytest.raises(InvalidEnsemble, match=why):
         check_holding(update, 3)
-
-
-def by_label(name: str, num_sites: int) -> tuple[list[Table], Dataset]:
-    """Sites with rows in the order of the labels, and rows that none of them has."""
-    data = load(name)
-    rows = np.random.default_rng(0).permutation(data.num_samples)
-    held_out, rest = np.array_split(rows, [data.num_samples // 4])
-    rest = rest[np.argsort(data.target[rest], kind="stable")]
-    names = tuple(sorted(set(data.target.tolist())))
-    parts = [Table.from_dataset(data.subset(part)) for part in np.array_split(rest, num_sites)]
-    return [replace(part, classes=names) for part in parts], data.subset(held_out)
-
-
-def accuracy_of_kept(
-    parts: list[Table], test: Dataset, vote: str, scaling: str = ""
-) -> tuple[float, list[float]]:
-    """Accuracy of 10 trees a site, and the out-of-bag score of each site."""
-    options = {"vote": vote, "estimators": 10}
-    workload = create("bagging", options)
-    profiles = [part.profile() for part in parts]
-    model = initial_model(workload, profiles, PreprocessingOptions(scaling))
-    total, scores = np.zeros((test.num_samples, len(parts[0].classes))), []
-    features = prepare(model.metadata, test).features
-    for site, part in enumerate(parts):
-        prepared = prepare(model.metadata, part)
-        result = workload.train(model, prepared, epochs=1, epoch_base=0, seed=site)
-        votes = LoadedEstimators(result.kept, model.metadata).sum_of_votes(features)
-        assert (votes.sum(axis=1) <= 10 + 1e-9).all()
-        total += part.num_samples * votes
-        scores.append(result.metrics["oob_score"])
-    names = np.array(parts[0].classes)
-    return float(np.mean(names[total.argmax(axis=1)] == test.target)), scores
-
-
-@pytest.mark.parametrize(
-    ("name", "num_sites", "scaling", "soft", "opened"),
-    [
-        ("wine", 3, "", 0.75, 0.9),
-        ("wine", 3, "none", 0.75, 0.9),
-        ("digits", 7, "", 0.6, 0.88),
-        ("digits", 3, "robust", 0.8, 0.88),
-    ],
-)
-def test_open_votes_help_where_sites_have_few_classes(
-    name: str, num_sites: int, scaling: str, soft: float, opened: float
-) -> None:
-    """Strictly by label; estimators abstain for rows that are unlike those of their site."""
-    parts, test = by_label(name, num_sites)
-    assert accuracy_of_kept(parts, test, "soft", scaling)[0] < soft
-    found, scores = accuracy_of_kept(parts, test, "open", scaling)
-    assert found > opened
-    assert min(scores) > 0.8
-
-
-def test_open_votes_need_the_statistics_of_the_sites() -> None:
-    data = load("iris")
-    model, _ = update(data)
-    workload = create("bagging", {"vote": "open"})
-    metadata = {**model.metadata, "options": json.dumps({"vote": "open"})}
-    with pytest.raises(DataError, match="needs statistics of all sites"):
-        workload.train(replace(model, metadata=metadata), data, epochs=1, epoch_base=0, seed=0)

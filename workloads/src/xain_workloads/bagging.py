@@ -1,14 +1,17 @@
 """Bagging: estimators of scikit-learn that each participant fits on bootstraps of its own rows.
 
 A participant fits `estimators` of them in a round and sends them alone. The coordinator appends the
-estimators of all participants to the ensemble (see ensembles.appended), so more rounds make a
-larger ensemble. With publish = false the participant keeps its estimators and sends their digest;
-the ensemble is a list of them (see held.listed), and participants are asked for votes.
+estimators of all participants to the ensemble, so more rounds make a larger ensemble. With vote =
+"stacked" the rounds after the first ones train a linear model of the votes and the columns, over
+the rows of all participants (see stacking.py). With publish = false the participant keeps its
+estimators and sends their digest; the ensemble is a list of them (see held.py), and participants
+are asked for votes.
 Source: Breiman 1996, "Bagging predictors".
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from hashlib import sha256
 from json import dumps
 from typing import Any, ClassVar, Self
@@ -16,15 +19,25 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from xain_workloads import newton
 from xain_workloads.bagging_options import ONE_CLASS, BaggingOptions, options_of_model
 from xain_workloads.dataset import Dataset
-from xain_workloads.ensembles import KEY, Frame, dump, load, num_features_of, pack, unpack
+from xain_workloads.ensembles import (
+    KEY,
+    Frame,
+    dump,
+    load,
+    num_features_of,
+    pack,
+    unpack,
+)
 from xain_workloads.errors import DataError
 from xain_workloads.held import WHY_NO_MODEL, Holding, digest_of, pack_holdings
 from xain_workloads.model import Model
 from xain_workloads.options import from_mapping
-from xain_workloads.preprocessing import preprocessing_of
+from xain_workloads.preprocessing import target_scale
 from xain_workloads.profile import DataProfile, union
+from xain_workloads.stacking import Shape, Stack, features_of
 from xain_workloads.supervised import (
     Array,
     Measured,
@@ -36,24 +49,26 @@ from xain_workloads.supervised import (
     require_training,
     require_width,
     rows_to_predict,
+    softmax,
 )
 from xain_workloads.tallies import tally_classes, tally_numbers
-from xain_workloads.unlike_rows import KEY as POINTS_KEY
-from xain_workloads.unlike_rows import fit_points, points_of, with_unlike_rows
+from xain_workloads.voting import (
+    stacking_classifier,
+    stacking_regressor,
+    voting_classifier,
+    voting_regressor,
+    with_all_classes,
+)
 from xain_workloads.workload import TrainResult
 
 
 @dataclass(frozen=True, slots=True)
 class BaggingWorkload:
     """Bagged estimators. The vector of a Model is bytes (uint8) without a layout, as
-    ensembles.pack() writes them, or held.pack_holdings() with publish = false; its metadata hold
-    "classes", of which estimators know positions.
-
-    needs_model: whether a training depends on the vector of the model before.
-    """
+    stacking.Stack.to_bytes() writes them; its metadata hold "classes", of which estimators know
+    positions."""
 
     options: BaggingOptions
-    needs_model: ClassVar[bool] = False
     name: ClassVar[str] = "bagging"
     scaling: ClassVar[str] = "standard"
     missing: ClassVar[str] = "median"
@@ -63,11 +78,15 @@ class BaggingWorkload:
         """Raises ValueError that names an option that is unknown or wrong."""
         return cls(from_mapping(BaggingOptions, options, workload=cls.name))
 
+    @property
+    def needs_model(self) -> bool:
+        """Whether a training depends on the vector of the model before."""
+        return self.options.is_stacked
+
     def initial_model(
         self, profiles: Sequence[DataProfile], metadata: Mapping[str, str] | None = None
     ) -> Model:
         """An ensemble without estimators. Classification needs two classes in all profiles."""
-        given = metadata or {}
         profile = union(profiles)
         made = {
             "workload": self.name,
@@ -75,49 +94,52 @@ class BaggingWorkload:
             "classes": dumps(list(classes_to_learn(self.options.task, profile))),
             KEY: dumps({"num_features": profile.num_features}),
         }
-        preprocessing = preprocessing_of(given)
-        if self.options.is_open and preprocessing is not None:
-            known = [profile for profile in profiles if profile.num_samples > 0]
-            made[POINTS_KEY] = given.get(POINTS_KEY) or fit_points(known, preprocessing)
-        empty = pack([]) if self.options.publish else pack_holdings([])
-        return Model(_vector(empty), (), made)
+        return Model(_vector(Stack().to_bytes(is_held=not self.options.publish)), (), made)
 
     def train(
         self, model: Model, data: Dataset, *, epochs: int, epoch_base: int, seed: int
     ) -> TrainResult:
         """See Workload.train. The vector holds the new estimators alone; with publish = false it
-        names them, and they are in `kept`.
+        names them, and they are in `kept`. In a round that trains the linear model of stacked
+        votes, it has the sums of newton.sums_of().
 
-        model: its vector may be empty.
+        model: its vector may be empty but for stacked votes.
         seed: of the participant; see seed_of(). Bootstraps are drawn from it, from the seed in the
             options and from the estimator's number, `epoch_base` rounds having passed.
         Metrics: "oob_score" of the new estimators; see oob_score(). Left out if no row is out of
-            a bootstrap.
+            a bootstrap. In a round that trains the linear model, of the model that was given, from
+            its second step on.
         """
         require_training(epochs, epoch_base, seed)
         classes, num_features = self._open(model)
         target = coded_target(self.options.task, classes, data)
         rows = rows_to_predict(num_features, data.features)
-        points = points_of(model.metadata, num_features) if self.options.is_open else None
-        estimators, samples = [], []
+        if self.options.is_stacked and len(model.vector):
+            stack = Stack.parse(model.vector.tobytes())
+            if (shape := stack.due(model.metadata)) is not None:
+                return self._sums(stack, shape, model.metadata, rows, target, seed)
+        estimators, samples, frames = [], [], []
         per_round = self.options.estimators
         for number in range(epoch_base * per_round, (epoch_base + epochs) * per_round):
-            drawn = np.random.default_rng((self.options.seed, seed, number))
-            samples.append(drawn.integers(0, len(rows), len(rows)))
-            bootstrap = rows[samples[-1]], target[samples[-1]]
-            if points is not None:
-                bootstrap = with_unlike_rows(*bootstrap, len(classes), points, drawn)
-            estimators.append(self._fitted(*bootstrap, drawn))
-        frames = [Frame(data.num_samples, dump(estimator)) for estimator in estimators]
-        score = oob_score(
-            estimators, samples, rows, target, len(classes), is_open=self.options.is_open
-        )
+            drawn, sample = self._bootstrap(seed, number, len(rows))
+            samples.append(sample)
+            estimators.append(self._fitted(rows[sample], target[sample], drawn))
+            file = dump(estimators[-1])
+            frames.append(Frame(data.num_samples, file, owner_of(seed), number))
+        score = oob_score(estimators, samples, rows, target, len(classes))
         metrics = {} if score is None else {"oob_score": score}
         fitted = pack(frames)
         if self.options.publish:
             return TrainResult(_vector(fitted), data.num_samples, metrics)
         named = pack_holdings([Holding(len(frames), digest_of(fitted))])
         return TrainResult(_vector(named), data.num_samples, metrics, fitted)
+
+    def _bootstrap(
+        self, seed: int, number: int, num_rows: int
+    ) -> tuple[np.random.Generator, NDArray[np.intp]]:
+        """Chance for the estimator of this number, and the rows that it is fitted on."""
+        drawn = np.random.default_rng((self.options.seed, seed, number))
+        return drawn, drawn.integers(0, num_rows, num_rows)
 
     def _fitted(self, rows: Array, target: NDArray[Any], drawn: np.random.Generator) -> Any:
         """Raises DataError if the estimator cannot be fitted on the rows."""
@@ -133,9 +155,73 @@ class BaggingWorkload:
         except ValueError as error:
             raise DataError(f"{kind.__name__} cannot be fitted on these rows: {error}") from error
 
+    # --- the linear model of stacked votes ---
+
+    def _sums(
+        self,
+        stack: Stack,
+        shape: Shape,
+        metadata: Mapping[str, str],
+        rows: Array,
+        target: NDArray[Any],
+        seed: int,
+    ) -> TrainResult:
+        """Sums over the rows for the next step of the linear model."""
+        votes, is_voted = np.zeros((len(rows), 0, 1)), np.ones(len(rows), np.bool_)
+        if shape.num_sites:
+            votes, is_voted = self._votes(stack, shape, metadata, rows, seed)
+        rows, target, votes = rows[is_voted], target[is_voted], votes[is_voted]
+        if not shape.num_classes:
+            scale = target_scale(metadata)
+            votes, target = ((one - scale.center) / scale.scale for one in (votes, target))
+        features = features_of(votes, rows, shape)
+        fit = stack.fit or newton.Fit.start(shape.coefficients)
+        sums = newton.sums_of(shape.loss, features, target, fit.coefficients)
+        metrics = {}
+        if shape.num_sites and stack.fit is not None and len(target):
+            metrics = {"oob_score": _score(shape, features @ fit.coefficients, target)}
+        return TrainResult(_vector(sums.to_bytes()), len(is_voted), metrics)
+
+    def _votes(
+        self,
+        stack: Stack,
+        shape: Shape,
+        metadata: Mapping[str, str],
+        rows: Array,
+        seed: int,
+    ) -> tuple[Array, NDArray[np.bool_]]:
+        """(n, sites, k) mean votes, and whether there are votes of each site for a row.
+
+        An estimator of this participant votes for the rows out of its bootstrap alone. Where the
+        rows are others than it was fitted on, as their number tells, it does not vote.
+        """
+        members = _members(
+            tuple(frame.file for frame in stack.frames), metadata["options"], rows.shape[1]
+        )
+        owners = {owner: at for at, owner in enumerate(stack.owners)}
+        votes = np.zeros((len(rows), shape.num_sites, max(shape.num_classes, 1)))
+        weights = np.zeros((len(rows), shape.num_sites))
+        for frame, member in zip(stack.frames, members, strict=True):
+            site = owners[frame.owner] if shape.num_sites > 1 else 0
+            may_vote = np.ones(len(rows), np.bool_)
+            if frame.owner == owner_of(seed):
+                if frame.weight != len(rows):
+                    continue
+                _, sample = self._bootstrap(seed, frame.number, len(rows))
+                may_vote[sample] = False
+            if may_vote.any():
+                votes[may_vote, site] += frame.weight * _votes_of(
+                    member, rows[may_vote], shape.num_classes
+                )
+                weights[may_vote, site] += frame.weight
+        votes /= np.where(weights > 0, weights, 1)[:, :, np.newaxis]
+        return votes, np.asarray((weights > 0).all(axis=1))
+
+    # --- the model ---
+
     def measure(self, model: Model, data: Dataset) -> Measured:
-        """Metrics on data: "accuracy", and "loss" with vote = "soft", the mean cross-entropy; or
-        "r2" and "mse"."""
+        """Metrics on data: "accuracy", and "loss" but with vote = "hard", the mean cross-entropy;
+        or "r2" and "mse"."""
         classes, num_features = self._open(model)
         target = coded_target(self.options.task, classes, data)
         require_width(num_features, data.features)
@@ -167,7 +253,8 @@ class BaggingWorkload:
         return np.asarray(predicted, dtype=np.str_ if classes else np.float64)
 
     def probabilities(self, model: Model, features: ArrayLike) -> Array | None:
-        """See Workload.probabilities: the weighted mean over the estimators with vote = "soft".
+        """See Workload.probabilities: of the linear model with vote = "stacked", the weighted mean
+        over the estimators with "soft", None with "hard".
 
         Raises ValueError if the ensemble has no estimators yet.
         """
@@ -179,7 +266,8 @@ class BaggingWorkload:
         return np.asarray(voting.predict_proba(rows), dtype=np.float64)
 
     def to_sklearn(self, model: Model) -> Any:
-        """See Workload.to_sklearn: a VotingClassifier or VotingRegressor.
+        """See Workload.to_sklearn: a VotingClassifier or VotingRegressor, or, as soon as the linear
+        model of stacked votes has its first step, a StackingClassifier or StackingRegressor.
 
         Raises ValueError if the ensemble has no estimators yet.
         """
@@ -203,16 +291,40 @@ class BaggingWorkload:
         classes, num_features = self._open(model)
         if not self.options.publish:
             raise ValueError(WHY_NO_MODEL)
-        frames = unpack(model.vector.tobytes())
+        stack = Stack.parse(model.vector.tobytes())
+        frames = stack.frames
         if not frames:
             return None
-        weights = [float(frame.weight) for frame in frames]
-        if not any(weights):
+        if not any(frame.weight for frame in frames):
             raise ValueError("all votes in the ensemble have the weight 0")
-        members = [load(frame.file, self.options, num_features) for frame in frames]
+        files = tuple(frame.file for frame in frames)
+        members: Sequence[Any] = _members(files, model.metadata["options"], num_features)
         if classes:
-            return _voting_classifier(members, weights, classes, num_features, self.options.vote)
-        return _voting_regressor(members, weights)
+            members = [with_all_classes(m, len(classes), num_features) for m in members]
+        vote = "hard" if self.options.vote == "hard" else "soft"
+
+        def voting_of(chosen: Sequence[int]) -> Any:
+            voters = [members[at] for at in chosen]
+            weights = [float(frames[at].weight) for at in chosen]
+            if classes:
+                return voting_classifier(voters, weights, classes, vote)
+            return voting_regressor(voters, weights)
+
+        everyone = range(len(frames))
+        linear = stack.linear(model.metadata)
+        if linear is None:
+            return voting_of(everyone)
+        shape, coefficients = linear
+        votings = [voting_of(everyone)]
+        if shape.num_sites > 1:
+            votings = [
+                voting_of([at for at in everyone if frames[at].owner == owner])
+                for owner in stack.owners
+            ]
+        if classes:
+            return stacking_classifier(votings, coefficients, classes, shape.num_columns)
+        scale = target_scale(model.metadata)
+        return stacking_regressor(votings, coefficients, scale, shape.num_columns)
 
 
 class LoadedEstimators:
@@ -227,24 +339,21 @@ class LoadedEstimators:
         self.num_classes = len(classes_of(self._options.task, metadata))
         self.num_features = num_features_of(metadata)
         members = [load(frame.file, self._options, self.num_features) for frame in unpack(kept)]
-        # With one more for rows that are unlike those of the site.
-        self._num_known = self.num_classes + (1 if self._options.is_open else 0)
         if self.num_classes:
-            members = [_with_all_classes(m, self._num_known, self.num_features) for m in members]
+            members = [with_all_classes(m, self.num_classes, self.num_features) for m in members]
         self._members = members
 
     def __len__(self) -> int:
         return len(self._members)
 
     def sum_of_votes(self, features: ArrayLike) -> Array:
-        """(n, k) sums over the estimators: of probabilities with vote = "soft" and "open", of votes
-        for a class with "hard", k classes; of predictions for regression, k = 1. With "open" the
-        probabilities of a row add up to less than 1 where estimators abstain.
+        """(n, k) sums over the estimators: of probabilities with vote = "soft", of votes for a
+        class with "hard", k classes; of predictions for regression, k = 1.
 
         features: (n, p), prepared as the model says. Raises DataError if they do not fit.
         """
         rows = rows_to_predict(self.num_features, features)
-        votes = np.zeros((len(rows), max(self._num_known, 1)))
+        votes = np.zeros((len(rows), max(self.num_classes, 1)))
         for member in self._members:
             if not self.num_classes:
                 votes[:, 0] += np.asarray(member.predict(rows), np.float64).reshape(-1)
@@ -252,12 +361,17 @@ class LoadedEstimators:
                 votes[np.arange(len(rows)), member.predict(rows)] += 1
             else:
                 votes += member.predict_proba(rows)
-        return votes[:, : max(self.num_classes, 1)]
+        return votes
 
 
 def seed_of(seed: int, participant_id: str) -> int:
     """The seed of a participant, so that participants with the same rows draw other bootstraps."""
     return int.from_bytes(sha256(f"{seed}/{participant_id}".encode()).digest()[:8], "big")
+
+
+def owner_of(seed: int) -> int:
+    """The number by which a participant knows its own estimators; it does not tell the seed."""
+    return int.from_bytes(sha256(f"owner/{seed}".encode()).digest()[:8], "big")
 
 
 def oob_score(
@@ -266,90 +380,54 @@ def oob_score(
     rows: Array,
     target: NDArray[Any],
     num_classes: int,
-    *,
-    is_open: bool = False,
 ) -> float | None:
     """Out-of-bag score: each row is predicted by the estimators whose bootstraps lack it.
 
-    is_open: the estimators know one more class, which does not count.
     Returns the accuracy, or r2 with num_classes = 0, as scikit-learn's BaggingClassifier and
     BaggingRegressor do. Rows that are in all bootstraps are left out; None if all are.
     """
-    votes = np.zeros((len(rows), max(num_classes, 1) + is_open))
+    votes = np.zeros((len(rows), max(num_classes, 1)))
     count = np.zeros(len(rows), np.intp)
     for estimator, drawn in zip(estimators, samples, strict=True):
         out = np.ones(len(rows), np.bool_)
         out[drawn] = False
-        if not out.any():
-            continue
-        count += out
-        if not num_classes:
-            votes[out, 0] += np.asarray(estimator.predict(rows[out]), np.float64).reshape(-1)
-        elif hasattr(estimator, "predict_proba"):
-            votes[np.ix_(out, estimator.classes_)] += estimator.predict_proba(rows[out])
-        else:
-            votes[np.flatnonzero(out), estimator.predict(rows[out])] += 1
+        if out.any():
+            count += out
+            votes[out] += _votes_of(estimator, rows[out], num_classes)
     known = count > 0
     if not known.any():
         return None
     if num_classes:
-        best = np.argmax(votes[known, :num_classes], axis=1)
+        best = np.argmax(votes[known], axis=1)
         return float(np.mean(best == target[known]))
     return regression_metrics(votes[known, 0] / count[known], target[known])["r2"]
 
 
-def _voting_classifier(
-    members: Sequence[Any],
-    weights: list[float],
-    classes: tuple[str, ...],
-    num_features: int,
-    vote: str,
-) -> Any:
-    """A fitted VotingClassifier over all estimators.
-
-    Raises ValueError if an estimator knows other classes.
-    """
-    from sklearn.ensemble import VotingClassifier
-    from sklearn.preprocessing import LabelEncoder
-
-    wrapped = [_with_all_classes(member, len(classes), num_features) for member in members]
-    named = [(f"estimator{number}", bag) for number, bag in enumerate(wrapped)]
-    voting = VotingClassifier(named, voting=vote, weights=weights)
-    voting.estimators_ = wrapped
-    voting.le_ = LabelEncoder()
-    voting.le_.classes_ = np.array(classes, dtype=np.str_)
-    voting.classes_ = voting.le_.classes_
-    return voting
+# Rounds that train the linear model have the same estimators, which take seconds to load.
+@lru_cache(maxsize=1)
+def _members(files: tuple[bytes, ...], options: str, num_features: int) -> tuple[Any, ...]:
+    """The estimators of an ensemble. options: in the metadata of its model."""
+    read = options_of_model({"options": options})
+    return tuple(load(file, read, num_features) for file in files)
 
 
-def _with_all_classes(member: Any, num_classes: int, num_features: int) -> Any:
-    """The estimator in a BaggingClassifier of its own, which gives zeros to the classes that the
-    estimator does not know.
-
-    Raises ValueError if the estimator knows other classes.
-    """
-    from sklearn.ensemble import BaggingClassifier
-
-    positions = np.arange(num_classes)
-    known = np.asarray(getattr(member, "classes_", ()))
-    if known.ndim != 1 or known.dtype.kind != "i" or not np.isin(known, positions).all():
-        raise ValueError(f"an estimator of the ensemble has the classes {known}")
-    bag = BaggingClassifier(member, n_estimators=1)
-    bag.estimators_ = [member]
-    bag.estimators_features_ = [np.arange(num_features)]
-    bag.classes_ = positions
-    bag.n_classes_ = num_classes
-    bag.n_features_in_ = num_features
-    return bag
+def _votes_of(member: Any, rows: Array, num_classes: int) -> Array:
+    """(n, k) probabilities of k classes, or 1 for the class that is predicted by an estimator
+    without probabilities; (n, 1) predictions with num_classes = 0."""
+    if not num_classes:
+        return np.asarray(member.predict(rows), np.float64).reshape(-1, 1)
+    votes = np.zeros((len(rows), num_classes))
+    if hasattr(member, "predict_proba"):
+        votes[:, member.classes_] = member.predict_proba(rows)
+    else:
+        votes[np.arange(len(rows)), member.predict(rows)] = 1
+    return votes
 
 
-def _voting_regressor(members: Sequence[Any], weights: list[float]) -> Any:
-    from sklearn.ensemble import VotingRegressor
-
-    named = [(f"estimator{number}", member) for number, member in enumerate(members)]
-    voting = VotingRegressor(named, weights=weights)
-    voting.estimators_ = list(members)
-    return voting
+def _score(shape: Shape, scores: Array, target: NDArray[Any]) -> float:
+    if not shape.num_classes:
+        return regression_metrics(scores[:, 0], target)["r2"]
+    return float(np.mean(softmax(scores).argmax(axis=1) == target))
 
 
 def _vector(data: bytes) -> Any:

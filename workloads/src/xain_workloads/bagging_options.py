@@ -84,7 +84,11 @@ REGRESSORS: Mapping[str, str] = {
 # Fitted in place of a classifier where a bootstrap has rows of one class only.
 ONE_CLASS = "DummyClassifier"
 
-VOTES = ("soft", "hard", "open")
+STACKED = "stacked"
+VOTES = ("hard", "soft", STACKED)
+_VOTING_ROUNDS = 5
+# Rounds of Newton's method after which the linear model of stacked votes changes no more.
+STEPS = {"classification": 5, "regression": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +97,12 @@ class BaggingOptions:
 
     estimator: name of a classifier or regressor of scikit-learn. parameters: its arguments.
     estimators: fitted by each participant in a round.
+    fit_rounds: rounds that fit estimators, with vote = "stacked". All later rounds train the linear
+        model of their votes.
     task: "classification" or "regression", which follows from the estimator.
-    vote: "soft" takes the class with the largest mean probability, "hard" the class that most
-        estimators predict. "open" is "soft" among estimators that learn to tell rows that are
-        unlike those of their site, and then abstain. Regression takes the mean.
+    vote: "stacked" takes a linear model of the votes and the columns, "soft" the class with the
+        largest mean probability, "hard" the class that most estimators predict. Regression takes
+        the mean in place of the latter two.
     publish: whether fitted estimators are sent to the coordinator and to all participants. If not,
         they stay at the participants, which are asked for predictions.
     seed: of the bootstraps of all participants, 0 or more.
@@ -105,9 +111,10 @@ class BaggingOptions:
 
     estimator: str = "DecisionTreeClassifier"
     parameters: dict[str, Any] = field(default_factory=dict)
-    estimators: int = 5
+    estimators: int = 10
+    fit_rounds: int = 1
     task: str = ""
-    vote: str = "soft"
+    vote: str = STACKED
     publish: bool = False
     seed: int = 0
 
@@ -121,20 +128,21 @@ class BaggingOptions:
             raise ValueError(f"task is {self.task!r}; {self.estimator} is made for {task}")
         require_range("estimators", self.estimators, at_least=1, at_most=1000)
         require_choice("vote", self.vote, VOTES)
-        if self.is_open and (self.publish or task == "regression"):
-            raise ValueError(
-                "vote is 'open'; it is for classification with publish = false, where an estimator "
-                "may abstain"
-            )
+        require_range("fit_rounds", self.fit_rounds, at_least=1)
         require_range("seed", self.seed, at_least=0)
         if "random_state" in self.parameters:
             raise ValueError("parameters has 'random_state'; set the option seed")
         self._check_parameters()
 
     @property
-    def is_open(self) -> bool:
-        """Whether estimators know one more class, that of rows unlike those of the site."""
-        return self.vote == "open"
+    def is_stacked(self) -> bool:
+        """Whether a linear model weighs the votes."""
+        return self.vote == STACKED
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of a training for which none are set."""
+        return self.fit_rounds + STEPS[self.task] if self.is_stacked else _VOTING_ROUNDS
 
     def estimator_class(self, name: str = "") -> Any:
         """A class of scikit-learn: that of the estimator, or of another name in the tables.
@@ -160,3 +168,12 @@ def options_of_model(metadata: Mapping[str, str]) -> BaggingOptions:
     """Options in the metadata of an ensemble. Raises ValueError."""
     options = loads(metadata.get("options", "{}"))
     return from_mapping(BaggingOptions, options, workload="bagging")
+
+
+def rounds_of(options: object) -> int:
+    """Rounds of a training for which none are set; 0 if the options, as they were given, are
+    wrong, which is told when they are read."""
+    try:
+        return from_mapping(BaggingOptions, dict(options), workload="bagging").rounds  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        return 0

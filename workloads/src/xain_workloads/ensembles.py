@@ -3,16 +3,17 @@
 A model is all frames in the order in which they were added. An update is the frames that a
 participant has added in a round. Nothing here loads an estimator or needs skops, but check_types().
 
-Format: MAGIC, the number of frames as uint32, and for each frame the vote's weight as uint64, the
-length of the file as uint64, and the file. Numbers are little-endian. A file is a ZIP archive with
-"schema.json", which names the type of every object, and with arrays in numpy's format.
+Format: MAGIC, the number of frames as uint32, and for each frame the vote's weight, its owner, its
+number and the length of the file as uint64, and the file. Numbers are little-endian. A file is a
+ZIP archive with "schema.json", which names the type of every object, and with arrays in numpy's
+format. A model of stacked votes has a linear model behind the frames; see stacking.Stack.
 """
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from struct import Struct
 from typing import Any
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from xain_workloads.bagging_options import CLASSIFIERS, ONE_CLASS, REGRESSORS, BaggingOptions
 
-MAGIC = b"XENSEMB1"
+MAGIC = b"XENSEMB2"
 KEY = "ensemble"  # in the metadata of a model: {"num_features": p}
 
 # skops imports every package of scikit-learn, and this one imports PyTorch.
@@ -65,7 +66,7 @@ _LOADERS = frozenset(
 )
 _SCHEMA = "schema.json"
 _COUNT = Struct("<I")
-_FRAME = Struct("<QQ")
+_FRAME = Struct("<QQQQ")
 _TIME = (1980, 1, 1, 0, 0, 0)  # the earliest of a ZIP archive
 
 
@@ -75,10 +76,16 @@ class InvalidEnsemble(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A fitted estimator as a file of skops. weight: of its vote, the rows of its participant."""
+    """A fitted estimator as a file of skops.
+
+    weight: of its vote, the rows of its participant. owner: a number of the participant's own, and
+    number: of the estimator there. Both together say of which bootstrap it is.
+    """
 
     weight: int
     file: bytes
+    owner: int = 0
+    number: int = 0
 
 
 # --- frames ---
@@ -88,12 +95,21 @@ def pack(frames: Sequence[Frame]) -> bytes:
     """The bytes of an ensemble."""
     parts = [MAGIC, _COUNT.pack(len(frames))]
     for frame in frames:
-        parts += [_FRAME.pack(frame.weight, len(frame.file)), frame.file]
+        head = _FRAME.pack(frame.weight, frame.owner, frame.number, len(frame.file))
+        parts += [head, frame.file]
     return b"".join(parts)
 
 
 def unpack(data: bytes) -> list[Frame]:
-    """The frames of an ensemble. Raises InvalidEnsemble."""
+    """The frames of an ensemble with nothing behind them. Raises InvalidEnsemble."""
+    frames, tail = split(data)
+    if tail:
+        raise InvalidEnsemble(f"{len(tail)} bytes follow the last frame of the ensemble")
+    return frames
+
+
+def split(data: bytes) -> tuple[list[Frame], bytes]:
+    """The frames of an ensemble, and the bytes behind them. Raises InvalidEnsemble."""
     at = len(MAGIC) + _COUNT.size
     if data[: len(MAGIC)] != MAGIC or len(data) < at:
         raise InvalidEnsemble("the bytes are no ensemble")
@@ -102,27 +118,23 @@ def unpack(data: bytes) -> list[Frame]:
     for number in range(count):
         if len(data) < at + _FRAME.size:
             raise InvalidEnsemble(f"the ensemble ends within frame {number} of {count}")
-        weight, length = _FRAME.unpack_from(data, at)
+        weight, owner, order, length = _FRAME.unpack_from(data, at)
         at += _FRAME.size
         if length > len(data) - at:
             raise InvalidEnsemble(f"the ensemble ends within frame {number} of {count}")
-        frames.append(Frame(weight, data[at : at + length]))
+        frames.append(Frame(weight, data[at : at + length], owner, order))
         at += length
-    if at != len(data):
-        raise InvalidEnsemble(f"{len(data) - at} bytes follow the last frame of the ensemble")
-    return frames
+    return frames, data[at:]
 
 
-def appended(before: bytes, updates: Sequence[tuple[bytes, int]]) -> bytes:
-    """The ensemble with the frames of all updates, in their order.
+def added(updates: Iterable[tuple[bytes, int]]) -> Iterator[Frame]:
+    """The frames of updates as they are in the ensemble.
 
     updates: bytes and number of samples, which becomes the weight of each frame.
     Raises InvalidEnsemble.
     """
-    frames = unpack(before)
     for data, num_samples in updates:
-        frames += [Frame(num_samples, frame.file) for frame in unpack(data)]
-    return pack(frames)
+        yield from (replace(frame, weight=num_samples) for frame in unpack(data))
 
 
 def num_features_of(metadata: Mapping[str, str]) -> int:

@@ -3,20 +3,23 @@
 An update names the estimators that a participant has fitted in a round and keeps. The model lists
 the estimators of all rounds in the order in which they were added. Neither has an estimator.
 
-Format of both: MAGIC and a JSON list with an object for each training.
+Format of both: MAGIC, the length of the list as uint32, and a JSON list with an object for each
+training. A model of stacked votes has a linear model behind the list; see stacking.Stack.
 """
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
+from struct import Struct
 from typing import Any
 
 from xain_foundation.hints import hint
 from xain_workloads.ensembles import InvalidEnsemble
 
-MAGIC = b"XENHELD1"
+MAGIC = b"XENHELD2"
+_LENGTH = Struct("<I")
 MAX_UPDATE_BYTES = 1024
 DIGEST_BYTES = 16
 _DIGEST = re.compile(rf"[0-9a-f]{{{2 * DIGEST_BYTES}}}")
@@ -52,21 +55,34 @@ def digest_of(frames: bytes) -> str:
 
 def pack_holdings(holdings: Sequence[Holding]) -> bytes:
     """The bytes of a list of estimators."""
-    return MAGIC + json.dumps([asdict(one) for one in holdings], separators=(",", ":")).encode()
+    text = json.dumps([asdict(one) for one in holdings], separators=(",", ":")).encode()
+    return MAGIC + _LENGTH.pack(len(text)) + text
 
 
 def unpack_holdings(data: bytes) -> list[Holding]:
-    """Raises InvalidEnsemble."""
-    if not data.startswith(MAGIC):
+    """A list with nothing behind it. Raises InvalidEnsemble."""
+    holdings, tail = split_holdings(data)
+    if tail:
+        raise InvalidEnsemble(f"{len(tail)} bytes follow the list of estimators")
+    return holdings
+
+
+def split_holdings(data: bytes) -> tuple[list[Holding], bytes]:
+    """A list, and the bytes behind it. Raises InvalidEnsemble."""
+    start = len(MAGIC) + _LENGTH.size
+    if not data.startswith(MAGIC) or len(data) < start:
         raise InvalidEnsemble("the bytes are no list of estimators")
+    end = start + _LENGTH.unpack_from(data, len(MAGIC))[0]
+    if end > len(data):
+        raise InvalidEnsemble("the list of estimators is cut off")
     try:
-        entries = json.loads(data[len(MAGIC) :])
+        entries = json.loads(data[start:end])
         holdings = [Holding(**entry) for entry in entries]
     except (ValueError, TypeError, RecursionError) as error:
         raise InvalidEnsemble(f"the list of estimators cannot be read: {error}") from None
     for one in holdings:
         _require_valid(one)
-    return holdings
+    return holdings, data[end:]
 
 
 def _require_valid(one: Holding) -> None:
@@ -97,15 +113,11 @@ def check_holding(data: bytes, estimators: int) -> None:
         )
 
 
-def listed(before: bytes, updates: Sequence[tuple[str, bytes, int]]) -> bytes:
-    """The list with the estimators of all updates, in their order.
+def listed(updates: Iterable[tuple[str, bytes, int]]) -> Iterator[Holding]:
+    """The estimators of updates as they are in the list.
 
     updates: participant, bytes and number of samples. Raises InvalidEnsemble.
     """
-    holdings = unpack_holdings(before)
     for participant, data, num_samples in updates:
-        holdings += [
-            Holding(one.estimators, one.digest, participant, num_samples)
-            for one in unpack_holdings(data)
-        ]
-    return pack_holdings(holdings)
+        for one in unpack_holdings(data):
+            yield replace(one, participant=participant, rows=num_samples)

@@ -15,12 +15,12 @@ import numpy as np
 from xain_foundation.logger import get_logger
 from xain_workloads.dataset import Dataset
 from xain_workloads.ensembles import KEY as ENSEMBLE_KEY
-from xain_workloads.ensembles import appended
 from xain_workloads.errors import DataError, Diverged
 from xain_workloads.gains import Budget, Difference, LocalModel
 from xain_workloads.model import Model
 from xain_workloads.preprocessing import PreprocessingOptions, at_site, prepare
 from xain_workloads.profile import DataProfile
+from xain_workloads.stacking import next_model
 from xain_workloads.supervised import Array, classes_of, coded_target
 from xain_workloads.table import Table
 from xain_workloads.tallies import SMALLEST, Tallies
@@ -142,7 +142,7 @@ def _continued(
         return replace(model, vector=result.vector)
     before, added = model.vector.tobytes(), result.vector.tobytes()
     if ENSEMBLE_KEY in model.metadata:
-        after = appended(before, [(added, result.num_samples)])
+        after = next_model(before, [("", added, result.num_samples)], model.metadata)
     else:
         kind = BoosterKind.from_metadata(model.metadata)
         after = joined(before, [(parse_update(added, kind, ANY_NUMBER), result.num_samples)], kind)

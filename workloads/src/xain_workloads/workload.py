@@ -237,7 +237,7 @@ def trains(workload: Workload) -> bool:
 def metrics_of(workload: Workload) -> tuple[str, ...]:
     """Names of what the models of a workload are measured by."""
     options: Any = getattr(workload, "options", None)
-    has_probabilities = getattr(options, "vote", "soft") == "soft" and getattr(
+    has_probabilities = getattr(options, "vote", "soft") != "hard" and getattr(
         options, "loss", "log_loss"
     ) in ("log_loss", "modified_huber")
     return metric_names(getattr(options, "task", ""), has_probabilities=has_probabilities)

@@ -1,11 +1,11 @@
 """The rules for models of bytes. The rule "trees" makes the next booster: it grows trees from the
 histograms that participants send, or appends the trees that they send. The rule "ensemble" appends
-the fitted estimators that participants send.
+the fitted estimators that participants send, and fits the linear model that weighs their votes.
 
 A model is a vector of bytes (uint8) whose length differs from update to update, so the tile
 engine cannot combine it. Memory: the model, and the sum and one update of histograms; or the trees
 of all updates of the round, and one update as parsed JSON, some 20 times as large as its text; or
-the ensemble twice, and the updates of the round.
+the ensemble twice, and the updates of the round, or one of them and the sum of all.
 """
 
 import threading
@@ -24,7 +24,7 @@ from xain_coordinator.core.values import GlobalModel, Option, Rules, WeightsRef
 from xain_coordinator.ports import WeightsStore
 from xain_foundation.hints import hint
 from xain_wire.np import npy_header
-from xain_workloads import ensembles, held
+from xain_workloads import ensembles, stacking
 from xain_workloads.boosting_options import HISTOGRAM, options_of_model
 from xain_workloads.growing import grown
 from xain_workloads.histograms import growing, parse_sums
@@ -48,7 +48,8 @@ class Trees(Joining):
 @dataclass(frozen=True)
 class Ensemble(Joining):
     """Append the fitted estimators of all updates, or list the estimators that stay at the
-    participants, in the order of the participants' names."""
+    participants, in the order of the participants' names. When all estimators of stacked votes are
+    fitted, take a step of the linear model from the sums of all updates."""
 
 
 def mode_option(rules: Rules) -> Mapping[str, Option]:
@@ -77,12 +78,10 @@ def join_updates(
         )
     try:
         before = _read(store, base.ref, "global model", base.shape[0])
-        if before.startswith(held.MAGIC):
-            names = [update.participant_id for update in work.updates]
-            updates = _updates(store, work, stop)
-            model = held.listed(before, [(n, *u) for n, u in zip(names, updates, strict=True)])
-        elif work.rule == "ensemble":
-            model = ensembles.appended(before, list(_updates(store, work, stop)))
+        if work.rule == "ensemble":
+            names = (update.participant_id for update in work.updates)
+            updates = ((n, *u) for n, u in zip(names, _updates(store, work, stop), strict=True))
+            model = stacking.next_model(before, updates, base.metadata)
         elif options_of_model(base.metadata).mode == HISTOGRAM:
             state = growing(before, base.metadata)
             sums = (parse_sums(data, state) for data, _ in _updates(store, work, stop))

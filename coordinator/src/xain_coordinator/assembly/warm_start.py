@@ -38,7 +38,6 @@ from xain_workloads.model import Model, TensorSpec, size_of
 from xain_workloads.passes import stride
 from xain_workloads.schema import Column
 from xain_workloads.thresholds import KEY as THRESHOLD_KEY
-from xain_workloads.unlike_rows import KEY as POINTS_KEY
 from xain_workloads.workload import create
 
 LAST, BEST = "last", "best"
@@ -312,11 +311,6 @@ def _require_fit(first: FirstModel, config: CoordinatorConfig) -> None:
     if name == "bagging" and own.get("publish") != config.workload.options.get("publish", False):
         told = str(bool(own.get("publish"))).lower()
         raise CannotStartFrom(f"{source} was made with workload.options.publish = {told}; keep it")
-    if name == "bagging" and options.get("vote") == "open" and POINTS_KEY not in first.metadata:
-        raise CannotStartFrom(
-            f"{source} was made with vote = {own.get('vote')!r}, and has no points of the columns' "
-            "distributions, which workload.options.vote = 'open' needs; keep it"
-        )
     mode = mode_option(config.rules()).get("mode")
     made_in = own.get("mode", "bagging")
     if mode == "histogram" and made_in != mode:

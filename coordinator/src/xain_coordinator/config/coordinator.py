@@ -618,7 +618,8 @@ class CoordinatorConfig(Section):
     @property
     def num_rounds(self) -> int:
         """Rounds of a session that counts them."""
-        return ROUNDS if self.rounds.rounds is None else self.rounds.rounds
+        own = getattr(self.workload.made_options, "rounds", ROUNDS)  # of bagging
+        return int(own if self.rounds.rounds is None else self.rounds.rounds)
 
     @property
     def stride(self) -> Stride:

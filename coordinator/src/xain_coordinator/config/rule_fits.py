@@ -158,10 +158,3 @@ def estimators_fit(config: "CoordinatorConfig") -> Conflicts:
                 "with workload.options.publish = false nobody has the whole model, which "
                 "could be measured; participants report oob_score",
             )
-    is_open = config.workload.options.get("vote") == "open"
-    if is_open and config.workload.preprocessing.scaling not in ("", "standard"):
-        yield WrongSetting(
-            "workload.preprocessing.scaling",
-            'workload.options.vote = "open" needs columns with mean 0 and deviation 1; '
-            'set it to "standard"',
-        )

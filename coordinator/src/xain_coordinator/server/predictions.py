@@ -33,12 +33,12 @@ from xain_coordinator.ports import WeightsStore
 from xain_coordinator.stores.integrity import read_vector
 from xain_foundation.names import printable, shortened
 from xain_wire.fl import coordinator_pb2 as pb
-from xain_workloads import held
 from xain_workloads.bagging_options import options_of_model
 from xain_workloads.errors import DataError
 from xain_workloads.held import Holding
 from xain_workloads.preprocessing import prepare
 from xain_workloads.rows import table_of_rows
+from xain_workloads.stacking import Stack, halfway
 from xain_workloads.supervised import classes_of
 
 log = structlog.get_logger(__name__)
@@ -84,13 +84,12 @@ class _Useless(Exception):
 class _Asked:
     """A prediction request: rows in batches, and the shape of an answer.
 
-    num_outputs: its columns. are_shares: they add up to 1. may_abstain: or to less.
+    num_outputs: its columns. are_shares: they add up to 1.
     """
 
     batches: Sequence[NDArray[np.float64]]
     num_outputs: int
     are_shares: bool
-    may_abstain: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,7 +162,7 @@ class RemotePredictor:
         self._numbers = count(1)
         self._num_asked = 0
         self._is_closed = False
-        self._holdings: tuple[str, list[Holding]] = ("", [])  # of the model with this digest
+        self._read: tuple[str, Stack] = ("", Stack())  # of the model with this digest
 
     # --- questions ---
 
@@ -215,11 +214,12 @@ class RemotePredictor:
     ) -> Predictions:
         if model is None or model.is_empty:
             raise NotFitted("there is no model yet")
-        by_name = _by_participant(await self._holdings_of(model, store))
+        stack = await self._stack_of(model, store)
+        by_name = _by_participant(stack.holdings)
         if not by_name:
             raise NotFitted("no participant has fitted an estimator yet")
         prepared = await asyncio.to_thread(_prepared, model.metadata, columns, rows)
-        classes, is_open, features = prepared
+        classes, features = prepared
         num_outputs = max(len(classes), 1)
         most_rows = self.max_answers_bytes // (8 * num_outputs * len(by_name))
         if len(features) > most_rows:
@@ -228,7 +228,7 @@ class RemotePredictor:
                 f"{num_outputs} outputs of each of {len(by_name)} participants; ask for fewer rows"
             )
         batches = _batches(features, num_outputs, len(by_name), self.max_batch_bytes)
-        asked = _Asked(batches, num_outputs, bool(classes), is_open)
+        asked = _Asked(batches, num_outputs, bool(classes))
         names = sorted(by_name)
         answers = await asyncio.gather(
             *(self._answer_of(name, by_name[name], asked, timeout_s, max_retries) for name in names)
@@ -255,19 +255,17 @@ class RemotePredictor:
         if not found:
             raise NobodyAnswered(missing)
         mean = await asyncio.to_thread(_mean, list(found.values()))
+        mean = await asyncio.to_thread(halfway, mean, features, stack, model.metadata)
         if not classes:
             return Predictions(mean[:, 0], (), None, tuple(found), missing)
-        if is_open:
-            mean = _among_those_that_vote(mean)
         values = np.array(classes, dtype=np.str_)[np.argmax(mean, axis=1)]
         return Predictions(values, classes, mean, tuple(found), missing)
 
-    async def _holdings_of(self, model: GlobalModel, store: WeightsStore) -> list[Holding]:
+    async def _stack_of(self, model: GlobalModel, store: WeightsStore) -> Stack:
         """Raises NotFitted if the model is no list of estimators, and StoreError."""
-        if self._holdings[0] != model.ref.digest:
-            read = await asyncio.to_thread(_read, store, model)
-            self._holdings = model.ref.digest, read
-        return self._holdings[1]
+        if self._read[0] != model.ref.digest:
+            self._read = model.ref.digest, await asyncio.to_thread(_read, store, model)
+        return self._read[1]
 
     async def _answer_of(
         self,
@@ -411,18 +409,17 @@ def _by_participant(holdings: Sequence[Holding]) -> dict[str, list[Holding]]:
     return by_name
 
 
-def _read(store: WeightsStore, model: GlobalModel) -> list[Holding]:
+def _read(store: WeightsStore, model: GlobalModel) -> Stack:
     """Raises NotFitted and StoreError. Blocks."""
     if model.metadata.get("workload") != "bagging" or options_of_model(model.metadata).publish:
         raise NotFitted("the model is published: export it, or predict with its values")
-    return held.unpack_holdings(read_vector(store, model.ref).tobytes())
+    return Stack.parse(read_vector(store, model.ref).tobytes())
 
 
 def _prepared(
     metadata: Mapping[str, str], columns: Sequence[str], rows: Sequence[Sequence[Any]]
-) -> tuple[tuple[str, ...], bool, NDArray[np.float64]]:
-    """The classes of the model, whether votes may abstain, and the rows as the model takes them,
-    (n, p). Raises DataError."""
+) -> tuple[tuple[str, ...], NDArray[np.float64]]:
+    """The classes of the model, and the rows as the model takes them, (n, p). Raises DataError."""
     options = options_of_model(metadata)
     classes = classes_of(options.task, metadata)
     features = prepare(metadata, table_of_rows(metadata, columns, rows)).features
@@ -433,7 +430,7 @@ def _prepared(
             f"the rows take {features.nbytes} bytes when they are prepared, at most "
             f"{MAX_FEATURES_BYTES} are predicted at a time; ask for fewer rows"
         )
-    return classes, options.is_open, features
+    return classes, features
 
 
 def _batches(
@@ -455,8 +452,11 @@ def _votes(answer: pb.PredictionAnswer, num_rows: int, asked: _Asked) -> NDArray
         raise _Useless("its answer has values that are not finite")
     if asked.are_shares:
         sums = votes.sum(axis=1)
-        is_less = (sums < 1 - _TOLERANCE).any() and not asked.may_abstain
-        if is_less or (votes < -_TOLERANCE).any() or (sums > 1 + _TOLERANCE).any():
+        if (
+            (sums < 1 - _TOLERANCE).any()
+            or (votes < -_TOLERANCE).any()
+            or (sums > 1 + _TOLERANCE).any()
+        ):
             raise _Useless("its answer has shares of classes that do not add up to 1")
     return votes
 
@@ -468,11 +468,3 @@ def _mean(answers: Sequence[_Answer]) -> NDArray[np.float64]:
     for answer in answers:  # shares of the weight, so that large finite values do not overflow
         total += answer.weight / total_weight * answer.mean
     return total
-
-
-def _among_those_that_vote(mean: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Shares of votes that add up to 1; equal ones where all estimators abstain."""
-    sums = mean.sum(axis=1, keepdims=True)
-    shares: NDArray[np.float64] = np.full_like(mean, 1 / mean.shape[1])
-    np.divide(mean, sums, out=shares, where=sums > 0)
-    return shares

@@ -10,7 +10,7 @@ from xain_coordinator.ports import WeightsStore
 from xain_coordinator.stores.integrity import read_vector, read_weights
 from xain_wire.np import parse_npy_header
 from xain_wire.np.codec import MAX_HEADER_BYTES
-from xain_workloads import bagging_options, ensembles, held, histograms, trees
+from xain_workloads import bagging_options, ensembles, held, histograms, stacking, trees
 from xain_workloads.boosting_options import HISTOGRAM, options_of_model
 
 MIN_HEADER_BYTES = 64  # what an .npy header is padded to
@@ -49,12 +49,13 @@ class TreesCheck:
     def __init__(self, store: WeightsStore) -> None:
         self._store = store
         self._growing: tuple[str, histograms.Growing] | None = None
+        self._due: tuple[str, stacking.Shape | None] | None = None
 
     def check(
         self, model: GlobalModel, weights: StoredWeights, max_iterations: int, array: bytes = b""
     ) -> None:
-        """Read an update: estimators or the names of those that stay at the participant, or a
-        booster or histograms by the model's mode. Blocks.
+        """Read an update: estimators, the names of those that stay at the participant or the sums
+        of a linear model of votes, or a booster or histograms by the model's mode. Blocks.
 
         max_iterations: boosting rounds that a booster may add; a round of estimators is one.
         array: the bytes of an update that is not stored yet.
@@ -68,7 +69,9 @@ class TreesCheck:
             if ensembles.KEY in model.metadata:
                 options = bagging_options.options_of_model(model.metadata)
                 num_features = ensembles.num_features_of(model.metadata)
-                if options.publish:
+                if options.is_stacked and (shape := self._stacked(model)) is not None:
+                    stacking.parsed(data, shape)
+                elif options.publish:
                     ensembles.check_update(data, options, num_features, epochs=max_iterations)
                 else:
                     held.check_holding(data, options.estimators * max_iterations)
@@ -79,6 +82,14 @@ class TreesCheck:
                 trees.parse_update(data, kind, max_iterations)
         except (trees.InvalidTrees, ensembles.InvalidEnsemble) as error:
             raise InvalidUpdate(str(error)) from None
+
+    def _stacked(self, model: GlobalModel) -> stacking.Shape | None:
+        """The linear model that the round trains; None if the round fits estimators."""
+        if self._due is None or self._due[0] != model.ref.digest:
+            vector = read_vector(self._store, model.ref)
+            due = stacking.Stack.parse(vector.tobytes()).due(model.metadata)
+            self._due = model.ref.digest, due
+        return self._due[1]
 
     def _state_of(self, model: GlobalModel) -> histograms.Growing:
         if self._growing is None or self._growing[0] != model.ref.digest:
