@@ -16,7 +16,7 @@ from support.process import CoordinatorProcess, SiteProcess
 from support.terminals import Terminals, commands_of, files_of
 from support.wire import Member
 from xain_workloads.dataset import Dataset
-from xain_workloads.held import unpack_holdings
+from xain_workloads.stacking import Stack
 
 pytestmark = pytest.mark.e2e
 
@@ -40,9 +40,9 @@ RULES: dict[str, Any] = {
 
 KEPT: dict[str, Any] = {
     **RULES,
-    "rounds.rounds": 3,
+    "rounds.rounds": 6,
     "workload.options.publish": "false",
-    "workload.options.vote": "soft",
+    "workload.options.fit_rounds": 3,
 }
 
 
@@ -52,17 +52,20 @@ def flags(site: SiteProcess) -> list[str]:
     return [f"--data={own}.csv", f"--state-dir={own}", "--serve", "--test-fraction=0"]
 
 
+DIES_AT = 21  # in a round of the linear model
+
+
 @asynccontextmanager
 async def fitted(
     folder: Path,
 ) -> AsyncIterator[tuple[CoordinatorProcess, list[SiteProcess], Dataset]]:
     """A coordinator and three sites after the fit, and rows that none of them has.
 
-    In the middle of the fit the coordinator and a site were killed, and started again.
+    While the linear model was trained, the coordinator and a site were killed, and started again.
     """
     held_out = write_tables(folder)
     coordinator = CoordinatorProcess(folder / "data", KEPT)
-    coordinator.dies_at, coordinator.dies_of = 10, "after-commit"
+    coordinator.dies_at, coordinator.dies_of = DIES_AT, "after-commit"
     sites = [SiteProcess(folder, name) for name in SITES]
     try:
         await coordinator.start()
@@ -103,10 +106,11 @@ async def test_kills_in_the_fit_and_after_it_lose_no_estimator_and_no_prediction
     """Every round has the estimators of all sites, and the sites that are left predict."""
     async with fitted(tmp_path) as (coordinator, sites, held_out):
         reader = Member(coordinator.port, "reader")
-        model = np.load(io.BytesIO(await reader.download("3/global")), allow_pickle=False)
+        model = np.load(io.BytesIO(await reader.download("6/global")), allow_pickle=False)
         await reader.close()
-        holdings = unpack_holdings(model.tobytes())
-        assert [one.participant for one in holdings] == [*SITES, *SITES, *SITES]
+        stack = Stack.parse(model.tobytes())
+        assert [one.participant for one in stack.holdings] == [*SITES, *SITES, *SITES]
+        assert stack.fit is not None
         rows = rows_file(tmp_path, held_out)
         status, whole, told = await ask(coordinator, rows, "--max-retries=1")
         assert status == 0, told
