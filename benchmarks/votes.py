@@ -41,7 +41,7 @@ from xain_workloads.workload import create, initial_model
 
 WITHIN = 0.02
 TABLES = "titanic,credit,attrition,penguins,breast_cancer,ames,wages,diabetes"
-IN_ONE_PLACE = 50  # trees
+POOLED_TREES = 50  # trees
 FOREST = {"n_estimators": 30}
 FORESTS = 4  # of each site
 DIVISIONS = ("at random", "by label", "by quantity")
@@ -101,7 +101,7 @@ def trained(
 
 
 def predicted(model: Model, kept: Any, rows: Any) -> tuple[Any, Any]:
-    """Of estimators that stay at their sites: mean votes, and predictions of stacked votes."""
+    """Mean votes of estimators that stay at their sites, and predictions of stacked votes."""
     total, weight = 0.0, 0
     for num_rows, frames in kept:
         loaded = LoadedEstimators(frames, model.metadata)
@@ -117,7 +117,7 @@ def measured(name: str, table: Table, kind: str, sites: Sequence[int], seed: int
     named = "Classifier" if is_classes else "Regressor"
     options: dict[str, Any] = {"estimator": f"DecisionTree{named}"}
     bagged = BaggingClassifier if is_classes else BaggingRegressor
-    central = bagged(n_estimators=IN_ONE_PLACE, random_state=0)
+    central = bagged(n_estimators=POOLED_TREES, random_state=0)
     if kind == "forest":
         options = {
             "estimator": f"RandomForest{named}",
@@ -133,8 +133,8 @@ def measured(name: str, table: Table, kind: str, sites: Sequence[int], seed: int
     classes = classes_of(table.task, whole.metadata)
     central.fit(rows.features, coded_target(table.task, classes, rows))
     target = coded_target(table.task, classes, held_out)
-    one_place = central.predict_proba if is_classes else central.predict
-    known = one_place(held_out.features).reshape(len(target), -1)
+    pooled = central.predict_proba if is_classes else central.predict
+    known = pooled(held_out.features).reshape(len(target), -1)
     best = score(known, target, is_classes=is_classes)
     for division in DIVISIONS:
         for num_sites in sites:
