@@ -141,7 +141,7 @@ class BaggingOptions:
 
     @property
     def rounds(self) -> int:
-        """Rounds of a training for which none are set."""
+        """Rounds of a training for which none are set, so that a later one changes little."""
         return self.fit_rounds + STEPS[self.task] if self.is_stacked else _VOTING_ROUNDS
 
     def estimator_class(self, name: str = "") -> Any:
@@ -168,12 +168,3 @@ def options_of_model(metadata: Mapping[str, str]) -> BaggingOptions:
     """Options in the metadata of an ensemble. Raises ValueError."""
     options = loads(metadata.get("options", "{}"))
     return from_mapping(BaggingOptions, options, workload="bagging")
-
-
-def rounds_of(options: object) -> int:
-    """Rounds of a training for which none are set; 0 if the options, as they were given, are
-    wrong, which is told when they are read."""
-    try:
-        return from_mapping(BaggingOptions, dict(options), workload="bagging").rounds  # type: ignore[call-overload]
-    except (TypeError, ValueError):
-        return 0

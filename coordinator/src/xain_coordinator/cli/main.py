@@ -85,7 +85,7 @@ Rounds = Annotated[
     str | None,
     typer.Option(
         metavar="N",
-        help="Rounds to train, instead of passes; by default 10 for scripts and bagging. "
+        help="Rounds to train, instead of passes; by default 10 for scripts, and 6 for bagging. "
         "[rounds.rounds]",
     ),
 ]
