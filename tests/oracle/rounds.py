@@ -95,6 +95,11 @@ class Rounds:
             case e.RoundOpened():
                 self._open(event)
                 self._to(Stage.OPEN, at)
+            case e.ParticipantsSelected(number, more) if self.stage is Stage.EVALUATING:
+                assert self._rules.step is not None, "only a study waits for those that were away"
+                assert self._evaluators.issuperset(more), f"{more} cannot all evaluate"
+                assert not self._asked.intersection(more), f"{more} are asked already"
+                self._asked |= set(more)
             case e.ParticipantsSelected(number, more):
                 self._require_open(number, Stage.OPEN, Stage.PAUSED)
                 candidates, expected = self._to_be_selected
@@ -156,7 +161,8 @@ class Rounds:
             case e.SessionFinished(cause):
                 if cause == "completed":
                     is_late = at >= self._since + self._rules.evaluate_deadline_s - ROUNDING_S
-                    is_evaluated = self.stage is Stage.EVALUATING and (is_late or not self._asked)
+                    is_done = is_late or not (self._asked or self._absent)
+                    is_evaluated = self.stage is Stage.EVALUATING and is_done
                     assert is_evaluated or not self._to_evaluate, "the last model is not evaluated"
                 elif "rounds.idle_timeout_s" in cause:
                     assert at >= self.gives_up_at - ROUNDING_S, f"it gives up at {self.gives_up_at}"
@@ -169,7 +175,7 @@ class Rounds:
         if stage in (Stage.CLOSED, Stage.OVER):
             return
         if stage is Stage.EVALUATING:
-            is_awaited = self._asked or self._rules.evaluate_data
+            is_awaited = self._asked or self._rules.evaluate_data or self._absent
             assert is_awaited, "no evaluation is waited for"
             is_late = at > self._since + self._rules.evaluate_deadline_s + ROUNDING_S
             assert not is_late, f"it has evaluated since {self._since}"
@@ -199,6 +205,8 @@ class Rounds:
         if any(joined.tags.get(key) not in values for key, values in self._rules.tags.items()):
             return  # it is connected, and nothing else
         name = joined.participant_id
+        if self._rules.sites and name not in self._rules.sites:
+            return
         self._members.add(name)
         self._without_weights.discard(name)
         if not joined.can_initialise:
@@ -285,6 +293,11 @@ class Rounds:
         self._is_overdue = False
         self._reopened_at = self._first_update_at = None
         self._opened_at[number] = opened.at
+
+    @property
+    def _absent(self) -> set[str]:
+        """Sites of a study that are not here."""
+        return set(self._rules.sites) - self._members
 
     @property
     def _to_evaluate(self) -> set[str]:

@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xain_workloads.data import Dataset, from_arrays, load
-from xain_workloads.partition import MAX_ALPHA, Partition, dirichlet, iid, split_train_test
+from xain_workloads.division import Division
+from xain_workloads.partition import (
+    MAX_ALPHA,
+    Partition,
+    dirichlet,
+    divided,
+    folds,
+    iid,
+    split_train_test,
+)
 
 labels = st.lists(st.sampled_from(["a", "b", "7", "10"]), max_size=60)
 numbers = st.lists(st.floats(-1e6, 1e6), max_size=60)
@@ -182,3 +191,43 @@ def test_split_names_a_wrong_fraction() -> None:
     for fraction in (1.0, -0.1, float("nan")):
         with pytest.raises(ValueError, match="test_fraction is"):
             split_train_test(dataset, fraction, seed=0)
+
+
+@given(st.one_of(labels, numbers), st.integers(1, 9), seeds)
+def test_folds_cover_exactly(values: list[Any], num_folds: int, seed: int) -> None:
+    """Every row is in one fold, the same one for the same seed, and folds differ by one row."""
+    target = _target(values)
+    found = folds(target, num_folds, seed=seed)
+    np.testing.assert_array_equal(found, folds(target, num_folds, seed=seed))
+    sizes = np.bincount(found, minlength=num_folds)
+    assert len(sizes) == num_folds
+    assert sizes.max() - sizes.min() <= 1
+
+
+def test_each_fold_has_its_share_of_each_class() -> None:
+    target = _target(["a"] * 50 + ["b"] * 10)
+    found = folds(target, 5, seed=3)
+    assert [Counter(target[found == fold].tolist()) for fold in range(5)] == [
+        Counter(a=10, b=2)
+    ] * 5
+
+
+def test_a_division_keeps_a_fold_out_of_training_and_measures_on_it() -> None:
+    """Without a fold, its rows are neither trained on nor held out; all rows may be one fold."""
+    data = from_arrays(np.arange(60.0)[:, None], _target(["a", "b"] * 30))
+
+    def rows(part: Any) -> set[float]:
+        return set(part.features[:, 0].tolist())
+
+    kept = [divided(data, Division(3, fold, 1), 0.25, 0) for fold in range(3)]
+    measured = [divided(data, Division(3, fold, 1, measures=True), 0.25, 0) for fold in range(3)]
+    for (train, held_out), (outside, inside) in zip(kept, measured, strict=True):
+        assert rows(train) | rows(held_out) == rows(outside)
+        assert len(rows(held_out)) == 10
+        assert rows(outside) | rows(inside) == rows(data)
+        assert not rows(outside) & rows(inside)
+    assert set.union(*(rows(inside) for _, inside in measured)) == rows(data)
+    everything = divided(data, Division(1, measures=True), 0.25, 0)
+    assert [rows(part) for part in everything] == [rows(data)] * 2
+    few = divided(data, Division(20, measures=True), 0.25, 0, least=5)
+    assert few[1].num_samples == 0

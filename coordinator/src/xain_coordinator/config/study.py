@@ -135,18 +135,18 @@ class SearchSettings(Section):
         """The options, each with its settings as JSON by dotted key; none without a search."""
         if not self.is_on:
             return ()
+        given = sorted(
+            _flat(self.options), key=lambda one: one[0]
+        )  # whatever their order in the file
         if self.list:
-            found = [dict(_flat(one)) for one in self.list]
+            found = [dict(sorted(_flat(one), key=lambda item: item[0])) for one in self.list]
         elif self.draw is None:
-            keys = [key for key, _ in _flat(self.options)]
-            every = product(*(values for _, values in _flat(self.options)))
+            every = product(*(values for _, values in given))
+            keys = [key for key, _ in given]
             found = [dict(zip(keys, one, strict=True)) for one in every]
         else:
             chance = Random(self.seed)
-            found = [
-                {key: _drawn(chance, values) for key, values in _flat(self.options)}
-                for _ in range(self.draw)
-            ]
+            found = [{key: _drawn(chance, of) for key, of in given} for _ in range(self.draw)]
         return tuple({key: json.dumps(value) for key, value in one.items()} for one in found)
 
 

@@ -54,15 +54,39 @@ def _next_step_at_the_end(session: Session, now: float) -> e.Event | None:
     if round_ is None:
         assert session.model is not None, "nothing was trained"
         evaluators = session.evaluators
-        if evaluators or session.evaluation_due.owed:
+        if evaluators or session.evaluation_due.owed or _absent_sites(session):
             return e.RoundOpened(
                 session.model.round, evaluators, 0, now, len(evaluators), Task.EVALUATE
             )
         return _completed(session, now)
     deadline = round_deadline(round_, session.rules)
     is_late = deadline is not None and deadline <= now
-    is_complete = round_.all_in and not session.evaluation.owed
+    if late := _late_evaluators(session, round_):
+        return e.ParticipantsSelected(round_.number, late)
+    is_complete = round_.all_in and not session.evaluation.owed and not _absent_sites(session)
     return _completed(session, now) if is_complete or is_late else None
+
+
+def _sites(session: Session) -> tuple[str, ...]:
+    """Sites that evaluate the last model in a study, which waits for them until the deadline: its
+    table must not depend on a site's absence for a moment. Empty without a study."""
+    if session.rules.step is None:
+        return ()
+    return session.rules.sites or session.requested_of
+
+
+def _absent_sites(session: Session) -> list[str]:
+    """Sites of a study that are not connected, and have not evaluated the last model."""
+    round_ = session.open_round
+    known = () if round_ is None else (*round_.answers, *round_.failed)
+    known = (*known, *session.members, *session.members.not_admitted)
+    return [site for site in _sites(session) if site not in known]
+
+
+def _late_evaluators(session: Session, round_: Round) -> tuple[str, ...]:
+    """Sites of a study that can evaluate the last model, and were away when its round opened."""
+    known = {*round_.selected, *round_.answers, *round_.failed}
+    return tuple(p for p in session.evaluators if p in _sites(session) and p not in known)
 
 
 def _completed(session: Session, now: float) -> e.SessionFinished:
@@ -297,7 +321,9 @@ def _ask_for_model(session: Session, now: float) -> e.Event | None:
     refused again, so other participants must join first."""
     if session.requested is not None or session.members.num_eligible < session.rules.num_required:
         return None
-    members = tuple(participant_id for participant_id, _ in session.eligible_profiles())
+    # By name, so that the model does not depend on who came first: the first profile decides what
+    # [schema] leaves open, such as the order of the columns.
+    members = tuple(sorted(name for name, _ in session.eligible_profiles()))
     if session.profiles_of(members) == session.refused:
         if session.rules.start == "request" or session.rules.sites:  # something waits for the end
             return e.SessionFinished(f"no initial model could be made: {session.trouble}", now)
