@@ -166,6 +166,9 @@ def test_time_is_bounded_by_the_parts_that_are_trained() -> None:
     assert local.tallies is not None
     whole, _, _ = local_of("sgd", {}, passes=20, limit_s=1e9, clock=ticking(10.0))
     assert whole.passes == 20
+    bagged, _, _ = local_of(*WORKLOADS[-1], passes=6, limit_s=45, clock=ticking(10.0))
+    assert 1 <= bagged.passes < 6
+    assert bagged.tallies is not None
 
 
 def test_gain_is_told_only_beyond_chance() -> None:

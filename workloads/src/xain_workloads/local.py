@@ -7,7 +7,7 @@ the global models are measured on, too.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from json import loads
 
 import numpy as np
@@ -59,7 +59,7 @@ def fit_local(
     if data.task == "classification" and len(set(data.target.tolist())) < 2:
         return LocalModel(why_not="all rows of the site are of one class")
     began = clock()
-    best: tuple[float, Tallies, Model] | None = None
+    best: _Best | None = None
     done = 0
     try:
         workload, model = _untrained(metadata, profile, budget.preprocessing)
@@ -67,17 +67,20 @@ def fit_local(
         rows = prepare(at_home, data, fill_absent=True, to_train=True)
         held_out = prepare(at_home, test, fill_absent=True)
         parts = _parts(budget.passes)
+        if workload.name == "bagging":
+            parts = [1] * budget.passes  # as rounds, of which each has a task of its own
+        if hasattr(workload, "fitted"):
+            parts = [budget.passes]  # it knows itself when it is at its end
         for number, passes in enumerate(parts, 1):
             spent = clock() - began
             if done and spent * number / (number - 1) > budget.limit_s:
                 break
             model = _continued(workload, model, rows, passes, done, seed)
             done += passes
-            if workload.name == "bagging" and number < len(parts):
-                continue  # estimators are only added, and each look at them loads them all
-            tallies = workload.measure(model, held_out).tallies
-            if tallies is not None and (best is None or _loss(tallies) < best[0]):
-                best = _loss(tallies), tallies, model
+            if workload.name != "bagging":  # whose estimators are only added
+                best = _better(best, model, workload.measure(model, held_out).tallies)
+        if workload.name == "bagging":
+            best = _better(best, model, workload.measure(model, held_out).tallies)
     except Diverged:
         pass  # it may have been good before
     except (DataError, ValueError) as error:
@@ -85,13 +88,13 @@ def fit_local(
         return LocalModel(why_not=f"no model can be trained on its rows ({type(error).__name__})")
     if best is None:
         return LocalModel(passes=done, why_not="its training diverged")
-    own = row_losses(workload, best[2], held_out)
+    own = row_losses(workload, best.model, held_out)
     apart = {number: own - of_all for number, of_all in (losses or {}).items()}
     differences = (
         Difference(number, float(each.sum()), float(np.square(each).sum()))
         for number, each in apart.items()
     )
-    return LocalModel(best[1], done, differences=tuple(differences))
+    return LocalModel(best.tallies, done, differences=tuple(differences))
 
 
 def row_losses(workload: Workload, model: Model, rows: Dataset) -> Array:
@@ -137,6 +140,9 @@ def _continued(
     workload: Workload, model: Model, rows: Dataset, passes: int, done: int, seed: int
 ) -> Model:
     """The model after more passes, as the only site of a session would have made it."""
+    fitted: Callable[[Model, Dataset], Model] | None = getattr(workload, "fitted", None)
+    if fitted is not None:
+        return fitted(model, rows)
     result = workload.train(model, rows, epochs=passes, epoch_base=done, seed=seed)
     if model.vector.dtype != np.uint8:
         return replace(model, vector=result.vector)
@@ -149,7 +155,21 @@ def _continued(
     return replace(model, vector=np.frombuffer(after, np.uint8))
 
 
-def _loss(tallies: Tallies) -> float:
-    """Loss by which models are compared on the same rows; less is better."""
-    sums = tallies.sums
-    return sums.get("log_loss", sums.get("squared_error", -float(tallies.right)))
+@dataclass(frozen=True, slots=True)
+class _Best:
+    model: Model
+    tallies: Tallies
+
+    @property
+    def loss(self) -> float:
+        """Loss by which models are compared on the same rows; less is better."""
+        sums = self.tallies.sums
+        return sums.get("log_loss", sums.get("squared_error", -float(self.tallies.right)))
+
+
+def _better(best: _Best | None, model: Model, tallies: Tallies | None) -> _Best | None:
+    """The better one of two models. tallies: None if the predictions of `model` are far off."""
+    if tallies is None:
+        return best
+    other = _Best(model, tallies)
+    return other if best is None or other.loss < best.loss else best
