@@ -227,9 +227,10 @@ def in_processes(
         "rounds.min_participants": len(sites),
         "rounds.start_participants": len(sites),
         "server.weights_port": "off",  # all bytes pass the proxy
-        **case.settings,
-    }
-    rules |= {
+        **{
+            key: json.dumps(value) if isinstance(value, bool) else value
+            for key, value in case.settings.items()
+        },
         "evaluate.every": 1 << 20,  # the last model only
         "evaluate.data": folder / "test.csv",
         "evaluate.target": "target",
