@@ -10,7 +10,7 @@ Source: Breiman 1996, "Bagging predictors".
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from json import dumps
@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from xain_workloads import newton
 from xain_workloads.bagging_options import ONE_CLASS, BaggingOptions, options_of_model
+from xain_workloads.class_weights import class_weights, row_weights
 from xain_workloads.dataset import Dataset
 from xain_workloads.ensembles import (
     KEY,
@@ -34,7 +35,7 @@ from xain_workloads.ensembles import (
 from xain_workloads.errors import DataError
 from xain_workloads.held import WHY_NO_MODEL, Holding, digest_of, pack_holdings
 from xain_workloads.model import Model
-from xain_workloads.options import from_mapping
+from xain_workloads.options import from_mapping, to_text
 from xain_workloads.preprocessing import target_scale
 from xain_workloads.profile import DataProfile, union
 from xain_workloads.stacking import Shape, Stack, features_of
@@ -90,7 +91,7 @@ class BaggingWorkload:
         profile = union(profiles)
         made = {
             "workload": self.name,
-            "options": dumps(asdict(self.options), sort_keys=True),
+            "options": to_text(self.options, later=("class_weight",)),
             "classes": dumps(list(classes_to_learn(self.options.task, profile))),
             KEY: dumps({"num_features": profile.num_features}),
         }
@@ -118,12 +119,13 @@ class BaggingWorkload:
             stack = Stack.parse(model.vector.tobytes())
             if (shape := stack.due(model.metadata)) is not None:
                 return self._sums(stack, shape, model.metadata, rows, target, seed)
+        weights = class_weights(model.metadata, len(classes))
         estimators, samples, frames = [], [], []
         per_round = self.options.estimators
         for number in range(epoch_base * per_round, (epoch_base + epochs) * per_round):
             drawn, sample = self._bootstrap(seed, number, len(rows))
             samples.append(sample)
-            estimators.append(self._fitted(rows[sample], target[sample], drawn))
+            estimators.append(self._fitted(rows[sample], target[sample], drawn, weights))
             file = dump(estimators[-1])
             frames.append(Frame(data.num_samples, file, owner_of(seed), number))
         score = oob_score(estimators, samples, rows, target, len(classes))
@@ -141,8 +143,14 @@ class BaggingWorkload:
         drawn = np.random.default_rng((self.options.seed, seed, number))
         return drawn, drawn.integers(0, num_rows, num_rows)
 
-    def _fitted(self, rows: Array, target: NDArray[Any], drawn: np.random.Generator) -> Any:
-        """Raises DataError if the estimator cannot be fitted on the rows."""
+    def _fitted(
+        self,
+        rows: Array,
+        target: NDArray[Any],
+        drawn: np.random.Generator,
+        weights: Array | None,
+    ) -> Any:
+        """Raises DataError if the estimator cannot be fitted on the rows. weights: of classes."""
         state = int(drawn.integers(2**31))
         if self.options.task == "classification" and len(np.unique(target)) == 1:
             return self.options.estimator_class(ONE_CLASS)(strategy="prior").fit(rows, target)
@@ -151,7 +159,9 @@ class BaggingWorkload:
         if "random_state" in estimator.get_params():
             estimator.set_params(random_state=state)
         try:
-            return estimator.fit(rows, target)
+            if weights is None:
+                return estimator.fit(rows, target)
+            return estimator.fit(rows, target, sample_weight=weights[target])
         except ValueError as error:
             raise DataError(f"{kind.__name__} cannot be fitted on these rows: {error}") from error
 
@@ -176,7 +186,8 @@ class BaggingWorkload:
             votes, target = ((one - scale.center) / scale.scale for one in (votes, target))
         features = features_of(votes, rows, shape)
         fit = stack.fit or newton.Fit.start(shape.coefficients)
-        sums = newton.sums_of(shape.loss, features, target, fit.coefficients)
+        weights = row_weights(metadata, shape.num_classes, target)
+        sums = newton.sums_of(shape.loss, features, target, fit.coefficients, weights)
         metrics = {}
         if shape.num_sites and stack.fit is not None and len(target):
             metrics = {"oob_score": _score(shape, features @ fit.coefficients, target)}

@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from inspect import signature
 from json import loads
 from typing import Any, get_args
 
+from xain_workloads.class_weights import require_class_weight
 from xain_workloads.dataset import Task
 from xain_workloads.options import from_mapping, require_choice, require_range
 
@@ -106,6 +108,7 @@ class BaggingOptions:
     publish: whether fitted estimators are sent to the coordinator and to all participants. If not,
         they stay at the participants, which are asked for predictions.
     seed: of the bootstraps of all participants, 0 or more.
+    class_weight: "balanced" weighs rows by the inverse of the count of their class at all sites.
     Raises ValueError that names the field.
     """
 
@@ -117,6 +120,7 @@ class BaggingOptions:
     vote: str = STACKED
     publish: bool = False
     seed: int = 0
+    class_weight: str = ""
 
     def __post_init__(self) -> None:
         require_choice("estimator", self.estimator, {*CLASSIFIERS, *REGRESSORS})
@@ -130,6 +134,7 @@ class BaggingOptions:
         require_choice("vote", self.vote, VOTES)
         require_range("fit_rounds", self.fit_rounds, at_least=1)
         require_range("seed", self.seed, at_least=0)
+        require_class_weight(self.class_weight, self.task)
         if "random_state" in self.parameters:
             raise ValueError("parameters has 'random_state'; set the option seed")
         self._check_parameters()
@@ -162,6 +167,11 @@ class BaggingOptions:
         except (TypeError, ValueError) as error:
             text = " ".join(str(error).split())
             raise ValueError(f"parameters do not fit {self.estimator}: {text}") from None
+        if self.class_weight and "sample_weight" not in signature(kind.fit).parameters:
+            raise ValueError(
+                f"class_weight is {self.class_weight!r}; {self.estimator} takes no weights of rows:"
+                " choose another estimator, or leave it out"
+            )
 
 
 def options_of_model(metadata: Mapping[str, str]) -> BaggingOptions:

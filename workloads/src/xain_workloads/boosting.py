@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from xain_workloads import histograms, trees
 from xain_workloads.boosting_options import HISTOGRAM, BoostingOptions
+from xain_workloads.class_weights import class_weights, row_weights
 from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError
 from xain_workloads.model import Model
@@ -42,6 +43,7 @@ from xain_workloads.trees import BoosterKind
 from xain_workloads.workload import TrainResult
 
 _DEFAULTS = BoostingOptions()
+_NOT_OF_XGBOOST = ("mode", "task", "class_weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class BoostingWorkload:
             kind = _kind(classes, profile.num_features, profiles, given)
         made = {
             "workload": self.name,
-            "options": to_text(self.options, later=("mode",)),
+            "options": to_text(self.options, later=("mode", "class_weight")),
             "classes": dumps(list(classes)),
             trees.KEY: kind.to_json(),
         }
@@ -102,13 +104,14 @@ class BoostingWorkload:
         xgboost = _xgboost()
         classes, kind = self._open(model)
         matrix, target = self._matrix(kind, classes, data)
+        weights = row_weights(model.metadata, len(classes), target)
         if self.options.mode == HISTOGRAM:
-            sums, predicted = self._sums(model, kind, data, matrix, target, seed)
+            sums, predicted = self._sums(model, kind, data, matrix, target, weights, seed)
             metrics = self._metrics(predicted, target)
             return TrainResult(_vector(sums.astype("<f8").tobytes()), data.num_samples, metrics)
         options = asdict(self.options)
         parameters = {
-            **{name: options[name] for name in options if name not in ("mode", "task")},
+            **{name: options[name] for name in options if name not in _NOT_OF_XGBOOST},
             "objective": kind.objective,
             "seed": epoch_seed(seed, epoch_base) >> 1,
             "tree_method": "hist",
@@ -116,6 +119,8 @@ class BoostingWorkload:
         }
         if kind.num_classes:
             parameters["num_class"] = kind.num_classes
+        if weights is not None:
+            matrix.set_weight(weights)
         booster = self._booster(model)
         num_before = booster.num_boosted_rounds()
         boosted = xgboost.train(parameters, matrix, num_boost_round=epochs, xgb_model=booster)
@@ -130,6 +135,7 @@ class BoostingWorkload:
         data: Dataset,
         matrix: Any,
         target: NDArray[Any],
+        weights: Array | None,
         seed: int,
     ) -> tuple[Array, Array]:
         """Histograms of the rows for the level that is growing, and the model's predictions."""
@@ -141,6 +147,9 @@ class BoostingWorkload:
         )
         margins = np.asarray(margins, np.float64).reshape(-1, kind.trees_per_iteration)
         gradients, hessians = histograms.gradients_of(kind, margins, target)
+        if weights is not None:
+            gradients *= weights[:, np.newaxis]
+            hessians *= weights[:, np.newaxis]
         if self.options.subsample < 1:  # the same rows for all levels of an iteration
             drawn = np.random.default_rng((seed, state.iteration)).random(data.num_samples)
             gradients[drawn >= self.options.subsample] = 0.0
@@ -283,6 +292,9 @@ def _kind(
             told.update(from_json(profile.statistics).class_counts)
     # A class that is too rare to be told of counts as one row: a score of -inf learns nothing.
     counts = np.array([max(told[name], 1) for name in classes], np.float64)
+    weights = class_weights(metadata, len(classes))
+    if weights is not None:
+        counts *= weights
     if len(classes) == 2:
         return BoosterKind("binary:logistic", num_features, 0, float(counts[1] / counts.sum()))
     logarithms = np.log(counts)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from json import loads
 from typing import get_args
 
+from xain_workloads.class_weights import require_class_weight
 from xain_workloads.dataset import Task
 from xain_workloads.options import from_mapping, require_choice, require_range
 
@@ -26,6 +27,7 @@ class BoostingOptions:
     subsample, colsample_bytree: shares of rows and of columns that a tree is made of, drawn anew in
         every boosting iteration.
     max_bin: bins of a column's histogram.
+    class_weight: "balanced" weighs rows by the inverse of the count of their class at all sites.
     Raises ValueError that names the field.
     """
 
@@ -40,6 +42,7 @@ class BoostingOptions:
     subsample: float = 1.0
     colsample_bytree: float = 1.0
     max_bin: int = 256
+    class_weight: str = ""
 
     def __post_init__(self) -> None:
         require_choice("mode", self.mode, MODES)
@@ -51,6 +54,7 @@ class BoostingOptions:
         require_range("subsample", self.subsample, above=0, at_most=1)
         require_range("colsample_bytree", self.colsample_bytree, above=0, at_most=1)
         require_range("max_bin", self.max_bin, at_least=2, at_most=65536)
+        require_class_weight(self.class_weight, self.task)
 
 
 def options_of_model(metadata: Mapping[str, str]) -> BoostingOptions:

@@ -49,8 +49,8 @@ def balanced(profiles: Sequence[DataProfile], classes: Sequence[str]) -> str:
                 + hint("xain-coordinator", 'workload.options.class_weight = ""')
             )
         told = from_json(profile.statistics).class_counts
-        for name, count in told.items():
-            counts[name] += count
+        for name in told.keys() & counts.keys():
+            counts[name] += told[name]
         rare = [name for name in profile.classes if name not in told]
         for name in rare:
             counts[name] += max((profile.num_samples - sum(told.values())) / len(rare), 1.0)

@@ -74,6 +74,14 @@ class Penalty:
 NO_PENALTY = Penalty()
 
 
+class _Batch(NamedTuple):
+    """Rows of a step. weights: (m,) of the rows in the loss; None: 1 each."""
+
+    features: Array
+    target: NDArray[Any]
+    weights: Array | None
+
+
 @dataclass(frozen=True, slots=True)
 class Steps:
     """How weights are changed by a mini-batch.
@@ -102,10 +110,12 @@ def train(
     target: NDArray[Any],
     *,
     seeds: Sequence[int],
+    weights: Array | None = None,
 ) -> int:
     """Train the vector in place, one epoch per seed, which is that of the epoch's shuffle.
 
     vector: (d,) float64. features: (n, p). target: (n,), as the loss takes it.
+    weights: (n,) of the rows in the loss; None: 1 each.
     Returns the number of epochs after which all weights were finite; the first other one ends the
     training.
     """
@@ -122,7 +132,10 @@ def train(
                 rows = order[start : start + steps.batch_rows]
                 size = steps.step_size(next(numbers), len(rows))
                 decay = steps.penalty.decay(len(rows), size)
-                _fill(steps, gradients, layers, features[rows], target[rows], decay)
+                batch = _Batch(
+                    features[rows], target[rows], None if weights is None else weights[rows]
+                )
+                _fill(steps, gradients, layers, batch, decay)
                 step(gradient, size)
                 if (threshold := steps.penalty.threshold(size)) > 0:
                     _shrink(layers, threshold)
@@ -149,14 +162,15 @@ def _fill(
     steps: Steps,
     gradients: Sequence[Layer],
     layers: Sequence[Layer],
-    features: Array,
-    target: NDArray[Any],
+    batch: _Batch,
     decay: float,
 ) -> None:
     """Write the gradient of the mean loss of these rows, and decay * coefs, into `gradients`."""
-    values = _forward(steps.activation, layers, features)
-    _, deltas = steps.loss(values[-1], target)
-    num_rows = len(features)
+    values = _forward(steps.activation, layers, batch.features)
+    _, deltas = steps.loss(values[-1], batch.target)
+    if batch.weights is not None:
+        deltas = deltas * batch.weights[:, np.newaxis]
+    num_rows = len(batch.features)
     for index in reversed(range(len(layers))):
         coef, intercept = gradients[index]
         np.matmul(values[index].T, deltas, out=coef)

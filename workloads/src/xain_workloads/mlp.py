@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from xain_workloads.chance import random_state
+from xain_workloads.class_weights import row_weights
 from xain_workloads.dataset import Dataset
 from xain_workloads.errors import Diverged
 from xain_workloads.losses import binomial_loss, multinomial_loss, squared_loss
@@ -90,7 +91,7 @@ class MlpWorkload:
                 arrays[spec.name] = chance.uniform(-bound, bound, spec.shape)
         metadata = {
             "workload": self.name,
-            "options": to_text(self.options, later=()),
+            "options": to_text(self.options, later=("class_weight",)),
             "classes": dumps(list(classes)),
         }
         return Model(flatten(arrays, layout), layout, metadata)
@@ -108,7 +109,10 @@ class MlpWorkload:
 
         seeds = [epoch_seed(seed, epoch_base + epoch) for epoch in range(epochs)]
         steps = self._steps(len(classes), len(target))
-        num_finite = train(steps, vector, layers_of, data.features, target, seeds=seeds)
+        weights = row_weights(model.metadata, len(classes), codes)
+        num_finite = train(
+            steps, vector, layers_of, data.features, target, seeds=seeds, weights=weights
+        )
         if num_finite < epochs:
             raise self._diverged(epoch_base + num_finite)
         with np.errstate(over="ignore"):  # beyond float32: infinite, and told below

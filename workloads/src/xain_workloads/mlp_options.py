@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import get_args
 
+from xain_workloads.class_weights import require_class_weight
 from xain_workloads.dataset import Task
 from xain_workloads.options import require_choice, require_range
 
@@ -27,6 +28,7 @@ class MlpOptions:
     alpha: weight of the L2 penalty.
     seed: of the initial weights, which the coordinator draws once for all sites.
     dtype: of the weights between participants, "float32" or "float64". Training is in float64.
+    class_weight: "balanced" weighs rows by the inverse of the count of their class at all sites.
     Raises ValueError that names the field.
     """
 
@@ -40,6 +42,7 @@ class MlpOptions:
     alpha: float = 1e-4
     seed: int = 0
     dtype: str = "float32"
+    class_weight: str = ""
 
     def __post_init__(self) -> None:
         require_choice("task", self.task, get_args(Task))
@@ -59,3 +62,4 @@ class MlpOptions:
         require_range("batch_size", self.batch_size, at_least=0)
         require_range("alpha", self.alpha, at_least=0)
         require_range("seed", self.seed, at_least=0)
+        require_class_weight(self.class_weight, self.task)

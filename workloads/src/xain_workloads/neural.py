@@ -5,13 +5,14 @@ participant trains all outputs of the global model, also those of classes that i
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from json import JSONDecodeError, dumps, loads
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from xain_workloads.class_weights import row_weights
 from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError, Diverged
 from xain_workloads.minibatch import batch_rows
@@ -31,7 +32,7 @@ from xain_workloads.neural_modules import (
     vector_of,
 )
 from xain_workloads.neural_options import NeuralOptions
-from xain_workloads.options import from_mapping
+from xain_workloads.options import from_mapping, to_text
 from xain_workloads.preprocessing import target_scale
 from xain_workloads.profile import DataProfile, union
 from xain_workloads.scales import Scale
@@ -95,7 +96,7 @@ class NeuralWorkload:
             vector = flatten(initial_tensors(layers, self.options.seed), layout)
         made = {
             "workload": self.name,
-            "options": dumps(asdict(self.options), sort_keys=True),
+            "options": to_text(self.options, later=("class_weight",)),
             "classes": dumps(list(classes)),
             KEY: dumps({"num_features": width}),
         }
@@ -113,6 +114,7 @@ class NeuralWorkload:
         """
         require_training(epochs, epoch_base, seed)
         codes, target, scale = self.targets_of(model, data)
+        weights = self.row_weights(model, codes)
         network = self.network(model)
         try:
             if self.options.mode == "gradient":
@@ -121,7 +123,9 @@ class NeuralWorkload:
                 )
             optimizer = optimizer_of(network.module, self.options)
             for epoch in range(epoch_base, epoch_base + epochs):
-                self._train_epoch(network, optimizer, data.features, target, (seed, epoch))
+                self._train_epoch(
+                    network, optimizer, data.features, (target, weights), (seed, epoch)
+                )
         except ValueError as error:
             # torch's message for a batch normalisation that is given one row.
             if "Expected more than 1 value per channel" not in str(error):
@@ -142,17 +146,20 @@ class NeuralWorkload:
         network: Network,
         optimizer: Any,
         features: Array,
-        target: NDArray[Any],
+        target_and_weights: tuple[NDArray[Any], Array | None],
         seed: tuple[int, int],
     ) -> None:
         """One pass over the rows in an order drawn from the seed."""
+        target, weights = target_and_weights
         batches, torch_seed = self.batches(len(target), seed)
         inputs, targets = network.inputs(features), network.targets(target)
+        of_rows = None if weights is None else network.targets(weights)
         network.module.train()
         with seeded(torch_seed):
             for rows in batches:
                 optimizer.zero_grad()
-                loss_of(network.outputs(inputs[rows]), targets[rows]).backward()
+                known = None if of_rows is None else of_rows[rows]
+                loss_of(network.outputs(inputs[rows]), targets[rows], known).backward()
                 optimizer.step()
 
     def batches(self, num_rows: int, seed: tuple[int, int]) -> tuple[list[NDArray[np.intp]], int]:
@@ -173,6 +180,12 @@ class NeuralWorkload:
         scale = Scale() if classes else target_scale(model.metadata)
         return codes, codes if classes else (codes - scale.center) / scale.scale, scale
 
+    def row_weights(self, model: Model, codes: NDArray[Any]) -> Array | None:
+        """(n,) weights of the rows in the loss; None if all weigh alike. codes: (n,), as
+        targets_of() gives them."""
+        classes, _ = self._opened(model)
+        return row_weights(model.metadata, len(classes), codes)
+
     def _gradient(
         self,
         network: Network,
@@ -187,6 +200,7 @@ class NeuralWorkload:
         codes_and_target: (n,) each; the target is scaled.
         """
         codes, target = codes_and_target
+        weighed = self.row_weights(model, codes)
         drawn = np.random.default_rng(seed)
         rows: Any = slice(None)
         if 0 < self.options.batch_size < len(target):
@@ -194,7 +208,8 @@ class NeuralWorkload:
         network.module.train()
         with seeded(int(drawn.integers(2**63))):
             outputs = network.outputs(network.inputs(features[rows]))
-            objective = loss_of(outputs, network.targets(target[rows]))
+            of_rows = None if weighed is None else network.targets(weighed[rows])
+            objective = loss_of(outputs, network.targets(target[rows]), of_rows)
             if self.options.weight_decay:
                 weights = [weight for weight in network.module.parameters() if weight.requires_grad]
                 squares = sum(weight.square().sum() for weight in weights)

@@ -218,13 +218,16 @@ def open_network(
     return Network(module.to(device), device, getattr(import_torch(), options.dtype), num_outputs)
 
 
-def loss_of(outputs: Any, target: Any) -> Any:
+def loss_of(outputs: Any, target: Any, weights: Any = None) -> Any:
     """The mean loss. outputs: (n, k). target: (n,), positions of classes (int64) for the
-    cross-entropy, or numbers of the outputs' type for the mean squared error."""
+    cross-entropy, or numbers of the outputs' type for the mean squared error. weights: (n,) of the
+    rows of classes; None: 1 each."""
     functional = import_torch().nn.functional
     if target.is_floating_point():
         return functional.mse_loss(outputs[:, 0], target)
-    return functional.cross_entropy(outputs, target)
+    if weights is None:
+        return functional.cross_entropy(outputs, target)
+    return (functional.cross_entropy(outputs, target, reduction="none") * weights).mean()
 
 
 def optimizer_of(module: Any, options: NeuralOptions) -> Any:

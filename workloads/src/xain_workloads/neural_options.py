@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Any, get_args
 
 from xain_foundation.hints import hint
+from xain_workloads.class_weights import require_class_weight
 from xain_workloads.dataset import Task
 from xain_workloads.neural_builders import require_name
 from xain_workloads.neural_layers import require_layers
@@ -39,6 +40,7 @@ class NeuralOptions:
     stages, cuts, micro_batches, schedule: of mode "pipeline". stages: 0 for as many as there are
         participants. cuts: position of the first layer of each stage but the first; empty for
         stages of balanced cost. micro_batches: parts of a batch. schedule: one of SCHEDULES.
+    class_weight: "balanced" weighs rows by the inverse of the count of their class at all sites.
     Raises ValueError that names the field.
     """
 
@@ -58,6 +60,7 @@ class NeuralOptions:
     cuts: tuple[int, ...] = ()
     micro_batches: int = 4
     schedule: str = "gpipe"
+    class_weight: str = ""
 
     def __post_init__(self) -> None:
         require_choice("task", self.task, get_args(Task))
@@ -84,6 +87,7 @@ class NeuralOptions:
         require_range("weight_decay", self.weight_decay, at_least=0)
         require_range("batch_size", self.batch_size, at_least=0)
         require_range("seed", self.seed, at_least=0, at_most=2**63 - 1)
+        require_class_weight(self.class_weight, self.task)
         self._check_pipeline()
         if self.mode == "gradient":
             for name in ("optimizer", "learning_rate", "momentum"):

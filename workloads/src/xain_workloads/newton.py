@@ -102,11 +102,18 @@ def num_numbers(shape: tuple[int, int]) -> int:
     return 1 + d * k + 2 * d + num_blocks(k) * d * (d + 1) // 2
 
 
-def sums_of(loss: Loss, features: Array, target: NDArray[Any], coefficients: Array) -> Sums:
+def sums_of(
+    loss: Loss,
+    features: Array,
+    target: NDArray[Any],
+    coefficients: Array,
+    rows_weigh: Array | None = None,
+) -> Sums:
     """Sums over the rows of a site.
 
     features: (n, d). target: (n,) numbers for "squared", positions of classes for the others.
     coefficients: (d, k), k = 1 but for "multinomial".
+    rows_weigh: (n,) in the loss; None: 1 each.
     """
     scores = features @ coefficients
     match loss:
@@ -122,6 +129,9 @@ def sums_of(loss: Loss, features: Array, target: NDArray[Any], coefficients: Arr
             shares = softmax(scores)
             pairs = _pairs(shares.shape[1])
             weights = np.stack([shares[:, a] * ((a == b) - shares[:, b]) for a, b in pairs])
+    if rows_weigh is not None:
+        losses, derivatives = losses * rows_weigh, derivatives * rows_weigh[:, np.newaxis]
+        weights = weights * rows_weigh
     return Sums(
         len(features),
         float(losses.sum()),

@@ -133,7 +133,8 @@ def train_stage(
     pipe = _Pipe(stage, members, num_parts, options.schedule, ends)
     try:
         optimizer = optimizer_of(module, options)
-        take_step = pipe.steps(optimizer, data.features, target, rows_of_batch)
+        weights = workload.row_weights(model, codes)
+        take_step = pipe.steps(optimizer, data.features, (target, weights), rows_of_batch)
         for epoch in range(epoch_base, epoch_base + epochs):
             batches, torch_seed = workload.batches(len(target), (options.seed, epoch))
             with seeded((torch_seed + members.rank) % 2**63):  # dropout differs between stages
@@ -287,11 +288,13 @@ class _Pipe:
         self,
         optimizer: Any,
         features: NDArray[np.float64],
-        target: NDArray[Any],
+        target_and_weights: tuple[NDArray[Any], NDArray[np.float64] | None],
         rows_of_batch: int,
     ) -> Callable[[NDArray[np.intp]], None]:
         """A function that takes a step on some rows, at most `rows_of_batch`."""
+        target, weights = target_and_weights
         inputs, targets = self.stage.inputs(features), self.stage.targets(target)
+        of_rows = None if weights is None else self.stage.targets(weights)
         self.stage.module.train()
         pipelining = import_module("torch.distributed.pipelining")
         num_rows = 0
@@ -302,7 +305,8 @@ class _Pipe:
             known = rows[rows >= 0]
             if not len(known):
                 return 0 * outputs.sum()
-            mean = loss_of(outputs[: len(known)], targets[known])
+            of_known = None if of_rows is None else of_rows[known]
+            mean = loss_of(outputs[: len(known)], targets[known], of_known)
             return mean * (len(known) / num_rows)
 
         kinds = {"gpipe": pipelining.ScheduleGPipe, "1f1b": pipelining.Schedule1F1B}

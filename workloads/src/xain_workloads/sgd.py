@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from xain_workloads.class_weights import row_weights
 from xain_workloads.dataset import Dataset
 from xain_workloads.errors import Diverged
 from xain_workloads.losses import margin_loss, multinomial_loss, penalty, residual_loss
@@ -78,7 +79,7 @@ class SgdWorkload:
         )
         metadata = {
             "workload": self.name,
-            "options": to_text(self.options, later=("mode", "batch_size", "eta0")),
+            "options": to_text(self.options, later=("mode", "batch_size", "eta0", "class_weight")),
             "classes": dumps(list(classes)),
         }
         return Model(np.zeros(size_of(layout), dtype=self.options.dtype), layout, metadata)
@@ -100,21 +101,22 @@ class SgdWorkload:
             target = (target - scale.center) / scale.scale
         if self.options.mode == "gradient":
             rows = self._rows(data.num_samples, (seed, epoch_base))
-            features, target = data.features[rows], target[rows]
-            return self._gradient(
-                model, (coef, intercept), features, target, scale, data.num_samples
-            )
+            return self._gradient(model, data.features, target, scale, rows)
 
+        weights = row_weights(model.metadata, len(classes), target)
         vector = np.concatenate([coef.ravel(), intercept])
-        steps = self._steps(data.features, len(coef), epoch_base)
+        steps = self._steps(data.features, weights, len(coef), epoch_base)
         seeds = [epoch_seed(seed, epoch_base + epoch) for epoch in range(epochs)]
-        num_finite = train(steps, vector, self._layers_of(coef), data.features, target, seeds=seeds)
+        layers_of = self._layers_of(coef)
+        num_finite = train(
+            steps, vector, layers_of, data.features, target, seeds=seeds, weights=weights
+        )
         if num_finite < epochs:
             raise self._diverged(epoch_base + num_finite)
         with np.errstate(over="ignore"):  # beyond float32: infinite, and told below
             trained: Vector = vector.astype(self.options.dtype)
         with np.errstate(over="ignore", invalid="ignore"):
-            (layer,) = self._layers_of(coef)(vector)
+            (layer,) = layers_of(vector)
             scores = data.features @ layer.coef + layer.intercept
             metrics = self._metrics(scores, target, scale)
         is_finite = np.isfinite(trained).all() and np.abs(scores).max() < DIVERGED_SCORE
@@ -133,13 +135,16 @@ class SgdWorkload:
 
         return layers_of
 
-    def _steps(self, features: Array, num_scores: int, epoch_base: int) -> Steps:
+    def _steps(
+        self, features: Array, weights: Array | None, num_scores: int, epoch_base: int
+    ) -> Steps:
         options, num_rows = self.options, len(features)
         rows = min(options.batch_size or batch_rows(num_rows), num_rows)
         eta0 = options.eta0
         if not eta0 and options.learning_rate != "optimal":
             decay = options.weight_of_penalty * (1 - options.share_of_l1)
-            eta0 = safe_step(curvature_of(options, num_scores), features, rows, decay)
+            curvature = curvature_of(options, num_scores)
+            eta0 = safe_step(curvature, features, rows, decay, weights)
         # The clock of the step size goes on where the rounds before left it, on the supposition
         # that they had as many rows.
         first = epoch_base * -(-num_rows // rows)
@@ -158,30 +163,28 @@ class SgdWorkload:
         return chance.choice(num_samples, self.options.batch_size, replace=False)
 
     def _gradient(
-        self,
-        model: Model,
-        weights: tuple[Array, Array],
-        features: Array,
-        target: NDArray[Any],
-        scale: Scale,
-        num_samples: int,
+        self, model: Model, features: Array, target: NDArray[Any], scale: Scale, rows: Any
     ) -> TrainResult:
-        """The gradient of the mean loss over these rows, and of the penalty.
+        """The gradient of the mean loss over some rows, and of the penalty.
 
-        weights: (coef, intercept). target, scale: as training has them.
+        target, scale: as training has them.
         """
-        coef, intercept = weights
+        classes, coef, intercept = self._open(model)
+        num_samples, features, target = len(target), features[rows], target[rows]
+        weights = row_weights(model.metadata, len(classes), target)
         # Weights that run away are told by the check below.
         with np.errstate(over="ignore", invalid="ignore"):
             scores = features @ coef.T + intercept
             losses, derivatives = self._losses(scores, target)
+            metrics = self._metrics(scores, target, scale, losses)
+            if weights is not None:
+                losses, derivatives = losses * weights, derivatives * weights[:, np.newaxis]
             value, of_penalty = penalty(self.options.penalty, self.options.l1_ratio, coef)
             arrays = {
                 "coef": derivatives.T @ features / len(features) + self.options.alpha * of_penalty,
                 "intercept": derivatives.mean(axis=0) * self.options.fit_intercept,
             }
             vector: Vector = flatten(arrays, model.layout)
-            metrics = self._metrics(scores, target, scale, losses)
             metrics["objective"] = float(losses.mean()) + self.options.alpha * value
         if not np.isfinite([*metrics.values()]).all() or not np.isfinite(vector).all():
             raise Diverged(

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import get_args
 
 from xain_foundation.hints import hint
+from xain_workloads.class_weights import require_class_weight
 from xain_workloads.dataset import Task
 from xain_workloads.options import require_choice, require_range
 
@@ -41,6 +42,7 @@ class SgdOptions:
         the step is the coordinator's.
     batch_size: rows of a step, or of a gradient, drawn anew for each. 0: see
         minibatch.batch_rows(); in mode "gradient" all rows.
+    class_weight: "balanced" weighs rows by the inverse of the count of their class at all sites.
     Raises ValueError that names the field.
     """
 
@@ -57,6 +59,7 @@ class SgdOptions:
     fit_intercept: bool = True
     dtype: str = ""
     batch_size: int = 0
+    class_weight: str = ""
 
     def __post_init__(self) -> None:
         require_choice("task", self.task, get_args(Task))
@@ -79,6 +82,7 @@ class SgdOptions:
         require_range("power_t", self.power_t, at_least=0)
         require_range("epsilon", self.epsilon, at_least=0)
         require_range("batch_size", self.batch_size, at_least=0)
+        require_class_weight(self.class_weight, self.task)
         if self.mode == "gradient":
             for name in ("learning_rate", "eta0", "power_t"):
                 if getattr(self, name) != _DEFAULTS[name]:

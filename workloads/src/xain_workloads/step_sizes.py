@@ -28,24 +28,32 @@ _POWER_STEPS = 10
 _POWER_ROWS = 1024  # of a site, evenly taken, from which the eigenvalue is estimated
 
 
-def safe_step(curvature: float, features: Array, batch_rows: int, decay: float = 0.0) -> float:
+def safe_step(
+    curvature: float,
+    features: Array,
+    batch_rows: int,
+    decay: float = 0.0,
+    weights: Array | None = None,
+) -> float:
     """A constant step with which steps over batches of so many rows come near to the minimum, and
     do not diverge, for a loss whose second derivative by the score is at most `curvature`.
 
     features: (n, p), n > 0; an intercept counts as a column of ones. decay: of the penalty.
+    weights: (n,) of the rows in the loss; None: 1 each.
     Source: Ma, Bassily and Belkin 2018, "The Power of Interpolation", theorem 3.
     """
-    largest = float(np.einsum("ij,ij->i", features, features).max()) + 1.0
+    squares = np.einsum("ij,ij->i", features, features) + 1.0
+    largest = float((squares if weights is None else squares * weights).max())
     rows = min(batch_rows, len(features))
     whole = largest
     if rows > 1:
-        whole = largest + (rows - 1) * min(_largest_eigenvalue(features), largest)
+        whole = largest + (rows - 1) * min(_largest_eigenvalue(features, weights), largest)
     return SAFETY / (curvature * whole / rows + decay)
 
 
-def _largest_eigenvalue(features: Array) -> float:
-    """The largest eigenvalue of the mean of x @ x.T over the rows x, with an intercept; estimated
-    by power iteration."""
+def _largest_eigenvalue(features: Array, weights: Array | None) -> float:
+    """The largest eigenvalue of the mean of w * x @ x.T over rows x of weight w, with an intercept;
+    estimated by power iteration."""
     every = -(-len(features) // _POWER_ROWS)
     taken = features[::every]
     vector: Array = np.random.default_rng(0).standard_normal((taken.shape[1],))
@@ -56,6 +64,8 @@ def _largest_eigenvalue(features: Array) -> float:
         if size == 0:
             return 0.0
         scores = taken @ (vector / size) + intercept / size
+        if weights is not None:
+            scores = scores * weights[::every]
         vector = scores @ taken / len(taken)
         intercept = float(scores.mean())
     return float(np.sqrt(vector @ vector + intercept**2))

@@ -8,6 +8,8 @@ from typing import Any, Protocol, cast
 
 from numpy.typing import ArrayLike, NDArray
 
+from xain_workloads.class_weights import KEY as CLASS_WEIGHTS_KEY
+from xain_workloads.class_weights import balanced
 from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError
 from xain_workloads.figures import metric_names
@@ -20,7 +22,7 @@ from xain_workloads.preprocessing import (
     prepare,
     preprocessing_of,
 )
-from xain_workloads.profile import DataProfile
+from xain_workloads.profile import DataProfile, sort_classes
 from xain_workloads.supervised import Array, Measured
 from xain_workloads.table import Table
 from xain_workloads.thresholds import classes_at, threshold_of
@@ -169,9 +171,11 @@ def initial_model(
     known = [profile for profile in profiles if profile.num_samples > 0]
     if not trains(workload):
         return workload.initial_model(known, made)
+    weights = _class_weights(workload, known, made or {})
     fitted = preprocessing_of(made or {})
     if fitted is None and not (known and all(profile.statistics for profile in known)):
         model = workload.initial_model(profiles, made)
+        model = replace(model, metadata={**model.metadata, **weights})
         named = next((profile.columns for profile in known if profile.columns), ())
         if not named:
             return model
@@ -191,11 +195,26 @@ def initial_model(
             f" {MAX_WEIGHTS} weights; drop columns, or raise min_category_count"
         )
     widened = [replace(profile, num_features=width) for profile in known]
-    prepared = {KEY: preprocessing.to_json()}
+    prepared = {KEY: preprocessing.to_json(), **weights}
     model = workload.initial_model(widened, made or prepared)
     # The name of the target is for users of the exported model.
     aim = {"target": known[0].target} if known[0].target else {}
     return replace(model, metadata={**model.metadata, **aim, **prepared})
+
+
+def _class_weights(
+    workload: Workload, profiles: Sequence[DataProfile], made: Mapping[str, str]
+) -> dict[str, str]:
+    """The weights of classes for the metadata of a model; empty if all weigh alike.
+
+    Raises DataError if a site has sent no statistics.
+    """
+    if not getattr(getattr(workload, "options", None), "class_weight", ""):
+        return {}
+    if CLASS_WEIGHTS_KEY in made:
+        return {CLASS_WEIGHTS_KEY: made[CLASS_WEIGHTS_KEY]}
+    classes = sort_classes(name for profile in profiles for name in profile.classes)
+    return {CLASS_WEIGHTS_KEY: balanced(profiles, classes)}
 
 
 def evaluate(model: Model, data: Table | Dataset) -> dict[str, float]:
