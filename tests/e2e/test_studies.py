@@ -61,7 +61,7 @@ class Study:
         try:
             assert [await self.sites[site].died() for site in SITES] == [0] * len(SITES)
             assert await self.coordinator.stop() == 0
-            table = await table_of(self.folder)
+            table: dict[str, Any] = json.loads(await output_of("study", self.folder, "--json"))
         finally:
             for process in (self.coordinator, *self.sites.values()):
                 await process.end()
@@ -69,17 +69,6 @@ class Study:
         for line in table["lines"]:
             del line["session"]
         return table
-
-
-async def table_of(folder: Path) -> dict[str, Any]:
-    command = ["-m", "xain_coordinator", "study", f"--data-dir={folder}", "--json"]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, *command, stdout=asyncio.subprocess.PIPE
-    )
-    output, _ = await process.communicate()
-    assert process.returncode == 0
-    found: dict[str, Any] = json.loads(output)
-    return found
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -106,6 +95,59 @@ async def test_killed_studies_give_the_same_tables(tmp_path: Path, name: str) ->
     for line, other in zip(table["lines"], expected["lines"], strict=True):
         assert line == other
     assert table == expected
+
+
+async def test_model_of_a_session_is_measured_at_the_sites(tmp_path: Path) -> None:
+    """`evaluate` trains nothing, and ends with the table; all rows are measured if asked for. A
+    coordinator that is killed meanwhile goes on with it."""
+    study = Study(tmp_path / "a", "folds")
+    coordinator = study.coordinator
+    await study.begin()
+    trained = await study.end()
+    sessions = json.loads(await output_of("study", study.folder, "--json"))["lines"]
+    file = tmp_path / "model.safetensors"
+    told = await output_of(
+        "export", study.folder, f"--session={sessions[0]['session']}", f"--to={file}"
+    )
+    assert sessions[0]["session"] in told
+    flags = [f"--model={file}", "--rows=all", f"--port={coordinator.port}", "--json"]
+    flags += ["--min-participants=4", "--set=server.heartbeat_time_s=0.5"]
+    flags += ["--set=server.heartbeat_timeout_s=3"]
+    first = await begin("evaluate", tmp_path / "measured", *flags)
+    while not (tmp_path / "measured" / "journal.sqlite-wal").exists():
+        assert first.returncode is None
+        await asyncio.sleep(0.02)  # a poll, not a race: it ends when the session is begun
+    first.kill()
+    await first.wait()
+    second = await begin("evaluate", tmp_path / "measured", *flags)
+    for site in SITES:
+        await study.start(site)
+    output, _ = await second.communicate()
+    for process in study.sites.values():
+        assert await process.died() == 0
+    assert second.returncode == 0
+    table = json.loads(output)
+    assert {line["site"]: line["rows"] for line in table["lines"]} == {
+        "": 240,
+        **dict.fromkeys(SITES, 60),
+    }
+    # The model of the first fold, on rows that it was trained on, too.
+    of_fold = trained["lines"][0]["figures"]["accuracy"]
+    assert table["lines"][0]["figures"]["accuracy"]["value"] > of_fold["low"]
+
+
+async def begin(command: str, folder: Path, *flags: str) -> asyncio.subprocess.Process:
+    words = ["-m", "xain_coordinator", command, f"--data-dir={folder}", *flags]
+    return await asyncio.create_subprocess_exec(
+        sys.executable, *words, stdout=asyncio.subprocess.PIPE
+    )
+
+
+async def output_of(command: str, folder: Path, *flags: str) -> str:
+    process = await begin(command, folder, *flags)
+    output, _ = await process.communicate()
+    assert process.returncode == 0
+    return output.decode()
 
 
 async def _until(coordinator: CoordinatorProcess, text: str, times: int) -> None:

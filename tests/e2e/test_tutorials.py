@@ -115,6 +115,10 @@ async def test_study_of_two_sites(tmp_path: Path) -> None:
         assert "of 2 sites" in only(outputs, "describe --address")
         assert re.search(r"north +south +all", only(outputs, "describe --data-dir look"))
         assert " rows to train on" in only(outputs, "data.where")
+        folds, left_out = (outputs[line] for line in outputs if " study --address" in line)
+        assert re.search(r"^fold 5 +all sites ", folds, re.MULTILINE)
+        assert re.search(r"^all folds +all sites +3\d\d ", folds, re.MULTILINE)
+        assert re.search(r"^without north,north,.*,auc,0", left_out, re.MULTILINE)
     with (tmp_path / "predicted.csv").open() as file:
         predictions = list(csv.DictReader(file))
     assert len(predictions) == 42

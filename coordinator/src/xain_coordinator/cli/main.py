@@ -780,7 +780,7 @@ def _evaluate(
     as_csv: AsCsv = False,
     as_json: AsJson = False,
 ) -> None:
-    values = _values(data_dir, assignments, host, port, None, None, min_participants)
+    values = _values(data_dir, assignments, host, port, min_participants=min_participants)
     values |= {"study.model": model, "study.rows": rows}
     resolved = _resolve(config, values)
 

@@ -317,7 +317,8 @@ def _lines_of(plan: Plan, one: Outcome) -> Iterator[Line]:
         if plan.kind == "search" or (plan.kind == "leave_out" and not step.sites):
             rounds = "1 round" if one.num_rounds == 1 else f"{one.num_rounds} rounds"
             rung = step.label.partition(",")[0]
-            note = f"{rung}, {rounds}" if step.budget else f"held-out rows, {rounds}"
+            whole = "whole training" if plan.kind == "search" else "held-out rows"
+            note = f"{rung if step.budget else whole}, {rounds}"
             yield from _lines(model, one, note)
         return
     yield from _lines(model, one, "")
