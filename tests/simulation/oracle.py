@@ -17,7 +17,6 @@ import xxhash
 from numpy.typing import NDArray
 
 from oracle.rounds import ROUNDING_S, Rounds
-from oracle.staleness import discount
 from simulation.aggregation import Aggregation
 from simulation.disk import StoreDisk
 from simulation.hub import Hub
@@ -210,7 +209,9 @@ class Oracle:
         if self._aggregation is None:
             self._aggregation = _aggregation_of(session.rules)
         stored = partial(self._stored, self._store.durable)
-        expected = _combined(session.rules, self._aggregation, base, self._updates, stored)
+        selected = () if session.open_round is None else session.open_round.selected
+        samples = [num_samples_of(name) for name in selected]
+        expected = _combined(session.rules, self._aggregation, base, self._updates, samples, stored)
         data = self._stored(self._store.visible, model.ref.key)
         assert data is not None, f"{model.ref.key} is not there"
         found = _vector(data)
@@ -453,9 +454,10 @@ def _combined(
     aggregation: Aggregation,
     base: GlobalModel,
     updates: list[tuple[Update, int]],
+    samples: list[int],
     stored: Callable[[str], bytes | None],
 ) -> Vector:
-    """The model of a round, from what was accepted in it."""
+    """The model of a round, from what was accepted in it. samples: of all sites that train."""
     updates = sorted(updates, key=lambda pair: pair[0].participant_id)
     rows = []
     for update, _ in updates:
@@ -469,12 +471,12 @@ def _combined(
         return aggregation.next_model(None, rows, [1.0] * len(rows))
     weights = [float(update.num_samples) for update, _ in updates]
     lost = 0.0
-    if any(staleness for _, staleness in updates):
+    if rules.carries_over:
+        whole = float(max(sum(samples), sum(weights)))
         if not any(weights):
-            weights = [1.0] * len(rows)
-        for i, (_, staleness) in enumerate(updates):
-            lost += weights[i] * (1 - discount(staleness))
-            weights[i] *= discount(staleness)
+            weights, whole = [1.0] * len(rows), float(len(rows))
+        weights = [w * (1 + tau) for w, (_, tau) in zip(weights, updates, strict=True)]
+        lost = max(0.0, whole - sum(weights))
     before = stored(base.ref.key)
     assert before is not None, f"{base.ref.key} is not durable"
     return aggregation.next_model(_vector(before), rows, weights, lost)

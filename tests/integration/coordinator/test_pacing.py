@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
-from oracle.staleness import discount
+from oracle.staleness import shares
 from support.clock import HeldClock
 from support.wire import Member, npy, reason
 from xain_coordinator.aggregation.engine import aggregate
@@ -67,9 +67,9 @@ async def status_of(member: Member) -> inspection.GetStatusResponse:
 
 
 def mixed(update: float, base: float, staleness: int) -> float:
-    """FedAsync: α of the update, the rest is the model's."""
-    alpha = discount(staleness)
-    return alpha * update + (1 - alpha) * base
+    """The update of one of three equal sites has a third for each model since the site began."""
+    (share,), rest = shares([1], [staleness], 3)
+    return float(share) * update + float(rest) * base
 
 
 async def put(coordinator: Coordinator, key: str, value: float) -> None:
@@ -169,7 +169,7 @@ async def in_asp(start, join, names: str = "abc", **rounds: Any) -> tuple[Coordi
 
 
 async def test_rounds_do_not_wait_for_stragglers_whose_updates_still_count(start, join):
-    """ASP with three speeds: each update makes a model, the older it is the less it counts, and
+    """ASP with three speeds: each update makes a model, of which its site has its share, and
     heartbeats, watches and assignments tell a participant the earlier round that it trains."""
     coordinator, a, b, c = await in_asp(start, join)
     assert [(await m.start()).round for m in (a, b, c)] == [1, 1, 1]
@@ -177,7 +177,9 @@ async def test_rounds_do_not_wait_for_stragglers_whose_updates_still_count(start
     await a.until(pb.ROUND, 2)
     await a.hand_in([2.0], round_=2)
     await a.until(pb.ROUND, 3)
-    assert await model(a, 3) == [2.0]
+    (first,) = await model(a, 1)
+    third = mixed(2.0, mixed(1.0, first, 0), 0)
+    assert await model(a, 3) == pytest.approx([third], rel=1e-12)
 
     await b.until(pb.ROUND, 1)
     assert await heard(b) == (pb.ROUND, 1)
@@ -188,7 +190,7 @@ async def test_rounds_do_not_wait_for_stragglers_whose_updates_still_count(start
     assert {p.participant_id: p.round for p in listed.participants} == {"a": 3, "b": 1, "c": 1}
     ref = await b.hand_in([5.0], round_=1)
     await b.until(pb.ROUND, 4)
-    fourth = mixed(5.0, 2.0, 2)
+    fourth = mixed(5.0, third, 2)
     assert await model(b, 4) == pytest.approx([fourth], rel=1e-12)
     await b.end(ref, round_=1)  # its answer was lost
 
@@ -229,7 +231,8 @@ async def test_participants_work_on_while_a_model_is_made(start, join, monkeypat
     await b.until(pb.ROUND, 3)
     contributed = [event.contributors for event in coordinator.driver.history.rounds]
     assert contributed[:3] == [("a", "b", "c"), ("a",), ("b",)]
-    assert await model(b, 3) == pytest.approx([mixed(5.0, 1.0, 1)], rel=1e-12)
+    (first,) = await model(b, 1)
+    assert await model(b, 3) == pytest.approx([mixed(5.0, mixed(1.0, first, 0), 1)], rel=1e-12)
 
 
 async def test_a_late_xain_client_is_not_taken_for_the_next_round(start, join):

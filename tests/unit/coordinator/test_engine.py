@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from oracle.staleness import discount
+from oracle.staleness import shares as shares_of
 from support.aggregation import hand_in, model_of, npy, put, read
 from xain_coordinator.aggregation.aggregator import RuleFailed, Stopped
 from xain_coordinator.aggregation.engine import aggregate
@@ -51,13 +51,15 @@ def work_on(updates: tuple[Update, ...], rule: str = "weighted_average") -> Aggr
 
 
 STALENESS = (0, 3, 1, 0, 8)
+TOTAL = 100  # samples of all sites; the updates have 15
 
 
 def stale_work_on(
     store: WeightsStore, updates: tuple[Update, ...], base: Array, rule: str = "weighted_average"
 ) -> Aggregate:
     """Some of the updates were trained from earlier models than the one there is."""
-    return Aggregate(3, rule, updates, model_of(store, base), STALENESS)
+    base_model = model_of(store, base)
+    return Aggregate(3, rule, updates, base_model, STALENESS, total_samples=TOTAL)
 
 
 class CountingStore(MemoryStore):
@@ -301,30 +303,28 @@ def test_an_update_that_changes_between_two_tiles() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_weight_that_stale_updates_lose_goes_to_the_global_model(
-    store: WeightsStore, dtype: str
-) -> None:
-    """Σ n s(τ) / N · update + (1 - Σ n s(τ) / N) · base, with s(τ) = 1 / sqrt(1 + τ)."""
+def test_what_no_update_weighs_goes_to_the_global_model(store: WeightsStore, dtype: str) -> None:
+    """An update weighs n (1 + τ) of the samples of all sites."""
     vectors = random_vectors(dtype)
     base = np.linspace(-2, 2, LENGTH).astype(dtype)
     aggregate(store, stale_work_on(store, hand_in(store, vectors), base))
     published = np.load(io.BytesIO(read(store, "4/global")))
     assert published.dtype == np.dtype(dtype)
-    shares = [n / 15 * discount(tau) for n, tau in zip(range(1, 6), STALENESS, strict=True)]
-    expected = (1 - sum(shares)) * base.astype(float)
+    shares, rest = shares_of(range(1, 6), STALENESS, TOTAL)
+    expected = float(rest) * base.astype(float)
     for share, vector in zip(shares, vectors, strict=True):
-        expected += share * vector.astype(float)
+        expected += float(share) * vector.astype(float)
     # The rounding of the result, and in float64 that of the sums of both.
     np.testing.assert_allclose(published, expected, rtol=0, atol=8 * float(np.finfo(dtype).eps))
 
 
 def test_without_staleness_the_global_model_is_not_read(store: WeightsStore) -> None:
-    """The bytes are those of updates without a staleness."""
+    """The bytes are those of updates in BSP where all sites have brought one."""
     updates = hand_in(store, random_vectors())
     usual = aggregate(store, work_on(updates))
     store.delete("4/global")
     assert "3/global" not in set(store.keys())
-    fresh = replace(work_on(updates), staleness=(0,) * NUM_UPDATES)
+    fresh = replace(work_on(updates), staleness=(0,) * NUM_UPDATES, total_samples=15)
     assert aggregate(store, fresh) == usual
 
 

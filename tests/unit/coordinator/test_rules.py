@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from oracle.staleness import discount
+from oracle.staleness import shares
 from xain_coordinator.aggregation.aggregator import RuleFailed
 from xain_coordinator.aggregation.rules import RULES, make_rule
 from xain_coordinator.aggregation.staleness import mixing_weights
@@ -145,45 +145,35 @@ def test_identity_takes_one_update() -> None:
 
 @settings(deadline=None)
 @given(rounds(), st.data())
-def test_stale_updates_are_mixed_with_the_base(round_: tuple[Array, Array], data: Any) -> None:
-    """Σ n_k s(τ_k) / N · w_k + (1 - Σ n_k s(τ_k) / N) · base, the base being the last row."""
+def test_updates_are_mixed_with_the_base(round_: tuple[Array, Array], data: Any) -> None:
+    """Shares of the samples of all sites; what no update weighs is the base's, the last row."""
     tile, num_samples = round_
     k, t = tile.shape
     base = data.draw(arrays(np.float32, (1, t), elements=st.floats(-1e6, 1e6, width=32)))
     staleness = data.draw(st.lists(st.integers(0, 50), min_size=k, max_size=k))
+    total = data.draw(st.integers(0, 10**6))
     rows = np.concatenate([tile, base])
-    weights = mixing_weights(num_samples, staleness)
+    weights = mixing_weights(num_samples, staleness, total)
     combined = RULES["weighted_average"]().combine(rows, weights)
-    counts = [int(n) for n in num_samples]
-    if not any(counts):
-        counts = [1] * k
-    shares = [
-        Fraction(n, sum(counts)) * Fraction(discount(tau))
-        for n, tau in zip(counts, staleness, strict=True)
-    ]
-    assert_close(combined, slow_sum(rows, [*shares, 1 - sum(shares)]), rows)
+    of_updates, rest = shares([int(n) for n in num_samples], staleness, total)
+    assert_close(combined, slow_sum(rows, [*of_updates, rest]), rows)
 
 
-def test_weight_of_a_stale_update() -> None:
-    """1 / sqrt(1 + τ) of its samples; the base weighs what is missing."""
-    weights = mixing_weights(np.array([10, 20, 40]), [0, 3, 15])
-    assert weights.tolist() == [10.0, 10.0, 10.0, 40.0]
+def test_update_weighs_its_samples_once_for_each_model_since_its_site_began() -> None:
+    """The base weighs what is missing of the samples of all sites, and no less than nothing."""
+    assert mixing_weights(np.array([10, 20]), [0, 3], 200).tolist() == [10.0, 80.0, 110.0]
+    assert mixing_weights(np.array([10, 20]), [0, 9], 100).tolist() == [10.0, 200.0, 0.0]
 
 
-def test_equally_stale_updates_do_not_get_their_full_weight_back() -> None:
-    """A buffer of them is as far from the global model as each of them is."""
-    assert mixing_weights(np.array([5, 5]), [3, 3]).tolist() == [2.5, 2.5, 5.0]
+def test_updates_without_samples_weigh_the_same() -> None:
+    assert mixing_weights(np.zeros(2, np.int64), [0, 0], 7).tolist() == [1.0, 1.0, 0.0]
 
 
-def test_stale_updates_without_samples_weigh_the_same() -> None:
-    """Fresh updates without samples do as well."""
-    assert mixing_weights(np.zeros(2, np.int64), [0, 3]).tolist() == [1.0, 0.5, 0.5]
-
-
-def test_fresh_updates_leave_nothing_to_the_base() -> None:
+def test_updates_of_all_sites_leave_nothing_to_the_base() -> None:
     """The base has weight 0 exactly, also where counts add up to more than an int64."""
     counts = np.array([3, 2**63 - 1, 2**63 - 1])
-    assert mixing_weights(counts, [0, 0, 0]).tolist() == [*counts.astype(float), 0.0]
+    total = sum(map(int, counts))
+    assert mixing_weights(counts, [0, 0, 0], total)[-1] == 0.0
 
 
 def test_which_rules_take_stale_updates() -> None:

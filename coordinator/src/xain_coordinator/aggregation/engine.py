@@ -181,10 +181,11 @@ class _Making:
         rows = [self._update(i) for i in range(len(self.work.updates))]
         num_samples = np.array([update.num_samples for update in self.work.updates], np.int64)
         weights: Weights = num_samples
-        if any(self.work.staleness):
+        if self.work.total_samples:
             assert len(self.work.staleness) == len(rows)
-            weights = mixing_weights(num_samples, self.work.staleness)
-            rows = [*rows, self._base]
+            weights = mixing_weights(num_samples, self.work.staleness, self.work.total_samples)
+            rows = [*rows, self._base] if weights[-1] else rows
+            weights = weights[: len(rows)]
         elif is_surveyor(self.rule):
             weights = self._weigh(self.rule, num_samples)
             candidates = [*rows, *([] if self.work.base.is_empty else [self._base])]
@@ -198,7 +199,7 @@ class _Making:
         is_compared = is_surveyor(self.rule) and not self.work.base.is_empty
         extras = []
         is_stepped = self.optimizer is not None or self.work.learning_rate is not None
-        if is_compared or any(self.work.staleness) or is_stepped:
+        if is_compared or self.work.total_samples or is_stepped:
             extras = [self._base, *self._state().values()]
         replace(self.tiles, rows=rows, extras=extras).work_through(
             lambda tile, start: None, lambda nothing: None

@@ -1,18 +1,20 @@
-"""Weights of stale updates: smaller ones; the difference goes to the present global model.
+"""Weights of updates in asynchronous modes: by the samples of their sites, not by arrivals.
 
-An update's staleness τ is the number of models published since the one that it was trained from.
-Its weight n_k becomes n_k · s(τ), with s(τ) = 1 / sqrt(1 + τ), and the global model weighs what the
-updates have lost:
+A model is made of the few updates that have come since the last one, and a fast site brings several
+before a slow one brings its first. So an update weighs its site's share of the samples of all sites
+that train, once for each model that was made since the site began: n_k (1 + τ_k), with τ_k the
+update's staleness. What the updates do not weigh of those samples stays with the global model:
 
-    new = Σ n_k s(τ_k) / N · w_k  +  (1 - Σ n_k s(τ_k) / N) · base,  N = Σ n_k
+    new = Σ a_k · w_k  +  (1 - Σ a_k) · base,  a_k = n_k (1 + τ_k) / N
 
-With one update this is FedAsync's mixing, with s(τ) as α; with several, the same over a buffer.
-Dividing by the discounted weights instead would give a buffer of equally stale updates their full
-weight back.
+N is the number of samples of the sites that train, those of the updates among them. If the updates
+weigh more than that, as a very late one does, they make the model alone, in these proportions. In
+the long run each site has its share of the models, however often it brings an update; with weights
+that fall with τ, as in FedAsync and FedBuff, the classes that a slow site alone has are forgotten.
 
-Sources: Xie et al. 2019, Asynchronous Federated Optimization, Algorithm 1, with the polynomial s
-and a = 1/2; Nguyen et al. 2022, Federated Learning with Buffered Asynchronous Aggregation, which
-has the same s.
+Sources: Nguyen et al. 2022, Federated Learning with Buffered Asynchronous Aggregation, for the
+buffer; Wang et al. 2020, Tackling the Objective Inconsistency Problem in Heterogeneous Federated
+Optimization, for weights that make up for the number of local contributions.
 """
 
 from collections.abc import Sequence
@@ -21,16 +23,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def mixing_weights(num_samples: NDArray[np.int64], staleness: Sequence[int]) -> NDArray[np.float64]:
-    """The weights of k updates, and behind them that of the global model: (k + 1,), of sum N.
+def mixing_weights(
+    num_samples: NDArray[np.int64], staleness: Sequence[int], total_samples: int
+) -> NDArray[np.float64]:
+    """The weights of k updates, and behind them that of the global model: (k + 1,).
 
     num_samples: (k,), n_k, non-negative; all zero means equal weights.
-    staleness: τ_k, non-negative.
+    staleness: τ_k, non-negative. total_samples: N.
     """
-    weights = num_samples.astype(np.float64)
+    weights, whole = num_samples.astype(np.float64), float(total_samples)
     if not weights.any():
-        weights[:] = 1
-    # A root and a quotient are the same to the bit on every machine; a power need not be.
-    discounts = 1 / np.sqrt(1 + np.array(staleness, np.float64))
-    lost = weights * (1 - discounts)
-    return np.append(weights * discounts, lost.sum())
+        weights[:], whole = 1, float(len(weights))
+    whole = max(whole, float(weights.sum()))
+    weights *= 1 + np.array(staleness, np.float64)
+    return np.append(weights, max(0.0, whole - float(weights.sum())))

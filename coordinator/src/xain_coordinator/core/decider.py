@@ -192,6 +192,7 @@ def _aggregation(rules: Rules, round_: Round, base: GlobalModel) -> Aggregate:
         optimizer=rules.optimizer,
         optimizer_options=rules.optimizer_options,
         learning_rate=round_.learning_rate,
+        total_samples=round_.total_samples,
     )
 
 

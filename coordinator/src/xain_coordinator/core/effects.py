@@ -30,6 +30,8 @@ class Aggregate:
 
     updates: by name; their num_samples are the weights of the average.
     base: the global model there is; its layout and metadata go on, and so does its optimiser.
+    total_samples: in asynchronous modes, those of all sites that train; what the updates do not
+        weigh of them stays with `base`. 0: the model is made of the updates alone.
     staleness: by update, how many models have been published since the one that it was trained
         from; empty: none of them has any.
     options: of the rule.
@@ -47,6 +49,7 @@ class Aggregate:
     optimizer: str = ""
     optimizer_options: Mapping[str, Option] = field(default_factory=dict)
     learning_rate: float | None = None
+    total_samples: int = 0
 
 
 @dataclass(frozen=True, slots=True)

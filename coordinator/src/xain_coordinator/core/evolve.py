@@ -163,7 +163,12 @@ def evolve(session: Session, event: e.Event) -> Session:
             return _released(replace(session, selection=selection), participant_id)
         case e.RoundClosed(_, at, missed=missed):
             selection = selection.with_missed(missed, session.round)
-            closed = replace(session.opened, closed_at=at, learning_rate=_learning_rate(session))
+            closed = replace(
+                session.opened,
+                closed_at=at,
+                learning_rate=_learning_rate(session),
+                total_samples=_total_samples(session),
+            )
             session = _moved(session, event, at)
             return replace(session, open_round=closed, selection=selection)
         case e.ModelPublished(at=at):
@@ -328,6 +333,26 @@ def _learning_rate(session: Session) -> float | None:
     # An epoch is a step, and the steps of the sessions that this one extends count, too.
     step, known = session.epoch_base, session.evaluation.descent
     return descent.learning_rate(rules.aggregation_options, step, known)
+
+
+def _total_samples(session: Session) -> int:
+    """Samples of all sites that train in asynchronous modes; 0 in others, and for initial weights.
+
+    A site has those of its latest update, or of its data profile, or as many as the others.
+    """
+    if not session.rules.carries_over or session.is_untrained:
+        return 0
+    round_, known = session.opened, []
+    for participant_id in round_.selected:
+        update, member = round_.updates.get(participant_id), session.members.get(participant_id)
+        _, latest = session.buffered.counted.get(participant_id, (-1, None))
+        if (latest := update or latest) is not None:
+            known.append(latest.num_samples)
+        elif member is not None and member.profile is not None:
+            known.append(member.profile.num_samples)
+    if not any(known):
+        return len(round_.selected)
+    return sum(known) + (len(round_.selected) - len(known)) * sum(known) // len(known)
 
 
 # --- models, and the end --------------------------------------------------------------------------

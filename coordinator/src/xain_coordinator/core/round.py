@@ -39,6 +39,7 @@ class Round:
         before it is overdue.
     losses: with the rule "gradient", the loss that each participant has measured at the model.
     learning_rate: with that rule, the rate of the round's step, once it is closed.
+    total_samples: in asynchronous modes, samples of the sites that trained when it was closed.
     attempt: with the rule "assemble", the number of the attempt at this round, from 1; else 0.
     broken: members of the attempt that are gone, or have reported that its process group broke, and
         why. Not empty: the attempt is broken.
@@ -63,6 +64,7 @@ class Round:
     failed: Mapping[str, None] = field(default_factory=dict)
     losses: Mapping[str, float] = field(default_factory=dict)
     learning_rate: float | None = None
+    total_samples: int = 0
     attempt: int = 0
     broken: Mapping[str, str] = field(default_factory=dict)
     stopped_first: Mapping[str, int] = field(default_factory=dict)
