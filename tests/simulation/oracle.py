@@ -209,9 +209,8 @@ class Oracle:
         if self._aggregation is None:
             self._aggregation = _aggregation_of(session.rules)
         stored = partial(self._stored, self._store.durable)
-        selected = () if session.open_round is None else session.open_round.selected
-        samples = [num_samples_of(name) for name in selected]
-        expected = _combined(session.rules, self._aggregation, base, self._updates, samples, stored)
+        total = 0 if session.open_round is None else session.open_round.total_samples
+        expected = _combined(session.rules, self._aggregation, base, self._updates, total, stored)
         data = self._stored(self._store.visible, model.ref.key)
         assert data is not None, f"{model.ref.key} is not there"
         found = _vector(data)
@@ -454,10 +453,10 @@ def _combined(
     aggregation: Aggregation,
     base: GlobalModel,
     updates: list[tuple[Update, int]],
-    samples: list[int],
+    total: int,
     stored: Callable[[str], bytes | None],
 ) -> Vector:
-    """The model of a round, from what was accepted in it. samples: of all sites that train."""
+    """The model of a round, from what was accepted in it. total: samples of all that train."""
     updates = sorted(updates, key=lambda pair: pair[0].participant_id)
     rows = []
     for update, _ in updates:
@@ -472,7 +471,7 @@ def _combined(
     weights = [float(update.num_samples) for update, _ in updates]
     lost = 0.0
     if rules.carries_over:
-        whole = float(max(sum(samples), sum(weights)))
+        whole = float(max(total, sum(weights)))
         if not any(weights):
             weights, whole = [1.0] * len(rows), float(len(rows))
         weights = [w * (1 + tau) for w, (_, tau) in zip(weights, updates, strict=True)]

@@ -149,6 +149,7 @@ def test_stale_updates_and_an_optimiser() -> None:
     base = np.zeros(3, np.float32)
     vectors = [np.full(3, 8, np.float32)]
     work = work_on(store, "weighted_average", vectors, base, staleness=(3,), optimizer="fedavgm")
+    work = replace(work, total_samples=8 * work.updates[0].num_samples)
     model = aggregate(store, work)
     assert load(store, model.ref).tolist() == [4.0] * 3
     assert load(store, model.state[MOMENTUM]).tolist() == [4.0] * 3

@@ -497,3 +497,17 @@ def test_the_largest_staleness_of_a_round_is_measured() -> None:
     bench.end("a")
     (fields,) = [point.fields for point in bench.points if "round_seconds" in point.fields]
     assert "max_staleness" not in fields
+
+
+def test_round_knows_the_samples_of_all_sites_that_train() -> None:
+    """A site counts with its latest update, before the first one with its data profile; not in
+    BSP, where a model is made of the updates alone."""
+    bench = buffered_round("a", "b", "c")
+    bench.end("a", num_samples=30)
+    assert bench.aggregates[-1].total_samples == 30 + 10 + 10
+    bench.end("b", num_samples=50)
+    assert bench.aggregates[-1].total_samples == 30 + 50 + 10
+    usual = Bench(make_rules(min_participants=1))
+    usual.join("a")
+    usual.end("a", num_samples=30)
+    assert usual.aggregates[-1].total_samples == 0
