@@ -32,6 +32,7 @@ from xain_workloads.workload import Workload, from_metadata
 log = get_logger(__name__)
 
 Divide = Callable[[Division | None], tuple[Table | Dataset, Table | Dataset]]
+MAX_NAMED = 10  # columns in a line of the log
 
 
 class WorkloadParticipant(Participant):
@@ -83,6 +84,7 @@ class WorkloadParticipant(Participant):
         self._stages = stages or StageTrainer()
         self._assignment = Assignment("", -1)
         self._slice: Layout = ()  # of the latest stage
+        self._has_warned = False  # of categories with few rows
         self._is_evaluated = False  # whether the round's model is to be measured first
 
     def profile(self) -> DataProfile:
@@ -231,6 +233,7 @@ class WorkloadParticipant(Participant):
             )
             return stage.vector, stage.num_samples
         seed = self._seed_of_workload()
+        self._require_rows(model, data)
         try:
             result = self._workload.train(
                 model, data, epochs=epochs, epoch_base=epoch_base, seed=seed
@@ -244,6 +247,22 @@ class WorkloadParticipant(Participant):
             assigned = self._assignment
             self._estimators.keep(assigned.session_id, assigned.round, self._metadata, result.kept)
         return self._personal.removed(result.vector, weights), result.num_samples
+
+    def _require_rows(self, model: Model, data: Dataset) -> None:
+        """Log categories of whose few rows sums would tell. Raises DataError if those of all rows
+        would."""
+        few_rows = getattr(self._workload, "few_rows", None)
+        if few_rows is None:
+            return
+        if (found := few_rows(model, data, self._told[1])) and not self._has_warned:
+            log.warning(
+                "few_rows",
+                columns=", ".join(found[:MAX_NAMED]),
+                num=len(found),
+                hint="the sums that are sent tell of the few rows with these categories: join them"
+                " with others, or leave the columns out",
+            )
+        self._has_warned = True
 
     def _seed_of_workload(self) -> int:
         if self._workload is not None and self._workload.name == "bagging":

@@ -150,7 +150,7 @@ def test_a_session_begins_with_an_exported_model_or_says_why_not(
         formats.write(path, model, {**ABOUT, "profile": profile})
     except NoModel:
         path.touch()  # a format that does not hold this model
-    if suffix in (".skops", ".onnx"):
+    if suffix in (".skops", ".onnx", ".csv"):
         with pytest.raises(
             CannotStartFrom, match=r"give a .npy file, or one of `xain-coord.* .json,"
         ):
@@ -315,7 +315,7 @@ def test_a_file_that_is_no_export_is_refused(tmp_path: Path, suffix: str) -> Non
 
 
 def test_an_unknown_ending_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NoModel, match=r"must end in one of: \.json, \.npz"):
+    with pytest.raises(NoModel, match=r"must end in one of: \.csv, \.json, \.npz"):
         formats.write(tmp_path / "model.pkl", Model(np.zeros(1, np.float32), ()), ABOUT)
 
 

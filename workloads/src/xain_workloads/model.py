@@ -92,6 +92,10 @@ def unflatten(vector: Vector, layout: Layout) -> dict[str, NDArray[Any]]:
 
 
 PERSONAL = "personal"  # in the metadata of a model
+# In the metadata of a model: why no training follows on it, and lines that a person must know.
+ENDED, TOLD = "ended_because", "warnings"
+LEFT_OUT = "left_out"  # JSON: parameters of regression that are not fitted, and why
+OF_TRAINING = (ENDED, TOLD, LEFT_OUT)  # those that say nothing of the next training
 
 
 def personal_patterns(metadata: Mapping[str, str]) -> tuple[str, ...]:

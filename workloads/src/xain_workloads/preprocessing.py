@@ -67,19 +67,21 @@ class PreprocessingOptions:
         "" chooses what the workload needs.
     indicate_missing: add a column of zeros and ones for each number column with missing values.
     clip: largest size of a scaled number; a larger one counts as it. A row whose target is further
-        than TARGET_LIMITS times as many spreads from the centre is not trained on. 0: no limits.
+        than TARGET_LIMITS times as many spreads from the centre is not trained on. 0: no limits;
+        None chooses what the workload needs, in most cases CLIP.
     Raises ValueError that names the field.
     """
 
     scaling: str = ""
     missing: str = ""
     indicate_missing: bool = False
-    clip: float = CLIP
+    clip: float | None = None
 
     def __post_init__(self) -> None:
         require_choice("scaling", self.scaling, ("", *SCALINGS))
         require_choice("missing", self.missing, ("", "median", "mean", "keep"))
-        require_range("clip", self.clip, at_least=0)
+        if self.clip is not None:
+            require_range("clip", self.clip, at_least=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,12 +476,13 @@ def fit(profiles: Sequence[DataProfile], options: PreprocessingOptions) -> Prepr
         known = NumberStatistics(0, merged.target, merged.target_buckets)
         location = scale_of(known, sites[None], "standard")
     is_scaled = options.scaling != "none"
+    clip = CLIP if options.clip is None else options.clip
     fitted = Preprocessing(
         tuple(columns),
         location if is_scaled else None,
-        options.clip if is_scaled else 0.0,
+        clip if is_scaled else 0.0,
         location,
-        TARGET_LIMITS * options.clip if location else 0.0,
+        TARGET_LIMITS * clip if location else 0.0,
         options.scaling == "site",
     )
     if fitted.num_features == 0:

@@ -15,6 +15,7 @@ from xain_workloads.errors import DataError
 from xain_workloads.figures import metric_names
 from xain_workloads.model import Model, Vector
 from xain_workloads.preprocessing import (
+    CLIP,
     COLUMNS_KEY,
     KEY,
     PreprocessingOptions,
@@ -117,6 +118,7 @@ class Workload(Protocol):
 _WORKLOADS = {
     "bagging": "xain_workloads.bagging:BaggingWorkload",
     "describe": "xain_workloads.describing:DescribeWorkload",
+    "glm": "xain_workloads.glm.workload:GlmWorkload",
     "mlp": "xain_workloads.mlp:MlpWorkload",
     "neural": "xain_workloads.neural:NeuralWorkload",
     "sgd": "xain_workloads.sgd:SgdWorkload",
@@ -185,6 +187,7 @@ def initial_model(
         options,
         scaling=options.scaling or workload.scaling,
         missing=options.missing or workload.missing,
+        clip=getattr(workload, "clip", CLIP) if options.clip is None else options.clip,
     )
     preprocessing = fitted or fit(known, chosen)
     width = preprocessing.num_features
@@ -267,5 +270,8 @@ def fit_centralised(workload: Workload, data: Table | Dataset, *, epochs: int, s
     table = data if isinstance(data, Table) else Table.from_dataset(data)
     model = initial_model(workload, [table.profile()])
     prepared = prepare(model.metadata, table, to_train=True)
+    if hasattr(workload, "fitted"):  # what it sends is no model
+        fitted: Model = workload.fitted(model, prepared)
+        return fitted
     result = workload.train(model, prepared, epochs=epochs, epoch_base=0, seed=seed)
     return replace(model, vector=result.vector)

@@ -39,6 +39,8 @@ from xain_coordinator.aggregation.aggregator import (
 )
 from xain_coordinator.aggregation.assembling import assemble_slices
 from xain_coordinator.aggregation.averages import WeightedAverage
+from xain_coordinator.aggregation.newton import RULE as NEWTON
+from xain_coordinator.aggregation.newton import take_step
 from xain_coordinator.aggregation.optimizers import MAX_DIFFERENCE, Optimizer
 from xain_coordinator.aggregation.publishing import Publication
 from xain_coordinator.aggregation.rules import RULES, optimizer_of_session, rule_of_session
@@ -99,6 +101,8 @@ def aggregate(
         return join_updates(store, work, stop)
     if work.rule == ASSEMBLE:
         return assemble_slices(store, work, stop)
+    if work.rule == NEWTON:
+        return take_step(store, work, stop)
     rule = _rule(work)
     optimizer = None
     # An initialisation comes from nowhere, so there is no direction to step in.

@@ -12,6 +12,7 @@ from xain_coordinator.aggregation.distances import (
     MultiKrum,
     NormClipping,
 )
+from xain_coordinator.aggregation.newton import Newton
 from xain_coordinator.aggregation.optimizers import OPTIMIZERS, Optimizer
 from xain_coordinator.aggregation.order_statistics import Median, TrimmedMean
 from xain_coordinator.aggregation.trees import Ensemble, Trees
@@ -39,6 +40,7 @@ BUILT_IN: Mapping[str, type[Aggregator]] = {
     **RULES,
     "assemble": Assemble,
     "ensemble": Ensemble,
+    "newton": Newton,
     "trees": Trees,
 }
 

@@ -34,7 +34,7 @@ from xain_workloads.exported.model_files import (
     metadata_of,
     read_json,
 )
-from xain_workloads.model import Model, TensorSpec, size_of
+from xain_workloads.model import OF_TRAINING, Model, TensorSpec, size_of
 from xain_workloads.passes import stride
 from xain_workloads.schema import Column
 from xain_workloads.thresholds import KEY as THRESHOLD_KEY
@@ -75,8 +75,11 @@ class FirstModel:
         return replace(rules, stride=stride(made, str(mode_option(rules).get("mode", ""))))
 
     def events(self, store: WeightsStore, at: float) -> list[DurableEvent]:
-        """Copy the model, and return the events with which the session has it."""
+        """Copy the model, and return the events with which the session has it. Why its training
+        ended says nothing of this session's."""
         model = self.copy(store)
+        kept = {name: text for name, text in model.metadata.items() if name not in OF_TRAINING}
+        model = replace(model, metadata=kept)
         return [ModelRequested(self.profiles), ModelInitialised(model, at)]
 
 

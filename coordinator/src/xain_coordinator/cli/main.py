@@ -76,9 +76,9 @@ WorkloadName = Annotated[
     typer.Option(
         "--workload",
         metavar="NAME",
-        help="Model to train on tables: sgd, mlp, xgboost, bagging or neural; describe compares "
-        "the tables and trains none. Without it, scripts of the participants bring the model. "
-        "[workload.name]",
+        help="Model to train on tables: sgd, glm, mlp, xgboost, bagging or neural; describe "
+        "compares the tables and trains none. Without it, scripts of the participants bring the "
+        "model. [workload.name]",
     ),
 ]
 Rounds = Annotated[
@@ -670,7 +670,7 @@ def _report(
 
         made = report(resolved.config, address)
         if made.trouble:
-            typer.echo(f"xain-coordinator report: without table one: {made.trouble}", err=True)
+            typer.echo(f"xain-coordinator report: {made.trouble}", err=True)
         html.write_text(made.html, encoding="utf-8")
         typer.echo(f"the report of session {made.session_id} is in {html}")
 

@@ -104,10 +104,9 @@ class PreprocessingSettings(Section):
 
     def options(self) -> "PreprocessingOptions":
         """Options with which the initial model is made."""
-        from xain_workloads.preprocessing import CLIP, PreprocessingOptions
+        from xain_workloads.preprocessing import PreprocessingOptions
 
-        clip = CLIP if self.clip is None else self.clip
-        return PreprocessingOptions(self.scaling, self.missing, self.indicate_missing, clip)
+        return PreprocessingOptions(self.scaling, self.missing, self.indicate_missing, self.clip)
 
 
 class WorkloadSettings(Section):
@@ -685,7 +684,9 @@ class CoordinatorConfig(Section):
             refused_limit=rounds.refused_limit,
             refused_rounds=rounds.refused_rounds,
             max_lost_share=rounds.max_lost_share,
-            evaluate_every=0 if self.keeps_estimators or describes else evaluate.every,
+            evaluate_every=(
+                0 if self.keeps_estimators or describes else rule_fits.evaluated_every(self)
+            ),
             evaluate_metric=evaluate.metric,
             evaluate_minimised=evaluate.is_minimised,
             evaluate_patience=patience,

@@ -15,6 +15,7 @@ _PAIRS = {
     "ensemble": ("workload.name", "bagging"),
     "gradient": ("workload.options.mode", "gradient"),
     "assemble": ("workload.options.mode", "pipeline"),
+    "newton": ("workload.name", "glm"),
 }
 
 
@@ -35,12 +36,15 @@ def is_own(rule: str) -> bool:
 
 
 _OF_BYTES = ("aggregation.optimizer", "model.personal", "server.max_update_norm", "storage.format")
+# A step is made of the rows of all sites.
+_OF_ALL = ("rounds.fraction_participants", "rounds.over_selection", "rounds.quorum")
 # Settings that must have their defaults with a rule.
 _LEFT_OUT: Mapping[str, tuple[str, ...]] = {
     "sum": ("model.personal",),
     "trees": _OF_BYTES,
     "ensemble": _OF_BYTES,
     "gradient": ("model.personal", "server.update_encoding"),
+    "newton": (*_OF_BYTES, *_OF_ALL, "server.update_encoding"),
     "assemble": (*_OF_BYTES, "rounds.over_selection", "rounds.quorum", "server.update_encoding"),
 }
 
@@ -89,8 +93,8 @@ def epochs_fit(config: "CoordinatorConfig") -> Conflicts:
             "it must be 1: workload.options.estimators says how many estimators a participant "
             "fits in a round"
         )
-    elif rule == "gradient" and epochs != 1:
-        must = 'a round of aggregation.rule = "gradient" is one step; set it to 1'
+    elif rule in ("gradient", "newton") and epochs != 1:
+        must = f'a round of aggregation.rule = "{rule}" is one step; set it to 1'
     elif rule == "assemble" and epochs == 0:
         must = 'it must be at least 1 with aggregation.rule = "assemble"'
     else:
@@ -105,6 +109,12 @@ def passes_fit(config: "CoordinatorConfig") -> Conflicts:
             "rounds.passes",
             "a round of bagging fits workload.options.estimators at each site, each on rows that "
             "it draws; " + hint("xain-coordinator", "rounds.rounds = N"),
+        )
+    if config.aggregation.rule == "newton" and config.rounds.passes is not None:
+        yield WrongSetting(
+            "rounds.passes",
+            "the steps of a fit end by themselves; to bound them, "
+            + hint("xain-coordinator", "rounds.rounds = N"),
         )
 
 
@@ -139,12 +149,19 @@ def options_fit(config: "CoordinatorConfig") -> Conflicts:
         yield WrongSetting(
             "aggregation.options.stages", hint("xain-coordinator", "workload.options.stages = N")
         )
-    if rule in ("trees", "ensemble") and config.workload.preprocessing.scaling == "site":
+    if rule in ("trees", "ensemble", "newton") and config.workload.preprocessing.scaling == "site":
         yield WrongSetting(
             "workload.preprocessing.scaling",
             f'aggregation.rule = "{rule}" joins what was learnt from columns that all sites scale '
             'alike; "site" is for the workloads sgd, mlp and neural',
         )
+
+
+def evaluated_every(config: "CoordinatorConfig") -> int:
+    """How often models are evaluated. Those before the last one of Newton's method are no results:
+    none of them may be called the best."""
+    every = config.evaluate.every
+    return config.num_rounds if every and config.aggregation.rule == "newton" else every
 
 
 def estimators_fit(config: "CoordinatorConfig") -> Conflicts:

@@ -215,12 +215,15 @@ class Session:
 
     @property
     def is_trained(self) -> bool:
-        """Whether the last model is published: that of the last round, or one after which the loss
-        falls no more or no model was better for evaluate_patience passes."""
+        """Whether the last model is published: that of the last round, one that its rule calls the
+        last, or one after which the loss falls no more or no model was better for
+        evaluate_patience passes."""
         if self.model is None or self.model.round >= self.rules.num_rounds:
             return self.model is not None
         progress = self.evaluation
-        return bool(progress.descent.ended_because) or is_out_of_patience(
+        if progress.descent.ended_because or self.model.ended_because:
+            return True
+        return is_out_of_patience(
             progress.best, self.rules, 1 if self.plan is None else self.plan.rounds_per_pass
         )
 

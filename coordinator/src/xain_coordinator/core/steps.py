@@ -94,7 +94,7 @@ def _completed(session: Session, now: float) -> e.SessionFinished:
     assert model is not None, "nothing was trained"
     if model.round >= session.rules.num_rounds:
         return e.SessionFinished(COMPLETED, now)
-    because = session.evaluation.descent.ended_because
+    because = session.evaluation.descent.ended_because or model.ended_because
     if best is not None and not because:
         because = f"stopped early: {best.metric} has not improved since round {best.improved_round}"
         if session.plan is not None and session.plan.passes:

@@ -12,6 +12,7 @@ from xain_workloads.checks.findings import Finding as Finding
 from xain_workloads.division import Division as Division
 from xain_workloads.figures import Figure as Figure
 from xain_workloads.gains import LocalModel as LocalModel
+from xain_workloads.model import ENDED, TOLD
 from xain_workloads.model import Layout as Layout
 from xain_workloads.passes import ONE_PASS
 from xain_workloads.passes import Plan as Plan
@@ -103,6 +104,16 @@ class GlobalModel:
     def is_empty(self) -> bool:
         """True if there is nothing to train from yet."""
         return self.shape == (0,)
+
+    @property
+    def ended_because(self) -> str:
+        """Why no training follows on the model, as the rule that made it says; "" if some does."""
+        return self.metadata.get(ENDED, "")
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences of the rule that made the model."""
+        return tuple(self.metadata.get(TOLD, "").splitlines())
 
 
 @dataclass(frozen=True, slots=True)

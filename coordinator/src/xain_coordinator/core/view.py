@@ -63,8 +63,26 @@ def warnings(session: Session, history: History) -> list[str]:
     return [
         *doubled[:MAX_WARNINGS],
         *outside,
+        *_of_the_fit(session),
         *evaluation_warnings(session, history),
         *history.warnings(is_over=is_over),
+    ]
+
+
+def _of_the_fit(session: Session) -> list[str]:
+    """Warnings of the rule that made the model, and of steps that have not come to their end."""
+    model = session.model
+    if model is None:
+        return []
+    is_over = session.phase is Phase.FINISHED
+    if session.rules.aggregation != "newton" or not is_over or model.ended_because:
+        return [*model.warnings]
+    return [
+        *model.warnings,
+        f"The fit has not converged in {session.num_trained} rounds, so its coefficients are not"
+        " those of the maximum; "
+        + hint("xain-coordinator", "xain-coordinator extend --rounds +10")
+        + ".",
     ]
 
 

@@ -12,6 +12,8 @@ from xain_wire.np import parse_npy_header
 from xain_wire.np.codec import MAX_HEADER_BYTES
 from xain_workloads import bagging_options, ensembles, held, histograms, stacking, trees
 from xain_workloads.boosting_options import HISTOGRAM, options_of_model
+from xain_workloads.glm import newton
+from xain_workloads.glm.options import NAME as GLM
 
 MIN_HEADER_BYTES = 64  # what an .npy header is padded to
 
@@ -39,8 +41,13 @@ def check_announced_size(model: GlobalModel, size_bytes: int, *, is_slice: bool 
         )
 
 
-class TreesCheck:
-    """Reads stored updates of models of bytes, and refuses those that fit no model.
+def has_content(model: GlobalModel) -> bool:
+    """Whether updates of a model are more than any vector of its shape."""
+    return model.dtype == BYTES or model.metadata.get("workload") == GLM
+
+
+class ContentCheck:
+    """Reads stored updates of models of bytes, and sums, and refuses those that fit no model.
 
     One thread at a time. The state of the last model is kept, so that a model is read once for all
     updates of its round.
@@ -55,7 +62,8 @@ class TreesCheck:
         self, model: GlobalModel, weights: StoredWeights, max_iterations: int, array: bytes = b""
     ) -> None:
         """Read an update: estimators, the names of those that stay at the participant or the sums
-        of a linear model of votes, or a booster or histograms by the model's mode. Blocks.
+        of a linear model of votes, a booster or histograms by the model's mode, or sums of Newton's
+        method. Blocks.
 
         max_iterations: boosting rounds that a booster may add; a round of estimators is one.
         array: the bytes of an update that is not stored yet.
@@ -66,7 +74,10 @@ class TreesCheck:
             array = read_weights(self._store, weights.ref.key)
         data = _elements(array)
         try:
-            if ensembles.KEY in model.metadata:
+            if model.dtype != BYTES:
+                if weights.shape == model.shape:  # else it is refused as any other vector
+                    newton.check_sums(np.frombuffer(data, "<f8"), model.layout)
+            elif ensembles.KEY in model.metadata:
                 options = bagging_options.options_of_model(model.metadata)
                 num_features = ensembles.num_features_of(model.metadata)
                 if options.is_stacked and (shape := self._stacked(model)) is not None:
@@ -80,7 +91,7 @@ class TreesCheck:
             else:
                 kind = trees.BoosterKind.from_metadata(model.metadata)
                 trees.parse_update(data, kind, max_iterations)
-        except (trees.InvalidTrees, ensembles.InvalidEnsemble) as error:
+        except (trees.InvalidTrees, ensembles.InvalidEnsemble, newton.InvalidSums) as error:
             raise InvalidUpdate(str(error)) from None
 
     def _stacked(self, model: GlobalModel) -> stacking.Shape | None:

@@ -43,11 +43,11 @@ from xain_coordinator.core.keys import (
 from xain_coordinator.core.needed import needed_by
 from xain_coordinator.core.questions import MayUpload
 from xain_coordinator.core.replies import AlreadyUploaded, UploadTo
-from xain_coordinator.core.values import BYTES, GlobalModel, Phase, StoredWeights, WeightsRef
+from xain_coordinator.core.values import GlobalModel, Phase, StoredWeights, WeightsRef
 from xain_coordinator.driver.driver import Driver
 from xain_coordinator.ports import DirectAccess, KeyNotFound, WeightsStore
 from xain_coordinator.updates.background import Background
-from xain_coordinator.updates.content import TreesCheck, check_announced_size
+from xain_coordinator.updates.content import ContentCheck, check_announced_size, has_content
 from xain_coordinator.updates.measured_upload import Announced, Decoder, Header, MeasuredUpload
 from xain_coordinator.updates.measuring import BaseModel, Distance, Inspector, measure_bytes
 from xain_coordinator.updates.sources import Bucket, copied, fetched, in_place
@@ -169,7 +169,7 @@ class Inbox:
         self.readings = asyncio.Semaphore(NUM_READINGS)
         self._is_closing = False
         self._background = Background(store)
-        self._trees = TreesCheck(store)
+        self._content = ContentCheck(store)
         # One at a time: parsed JSON takes many times the memory of its text.
         self._parsing = asyncio.Lock()
 
@@ -293,18 +293,18 @@ class Inbox:
         return needed_by(self._driver.session).has_updates_of(round_)
 
     async def _check_content(self, round_: int, weights: StoredWeights, array: bytes = b"") -> None:
-        """Refuse bytes that are no update of the round's model, before they count. An update of
-        numbers has been checked while it came.
+        """Refuse bytes or sums that are no update of the round's model, before they count. Any
+        other update of numbers has been checked while it came.
 
         array: the bytes, if they are not in the store. Raises InvalidUpdate and the store's errors.
         """
         session = self._driver.session
         model = session.model_of(round_)
-        if model is None or not model.dtype == weights.dtype == BYTES:
+        if model is None or model.dtype != weights.dtype or not has_content(model):
             return
         async with self._parsing:
             epochs = session.epochs_of(round_)
-            await run_to_end(self._trees.check, model, weights, epochs, array)
+            await run_to_end(self._content.check, model, weights, epochs, array)
 
     # --- uploads ---
 

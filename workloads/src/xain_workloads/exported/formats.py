@@ -5,9 +5,10 @@
 .json         XGBoost's own format for its models; for others the tensors as lists of numbers
 .skops        scikit-learn: a fitted Pipeline with the preprocessing
 .onnx         ONNX: the same Pipeline
+.csv          a spreadsheet or R: coefficients with intervals, of the workload "glm"
 
-Every file also has one JSON object with the model's lineage, layout and metrics. Nothing is pickled
-or unpickled.
+Every file but a .csv also has one JSON object with the model's lineage, layout and metrics. Nothing
+is pickled or unpickled.
 """
 
 import json
@@ -30,6 +31,7 @@ from xain_workloads.exported.model_files import (
     parse_json,
     read_json,
 )
+from xain_workloads.glm.coefficients import coefficients_of
 from xain_workloads.model import Model, TensorSpec, flatten, unflatten
 from xain_workloads.preprocessing import preprocessing_of
 from xain_workloads.thresholds import KEY as THRESHOLD_KEY
@@ -371,8 +373,13 @@ def _add_threshold(graph: Any, threshold: float, classes: Sequence[str]) -> None
     )
 
 
+def _write_csv(path: Path, model: Model, about: Mapping[str, Any]) -> None:
+    path.write_text(coefficients_of(model).to_csv(), encoding="utf-8", newline="")
+
+
 _Writer = Callable[[Path, Model, Mapping[str, Any]], None]
 WRITERS: Mapping[str, _Writer] = {
+    ".csv": _write_csv,
     ".json": _write_json,
     ".npz": _write_npz,
     ".onnx": _write_onnx,

@@ -36,6 +36,7 @@ CONFIG_PATH = PurePosixPath("/etc/xain/coordinator.toml")
 # Targets of participant/Dockerfile by workload.
 TARGETS = {
     "bagging": "bagging",
+    "glm": "sgd",
     "mlp": "sgd",
     "neural": "neural",
     "sgd": "sgd",

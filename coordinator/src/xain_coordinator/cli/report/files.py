@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
+from xain_coordinator.cli.report.about import metadata_of
 from xain_coordinator.cli.report.page import page
 from xain_coordinator.cli.study import table_of
 from xain_coordinator.config.coordinator import CoordinatorConfig
@@ -14,6 +15,7 @@ from xain_coordinator.core.pacing import WantedUpdates
 from xain_coordinator.core.selection import ControllerFailed, Uniform
 from xain_coordinator.core.strategy import Strategy
 from xain_coordinator.export.describing import table_one
+from xain_coordinator.export.trained import ask, open_files
 from xain_coordinator.extensions.strategies import strategy_of_session
 from xain_coordinator.journal.restore import open_stopped
 from xain_coordinator.metrics.null import NullMetricsStore
@@ -22,12 +24,14 @@ from xain_coordinator.server import inspection_client
 from xain_coordinator.server.inspection_client import NoStatus, Snapshot, ask_service
 from xain_coordinator.server.inspection_service import InspectionService
 from xain_workloads.errors import NoModel
+from xain_workloads.glm.coefficients import Coefficients, coefficients_of
+from xain_workloads.glm.options import NAME as GLM
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """session_id: of the session that the page is about. trouble: why table one is not on the page
-    though there may be one; empty if it is, or there is none."""
+    """session_id: of the session that the page is about. trouble: why table one, or coefficients,
+    are not on the page though there may be some; empty if they are, or there are none."""
 
     session_id: str
     html: str
@@ -47,12 +51,27 @@ def report(config: CoordinatorConfig, address: str | None) -> Report:
     except NoModel:
         pass
     except (NoStatus, StoreError) as error:  # the first from a coordinator of an earlier version
-        trouble = str(error)
+        trouble = f"without table one: {error}"
     study = None
     if snapshot.status.study:
         study = table_of(config, address)
-    html = page(snapshot, described, datetime.now(UTC), study)
+    coefficients = None
+    if metadata_of(snapshot).get("workload") == GLM:
+        try:
+            coefficients = _coefficients(config, address)
+        except (NoModel, StoreError) as error:
+            trouble = trouble or f"without coefficients: {error}"
+    html = page(snapshot, described, datetime.now(UTC), study, coefficients)
     return Report(snapshot.status.session_id, html, trouble)
+
+
+def _coefficients(config: CoordinatorConfig, address: str | None) -> Coefficients | None:
+    """The coefficients of the last model; None before the first step. Raises NoModel and
+    StoreError."""
+    with open_files(config) if address is None else ask(address) as trained:
+        if trained.last == 0:
+            return None
+        return coefficients_of(trained.load(trained.entries[trained.last].model))
 
 
 def snapshot_of_files(config: CoordinatorConfig) -> Snapshot:

@@ -13,6 +13,7 @@ from xain_coordinator.cli import figures
 from xain_coordinator.cli import status as status_view
 from xain_coordinator.cli.report import about, study
 from xain_coordinator.cli.report.charts import Line, chart, number, table, timeline
+from xain_coordinator.cli.report.effects import effects
 from xain_coordinator.cli.report.gained import gained
 from xain_coordinator.cli.report.measured import measured, site_cells
 from xain_coordinator.cli.status import duration
@@ -22,6 +23,7 @@ from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.coordinator_pb2 import Evaluation
 from xain_wire.fl.inspection_pb2 import GetStatusResponse, RoundStatus
 from xain_workloads.describe import TableOne
+from xain_workloads.glm.coefficients import Coefficients
 
 MAX_ROUNDS = 60  # of the roster and the timeline; the latest are shown
 MAX_ROWS = 200  # of a table
@@ -35,11 +37,12 @@ def page(
     described: TableOne | None = None,
     now: datetime | None = None,
     study_table: Table | None = None,
+    coefficients: Coefficients | None = None,
 ) -> str:
     """The HTML page of a session.
 
     described: its data. now: when the page is written. study_table: of the study that it is a part
-    of.
+    of. coefficients: of its last model, if that has some.
     """
     status = snapshot.status
     rounds = list(snapshot.rounds.rounds)
@@ -54,6 +57,7 @@ def page(
         study.section(study_table),
         about.about(snapshot, described, now),
         about.findings(status),
+        effects(coefficients),
         measured(status, rounds, about.classes_of(metadata)),
         gained(status, rounds),
         _sites(snapshot, rounds),

@@ -1,0 +1,1 @@
+"""Regression without penalty, by Newton steps over sums: the workload "glm"."""
