@@ -13,6 +13,7 @@ import numpy as np
 from xain_coordinator.aggregation.optimizers import Optimizer
 from xain_coordinator.config.coordinator import CoordinatorConfig
 from xain_coordinator.core.descent import NOT_BEGUN, learning_rate
+from xain_coordinator.core.pacing import plan_of
 from xain_foundation.settings import load
 from xain_participant.config import ParticipantConfig
 from xain_workloads.errors import Diverged
@@ -21,7 +22,6 @@ from xain_workloads.growing import grown
 from xain_workloads.histograms import growing, parse_sums
 from xain_workloads.model import Model, Vector
 from xain_workloads.partition import split_train_test
-from xain_workloads.passes import KEY as PASSES_KEY
 from xain_workloads.preprocessing import prepare
 from xain_workloads.table import Table
 from xain_workloads.tallies import add
@@ -79,9 +79,9 @@ class _Trainer:
         self.state = {name: np.full(length, value) for name, value in begun.items()}
 
     def run(self, model: Model, held_out: Sequence[Table]) -> Trained:
-        rounds, epochs = self.config.rounds.rounds, self.config.rounds.epochs
-        per_pass = int(model.metadata.get(PASSES_KEY, "1"))
-        patience = self.config.evaluate.patience
+        rules = self.config.rules()
+        plan = plan_of(rules, [one.num_samples for one in self.rows])
+        rounds, epochs, patience = plan.rounds, plan.epochs, rules.evaluate_patience
         best, taken, since, done = np.inf, model, 0, 0
         for number in range(rounds):
             try:
@@ -94,14 +94,14 @@ class _Trainer:
             except Diverged as error:
                 return Trained(taken, model, done, done * epochs, str(error))
             model, done = self._next(model, updates, number), number + 1
-            if done % per_pass and done < rounds:
+            if done % plan.steps and done < rounds:
                 continue
             loss = pooled_loss(model, held_out)
             if loss < best:
                 best, taken, since = loss, model, 0
                 continue
-            since += per_pass if loss < np.inf else 0
-            if patience and since >= patience:
+            since += plan.steps if loss < np.inf else 0
+            if patience and since >= patience * plan.rounds_per_pass:
                 break
         # Without rows to measure by, the last model is taken.
         return Trained(model if best == np.inf else taken, model, done, done * epochs)

@@ -28,7 +28,8 @@ def score(kind: str, train: Table, validation: Table, test: Table) -> float:
     workload = create("xgboost" if kind == "trees" else "sgd", {"task": train.task})
     metadata = initial_model(workload, [train.profile()]).metadata
     (x, y), (x_validation, y_validation), (x_test, y_test) = (
-        (data.features, data.target) for data in (prepare(metadata, t) for t in (train, validation, test))
+        (data.features, data.target)
+        for data in (prepare(metadata, t) for t in (train, validation, test))
     )
     if is_regression:
         center, spread = float(np.mean(y)), float(np.std(y))
@@ -66,7 +67,9 @@ def _grid(kind: str, *, is_regression: bool) -> Iterator[Any]:
             made = MLPRegressor if is_regression else MLPClassifier
             for alpha in (1e-4, 1.0):
                 for epochs in (50, 200):
-                    yield made(hidden_layer_sizes=(64,), alpha=alpha, max_iter=epochs, random_state=0)
+                    yield made(
+                        hidden_layer_sizes=(64,), alpha=alpha, max_iter=epochs, random_state=0
+                    )
         case "trees":
             import xgboost
 
