@@ -7,9 +7,9 @@ Divides real tables (benchmarks/studies.py) among 2, 5 and 20 sites: at random, 
 Dirichlet 0.1 (by decile of the target for regression), and by quantity. Trains each workload with
 nothing set but its name, in process, with the functions that coordinator and participants use; the
 model that is taken is the best one by the pooled loss of the rows that sites hold out. The other
-side is the best of a small grid of scikit-learn's or XGBoost's estimator, fitted on the same rows in
-one place and chosen on the same held-out rows. Both are tested on the same third part: accuracy, or
-R2, averaged over seeds. A case is within if the federation is worse by at most 0.02.
+side is the best of a small grid of scikit-learn's or XGBoost's estimator, fitted on the same rows
+in one place and chosen on the same held-out rows. Both are tested on the same third part: accuracy,
+or R2, averaged over seeds. A case is within if the federation is worse by at most 0.02.
 
 Prints a row for each case, and the share of cases within by workload; writes
 bench-results/learning.json. --set changes a default for all, to try others.

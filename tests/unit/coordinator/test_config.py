@@ -628,7 +628,7 @@ def test_options_are_those_of_the_rule_that_the_workload_brings() -> None:
         ),
         (
             "workload.name=sgd workload.options.mode=gradient",
-            "50 passes at 1 site: 50 rounds of a step each",
+            "200 passes at 1 site: 200 rounds of a step each",
         ),
         (
             "workload.name=sgd workload.options.mode=gradient workload.options.batch_size=32",
@@ -644,6 +644,24 @@ def test_length_of_a_training_is_told_before_it(written: str, told: str) -> None
     """Passes over all rows are the default of the workloads that are trained on tables. What is not
     known before the sites have joined is not told."""
     assert told in length(config(**given_as(written)))
+
+
+@pytest.mark.parametrize(
+    ("written", "optimizer"),
+    [
+        ("workload.name=sgd workload.options.mode=gradient", "fedadam"),
+        ("workload.name=sgd workload.options.mode=gradient aggregation.options.eta0=0.5", ""),
+        ("workload.name=sgd workload.options.mode=gradient aggregation.optimizer=", ""),
+        ("workload.name=neural workload.options.mode=gradient", ""),
+        ("workload.name=sgd", ""),
+        ("aggregation.rule=gradient", ""),
+    ],
+)
+def test_gradient_descent_without_a_step_of_its_own_has_an_optimiser(
+    written: str, optimizer: str
+) -> None:
+    """A linear model by gradient descent is trained by FedAdam, unless a step is set."""
+    assert config(**given_as(written)).aggregation.optimizer == optimizer
 
 
 @pytest.mark.parametrize(

@@ -11,23 +11,18 @@ from typing import Any
 
 from xain_workloads.boosting_options import HISTOGRAM
 
-# Passes of a training, by workload, and by workload and mode where the mode makes a difference. A
-# workload that is not named here trains ROUNDS rounds, and so do scripts.
-PASSES = {
-    "sgd": 50,
-    "mlp": 50,
-    "neural": 50,
-    "xgboost": 50,
-    "sgd/gradient": 50,
-    "neural/gradient": 50,
-}
+# Passes of a training, by workload. A workload that is not named here trains ROUNDS rounds, and so
+# do scripts.
+PASSES = {"sgd": 50, "mlp": 50, "neural": 50, "xgboost": 50}
+STEPS = {"sgd": 200}  # of gradient descent that each take all rows, where these are not PASSES
 ROUNDS = 10
 EPOCHS = 1  # of a round of local training
-ALL_ROWS_STEPS = 1  # steps of gradient descent that count as a pass where each takes all rows
 
-# Passes without a better model after which a training that is counted in passes stops, and held-out
-# rows that must tell so: what is measured on fewer is too much of chance to end a training by.
-PATIENCE = 10
+# A training that is counted in passes stops after this share of them without a better model, and
+# after _PATIENCE passes at least, if so many held-out rows tell so: what is measured on fewer is
+# too much of chance to end a training by.
+_PATIENCE_SHARE = 5
+_PATIENCE = 10
 PATIENCE_ROWS = 100
 
 MAX_ROUNDS = 2**30 - 1  # so that the sum of two is an int32, as the wire has it
@@ -82,12 +77,19 @@ def stride(options: Any, mode: str = "") -> Stride:
     return ONE_PASS
 
 
-def default_passes(workload: str, mode: str = "") -> int:
+def default_passes(workload: str, options: Any) -> int:
     """Passes of a training for which nothing is set; 0 if it is counted in rounds.
 
-    mode: of the workload.
+    options: of the workload.
     """
-    return PASSES.get(f"{workload}/{mode}", PASSES.get(workload, 0))
+    if getattr(options, "mode", "") == "gradient" and not options.batch_size:
+        return STEPS.get(workload, PASSES[workload])
+    return PASSES.get(workload, 0)
+
+
+def default_patience(passes: int) -> int:
+    """Passes without a better model after which a training of so many passes stops."""
+    return max(_PATIENCE, passes // _PATIENCE_SHARE)
 
 
 def plan(
@@ -112,7 +114,7 @@ def plan(
     epochs = EPOCHS if epochs is None else epochs
     steps = stride.levels
     if is_gradient:
-        steps = ALL_ROWS_STEPS
+        steps = 1
         if stride.step_rows:
             steps = max([1, *(-(-number // stride.step_rows) for number in samples)])
     counted = min(max(1, num_counted), num_sites)

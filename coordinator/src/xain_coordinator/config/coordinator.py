@@ -43,7 +43,14 @@ from xain_foundation.fields import (
 )
 from xain_foundation.hints import hint
 from xain_foundation.logs import LoggingSettings
-from xain_workloads.passes import PATIENCE, PATIENCE_ROWS, ROUNDS, Stride, default_passes, stride
+from xain_workloads.passes import (
+    PATIENCE_ROWS,
+    ROUNDS,
+    Stride,
+    default_passes,
+    default_patience,
+    stride,
+)
 
 if TYPE_CHECKING:
     from xain_coordinator.aggregation.aggregator import Aggregator
@@ -396,7 +403,10 @@ class CoordinatorConfig(Section):
         if not (isinstance(workload, Mapping) and isinstance(aggregation, Mapping)):
             return given
         rule = aggregation.get("rule") or rule_fits.own_rule(workload) or _ANY_RULE
-        return {**given, "aggregation": {**aggregation, "rule": rule}}
+        chosen = {"rule": rule}
+        if optimizer := rule_fits.own_optimizer(rule, workload, aggregation):
+            chosen["optimizer"] = optimizer
+        return {**given, "aggregation": {**aggregation, **chosen}}
 
     moved: ClassVar[Mapping[str, str]] = {
         "ai": "is called [rounds] now",
@@ -612,7 +622,7 @@ class CoordinatorConfig(Section):
         """Passes over all rows that a session trains for; 0 if its rounds are counted."""
         if not self.has_default_length:
             return self.rounds.passes or 0
-        return default_passes(self.workload.name, getattr(self.workload.made_options, "mode", ""))
+        return default_passes(self.workload.name, self.workload.made_options)
 
     @property
     def num_rounds(self) -> int:
@@ -665,7 +675,7 @@ class CoordinatorConfig(Section):
         passes = 0 if describes else self.passes
         patience = evaluate.patience
         if patience is None:
-            patience = PATIENCE if passes and self._measures_same_rows else 0
+            patience = default_patience(passes) if passes and self._measures_same_rows else 0
         is_averaged = not rule_fits.is_own(aggregation.rule)
         return Rules(
             # With passes those of one site, until the first round opens.
