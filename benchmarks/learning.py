@@ -1,4 +1,4 @@
-"""What is learnt with the defaults of the command line, against the library's own estimator.
+"""Learning with the defaults of the command line, against the library's own estimator.
 
     python benchmarks/learning.py [--quick] [--only TABLES] [--workloads W,...] [--sites N,...]
         [--splits S,...] [--seeds N] [--set KEY=VALUE ...]
