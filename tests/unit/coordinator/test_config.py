@@ -698,6 +698,50 @@ def test_passes_are_refused_where_they_say_nothing(written: str, told: str) -> N
     assert_told(told, error_of(**given_as(written)))
 
 
+@pytest.mark.parametrize("name", ["sgd", "mlp", "neural"])
+def test_remedy_is_an_option_of_the_workload(name: str) -> None:
+    """Participants learn of it by the options in the metadata of the model."""
+    written = f"workload.name={name} workload.remedy=proximal workload.proximal_mu=0.3"
+    options = json.loads(config(**given_as(written)).rules().workload_options)
+    assert options == {"remedy": "proximal", "proximal_mu": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("name", "stays"), [("sgd", "intercept"), ("mlp", "output.*"), ("neural", "2.*")]
+)
+def test_personal_remedy_names_the_tensors(name: str, stays: str) -> None:
+    given = config(**given_as(f"workload.name={name} workload.remedy=personal"))
+    assert given.workload.personal == (stays,)
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        (
+            "workload.name=xgboost workload.remedy=proximal",
+            "workload.remedy | for the workloads sgd",
+        ),
+        ("workload.remedy=proximal", "workload.remedy | it is for the workloads sgd"),
+        ("workload.name=sgd workload.remedy=prox", "workload.remedy is | it must be"),
+        ("workload.name=sgd workload.proximal_mu=1", "workload.proximal_mu | only remedy"),
+        (
+            "workload.name=sgd workload.options.mode=gradient workload.remedy=proximal",
+            "workload.remedy | corrects local training",
+        ),
+        (
+            'workload.name=mlp workload.remedy=personal model.personal=["hidden0.*"]',
+            "model.personal | set one of both",
+        ),
+        (
+            "workload.name=mlp workload.remedy=personal aggregation.rule=sum",
+            'workload.remedy | leave it out with aggregation.rule = "sum"',
+        ),
+    ],
+)
+def test_remedies_that_cannot_be_are_told(written: str, told: str) -> None:
+    assert_told(told, error_of(**given_as(written)))
+
+
 def test_trees_are_joined_by_the_rule_for_trees() -> None:
     """Histograms are the default; cyclic training has one participant a round."""
     assert config(**given_as(TREES)).rules().aggregation_options == {"mode": "histogram"}

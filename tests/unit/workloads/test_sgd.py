@@ -158,7 +158,7 @@ def test_hostile_metadata_are_refused(metadata: dict[str, str], complaint: str) 
     [
         (
             {"epochs": 3},
-            "unknown option 'epochs' of workload 'sgd'; known: alpha, batch_size, dtype",
+            "unknown option 'epochs' of workload 'sgd'; known: alpha, batch_size, class_weight",
         ),
         ({"task": "ranking"}, "task is 'ranking'; choose one of: classification, regression"),
         ({"loss": "squared_error"}, "loss is 'squared_error'; choose one of: hinge"),

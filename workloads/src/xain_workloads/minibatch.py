@@ -102,6 +102,18 @@ class Steps:
     penalty: Penalty = NO_PENALTY
 
 
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """num_epochs: after which all weights were finite. path: see path_of(); of the solver "sgd"."""
+
+    num_epochs: int
+    path: float
+
+
+# Changes a gradient in place. Both (d,): the weights, and their gradient.
+Corrected = Callable[[Array, Array], None]
+
+
 def train(
     steps: Steps,
     vector: Array,
@@ -111,37 +123,49 @@ def train(
     *,
     seeds: Sequence[int],
     weights: Array | None = None,
-) -> int:
+    corrected: Corrected | None = None,
+) -> Trained:
     """Train the vector in place, one epoch per seed, which is that of the epoch's shuffle.
 
     vector: (d,) float64. features: (n, p). target: (n,), as the loss takes it.
-    weights: (n,) of the rows in the loss; None: 1 each.
-    Returns the number of epochs after which all weights were finite; the first other one ends the
-    training.
+    weights: (n,) of the rows in the loss; None: 1 each. corrected: changes each gradient.
+    The first epoch after which not all weights are finite ends the training.
     """
     layers = layers_of(vector)
     gradient = np.zeros_like(vector)
     gradients = layers_of(gradient)
     step = _adam(vector) if steps.solver == "adam" else _nesterov(steps.momentum, vector)
-    numbers = count()
+    sizes: list[float] = []
     with np.errstate(over="ignore", invalid="ignore"):
         for num_finite, seed in enumerate(seeds):
             order = np.arange(len(target))
             np.random.RandomState(seed).shuffle(order)  # as sklearn.utils.shuffle does
             for start in range(0, len(target), steps.batch_rows):
                 rows = order[start : start + steps.batch_rows]
-                size = steps.step_size(next(numbers), len(rows))
+                size = steps.step_size(len(sizes), len(rows))
+                sizes.append(size)
                 decay = steps.penalty.decay(len(rows), size)
                 batch = _Batch(
                     features[rows], target[rows], None if weights is None else weights[rows]
                 )
                 _fill(steps, gradients, layers, batch, decay)
+                if corrected is not None:
+                    corrected(vector, gradient)
                 step(gradient, size)
                 if (threshold := steps.penalty.threshold(size)) > 0:
                     _shrink(layers, threshold)
             if not np.isfinite(vector).all():
-                return num_finite
-    return len(seeds)
+                return Trained(num_finite, 0.0)
+    return Trained(len(seeds), path_of(steps.momentum, sizes, is_nesterov=True))
+
+
+def path_of(momentum: float, sizes: Sequence[float], *, is_nesterov: bool) -> float:
+    """The length of all steps of these sizes down a gradient of 1, without velocity at first."""
+    velocity = path = 0.0
+    for size in sizes:
+        velocity = momentum * velocity + size
+        path += momentum * velocity + size if is_nesterov else velocity
+    return path
 
 
 def scores(activation: str, layers: Sequence[Layer], features: Array) -> Array:

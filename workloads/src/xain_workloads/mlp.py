@@ -33,6 +33,9 @@ from xain_workloads.model import Layout, Model, TensorSpec, Vector, flatten
 from xain_workloads.options import from_mapping, to_text
 from xain_workloads.preprocessing import target_scale
 from xain_workloads.profile import DataProfile, union
+from xain_workloads.remedies import OPTIONS as REMEDY
+from xain_workloads.remedies import corrected_by
+from xain_workloads.scaffold import without_control
 from xain_workloads.scales import Scale
 from xain_workloads.supervised import (
     DIVERGED_SCORE,
@@ -64,6 +67,7 @@ class MlpWorkload:
 
     options: MlpOptions = _DEFAULTS
     name: ClassVar[str] = "mlp"
+    personal: ClassVar[tuple[str, ...]] = ("output.*",)  # with the remedy "personal"
     scaling: ClassVar[str] = "standard"
     missing: ClassVar[str] = "median"
 
@@ -91,16 +95,25 @@ class MlpWorkload:
                 arrays[spec.name] = chance.uniform(-bound, bound, spec.shape)
         metadata = {
             "workload": self.name,
-            "options": to_text(self.options, later=("class_weight",)),
+            "options": to_text(self.options, later=("class_weight", *REMEDY)),
             "classes": dumps(list(classes)),
         }
         return Model(flatten(arrays, layout), layout, metadata)
 
     def train(
-        self, model: Model, data: Dataset, *, epochs: int, epoch_base: int, seed: int
+        self,
+        model: Model,
+        data: Dataset,
+        *,
+        epochs: int,
+        epoch_base: int,
+        seed: int,
+        correction: Array | None = None,
     ) -> TrainResult:
-        """See Workload.train. Metrics: as of measure(), after training."""
+        """See Workload.train. Metrics: as of measure(), after training. correction: see
+        scaffold.Variates; None for none."""
         require_training(epochs, epoch_base, seed)
+        options = self.options
         classes, vector, layers_of = self._open(model)
         codes = coded_target(self.options.task, classes, data)
         require_width(len(layers_of(vector)[0].coef), data.features)
@@ -110,11 +123,19 @@ class MlpWorkload:
         seeds = [epoch_seed(seed, epoch_base + epoch) for epoch in range(epochs)]
         steps = self._steps(len(classes), len(target))
         weights = row_weights(model.metadata, len(classes), codes)
-        num_finite = train(
-            steps, vector, layers_of, data.features, target, seeds=seeds, weights=weights
+        corrected = corrected_by(vector, options.remedy, options.proximal_mu, correction)
+        done = train(
+            steps,
+            vector,
+            layers_of,
+            data.features,
+            target,
+            seeds=seeds,
+            weights=weights,
+            corrected=corrected,
         )
-        if num_finite < epochs:
-            raise self._diverged(epoch_base + num_finite)
+        if done.num_epochs < epochs:
+            raise self._diverged(epoch_base + done.num_epochs)
         with np.errstate(over="ignore"):  # beyond float32: infinite, and told below
             trained: Vector = vector.astype(self.options.dtype)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -122,9 +143,8 @@ class MlpWorkload:
         is_finite = np.isfinite(trained).all() and np.abs(outputs).max() < DIVERGED_SCORE
         if not is_finite:
             raise self._diverged(epoch_base + epochs - 1)
-        return TrainResult(
-            trained, data.num_samples, score_metrics(self.options.task, outputs, codes, scale)
-        )
+        metrics = score_metrics(options.task, outputs, codes, scale)
+        return TrainResult(trained, data.num_samples, metrics, path=done.path)
 
     def measure(self, model: Model, data: Dataset) -> Measured:
         """Metrics on data: "accuracy" and "loss", or "r2" and "mse".
@@ -182,6 +202,7 @@ class MlpWorkload:
 
         Raises ValueError if the model is none of this workload.
         """
+        model = without_control(model)
         classes = classes_of(self.options.task, model.metadata)
         first = model.layout[0].shape if model.layout else ()
         expected = self._layout(first[0] if first else 0, num_outputs(classes))

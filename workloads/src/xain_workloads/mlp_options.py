@@ -6,6 +6,7 @@ from typing import get_args
 from xain_workloads.class_weights import require_class_weight
 from xain_workloads.dataset import Task
 from xain_workloads.options import require_choice, require_range
+from xain_workloads.remedies import PROXIMAL_MU, require_remedy
 
 ACTIVATIONS = ("relu", "tanh", "logistic", "identity")
 SOLVERS = ("sgd", "adam")
@@ -29,6 +30,7 @@ class MlpOptions:
     seed: of the initial weights, which the coordinator draws once for all sites.
     dtype: of the weights between participants, "float32" or "float64". Training is in float64.
     class_weight: "balanced" weighs rows by the inverse of the count of their class at all sites.
+    remedy, proximal_mu: those of [workload], which the coordinator adds.
     Raises ValueError that names the field.
     """
 
@@ -43,6 +45,8 @@ class MlpOptions:
     seed: int = 0
     dtype: str = "float32"
     class_weight: str = ""
+    remedy: str = ""
+    proximal_mu: float = PROXIMAL_MU
 
     def __post_init__(self) -> None:
         require_choice("task", self.task, get_args(Task))
@@ -63,3 +67,4 @@ class MlpOptions:
         require_range("alpha", self.alpha, at_least=0)
         require_range("seed", self.seed, at_least=0)
         require_class_weight(self.class_weight, self.task)
+        require_remedy(self.remedy, self.proximal_mu, "federated")

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Vector = NDArray[np.floating[Any]]
+Kind = Literal["weight", "statistic", "control"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +23,14 @@ class TensorSpec:
 
     dtype: numpy's name for it, such as "float32".
     kind: "weight" for what is trained; "statistic" for what is averaged by sample count and kept
-        out of server optimisers, such as the running mean of a batch normalisation.
+        out of server optimisers, such as the running mean of a batch normalisation; "control" for
+        the control variate of the server, see scaffold.py.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-    kind: Literal["weight", "statistic"] = "weight"
+    kind: Kind = "weight"
 
     @property
     def size(self) -> int:

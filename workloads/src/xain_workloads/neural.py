@@ -4,7 +4,7 @@ The output is a score for each class, with the softmax in the loss, or one numbe
 participant trains all outputs of the global model, also those of classes that it has never seen.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from json import JSONDecodeError, dumps, loads
 from typing import Any, ClassVar, Self
@@ -15,13 +15,14 @@ from numpy.typing import ArrayLike, NDArray
 from xain_workloads.class_weights import row_weights
 from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError, Diverged
-from xain_workloads.minibatch import batch_rows
+from xain_workloads.minibatch import batch_rows, path_of
 from xain_workloads.mlp import MlpWorkload
 from xain_workloads.mlp_options import MlpOptions
 from xain_workloads.model import Model, TensorSpec, flatten, unflatten
 from xain_workloads.neural_layers import initial_tensors, layout_of_layers, plan
 from xain_workloads.neural_modules import (
     Network,
+    corrector_of,
     gradient_of,
     layout_of,
     loss_of,
@@ -35,6 +36,8 @@ from xain_workloads.neural_options import NeuralOptions
 from xain_workloads.options import from_mapping, to_text
 from xain_workloads.preprocessing import target_scale
 from xain_workloads.profile import DataProfile, union
+from xain_workloads.remedies import OPTIONS as REMEDY
+from xain_workloads.scaffold import without_control
 from xain_workloads.scales import Scale
 from xain_workloads.supervised import (
     DIVERGED_SCORE,
@@ -72,6 +75,12 @@ class NeuralWorkload:
         """Raises ValueError that names an option that is unknown or wrong."""
         return cls(from_mapping(NeuralOptions, options, workload=cls.name))
 
+    @property
+    def personal(self) -> tuple[str, ...]:
+        """Patterns of the tensors of the last layer, which the remedy "personal" keeps at sites."""
+        linear = [i for i, layer in enumerate(self.options.layers) if layer["type"] == "linear"]
+        return (f"{linear[-1]}.*",) if linear else ()
+
     def initial_model(
         self, profiles: Sequence[DataProfile], metadata: Mapping[str, str] | None = None
     ) -> Model:
@@ -96,16 +105,24 @@ class NeuralWorkload:
             vector = flatten(initial_tensors(layers, self.options.seed), layout)
         made = {
             "workload": self.name,
-            "options": to_text(self.options, later=("class_weight",)),
+            "options": to_text(self.options, later=("class_weight", *REMEDY)),
             "classes": dumps(list(classes)),
             KEY: dumps({"num_features": width}),
         }
         return Model(vector, layout, made)
 
     def train(
-        self, model: Model, data: Dataset, *, epochs: int, epoch_base: int, seed: int
+        self,
+        model: Model,
+        data: Dataset,
+        *,
+        epochs: int,
+        epoch_base: int,
+        seed: int,
+        correction: Array | None = None,
     ) -> TrainResult:
-        """See Workload.train. Metrics: as of measure(), after training. On a GPU the same inputs
+        """See Workload.train. Metrics: as of measure(), after training. correction: see
+        scaffold.Variates; None for none. On a GPU the same inputs
         may give slightly different vectors.
 
         In mode "gradient" the vector is the gradient at the model, and the metrics are those of the
@@ -121,11 +138,13 @@ class NeuralWorkload:
                 return self._gradient(
                     network, model, data.features, (codes, target), scale, (seed, epoch_base)
                 )
-            optimizer = optimizer_of(network.module, self.options)
-            for epoch in range(epoch_base, epoch_base + epochs):
-                self._train_epoch(
-                    network, optimizer, data.features, (target, weights), (seed, epoch)
-                )
+            num_steps = self._train_epochs(
+                network,
+                data.features,
+                (target, weights),
+                corrector_of(network.module, model.layout, self.options, correction),
+                [(seed, epoch) for epoch in range(epoch_base, epoch_base + epochs)],
+            )
         except ValueError as error:
             # torch's message for a batch normalisation that is given one row.
             if "Expected more than 1 value per channel" not in str(error):
@@ -139,28 +158,40 @@ class NeuralWorkload:
                 f" learning_rate = {self.options.learning_rate:g}: lower learning_rate, or scale"
                 " the data"
             )
-        return TrainResult(vector, data.num_samples, self.metrics_of(scores, codes, scale))
+        sizes = [self.options.learning_rate] * num_steps
+        path = path_of(self.options.momentum, sizes, is_nesterov=False)
+        metrics = self.metrics_of(scores, codes, scale)
+        return TrainResult(vector, data.num_samples, metrics, path=path)
 
-    def _train_epoch(
+    def _train_epochs(
         self,
         network: Network,
-        optimizer: Any,
         features: Array,
         target_and_weights: tuple[NDArray[Any], Array | None],
-        seed: tuple[int, int],
-    ) -> None:
-        """One pass over the rows in an order drawn from the seed."""
+        correct: Callable[[], None],
+        seeds: Sequence[tuple[int, int]],
+    ) -> int:
+        """Passes over the rows in orders drawn from the seeds. Returns the number of steps.
+
+        correct: called between the gradient and the step.
+        """
         target, weights = target_and_weights
-        batches, torch_seed = self.batches(len(target), seed)
+        optimizer = optimizer_of(network.module, self.options)
         inputs, targets = network.inputs(features), network.targets(target)
         of_rows = None if weights is None else network.targets(weights)
         network.module.train()
-        with seeded(torch_seed):
-            for rows in batches:
-                optimizer.zero_grad()
-                known = None if of_rows is None else of_rows[rows]
-                loss_of(network.outputs(inputs[rows]), targets[rows], known).backward()
-                optimizer.step()
+        num_steps = 0
+        for seed in seeds:
+            batches, torch_seed = self.batches(len(target), seed)
+            num_steps += len(batches)
+            with seeded(torch_seed):
+                for rows in batches:
+                    optimizer.zero_grad()
+                    known = None if of_rows is None else of_rows[rows]
+                    loss_of(network.outputs(inputs[rows]), targets[rows], known).backward()
+                    correct()
+                    optimizer.step()
+        return num_steps
 
     def batches(self, num_rows: int, seed: tuple[int, int]) -> tuple[list[NDArray[np.intp]], int]:
         """The rows of each step of an epoch, in nearly equal batches, and the seed of torch."""
@@ -266,6 +297,7 @@ class NeuralWorkload:
                 "scikit-learn has no estimator for this network; export its tensors to"
                 " .safetensors, and load them into the torch module with load_state_dict()"
             )
+        model = without_control(model)
         tensors = unflatten(model.vector.astype(np.float64), model.layout)
         numbers = range(0, len(self.options.layers), 2)
         layers = []
@@ -290,7 +322,7 @@ class NeuralWorkload:
     def network(self, model: Model) -> Network:
         """The network with the weights of a model. Raises as open_network() does."""
         classes, width = self._opened(model)
-        return open_network(self.options, model, width, max(len(classes), 1))
+        return open_network(self.options, without_control(model), width, max(len(classes), 1))
 
     def _opened(self, model: Model) -> tuple[tuple[str, ...], int]:
         """(classes, number of prepared features). Raises ValueError for a model without them."""

@@ -3,7 +3,7 @@
 torch is imported in functions, because the coordinator has none.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -228,6 +228,37 @@ def loss_of(outputs: Any, target: Any, weights: Any = None) -> Any:
     if weights is None:
         return functional.cross_entropy(outputs, target)
     return (functional.cross_entropy(outputs, target, reduction="none") * weights).mean()
+
+
+def corrector_of(
+    module: Any, layout: Layout, options: NeuralOptions, correction: NDArray[np.float64] | None
+) -> Callable[[], None]:
+    """A function that changes the gradients of a module's parameters as the remedy of the options
+    asks for.
+
+    correction: of the control variates, as a vector of this layout; None without them.
+    Source of the proximal term: Li et al. 2020, "Federated Optimization in Heterogeneous Networks",
+    equation 2.
+    """
+    torch = import_torch()
+    weights = {name: one for name, one in module.named_parameters() if one.requires_grad}
+    if correction is not None:
+        arrays = unflatten(correction, layout)
+        added = {name: torch.as_tensor(arrays[name]).to(one) for name, one in weights.items()}
+    mu = options.proximal_mu if options.remedy == "proximal" else 0.0
+    starts = {name: one.detach().clone() for name, one in weights.items()} if mu else {}
+
+    def correct() -> None:
+        with torch.no_grad():
+            for name, weight in weights.items():
+                if weight.grad is None and (starts or correction is not None):
+                    weight.grad = torch.zeros_like(weight)
+                if correction is not None:
+                    weight.grad.add_(added[name])
+                elif starts:
+                    weight.grad.add_(weight - starts[name], alpha=mu)
+
+    return correct
 
 
 def optimizer_of(module: Any, options: NeuralOptions) -> Any:

@@ -9,6 +9,7 @@ from xain_workloads.dataset import Task
 from xain_workloads.neural_builders import require_name
 from xain_workloads.neural_layers import require_layers
 from xain_workloads.options import require_choice, require_range
+from xain_workloads.remedies import PROXIMAL_MU, require_remedy
 
 MODES = ("federated", "gradient", "pipeline")
 OPTIMIZERS = ("sgd", "adam")
@@ -41,6 +42,7 @@ class NeuralOptions:
         participants. cuts: position of the first layer of each stage but the first; empty for
         stages of balanced cost. micro_batches: parts of a batch. schedule: one of SCHEDULES.
     class_weight: "balanced" weighs rows by the inverse of the count of their class at all sites.
+    remedy, proximal_mu: those of [workload], which the coordinator adds.
     Raises ValueError that names the field.
     """
 
@@ -61,6 +63,8 @@ class NeuralOptions:
     micro_batches: int = 4
     schedule: str = "gpipe"
     class_weight: str = ""
+    remedy: str = ""
+    proximal_mu: float = PROXIMAL_MU
 
     def __post_init__(self) -> None:
         require_choice("task", self.task, get_args(Task))
@@ -88,6 +92,12 @@ class NeuralOptions:
         require_range("batch_size", self.batch_size, at_least=0)
         require_range("seed", self.seed, at_least=0, at_most=2**63 - 1)
         require_class_weight(self.class_weight, self.task)
+        require_remedy(self.remedy, self.proximal_mu, self.mode)
+        if self.remedy == "personal" and self.builder:
+            raise ValueError(
+                "remedy is 'personal'; nothing tells which layer of a builder is the last: "
+                + hint("xain-coordinator", 'model.personal = ["NAME.*"]')
+            )
         self._check_pipeline()
         if self.mode == "gradient":
             for name in ("optimizer", "learning_rate", "momentum"):

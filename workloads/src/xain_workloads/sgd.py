@@ -24,6 +24,9 @@ from xain_workloads.model import Model, TensorSpec, Vector, flatten, size_of, un
 from xain_workloads.options import from_mapping, to_text
 from xain_workloads.preprocessing import target_scale
 from xain_workloads.profile import DataProfile, union
+from xain_workloads.remedies import OPTIONS as REMEDY
+from xain_workloads.remedies import corrected_by
+from xain_workloads.scaffold import without_control
 from xain_workloads.scales import Scale
 from xain_workloads.sgd_options import SgdOptions
 from xain_workloads.step_sizes import curvature_of, safe_step, schedule
@@ -48,6 +51,7 @@ from xain_workloads.supervised import (
 from xain_workloads.workload import TrainResult
 
 _DEFAULTS = SgdOptions()
+_LATER = ("mode", "batch_size", "eta0", "class_weight", *REMEDY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,7 @@ class SgdWorkload:
 
     options: SgdOptions = _DEFAULTS
     name: ClassVar[str] = "sgd"
+    personal: ClassVar[tuple[str, ...]] = ("intercept",)  # with the remedy "personal"
     scaling: ClassVar[str] = "standard"
     missing: ClassVar[str] = "median"
 
@@ -79,20 +84,29 @@ class SgdWorkload:
         )
         metadata = {
             "workload": self.name,
-            "options": to_text(self.options, later=("mode", "batch_size", "eta0", "class_weight")),
+            "options": to_text(self.options, later=_LATER),
             "classes": dumps(list(classes)),
         }
         return Model(np.zeros(size_of(layout), dtype=self.options.dtype), layout, metadata)
 
     def train(
-        self, model: Model, data: Dataset, *, epochs: int, epoch_base: int, seed: int
+        self,
+        model: Model,
+        data: Dataset,
+        *,
+        epochs: int,
+        epoch_base: int,
+        seed: int,
+        correction: Array | None = None,
     ) -> TrainResult:
-        """See Workload.train. Metrics: as of measure(), after training.
+        """See Workload.train. Metrics: as of measure(), after training. correction: see
+        scaffold.Variates; None for none.
 
         In mode "gradient" the vector is the gradient at the model, and the metrics are those of the
         model before the step; "objective" is the loss with the penalty.
         """
         require_training(epochs, epoch_base, seed)
+        options = self.options
         classes, coef, intercept = self._open(model)
         target = coded_target(self.options.task, classes, data)
         require_width(coef.shape[1], data.features)
@@ -108,11 +122,19 @@ class SgdWorkload:
         steps = self._steps(data.features, weights, len(coef), epoch_base)
         seeds = [epoch_seed(seed, epoch_base + epoch) for epoch in range(epochs)]
         layers_of = self._layers_of(coef)
-        num_finite = train(
-            steps, vector, layers_of, data.features, target, seeds=seeds, weights=weights
+        corrected = corrected_by(vector, options.remedy, options.proximal_mu, correction)
+        done = train(
+            steps,
+            vector,
+            layers_of,
+            data.features,
+            target,
+            seeds=seeds,
+            weights=weights,
+            corrected=corrected,
         )
-        if num_finite < epochs:
-            raise self._diverged(epoch_base + num_finite)
+        if done.num_epochs < epochs:
+            raise self._diverged(epoch_base + done.num_epochs)
         with np.errstate(over="ignore"):  # beyond float32: infinite, and told below
             trained: Vector = vector.astype(self.options.dtype)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -122,7 +144,7 @@ class SgdWorkload:
         is_finite = np.isfinite(trained).all() and np.abs(scores).max() < DIVERGED_SCORE
         if not is_finite or not np.isfinite([*metrics.values()]).all():
             raise self._diverged(epoch_base + epochs - 1)
-        return TrainResult(trained, data.num_samples, metrics)
+        return TrainResult(trained, data.num_samples, metrics, path=done.path)
 
     def _layers_of(self, like: Array) -> LayersOf:
         """The one layer of a flat vector. like: coef, (k, p)."""
@@ -143,6 +165,7 @@ class SgdWorkload:
         eta0 = options.eta0
         if not eta0 and options.learning_rate != "optimal":
             decay = options.weight_of_penalty * (1 - options.share_of_l1)
+            decay += options.proximal_mu if options.remedy == "proximal" else 0.0
             curvature = curvature_of(options, num_scores)
             eta0 = safe_step(curvature, features, rows, decay, weights)
         # The clock of the step size goes on where the rounds before left it, on the supposition
@@ -293,6 +316,7 @@ class SgdWorkload:
 
         Raises ValueError if the model is none of this workload.
         """
+        model = without_control(model)
         classes = classes_of(self.options.task, model.metadata)
         arrays = unflatten(model.vector, model.layout)
         num_rows = num_outputs(classes)

@@ -8,6 +8,7 @@ from xain_foundation.hints import hint
 from xain_workloads.class_weights import require_class_weight
 from xain_workloads.dataset import Task
 from xain_workloads.options import require_choice, require_range
+from xain_workloads.remedies import PROXIMAL_MU, require_remedy
 
 # The first loss of each task is its default.
 LOSSES: Mapping[str, tuple[str, ...]] = {
@@ -43,6 +44,7 @@ class SgdOptions:
     batch_size: rows of a step, or of a gradient, drawn anew for each. 0: see
         minibatch.batch_rows(); in mode "gradient" all rows.
     class_weight: "balanced" weighs rows by the inverse of the count of their class at all sites.
+    remedy, proximal_mu: those of [workload], which the coordinator adds.
     Raises ValueError that names the field.
     """
 
@@ -60,6 +62,8 @@ class SgdOptions:
     dtype: str = ""
     batch_size: int = 0
     class_weight: str = ""
+    remedy: str = ""
+    proximal_mu: float = PROXIMAL_MU
 
     def __post_init__(self) -> None:
         require_choice("task", self.task, get_args(Task))
@@ -83,6 +87,12 @@ class SgdOptions:
         require_range("epsilon", self.epsilon, at_least=0)
         require_range("batch_size", self.batch_size, at_least=0)
         require_class_weight(self.class_weight, self.task)
+        require_remedy(self.remedy, self.proximal_mu, self.mode)
+        if self.remedy == "personal" and not self.fit_intercept:
+            raise ValueError(
+                "remedy is 'personal'; it keeps intercepts at their sites, and there are none with"
+                " fit_intercept = false: leave it out"
+            )
         if self.mode == "gradient":
             for name in ("learning_rate", "eta0", "power_t"):
                 if getattr(self, name) != _DEFAULTS[name]:

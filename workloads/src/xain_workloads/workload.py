@@ -40,12 +40,14 @@ class TrainResult:
     num_samples: rows it was trained on, n_k in McMahan et al. 2017.
     metrics: finite numbers by name, measured on the local data after training.
     kept: what stays at the participant and is not in the vector, such as fitted estimators.
+    path: how far a constant gradient of 1 would have led; 0 if that is not known.
     """
 
     vector: Vector
     num_samples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     kept: bytes = b""
+    path: float = 0.0
 
 
 class Workload(Protocol):

@@ -105,7 +105,7 @@ def first_model(
         first = _model_of_file(Path(text).absolute())
     _require_fit(first, config)
     name = config.workload.name
-    options = {**config.workload.options, **mode_option(config.rules())}
+    options = {**config.workload.whole_options, **mode_option(config.rules())}
     if not name or not options:
         return first
     # The model keeps its metadata; the options of the training are those that are asked for now.
@@ -279,7 +279,7 @@ def _require_fit(first: FirstModel, config: CoordinatorConfig) -> None:
     made_by = first.metadata.get("workload", "")
     try:
         own = json.loads(first.metadata.get("options", "{}"))
-        options = own | config.workload.options
+        options = own | config.workload.whole_options
     except (ValueError, TypeError) as error:
         raise CannotStartFrom(f"{source}: its options are not usable: {error}") from None
     # Participants send gradients if the model's options say so, whatever the rule takes.

@@ -116,15 +116,38 @@ class PreprocessingSettings(Section):
         return PreprocessingOptions(self.scaling, self.missing, self.indicate_missing, self.clip)
 
 
+_WITH_REMEDIES = ("sgd", "mlp", "neural")
+
+
 class WorkloadSettings(Section):
     """[workload]"""
 
     name: str = ""
     options: dict[str, Any] = Field(default_factory=dict)
+    remedy: Literal["", "proximal", "personal"] = ""
+    proximal_mu: float = Field(default=0.01, gt=0, allow_inf_nan=False)
     preprocessing: PreprocessingSettings = PreprocessingSettings()
+
+    @property
+    def whole_options(self) -> dict[str, Any]:
+        """The options with the remedy, of which participants learn by them."""
+        remedy = {"remedy": self.remedy, "proximal_mu": self.proximal_mu}
+        changed = self.changed(*remedy)
+        return {**self.options, **{key: remedy[key] for key in changed}}
+
+    @Check
+    def _remedy_fits(self) -> Conflicts:
+        if self.remedy and self.name not in _WITH_REMEDIES:
+            yield WrongSetting(
+                "remedy", f"it is for the workloads {', '.join(_WITH_REMEDIES)}; leave it out"
+            )
+        if self.changed("proximal_mu") and self.remedy != "proximal":
+            yield WrongSetting("proximal_mu", 'only remedy = "proximal" reads it')
 
     @Check
     def _can_be_made(self) -> Conflicts:
+        if self.remedy and self.name not in _WITH_REMEDIES:
+            return  # told by another check
         if not self.name:
             if self.options:
                 yield WrongSetting("options", "without workload.name nothing would read them")
@@ -136,7 +159,7 @@ class WorkloadSettings(Section):
             yield WrongSetting("name", f'it must be one of: {", ".join(known)}, or "" for none')
             return
         try:
-            workload.create(self.name, self.options)
+            workload.create(self.name, self.whole_options)
         except ValueError as error:
             yield _wrong_option(self.options, str(error))
 
@@ -147,7 +170,7 @@ class WorkloadSettings(Section):
             return None
         from xain_workloads import workload
 
-        return workload.create(self.name, self.options)
+        return workload.create(self.name, self.whole_options)
 
     @property
     def made_options(self) -> Any:
@@ -168,11 +191,21 @@ class WorkloadSettings(Section):
         """The workload's task: "classification", "regression", or "" without a workload."""
         return str(getattr(self.made_options, "task", ""))
 
+    @property
+    def personal(self) -> tuple[str, ...]:
+        """Patterns of the tensors that stay at the participants with remedy = "personal"."""
+        if self.remedy != "personal":
+            return ()
+        made: Any = self.made  # only a workload with remedies has them
+        return tuple(made.personal)
+
 
 def _wrong_option(options: Mapping[str, object], message: str) -> WrongSetting:
     # Such a message is "width is -1; it must be above 0". Ours begins in the same way, except that
     # it gives the key in full, and does not show the value if it might be secret.
     option, _, rest = message.partition(" ")
+    if option in ("remedy", "proximal_mu") and "; " in rest:
+        return WrongSetting(option, rest.partition("; ")[2])
     if option in options and "; " in rest:
         return WrongSetting(f"options.{option}", rest.partition("; ")[2])
     return WrongSetting("options", message)
@@ -484,6 +517,13 @@ class CoordinatorConfig(Section):
                     f"{type(error).__name__}: {error}",
                 ) from error
 
+    @Check
+    def _personal_tensors_are_named_once(self) -> Conflicts:
+        if self.workload.remedy == "personal" and self.model.personal:
+            yield WrongSetting(
+                "model.personal", 'workload.remedy = "personal" keeps tensors, too; set one of both'
+            )
+
     _rule_fits_workload = Check(rule_fits.workload_fits)
     _rule_reads_all = Check(rule_fits.all_is_read)
     _rule_fits_epochs = Check(rule_fits.epochs_fit)
@@ -670,6 +710,7 @@ class CoordinatorConfig(Section):
     def _rules(self) -> Rules:
         """The rules of a session that is of no study."""
         rounds, aggregation, evaluate = self.rounds, self.aggregation, self.evaluate
+        options = self.workload.whole_options
         stages = {"stages": self.num_stages} if aggregation.rule == "assemble" else {}
         describes = self.workload.name == "describe"
         passes = 0 if describes else self.passes
@@ -720,7 +761,9 @@ class CoordinatorConfig(Section):
             heartbeat_timeout_s=self.server.heartbeat_timeout_s,
             workload=self.workload.name,
             workload_options=(
-                json.dumps(self.workload.options, sort_keys=True) if self.workload.options else ""
+                json.dumps(options, sort_keys=True)
+                if (options := self.workload.whole_options)
+                else ""
             ),
             preprocessing=self.workload.preprocessing.model_dump_json(exclude_none=True),
             initial=self._initial(),

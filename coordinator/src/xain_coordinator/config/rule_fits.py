@@ -81,6 +81,8 @@ def workload_fits(config: "CoordinatorConfig") -> Conflicts:
 def all_is_read(config: "CoordinatorConfig") -> Conflicts:
     """Settings that the rule does not read have their defaults."""
     rule = config.aggregation.rule
+    if "model.personal" in _LEFT_OUT.get(rule, ()) and config.workload.remedy == "personal":
+        yield WrongSetting("workload.remedy", f'leave it out with aggregation.rule = "{rule}"')
     for key in _LEFT_OUT.get(rule, ()):
         section, _, name = key.partition(".")
         if getattr(config, section).changed(name):

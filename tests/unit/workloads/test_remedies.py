@@ -1,0 +1,181 @@
+"""Remedies for sites with unlike rows: SCAFFOLD's optimum is that of all rows, the proximal term
+holds local training near the global model, and no remedy is where nothing is trained locally."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from xain_workloads.data import from_arrays
+from xain_workloads.dataset import Dataset
+from xain_workloads.minibatch import _nesterov, path_of
+from xain_workloads.model import Model, is_personal, unflatten
+from xain_workloads.profile import DataProfile
+from xain_workloads.scaffold import Variates, with_control, without_control
+from xain_workloads.workload import create
+
+REGRESSION: dict[str, Any] = {"task": "regression", "dtype": "float64"}
+SGD = {**REGRESSION, "penalty": "none", "eta0": 0.05}
+MLP = {**REGRESSION, "hidden_layers": [1], "activation": "identity", "alpha": 0.0}
+# One linear layer, as the others are in the end.
+NEURAL = {**REGRESSION, "layers": [{"type": "linear"}]}
+
+
+def unlike_sites() -> list[Dataset]:
+    """Four sites that disagree about the slopes and about how much each column varies."""
+    sites = []
+    for number in range(4):
+        chance = np.random.default_rng(number)
+        features = chance.normal(size=(40 + 10 * number, 3)) * chance.uniform(0.3, 2.0, 3)
+        noise = chance.normal(size=len(features))
+        target = features @ chance.normal(size=3) + number + noise
+        sites.append(from_arrays(features, target, task="regression"))
+    return sites
+
+
+def optimum(sites: list[Dataset]) -> np.ndarray:
+    """Slopes and intercept of least squares over all rows."""
+    features = np.concatenate([site.features for site in sites])
+    with_ones = np.column_stack([features, np.ones(len(features))])
+    target = np.concatenate([site.target for site in sites])
+    return np.linalg.lstsq(with_ones, target, rcond=None)[0]
+
+
+def trained(
+    name: str, options: dict[str, Any], *, rounds: int, scaffold: bool, per_round: int = 4
+) -> Model:
+    """The model of federated averaging by rows, of whole local epochs, or of SCAFFOLD. per_round:
+    sites that train in a round, in turn."""
+    sites = unlike_sites()
+    workload: Any = create(name, options)
+    model = workload.initial_model([site.profile() for site in sites])
+    if scaffold:
+        model = with_control(model)
+    own: dict[int, Any] = {}
+    for number in range(rounds):
+        chosen = [(number * per_round + i) % len(sites) for i in range(per_round)]
+        vectors, rows = [], []
+        for at in chosen:
+            inner = without_control(model)
+            arguments = {"epochs": 5, "epoch_base": 5 * number, "seed": at}
+            rows.append(sites[at].num_samples)
+            if not scaffold:
+                vectors.append(workload.train(inner, sites[at], **arguments).vector)
+                continue
+            variates = Variates.of(model, own.get(at))
+            result = workload.train(inner, sites[at], correction=variates.correction, **arguments)
+            update, own[at] = variates.after(inner, result.vector, result.path)
+            vectors.append(update)
+        mean = np.average(vectors, axis=0, weights=rows)
+        if scaffold:
+            size = len(without_control(model).vector)
+            share = sum(rows) / sum(sites[at].num_samples for at in own)
+            mean[size:] = model.vector[size:] + share * (mean[size:] - model.vector[size:])
+        model = replace(model, vector=mean)
+    return without_control(model)
+
+
+def coefficients(model: Model) -> np.ndarray:
+    coef, intercept = unflatten(model.vector, model.layout).values()
+    return np.append(coef.ravel(), intercept)
+
+
+@pytest.mark.parametrize(("name", "per_round"), [("sgd", 4), ("sgd", 2), ("neural", 4)])
+def test_scaffold_ends_in_the_optimum_of_all_rows(name: str, per_round: int) -> None:
+    """Averaging ends beside it, since each site draws the model to its own. Also where half of the
+    sites train in turn, and with momentum, by which steps are longer than the learning rate."""
+    if name == "neural":
+        pytest.importorskip("torch")
+    options: dict[str, Any] = {**SGD, "batch_size": 100}
+    if name == "neural":
+        options = {**NEURAL, "learning_rate": 0.01, "momentum": 0.5, "batch_size": 100}
+    wanted = optimum(unlike_sites())
+
+    def distance(*, scaffold: bool) -> float:
+        rounds = 300 * 4 // per_round
+        model = trained(name, options, rounds=rounds, scaffold=scaffold, per_round=per_round)
+        return float(np.linalg.norm(coefficients(model) - wanted))
+
+    assert distance(scaffold=True) < 8e-6
+    assert distance(scaffold=False) > 0.01
+
+
+@pytest.mark.parametrize("is_nesterov", [True, False])
+def test_path_is_how_far_a_constant_gradient_leads(is_nesterov: bool) -> None:
+    """Both optimisers, ours and that of torch, go that far."""
+    sizes = [0.1] * 7
+    if is_nesterov:
+        vector = np.zeros(1)
+        step: Callable[[Any, float], None] = _nesterov(0.9, vector)
+        for size in sizes:
+            step(np.ones(1), size)
+        moved = -float(vector[0])
+    else:
+        torch = pytest.importorskip("torch")
+        weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        optimizer = torch.optim.SGD([weight], 0.1, momentum=0.9)
+        for _ in sizes:
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+        moved = -float(weight.detach())
+    assert path_of(0.9, sizes, is_nesterov=is_nesterov) == pytest.approx(moved)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("sgd", {**SGD, "batch_size": 40}),
+        ("mlp", {**MLP, "batch_size": 40, "momentum": 0.0}),
+        ("neural", {**NEURAL, "batch_size": 40, "momentum": 0.0}),
+    ],
+)
+def test_proximal_term_is_the_difference_to_the_global_model(
+    name: str, options: dict[str, Any]
+) -> None:
+    """Two full steps: the second has mu times the way of the first in its gradient, by all its
+    length, so that it ends that much nearer to the global model."""
+    if name == "neural":
+        pytest.importorskip("torch")
+    site, mu = unlike_sites()[0], 0.5
+    plain: Any = create(name, options)
+    model = plain.initial_model([site.profile()])
+    arguments = {"epoch_base": 0, "seed": 0}
+    first = plain.train(model, site, epochs=1, **arguments).vector
+    second = plain.train(model, site, epochs=2, **arguments).vector
+    proximal = create(name, {**options, "remedy": "proximal", "proximal_mu": mu})
+    ours = proximal.train(model, site, epochs=2, **arguments).vector
+    size = options.get("eta0", 0.01)
+    np.testing.assert_allclose(ours, second - size * mu * (first - model.vector), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "complaint"),
+    [
+        ("sgd", {"mode": "gradient", "remedy": "proximal"}, "corrects local training"),
+        ("neural", {"mode": "pipeline", "remedy": "proximal"}, "corrects local training"),
+        ("sgd", {"fit_intercept": False, "remedy": "personal"}, "fit_intercept = false"),
+        ("neural", {"builder": "a.b:c", "remedy": "personal"}, "the last: "),
+        ("mlp", {"proximal_mu": 0.0}, "proximal_mu is 0.0; it must be above 0"),
+        ("mlp", {"remedy": "prox"}, "remedy is 'prox'; choose one of"),
+    ],
+)
+def test_remedies_that_cannot_be_are_refused(
+    name: str, options: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        create(name, options)
+
+
+@pytest.mark.parametrize("name", ["sgd", "mlp", "neural"])
+def test_personal_tensors_are_those_of_the_output(name: str) -> None:
+    """The intercepts of a linear model, and the last layer of a network."""
+    workload: Any = create(name, {"remedy": "personal"})
+    layout = workload.initial_model([DataProfile(9, 4, ("a", "b", "c"))]).layout
+    own = {spec.name for spec in layout if is_personal(spec.name, workload.personal)}
+    assert own == {
+        "sgd": {"intercept"},
+        "mlp": {"output.coef", "output.intercept"},
+        "neural": {"2.weight", "2.bias"},
+    }.get(name)

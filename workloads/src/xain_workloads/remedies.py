@@ -1,0 +1,49 @@
+"""Remedies for sites with unlike rows: terms that are added to the gradient of each local step."""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xain_workloads.losses import Array
+from xain_workloads.options import require_choice, require_range
+
+REMEDIES = ("", "proximal", "personal")
+PROXIMAL_MU = 0.01
+OPTIONS = ("remedy", "proximal_mu")
+
+
+def require_remedy(remedy: str, proximal_mu: float, mode: str) -> None:
+    """Raise ValueError unless these options of a workload fit together."""
+    require_choice("remedy", remedy, REMEDIES)
+    require_range("proximal_mu", proximal_mu, above=0)
+    if remedy and mode != "federated":
+        raise ValueError(
+            f"remedy is {remedy!r}; it corrects local training, and mode {mode!r} has none: leave"
+            " it out"
+        )
+
+
+def corrected_by(
+    start: NDArray[np.floating], remedy: str, proximal_mu: float, correction: Array | None
+) -> Callable[[Array, Array], None] | None:
+    """A function that changes each gradient, as minibatch.train() takes it; None without remedy.
+
+    start: (d,) weights of the global model. correction: (d,) of control variates.
+    Source: Li et al. 2020, "Federated Optimization in Heterogeneous Networks", equation 2.
+    """
+    if correction is not None:
+        added = correction
+
+        def by_variates(vector: Array, gradient: Array) -> None:
+            gradient += added
+
+        return by_variates
+    if remedy != "proximal":
+        return None
+    center = np.array(start, np.float64)
+
+    def by_proximity(vector: Array, gradient: Array) -> None:
+        gradient += proximal_mu * (vector - center)
+
+    return by_proximity
