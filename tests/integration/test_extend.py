@@ -60,7 +60,7 @@ async def test_extended_sessions_count_rounds_and_epochs_on(start, join, tmp_pat
     settings = {"rounds": {"rounds": 2, "epochs": 3}, "aggregation": {"optimizer": "fedavgm"}}
     first = await start(**settings)
     await train(first, join(first, "a"), 2)
-    assert "--rounds is 2, and 2 " in refusal(extend(tmp_path, "2"))
+    assert "--rounds is '2', and 2 " in refusal(extend(tmp_path, "2"))
     assert extend(tmp_path, "3").exit_code == 0
 
     second = await start(**settings, resume=False)  # which refuses other rules

@@ -58,7 +58,8 @@ def test_every_rule_names_its_key():
     """A rule that is added is compared at a restart, or is said not to matter."""
     schema = Schema(CoordinatorConfig)
     for field in fields(Rules):
-        if (key := key_of(field.name)) is not None:
+        # A study is compared by whole sections.
+        if (key := key_of(field.name)) is not None and key != "*":
             dotted = tuple(key.removesuffix(".*").split("."))
             assert dotted in schema.leaves or dotted in schema.sections, key
 

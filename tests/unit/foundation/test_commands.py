@@ -61,7 +61,7 @@ def test_help_of_coordinator_shows_its_defaults(
     config = CoordinatorConfig()
     assert f"by default {config.server.host}. [server.host]" in shown
     assert f"by default {config.server.port}; 0 takes a free one. [server.port]" in shown
-    assert f"by default {ROUNDS} for scripts and bagging. [rounds.rounds]" in shown
+    assert f"by default {ROUNDS} for scripts, and" in shown
     assert f"by default {PASSES['sgd']}; rounds follow from them. [rounds.passes]" in shown
     assert f"by default {config.rounds.min_participants}. [rounds.min_participants]" in shown
     assert f"By default {config.journal.path.parent}." in shown
