@@ -14,7 +14,7 @@ from xain_coordinator.core.strategy import Strategy, builtin_strategy
 from xain_coordinator.core.values import Phase, Plan, Rules, Task
 from xain_foundation.hints import hint
 
-_STILL_FALLING = 0.0002  # share of the loss, by a pass over the rows
+_STILL_FALLING = 1e-3  # share of the loss, by a pass over the rows
 _LOSS_WORDS = {"log_loss": "log loss", "mse": "mean squared error"}
 MAX_ABSENT = 3  # participants that are named with what keeps them away
 
