@@ -665,6 +665,28 @@ def test_gradient_descent_without_a_step_of_its_own_has_an_optimiser(
 
 
 @pytest.mark.parametrize(
+    ("written", "metric"),
+    [
+        ("workload.name=sgd workload.options.class_weight=balanced", "auc"),
+        (
+            "workload.name=sgd workload.options.class_weight=balanced workload.options.loss=hinge",
+            "balanced_accuracy",
+        ),
+        (
+            "workload.name=sgd workload.options.class_weight=balanced evaluate.metric=f1",
+            "f1",
+        ),
+        ("workload.name=sgd", ""),
+    ],
+)
+def test_models_whose_rows_weigh_by_class_are_compared_by_no_log_loss(
+    written: str, metric: str
+) -> None:
+    """Class weights change the probabilities, and with them the log loss, for the worse."""
+    assert config(**given_as(written)).rules().evaluate_metric == metric
+
+
+@pytest.mark.parametrize(
     ("written", "patience", "rows"),
     [
         (SGD, 10, 100),

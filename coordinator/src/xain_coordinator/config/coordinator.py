@@ -653,6 +653,14 @@ class CoordinatorConfig(Section):
         return evaluate.every > 0 and (bool(evaluate.data) or (has_all and is_whole))
 
     @property
+    def _metric_of_weighed_classes(self) -> str:
+        """The metric of models whose rows weigh by their class, and whose log loss says little:
+        their probabilities are those of classes of equal size. "" for other models."""
+        if not getattr(self.workload.made_options, "class_weight", ""):
+            return ""
+        return "auc" if "auc" in self.workload.metrics else "balanced_accuracy"
+
+    @property
     def has_default_length(self) -> bool:
         """Whether neither passes nor rounds are set."""
         return self.rounds.passes is None and self.rounds.rounds is None
@@ -738,7 +746,7 @@ class CoordinatorConfig(Section):
             evaluate_every=(
                 0 if self.keeps_estimators or describes else rule_fits.evaluated_every(self)
             ),
-            evaluate_metric=evaluate.metric,
+            evaluate_metric=evaluate.metric or self._metric_of_weighed_classes,
             evaluate_minimised=evaluate.is_minimised,
             evaluate_patience=patience,
             evaluate_patience_rows=PATIENCE_ROWS if patience and evaluate.patience is None else 0,

@@ -320,14 +320,16 @@ def better(
 
     Unless a metric is named, models are compared by the first figure of DEFAULTS that there is, and
     by no average. Whatever the metric, a model whose loss is below that of the best constant
-    prediction is better than one whose loss is not.
+    prediction is better than one whose loss is not, unless rows weigh by their class.
     """
     if evaluation is None:
         return best
     metric = compared_by(best, rules, evaluation)
     if metric not in evaluation.metrics:
         return best
-    loss = None if metric in LOSSES else _loss(evaluation)
+    # Probabilities of a model whose rows weigh by their class are too high for rare ones.
+    is_judged_by_loss = metric not in LOSSES and not rules.weighs_classes
+    loss = _loss(evaluation) if is_judged_by_loss else None
     value = evaluation.metrics[metric]
     figure = evaluation.figures.get(metric)
     baseline = None if figure is None or metric in _NOTHING_TO_BEAT else figure.baseline

@@ -1,5 +1,6 @@
 """Immutable values that commands, events and effects consist of."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -422,6 +423,11 @@ class Rules:
         if self.sites and participant_id not in self.sites:
             return False
         return all(tags.get(key) in values for key, values in self.tags.items())
+
+    @property
+    def weighs_classes(self) -> bool:
+        """Whether rows weigh by their class in training."""
+        return bool(json.loads(self.workload_options or "{}").get("class_weight"))
 
     @property
     def max_connected(self) -> int:
