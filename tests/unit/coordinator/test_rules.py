@@ -165,8 +165,10 @@ def test_update_weighs_its_samples_once_for_each_model_since_its_site_began() ->
     assert mixing_weights(np.array([10, 20]), [0, 9], 100).tolist() == [10.0, 200.0, 0.0]
 
 
-def test_updates_without_samples_weigh_the_same() -> None:
-    assert mixing_weights(np.zeros(2, np.int64), [0, 0], 7).tolist() == [1.0, 1.0, 0.0]
+def test_updates_without_samples_weigh_the_same_where_no_site_has_any() -> None:
+    """Where another site has samples, updates without any change nothing."""
+    assert mixing_weights(np.zeros(2, np.int64), [0, 0], 0).tolist() == [1.0, 1.0, 0.0]
+    assert mixing_weights(np.zeros(1, np.int64), [2], 1000).tolist() == [0.0, 1000.0]
 
 
 def test_updates_of_all_sites_leave_nothing_to_the_base() -> None:

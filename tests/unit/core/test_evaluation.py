@@ -936,7 +936,7 @@ def test_ensemble_that_stays_at_the_sites_is_warned_of() -> None:
 
 
 def test_model_whose_rows_weigh_by_class_is_not_judged_by_its_log_loss() -> None:
-    """Its probabilities are those of classes of equal size, too high for rare ones."""
+    """Probabilities are those of classes of equal size, too high for rare ones."""
     weighed = '{"class_weight": "balanced"}'
     bench = bench_of("a", "b", rounds=2, evaluate_metric="auc", workload_options=weighed)
     hand_in_tallies(bench, 0.5, 0.51)

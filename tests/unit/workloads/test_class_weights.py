@@ -181,6 +181,7 @@ def test_trees_are_those_of_sample_weights(mode: str, counts: tuple[int, ...]) -
     weights = np.array(weights_in(model))[codes]
     objective = "binary:logistic" if len(counts) == 2 else "multi:softprob"
     parameters = {"objective": objective, "max_depth": 3, "tree_method": "hist", "nthread": 1}
+    parameters["eta"] = workload.options.eta
     parameters["base_score"] = 0.5
     if len(counts) > 2:
         parameters["num_class"] = len(counts)

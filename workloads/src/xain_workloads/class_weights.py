@@ -53,9 +53,10 @@ def balanced(profiles: Sequence[DataProfile], classes: Sequence[str]) -> str:
             counts[name] += told[name]
         rare = [name for name in profile.classes if name not in told]
         for name in rare:
-            counts[name] += max((profile.num_samples - sum(told.values())) / len(rare), 1.0)
+            counts[name] += max(profile.num_samples - sum(told.values()), 0) / len(rare)
     total = sum(counts.values())
-    return dumps([total / (len(classes) * counts[name]) for name in classes])
+    # A class that is declared, and that no site has, counts as one row.
+    return dumps([total / (len(classes) * max(counts[name], 1.0)) for name in classes])
 
 
 def class_weights(metadata: Mapping[str, str], num_classes: int) -> NDArray[np.float64] | None:

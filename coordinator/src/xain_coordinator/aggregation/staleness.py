@@ -28,11 +28,11 @@ def mixing_weights(
 ) -> NDArray[np.float64]:
     """The weights of k updates, and behind them that of the global model: (k + 1,).
 
-    num_samples: (k,), n_k, non-negative; all zero means equal weights.
+    num_samples: (k,), n_k, non-negative; all zero means equal weights where no site has samples.
     staleness: τ_k, non-negative. total_samples: N.
     """
     weights, whole = num_samples.astype(np.float64), float(total_samples)
-    if not weights.any():
+    if not (weights.any() or total_samples):
         weights[:], whole = 1, float(len(weights))
     whole = max(whole, float(weights.sum()))
     weights *= 1 + np.array(staleness, np.float64)

@@ -53,7 +53,7 @@ def differences(session: Session, config: CoordinatorConfig) -> Iterator[str]:
         changed = {"study"}  # what else differs, follows from its sessions
     if session.lineage is not None or "workload" in changed:
         changed.discard("initial")  # nothing reads it, or it follows from the workload
-    if "workload" in changed:
+    if "workload" in changed or not config.evaluate.changed("local"):
         changed.discard("evaluate_local")
     if _is_extended_as_configured(session, asked):
         changed -= {"rounds", "passes", "epochs"} if asked.plans_epochs else {"rounds", "passes"}
@@ -64,8 +64,12 @@ def differences(session: Session, config: CoordinatorConfig) -> Iterator[str]:
         changed -= {name for name in _DERIVED if getattr(config.rounds, name) is None}
     if config.evaluate.patience is None and changed & {*_LENGTH, *_DERIVED_FROM, *_WORKLOAD}:
         changed.discard("evaluate_patience")
-    if changed & {*_WORKLOAD, "aggregation_options"} and config.has_default_length:
+    is_of_rounds = asked.passes > 0 and not session.rules.passes  # as before there were passes
+    if config.has_default_length and (
+        is_of_rounds or changed & {*_WORKLOAD, "aggregation_options"}
+    ):
         changed -= {"rounds", "passes"}
+        changed -= {"evaluate_patience"} if config.evaluate.patience is None else set()
     # The task is the workload's, where the configuration does not say it.
     follows = {"schema.task"} if changed.intersection(_WORKLOAD) else set()
     for field in fields(Rules):

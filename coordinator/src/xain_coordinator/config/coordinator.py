@@ -694,9 +694,22 @@ class CoordinatorConfig(Section):
         chosen = self.rounds.initial_weights or default
         return "empty" if chosen == "average" else "first"
 
+    @property
+    def _chosen(self) -> dict[str, str]:
+        """Rule and optimiser as the workload chooses them where they are not set."""
+        workload = {"name": self.workload.name, "options": self.workload.options}
+        options = {"options": self.aggregation.options}
+        rule = rule_fits.own_rule(workload) or _ANY_RULE
+        return {"rule": rule, "optimizer": rule_fits.own_optimizer(rule, workload, options)}
+
     def _with_options(self, options: Mapping[str, str]) -> dict[str, Any]:
         """The settings without a study, and with these options by dotted key, as JSON."""
         whole = self.model_dump(by_alias=True, exclude_unset=True, exclude={"study", "search"})
+        # What the workload chose before is chosen anew.
+        aggregation = whole.get("aggregation", {})
+        for name, chosen in self._chosen.items():
+            if aggregation.get(name) == chosen:
+                del aggregation[name]
         for key, text in options.items():
             *path, name = key.split(".")
             table = whole

@@ -6,6 +6,7 @@ An answer changes nothing, so a question leaves no event and no effect.
 """
 
 from dataclasses import dataclass
+from math import ceil
 
 from xain_coordinator.core import errors
 from xain_coordinator.core import replies as r
@@ -104,7 +105,7 @@ def _local_budget(session: Session) -> Budget | None:
     rules, model = session.rules, session.model
     if not rules.evaluate_local or model is None or not session.epoch_base:
         return None
-    passes = -(-session.epoch_base // session.steps)
+    passes = max(1, ceil(session.passes_of(session.epoch_base)))
     best = session.evaluation.winner
     has_other = best is not None and best.round != model.round
     return Budget(

@@ -238,6 +238,11 @@ class Session:
         """Rounds after which a model is whole, and may be compared; see Plan."""
         return self.rules.stride.levels if self.plan is None else self.plan.steps
 
+    def passes_of(self, epochs: int) -> float:
+        """Passes over all rows that rounds with so many epochs come to."""
+        share = 1.0 if self.plan is None else self.plan.num_counted / self.plan.num_sites
+        return epochs * share / self.steps
+
     @property
     def num_passes(self) -> int:
         """Passes that are over, of `rules.passes`; 0 where rounds are counted."""

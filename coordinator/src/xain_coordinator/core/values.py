@@ -1,6 +1,5 @@
 """Immutable values that commands, events and effects consist of."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -427,7 +426,7 @@ class Rules:
     @property
     def weighs_classes(self) -> bool:
         """Whether rows weigh by their class in training."""
-        return bool(json.loads(self.workload_options or "{}").get("class_weight"))
+        return '"class_weight": "balanced"' in self.workload_options  # the core reads no JSON
 
     @property
     def max_connected(self) -> int:

@@ -75,7 +75,11 @@ def _of_the_fit(session: Session) -> list[str]:
     if model is None:
         return []
     is_over = session.phase is Phase.FINISHED
-    if session.rules.aggregation != "newton" or not is_over or model.ended_because:
+    if (
+        session.rules.aggregation != "newton"
+        or not is_over
+        or model.ended_because.startswith("converged")
+    ):
         return [*model.warnings]
     return [
         *model.warnings,
@@ -164,9 +168,8 @@ def trend(session: Session, history: History) -> str:
     earlier = next((one for one in reversed(known[:-1]) if one[0] <= last - span), known[0])
     first, other, before = earlier
     of_earlier = 0 if session.lineage is None else session.lineage.num_epochs
-    passes = (
-        (last - first) * (session.epoch_base - of_earlier) / session.num_trained / session.steps
-    )
+    epochs = session.epoch_base - of_earlier
+    passes = (last - first) / session.num_trained * session.passes_of(epochs)
     if name != other or passes <= 0:
         return ""
     fall = 1 - (value / before) ** (1 / passes)

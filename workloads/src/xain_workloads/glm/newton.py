@@ -254,8 +254,9 @@ def check_sums(vector: Vector, layout: Layout) -> None:
         raise InvalidSums(f"the sums are of {fit.rows:g} rows")
     if (np.diagonal(fit.information) < 0).any():
         raise InvalidSums("the information matrix has a negative number on its diagonal")
-    if fit.point.any() or fit.before.any():
-        raise InvalidSums("the update has coefficients, where only sums are taken")
+    of_steps = (fit.decrement, fit.decrement_before, fit.halvings)
+    if fit.point.any() or fit.before.any() or any(of_steps):
+        raise InvalidSums("the update has coefficients or steps, where only sums are taken")
 
 
 def _added(model: Fit, layout: Layout, updates: Iterable[Vector]) -> Fit:
