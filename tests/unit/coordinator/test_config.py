@@ -16,7 +16,7 @@ from xain_coordinator.cli.check_config import length
 from xain_coordinator.config.coordinator import ENV_PREFIX, CoordinatorConfig
 from xain_coordinator.core import events as e
 from xain_coordinator.core.keys import attempt_key, incoming_key, model_key, update_key
-from xain_coordinator.core.values import Phase, Rules, Schema
+from xain_coordinator.core.values import Phase, Rules, Schema, Step
 from xain_coordinator.ports import StoreError
 from xain_coordinator.stores.prefixed import PrefixedAccess
 from xain_coordinator.stores.s3 import S3Store
@@ -662,6 +662,14 @@ def test_gradient_descent_without_a_step_of_its_own_has_an_optimiser(
 ) -> None:
     """A linear model by gradient descent is trained by FedAdam, unless a step is set."""
     assert config(**given_as(written)).aggregation.optimizer == optimizer
+
+
+def test_searched_step_of_gradient_descent_is_taken_as_if_it_were_set() -> None:
+    """The optimiser that is chosen where no step is set does not stay when one is searched."""
+    settings = config(**given_as("workload.name=sgd workload.options.mode=gradient"))
+    step = Step("x", "train", "", options={"aggregation.options.eta0": "0.5"})
+    assert settings.rules().optimizer == "fedadam"
+    assert settings.rules(step).optimizer == ""
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,24 @@ def test_session_of_the_default_of_earlier_versions_goes_on():
     assert told(config_of(rounds={"min_participants": 2, "max_participants": 3}), now)
 
 
+def test_session_that_counts_rounds_since_there_were_no_passes_goes_on():
+    """Nor does it ask for local models, which came later. A length that is set now differs."""
+    now = config_of(workload={"name": "sgd"})
+    rules = replace(
+        now.rules(),
+        rounds=10,
+        passes=0,
+        plans_epochs=False,
+        evaluate_local=False,
+        evaluate_patience=0,
+        evaluate_patience_rows=0,
+    )
+    session = Session("5e55104", rules)
+    assert list(differences(session, now)) == []
+    set_now = config_of(workload={"name": "sgd"}, rounds={"rounds": 12})
+    assert list(differences(session, set_now)) == ["rounds.rounds = 10 (configured: 12)"]
+
+
 def test_session_without_a_limit_of_scaled_numbers_goes_on():
     """The key came later: a session that was opened without it does not differ from a start without
     it, and differs from one with it."""
