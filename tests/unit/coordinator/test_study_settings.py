@@ -91,7 +91,9 @@ def test_last_two_options_train_for_half_of_the_rounds() -> None:
     alphas = [n / 100 for n in range(1, 13)]
     rules = config(rounds__rounds=48, search__options={ALPHA: alphas}).rules()
     assert plan_of(rules.study).budget == 3  # 3, 6, 12, 24
-    assert plan_of(config(search__options={ALPHA: alphas}).rules().study).budget == 1
+    assert plan_of(config(search__options={ALPHA: alphas}).rules().study).budget == 3, (
+        "of 50 passes"
+    )
 
 
 def test_rules_of_a_step_are_those_of_its_task_sites_and_options() -> None:
