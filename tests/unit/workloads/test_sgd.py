@@ -139,7 +139,10 @@ def test_participants_of_earlier_versions_know_the_options_of_federated_models()
     ("metadata", "complaint"),
     [
         ({}, "do not name its workload"),
-        ({"workload": "os"}, "unknown workload 'os'; known: bagging, describe, mlp, neural, sgd"),
+        (
+            {"workload": "os"},
+            "unknown workload 'os'; known: bagging, describe, glm, mlp, neural, sgd",
+        ),
         ({"workload": "sgd", "options": "{"}, "not JSON"),
         ({"workload": "sgd", "options": "[" * 100_000}, "not JSON"),
         ({"workload": "sgd", "options": "[]"}, "not a JSON object"),
@@ -184,7 +187,7 @@ def test_wrong_options_are_named(options: dict[str, object], complaint: str) -> 
 
 def test_unknown_workload_lists_the_known() -> None:
     """A typo in a configuration is told with the choices."""
-    with pytest.raises(ValueError, match="'sdg'; known: bagging, describe, mlp, neural, sgd"):
+    with pytest.raises(ValueError, match="'sdg'; known: bagging, describe, glm, mlp, neural, sgd"):
         create("sdg")
     assert "sgd" in known_workloads()
 
