@@ -76,11 +76,13 @@ def divided(table: Table, sites: int, split: str, seed: int) -> list[Table]:
 def whole(folder: Path, name: str) -> Table:
     """All rows of a study."""
     (study,) = studies(folder, [name])
-    file = folder / f"{name}-whole.csv"
-    file.write_text(text_of([row for rows in study.sites.values() for row in rows]))
-    # The task of a study is one of the literals, which mypy cannot see.
-    settings = DataSettings(source=str(file), target=study.target, task=study.task)  # type: ignore[arg-type]
-    return settings.load()
+    rows = [row for of_site in study.sites.values() for row in of_site]
+    with results.scratch() as scratch:
+        file = scratch / "whole.csv"
+        file.write_text(text_of(rows), encoding="utf-8")
+        # The task of a study is one of the literals, which mypy cannot see.
+        settings = DataSettings(source=str(file), target=study.target, task=study.task)  # type: ignore[arg-type]
+        return settings.load()
 
 
 def score(trained: Trained, test: Table) -> float:
@@ -143,7 +145,6 @@ def main() -> int:
         given.only, given.sites, given.seeds = "breast_cancer,diabetes", "2", 1
     changed = dict(pair.split("=", 1) for pair in given.changed)
     warnings.simplefilter("ignore")
-    given.folder.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     for name in given.only.split(",") if given.only else SOURCES:
         kinds = [kind for kind in given.workloads.split(",") if kind]

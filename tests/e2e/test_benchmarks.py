@@ -48,7 +48,7 @@ EXPECTED: dict[str, dict[str, str]] = {
             "numpy_aggregating_p99_ms aggregating_p99_ms_ratio"
         ),
     },
-    "learning": {"cases": "data model sites split centralised federated difference within"},
+    "learning": {"cases": "table workload sites split library federated difference within"},
     "messaging": {
         "transports": "transport round_trips_per_s gb_per_s",
         "incast": "peers messages_per_s",

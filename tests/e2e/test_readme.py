@@ -96,7 +96,7 @@ class ReadmeTerminals(Terminals):
         elif command == "extend":
             await self.wait_for_participants()
             await self.stop_coordinator()
-            assert "20 more rounds after the 20" in await super().do(line)
+            assert "20 more passes after the 50" in await super().do(line)
         elif command == "status":
             await self.wait_for_participants()
             shown, _ = await self.run(*words, *self.unless(words, "--address"))
