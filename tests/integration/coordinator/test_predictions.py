@@ -453,7 +453,7 @@ async def test_extended_session_asks_for_the_estimators_of_both_sessions(start, 
     await Site(member).hand_in(1)
     await member.until(pb.FINISHED, 0)
     await coordinator.stop()
-    extend(config_for(tmp_path, **rules), "+1")
+    extend(config_for(tmp_path, **rules), "+1", None)
     coordinator = await start(**rules)
     (member,) = await gather(coordinator, join, [load("wine")])
     site = Site(member)

@@ -98,7 +98,7 @@ def make_next(config: CoordinatorConfig) -> Coordinator:
     return Coordinator(config, new_session=True)
 
 
-async def start_next(config: CoordinatorConfig) -> Coordinator | None:
+async def start_next(config: CoordinatorConfig, _: object) -> Coordinator | None:
     with ExitStack() as at_end:
         return await started(config, lambda: make_next(config), asyncio.Event(), at_end)
 
@@ -202,7 +202,7 @@ async def test_stream_of_events_ends_at_a_damaged_record(
 async def test_later_fit_waits_for_a_remote_store_that_is_away(serve: Serve, fleet: Fleet) -> None:
     num_made = 0
 
-    async def open_next(config: CoordinatorConfig) -> Coordinator | None:
+    async def open_next(config: CoordinatorConfig, _: object) -> Coordinator | None:
         def make() -> Coordinator:
             nonlocal num_made
             num_made += 1
@@ -270,7 +270,7 @@ async def test_server_that_ends_early_ends_the_process(
 
 
 async def test_session_that_cannot_be_opened_ends_the_process(serve: Serve, fleet: Fleet) -> None:
-    async def open_next(config: CoordinatorConfig) -> Coordinator | None:
+    async def open_next(config: CoordinatorConfig, _: object) -> Coordinator | None:
         raise StoreUnavailable("the bucket does not answer")
 
     sessions = await serve(open_next)

@@ -67,6 +67,11 @@ class StudySettings(Section):
                 yield WrongSetting(name, "nothing would read it without study.folds or study.cross")
 
 
+def _can_be_searched(key: str) -> bool:
+    section, dot, _ = key.partition(".")
+    return section in _SECTIONS and bool(dot) and key not in _NOT_SEARCHED
+
+
 class SearchSettings(Section):
     """[search]"""
 
@@ -97,6 +102,8 @@ class SearchSettings(Section):
         if not self.options or self.list:
             return
         size = 1
+        if not all(_can_be_searched(key) for key, _ in _flat(self.options)):
+            return  # told below
         for key, values in _flat(self.options):
             if isinstance(values, Mapping):
                 if self.draw is None:
@@ -121,8 +128,7 @@ class SearchSettings(Section):
         keys = [key for key, _ in _flat(self.options)]
         keys += [key for one in self.list for key, _ in _flat(one)]
         for key in dict.fromkeys(keys):
-            section = key.partition(".")[0]
-            if section not in _SECTIONS or "." not in key or key in _NOT_SEARCHED:
+            if not _can_be_searched(key):
                 yield WrongSetting(
                     "options",
                     f"{key} cannot be searched; settings of {', '.join(_SECTIONS)} can, without "
