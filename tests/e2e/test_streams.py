@@ -28,6 +28,7 @@ PATIENCE_S = 120.0
 SERVICES = {
     "xain-coordinator",
     "xain-coordinator demo",
+    "xain-coordinator evaluate",  # by the same function as xain-coordinator
     "xain-coordinator launch",
     "xain-parameter-server scheduler",
     "xain-parameter-server serve",
@@ -38,7 +39,17 @@ SERVICES = {
 PRINTERS = {
     *("backup", "check-config", "describe", "export", "extend", "fetch", "models", "predict"),
     *("repair", "report"),
-    *("restore", "status", "timings", "checkpoint", "roll-back", "inspect", "new", "sparse-data"),
+    *(
+        "restore",
+        "status",
+        "study",
+        "timings",
+        "checkpoint",
+        "roll-back",
+        "inspect",
+        "new",
+        "sparse-data",
+    ),
 }
 
 Start = Callable[..., "subprocess.Popen[bytes]"]

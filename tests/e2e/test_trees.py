@@ -24,6 +24,7 @@ RULES: dict[str, Any] = {
     "rounds.min_participants": len(TWO),
     "workload.name": "xgboost",
     "workload.options.max_depth": 3,
+    "workload.options.eta": 0.3,  # four iterations are few
     "aggregation.rule": "trees",
     "aggregation.options.mode": "histogram",
     "server.heartbeat_time_s": 1.0,
@@ -38,7 +39,7 @@ GRADIENT: dict[str, Any] = {
     "aggregation.options.eta0": 2.0,
     "aggregation.options.n_iter_no_change": 1,
 }
-for _key in ("workload.options.max_depth", "aggregation.options.mode"):
+for _key in ("workload.options.max_depth", "workload.options.eta", "aggregation.options.mode"):
     del GRADIENT[_key]
 PATIENCE_S = 120.0
 
