@@ -40,8 +40,9 @@ UNUSED_BY_ALL = (
     "pyarrow/libarrow_python_parquet_encryption.so*",
     "pyarrow/libarrow_s3.so.*",
     "pyarrow/src",
-    # NumPy: for its own tests.
+    # NumPy: for its own tests, and what wraps Fortran.
     "numpy/_core/_simd.*.so",
+    "numpy/f2py",
     # SciPy: the numbers of a method that needs megabytes of them.
     "scipy/stats/_sobol_direction_numbers.npz",
     # scikit-learn: pictures.
