@@ -718,7 +718,7 @@ def _load_participant(
         stages=StageTrainer(
             settings.training.process_group_address, settings.training.process_group_timeout_s
         ),
-        # What was approved are the statistics of all rows, and not those of a part.
+        # The statistics of all rows were approved, and not those of a part.
         divide=None if settings.participant.require_approval else partial(_load_data, settings),
     )
     try:

@@ -303,7 +303,7 @@ def test_an_update_that_changes_between_two_tiles() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_what_no_update_weighs_goes_to_the_global_model(store: WeightsStore, dtype: str) -> None:
+def test_global_model_gets_the_weight_that_is_left(store: WeightsStore, dtype: str) -> None:
     """An update weighs n (1 + τ) of the samples of all sites."""
     vectors = random_vectors(dtype)
     base = np.linspace(-2, 2, LENGTH).astype(dtype)

@@ -19,7 +19,7 @@ from xain_workloads.gains import Difference
 from xain_workloads.tallies import Tallies, tally_classes
 from xain_workloads.thresholds import choose
 
-# By how much the loss of each row is smaller with the global model, and the spread of that.
+# Mean difference of the losses of each row, smaller with the global model, and its spread.
 SITES = {"north": (0.2, 0.5), "south": (-0.3, 0.5), "west": (0.01, 0.5)}
 ROWS = 100
 

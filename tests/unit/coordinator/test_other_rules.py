@@ -41,7 +41,7 @@ def test_session_of_the_default_of_earlier_versions_goes_on():
 
 
 def test_session_that_counts_rounds_since_there_were_no_passes_goes_on():
-    """Nor does it ask for local models, which came later. A length that is set now differs."""
+    """A session of before asks for no local models either. A length that is set now differs."""
     now = config_of(workload={"name": "sgd"})
     rules = replace(
         now.rules(),

@@ -33,7 +33,7 @@ log = get_logger(__name__)
 # the best round's is the model of the session; and it is seen whether there is time for the next.
 NUM_PARTS = 10
 MIN_ROWS = 10  # to train on
-# What a workload does in a training with others, and alone.
+# Parts of a workload in a training with others, and alone.
 _ALONE = {"gradient": "federated", "histogram": "bagging", "cyclic": "bagging"}
 
 

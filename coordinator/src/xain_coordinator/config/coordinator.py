@@ -705,7 +705,7 @@ class CoordinatorConfig(Section):
     def _with_options(self, options: Mapping[str, str]) -> dict[str, Any]:
         """The settings without a study, and with these options by dotted key, as JSON."""
         whole = self.model_dump(by_alias=True, exclude_unset=True, exclude={"study", "search"})
-        # What the workload chose before is chosen anew.
+        # Rule and optimiser that the workload chose before are chosen anew.
         aggregation = whole.get("aggregation", {})
         for name, chosen in self._chosen.items():
             if aggregation.get(name) == chosen:

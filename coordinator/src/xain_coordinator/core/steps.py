@@ -321,7 +321,7 @@ def _ask_for_model(session: Session, now: float) -> e.Event | None:
     refused again, so other participants must join first."""
     if session.requested is not None or session.members.num_eligible < session.rules.num_required:
         return None
-    # By name, so that the model does not depend on who came first: the first profile decides what
+    # Profiles by name, so that the model does not depend on who came first: the first decides what
     # [schema] leaves open, such as the order of the columns.
     members = tuple(sorted(name for name, _ in session.eligible_profiles()))
     if session.profiles_of(members) == session.refused:

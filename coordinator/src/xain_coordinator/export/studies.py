@@ -25,7 +25,7 @@ from xain_coordinator.core.values import Step
 from xain_workloads.figures import CLASS_FIGURES, NUMBER_FIGURES, SHOWN
 
 COMPLETED = "completed"
-# Of a matrix of sites and models, the first that there is.
+# The first value that there is, in a matrix of sites and models.
 _OF_MATRIX = ("auc", "accuracy", "r2", "rmse")
 _COLUMNS = (
     "model",

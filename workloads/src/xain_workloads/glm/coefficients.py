@@ -30,7 +30,7 @@ from xain_workloads.scales import Scale
 Array = NDArray[np.float64]
 
 SEPARATED = "not finite (separation)"
-# What the exponential of a coefficient is.
+# Name of the exponential of a coefficient.
 RATIOS: Mapping[str, str] = {LOGISTIC: "odds ratio", POISSON: "rate ratio"}
 _CONFIDENCE = 0.95
 _LARGEST = 700.0  # exponent, above which an exponential is infinite

@@ -176,7 +176,7 @@ def step_of(fit: Fit, design: Design, metadata: Mapping[str, str]) -> Step:
     dispersion = 1.0
     if family == LINEAR:
         after = max(fit.deviance - decrement, 0.0)
-        # Of a perfect fit nothing is left but rounding.
+        # A perfect fit leaves nothing but rounding.
         around_mean = fit.totals[1] - fit.totals[0] ** 2 / fit.rows
         dispersion = max(after, 1e-16 * around_mean) / max(fit.rows - len(kept), 1.0)
         decrement = decrement / dispersion if dispersion else 0.0
@@ -188,7 +188,7 @@ def step_of(fit: Fit, design: Design, metadata: Mapping[str, str]) -> Step:
     if family == LINEAR or decrement > _NEARLY or not is_slow:
         return step
     separated = none
-    # Of parameters that grow together each takes the part of the one that is held.
+    # Parameters that grow together each take the part of the one that is held.
     while (found := np.abs(values) > _SEPARATED_STEP).any():
         separated = separated | found
         held = taken[~separated[taken]]
