@@ -21,8 +21,9 @@ _CURVATURES: Mapping[str, float] = {
     "squared_epsilon_insensitive": 2.0,
 }
 _SOFTMAX_CURVATURE = 0.5  # Boehning 1992, "Multinomial logistic regression algorithm"
-# Share of the best constant step for rows without noise; four times as long is where squared losses begin
-# to diverge. On seven real tables a half loses less to noise than the whole, and little speed.
+# Share of the best constant step for rows without noise; four times as long is where squared
+# losses begin to diverge. On seven real tables a half loses less to noise than the
+# whole, and little speed.
 SAFETY = 0.5
 _POWER_STEPS = 10
 _POWER_ROWS = 1024  # of a site, evenly taken, from which the eigenvalue is estimated
