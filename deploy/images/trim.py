@@ -40,9 +40,10 @@ UNUSED_BY_ALL = (
     "pyarrow/libarrow_python_parquet_encryption.so*",
     "pyarrow/libarrow_s3.so.*",
     "pyarrow/src",
-    # NumPy: for its own tests, and what wraps Fortran.
+    # NumPy: for its own tests, and for builds of other packages. What wraps Fortran (f2py) stays:
+    # SciPy looks at each name that NumPy has.
     "numpy/_core/_simd.*.so",
-    "numpy/f2py",
+    "numpy/distutils",
     # SciPy: the numbers of a method that needs megabytes of them.
     "scipy/stats/_sobol_direction_numbers.npz",
     # scikit-learn: pictures.

@@ -9,8 +9,6 @@ def shares(
 ) -> tuple[list[Fraction], Fraction]:
     """Shares of the updates in the next model, and that of the present one: an update has the share
     of its site, n / total, once for each model since the site began."""
-    if not (any(num_samples) or total):
-        num_samples, total = [1] * len(num_samples), 0
     weights = [n * (1 + tau) for n, tau in zip(num_samples, staleness, strict=True)]
     whole = max(total, sum(num_samples), sum(weights))
     return [Fraction(w, whole) for w in weights], 1 - Fraction(sum(weights), whole)

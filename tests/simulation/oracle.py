@@ -470,10 +470,8 @@ def _combined(
         return aggregation.next_model(None, rows, [1.0] * len(rows))
     weights = [float(update.num_samples) for update, _ in updates]
     lost = 0.0
-    if rules.carries_over:
+    if rules.carries_over and total:
         whole = float(max(total, sum(weights)))
-        if not any(weights):
-            weights, whole = [1.0] * len(rows), float(len(rows))
         weights = [w * (1 + tau) for w, (_, tau) in zip(weights, updates, strict=True)]
         lost = max(0.0, whole - sum(weights))
     before = stored(base.ref.key)

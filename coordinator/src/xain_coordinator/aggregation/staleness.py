@@ -28,12 +28,9 @@ def mixing_weights(
 ) -> NDArray[np.float64]:
     """The weights of k updates, and behind them that of the global model: (k + 1,).
 
-    num_samples: (k,), n_k, non-negative; all zero means equal weights where no site has samples.
-    staleness: τ_k, non-negative. total_samples: N.
+    num_samples: (k,), n_k, non-negative. staleness: τ_k, non-negative. total_samples: N, positive.
     """
-    weights, whole = num_samples.astype(np.float64), float(total_samples)
-    if not (weights.any() or total_samples):
-        weights[:], whole = 1, float(len(weights))
-    whole = max(whole, float(weights.sum()))
+    weights = num_samples.astype(np.float64)
+    whole = max(float(total_samples), float(weights.sum()))
     weights *= 1 + np.array(staleness, np.float64)
     return np.append(weights, max(0.0, whole - float(weights.sum())))

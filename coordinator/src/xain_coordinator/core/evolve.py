@@ -338,7 +338,8 @@ def _learning_rate(session: Session) -> float | None:
 def _total_samples(session: Session) -> int:
     """Samples of all sites that train in asynchronous modes; 0 in others, and for initial weights.
 
-    A site has those of its latest update, or of its data profile, or as many as the others.
+    A site has those of its latest update, or of its data profile, or as many as the others. Where
+    no site has any, the updates weigh the same, as in other modes.
     """
     if not session.rules.carries_over or session.is_untrained:
         return 0
@@ -351,7 +352,7 @@ def _total_samples(session: Session) -> int:
         elif member is not None and member.profile is not None:
             known.append(member.profile.num_samples)
     if not any(known):
-        return len(round_.selected)
+        return 0
     return sum(known) + (len(round_.selected) - len(known)) * sum(known) // len(known)
 
 
