@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xain_workloads.losses import Array
+from xain_workloads.model import Vector
+from xain_workloads.supervised import DIVERGED_SCORE, epoch_seed
 
 # (n, k) scores and (n,) targets to (n,) losses and (n, k) derivatives by the scores.
 Loss = Callable[[Array, NDArray[Any]], tuple[Array, Array]]
@@ -157,6 +159,43 @@ def train(
             if not np.isfinite(vector).all():
                 return Trained(num_finite, 0.0)
     return Trained(len(seeds), path_of(steps.momentum, sizes, is_nesterov=True))
+
+
+def train_epochs(
+    steps: Steps,
+    vector: Array,
+    layers_of: LayersOf,
+    features: Array,
+    target: NDArray[Any],
+    *,
+    epochs: range,
+    seed: int,
+    dtype: str,
+    diverged: Callable[[int], Exception],
+    weights: Array | None = None,
+    corrected: Corrected | None = None,
+) -> tuple[Vector, Array, float]:
+    """Train the vector in place as train() does, by the epochs of these numbers.
+
+    epochs: numbers since the first round. seed: of the participant. dtype: of the model.
+    Returns the (d,) weights in this dtype, the (n, k) outputs for the rows, and Trained.path.
+    Raises diverged(epoch) if weights or outputs run away.
+    """
+    seeds = [epoch_seed(seed, epoch) for epoch in epochs]
+    done = train(
+        *(steps, vector, layers_of, features, target),
+        seeds=seeds,
+        weights=weights,
+        corrected=corrected,
+    )
+    if done.num_epochs < len(epochs):
+        raise diverged(epochs[done.num_epochs])
+    with np.errstate(over="ignore", invalid="ignore"):  # beyond float32: infinite, and told below
+        trained: Vector = vector.astype(dtype)
+        outputs = scores(steps.activation, layers_of(vector), features)
+    if not (np.isfinite(trained).all() and np.abs(outputs).max() < DIVERGED_SCORE):
+        raise diverged(epochs[-1])
+    return trained, outputs, done.path
 
 
 def path_of(momentum: float, sizes: Sequence[float], *, is_nesterov: bool) -> float:

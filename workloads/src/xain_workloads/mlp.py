@@ -26,10 +26,10 @@ from xain_workloads.minibatch import (
     Steps,
     batch_rows,
     scores,
-    train,
+    train_epochs,
 )
 from xain_workloads.mlp_options import MlpOptions
-from xain_workloads.model import Layout, Model, TensorSpec, Vector, flatten
+from xain_workloads.model import Layout, Model, TensorSpec, flatten
 from xain_workloads.options import from_mapping, to_text
 from xain_workloads.preprocessing import target_scale
 from xain_workloads.profile import DataProfile, union
@@ -38,13 +38,11 @@ from xain_workloads.remedies import corrected_by
 from xain_workloads.scaffold import without_control
 from xain_workloads.scales import Scale
 from xain_workloads.supervised import (
-    DIVERGED_SCORE,
     Array,
     Measured,
     classes_of,
     classes_to_learn,
     coded_target,
-    epoch_seed,
     num_outputs,
     predictions,
     require_training,
@@ -120,31 +118,23 @@ class MlpWorkload:
         scale = Scale() if classes else target_scale(model.metadata)
         target = codes if classes else (codes - scale.center) / scale.scale
 
-        seeds = [epoch_seed(seed, epoch_base + epoch) for epoch in range(epochs)]
-        steps = self._steps(len(classes), len(target))
         weights = row_weights(model.metadata, len(classes), codes)
         corrected = corrected_by(vector, options.remedy, options.proximal_mu, correction)
-        done = train(
-            steps,
+        trained, outputs, path = train_epochs(
+            self._steps(len(classes), len(target)),
             vector,
             layers_of,
             data.features,
             target,
-            seeds=seeds,
+            epochs=range(epoch_base, epoch_base + epochs),
+            seed=seed,
+            dtype=options.dtype,
+            diverged=self._diverged,
             weights=weights,
             corrected=corrected,
         )
-        if done.num_epochs < epochs:
-            raise self._diverged(epoch_base + done.num_epochs)
-        with np.errstate(over="ignore"):  # beyond float32: infinite, and told below
-            trained: Vector = vector.astype(self.options.dtype)
-        with np.errstate(over="ignore", invalid="ignore"):
-            outputs = self._scores(layers_of(vector), data.features)
-        is_finite = np.isfinite(trained).all() and np.abs(outputs).max() < DIVERGED_SCORE
-        if not is_finite:
-            raise self._diverged(epoch_base + epochs - 1)
         metrics = score_metrics(options.task, outputs, codes, scale)
-        return TrainResult(trained, data.num_samples, metrics, path=done.path)
+        return TrainResult(trained, data.num_samples, metrics, path=path)
 
     def measure(self, model: Model, data: Dataset) -> Measured:
         """Metrics on data: "accuracy" and "loss", or "r2" and "mse".

@@ -19,7 +19,7 @@ from xain_workloads.class_weights import row_weights
 from xain_workloads.dataset import Dataset
 from xain_workloads.errors import Diverged
 from xain_workloads.losses import margin_loss, multinomial_loss, penalty, residual_loss
-from xain_workloads.minibatch import Layer, LayersOf, Penalty, Steps, batch_rows, train
+from xain_workloads.minibatch import Layer, LayersOf, Penalty, Steps, batch_rows, train_epochs
 from xain_workloads.model import Model, TensorSpec, Vector, flatten, size_of, unflatten
 from xain_workloads.options import from_mapping, to_text
 from xain_workloads.preprocessing import target_scale
@@ -31,14 +31,12 @@ from xain_workloads.scales import Scale
 from xain_workloads.sgd_options import SgdOptions
 from xain_workloads.step_sizes import curvature_of, safe_step, schedule
 from xain_workloads.supervised import (
-    DIVERGED_SCORE,
     Array,
     Measured,
     best_class,
     classes_of,
     classes_to_learn,
     coded_target,
-    epoch_seed,
     num_outputs,
     predictions,
     regression_metrics,
@@ -119,32 +117,25 @@ class SgdWorkload:
 
         weights = row_weights(model.metadata, len(classes), target)
         vector = np.concatenate([coef.ravel(), intercept])
-        steps = self._steps(data.features, weights, len(coef), epoch_base)
-        seeds = [epoch_seed(seed, epoch_base + epoch) for epoch in range(epochs)]
-        layers_of = self._layers_of(coef)
         corrected = corrected_by(vector, options.remedy, options.proximal_mu, correction)
-        done = train(
-            steps,
+        trained, scores, path = train_epochs(
+            self._steps(data.features, weights, len(coef), epoch_base),
             vector,
-            layers_of,
+            self._layers_of(coef),
             data.features,
             target,
-            seeds=seeds,
+            epochs=range(epoch_base, epoch_base + epochs),
+            seed=seed,
+            dtype=options.dtype,
+            diverged=self._diverged,
             weights=weights,
             corrected=corrected,
         )
-        if done.num_epochs < epochs:
-            raise self._diverged(epoch_base + done.num_epochs)
-        with np.errstate(over="ignore"):  # beyond float32: infinite, and told below
-            trained: Vector = vector.astype(self.options.dtype)
         with np.errstate(over="ignore", invalid="ignore"):
-            (layer,) = layers_of(vector)
-            scores = data.features @ layer.coef + layer.intercept
             metrics = self._metrics(scores, target, scale)
-        is_finite = np.isfinite(trained).all() and np.abs(scores).max() < DIVERGED_SCORE
-        if not is_finite or not np.isfinite([*metrics.values()]).all():
+        if not np.isfinite([*metrics.values()]).all():
             raise self._diverged(epoch_base + epochs - 1)
-        return TrainResult(trained, data.num_samples, metrics, path=done.path)
+        return TrainResult(trained, data.num_samples, metrics, path=path)
 
     def _layers_of(self, like: Array) -> LayersOf:
         """The one layer of a flat vector. like: coef, (k, p)."""
