@@ -13,15 +13,17 @@ from xain_participant.estimators import KeptEstimators, Votes
 from xain_participant.participant import Assignment, Participant
 from xain_participant.personal import PersonalTensors
 from xain_participant.stage_trainer import StageTrainer
+from xain_workloads.class_weights import KEY as CLASS_WEIGHTS_KEY
 from xain_workloads.dataset import Dataset
 from xain_workloads.division import Division
 from xain_workloads.errors import Diverged, NoWorkload
 from xain_workloads.figures import figures
 from xain_workloads.gains import LocalModel, gain_of
-from xain_workloads.local import fit_local, row_losses
+from xain_workloads.local import fit_local
 from xain_workloads.model import Layout, Model, personal_patterns
 from xain_workloads.preprocessing import KEY, at_site, prepare
 from xain_workloads.profile import DataProfile
+from xain_workloads.row_losses import row_losses
 from xain_workloads.statistics import MIN_CATEGORY_COUNT, MIN_KNOWN
 from xain_workloads.supervised import cause_of_divergence
 from xain_workloads.table import Table
@@ -181,7 +183,10 @@ class WorkloadParticipant(Participant):
             log.info("no_local_model", **fields, reason=local.why_not)
             return local
         told = replace(local, figures=figures(local.tallies), num_samples=test.num_samples)
-        gain = None if of_all is None else gain_of(figures(of_all), told, assigned.round)
+        gain = None
+        if of_all is not None:
+            weighs = CLASS_WEIGHTS_KEY in self._metadata
+            gain = gain_of(figures(of_all), told, assigned.round, weighs_classes=weighs)
         if gain is not None:
             tell = log.warning if gain.is_loss else log.info
             tell("local_model", **fields, message=gain.sentence)

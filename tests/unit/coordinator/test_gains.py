@@ -124,6 +124,18 @@ def test_report_has_both_figures_of_each_site() -> None:
     assert "The log loss still fell." in part
 
 
+def test_models_with_class_weights_are_compared_by_auc() -> None:
+    """Their log loss is too high on purpose."""
+    whole = snapshot()
+    whole.status.weighs_classes = True
+    found = gains(whole.status, whole.rounds.rounds)
+    assert found is not None
+    assert found.metric == "auc"
+    assert sentence(found).startswith("AUC 0.03 (-0.0")
+    assert "less with model 3 than with local models" in sentence(found)
+    assert "AUC, its own alone" in page(whole)
+
+
 def test_session_without_local_models_has_no_such_section() -> None:
     whole = snapshot()
     for one in whole.rounds.rounds:

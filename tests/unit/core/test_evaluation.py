@@ -710,6 +710,24 @@ def test_trend_tells_what_further_passes_would_bring(
     assert told in trend(bench.session, history_of(bench))
 
 
+def test_trend_of_models_with_class_weights_is_that_of_their_auc() -> None:
+    """Their log loss, which is too high on purpose, rises here."""
+    bench = bench_of("a", epochs=1, workload_options='{"class_weight": "balanced"}')
+    hand_in_tallies(bench, 0.5)
+    target = np.arange(40) % 2
+    for sure, num_wrong in ((0.6, 10), (0.99, 5)):
+        of_second = np.where(np.arange(40) < num_wrong, 1 - target, target) * (2 * sure - 1)
+        shares = np.stack([sure - of_second, 1 - sure + of_second], axis=1)
+        evaluation = Evaluation(40, {}, tally_classes(2, target, shares.argmax(axis=1), shares))
+        number = bench.session.trained_by("a")
+        is_last = number == 2
+        weights = None if is_last else stored(update_key(number, "a"), f"a@{number}")
+        num_samples = 0 if is_last else 10
+        bench.send(c.EndTrainingRound("a", number, num_samples, weights, evaluation=evaluation))
+    (told,) = [trend(bench.session, history_of(bench))]
+    assert "difference of the AUC to 1 on the held-out rows still fell by 50 % a pass" in told
+
+
 def test_trend_counts_passes_and_not_rounds() -> None:
     bench = bench_of("a", rounds=2, epochs=4)
     hand_in_tallies(bench, 0.5, 0.7)

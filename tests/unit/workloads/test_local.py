@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.metrics import log_loss, mean_squared_error
+from sklearn.metrics import balanced_accuracy_score, log_loss, mean_squared_error, roc_auc_score
 
 from xain_workloads.data import load
 from xain_workloads.figures import Figure, figures
 from xain_workloads.gains import Budget, Difference, Gain, LocalModel, added, check, gain_of
-from xain_workloads.local import MIN_ROWS, NUM_PARTS, fit_local, row_losses
+from xain_workloads.local import MIN_ROWS, NUM_PARTS, fit_local
 from xain_workloads.model import Model
 from xain_workloads.preprocessing import prepare
+from xain_workloads.row_losses import row_losses
 from xain_workloads.table import Table
 from xain_workloads.workload import (
     create,
@@ -95,6 +96,7 @@ def test_difference_is_that_of_each_row(task: str) -> None:
     workload = create("sgd", {"task": task})
     model = fit_centralised(workload, whole, epochs=2, seed=1)
     of_all = row_losses(workload, model, prepare(model.metadata, test))
+    assert of_all is not None
     if task == "regression":
         assert of_all.mean() == pytest.approx(mean_squared_error(test.target, predict(model, test)))
     else:
@@ -115,6 +117,59 @@ def test_difference_is_that_of_each_row(task: str) -> None:
     spread = np.sqrt((difference.squares / n - gain.difference.value**2) / (n - 1))
     assert gain.difference.low == pytest.approx(gain.difference.value - 1.96 * spread, rel=1e-3)
     assert gain_of({name: Figure(1.0)}, replace(local, figures=known), 8).difference is None  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("dataset", ["breast_cancer", "iris"])
+@pytest.mark.parametrize("loss", ["log_loss", "hinge"])
+def test_models_with_class_weights_are_compared_by_auc_or_balanced_accuracy(
+    dataset: str, loss: str
+) -> None:
+    """Their log loss is too high on purpose. The interval is that of the figure."""
+    whole = Table.from_dataset(load(dataset))
+    rows = np.random.default_rng(3).permutation(whole.num_samples)
+    own, test = whole.subset(rows[:60]), whole.subset(rows[60:150])
+    workload = create("sgd", {"loss": loss, "class_weight": "balanced", "eta0": 0.01})
+    model = fit_centralised(workload, own, epochs=1, seed=1)
+    held_out = prepare(model.metadata, test)
+    losses = row_losses(workload, model, held_out)
+    assert losses is not None
+    if loss == "log_loss":
+        name, shares = "auc", probabilities(model, test)
+        truth = roc_auc_score(
+            test.target, shares if dataset == "iris" else shares[:, 1], multi_class="ovr"
+        )
+    else:
+        name = "balanced_accuracy"
+        truth = balanced_accuracy_score(test.target, predict(model, test))
+    assert 1 - losses.mean() == pytest.approx(truth)
+    local = fit_local(
+        *(model.metadata, own.profile(), own, test, Budget(1, 1e9), 1),
+        losses={1: losses, 2: np.ones(90)},
+    )
+    assert local.tallies is not None
+    known = figures(local.tallies)
+    told = replace(local, figures=known, num_samples=90)
+    same, alone = (gain_of(known, told, number, weighs_classes=True) for number in (1, 2))
+    assert same is not None
+    assert alone is not None
+    assert (same.metric, alone.metric) == (name, name)
+    assert (same.is_gain, same.is_loss) == (False, False), "the model is the same"
+    assert alone.is_loss, "the other model has nothing right"
+    assert alone.difference is not None
+    assert -alone.difference.value == pytest.approx(known[name].value, abs=known[name].bound + 1e-9)
+    if (loss, dataset) == ("log_loss", "breast_cancer"):
+        assert alone.difference.low is not None
+        assert known["auc"].low is not None
+        width = alone.difference.value - alone.difference.low
+        assert width == pytest.approx(known["auc"].value - known["auc"].low, rel=0.05)
+
+
+def test_rows_of_a_single_class_give_no_auc() -> None:
+    _, own, test = tables()
+    workload = create("sgd", {"class_weight": "balanced"})
+    model = fit_centralised(workload, own, epochs=1, seed=1)
+    of_one = test.subset(np.flatnonzero(test.target == test.target[0]))
+    assert row_losses(workload, model, prepare(model.metadata, of_one)) is None
 
 
 def test_site_with_too_few_rows_or_one_class_says_so() -> None:

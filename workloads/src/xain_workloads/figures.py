@@ -34,6 +34,9 @@ SHOWN = ("accuracy", "auc", "log_loss", "r2", "rmse")
 # Figures by which models are compared unless one is named: the first that there is.
 LOSSES = ("log_loss", "mse")
 DEFAULTS = (*LOSSES, "balanced_accuracy")
+# The same of models whose rows weigh by their class. Their probabilities are those of classes of
+# equal size, so that their log loss is too high on purpose.
+OF_WEIGHED_CLASSES = ("auc", "balanced_accuracy")
 
 _Z = 1.959963984540054  # of a 95 % interval
 _GROUPS = 10  # of a calibration curve

@@ -9,11 +9,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import fsum, inf, isfinite
 
-from xain_workloads.figures import Figure, mean_figure
+from xain_workloads.figures import LOSSES, OF_WEIGHED_CLASSES, Figure, mean_figure
 from xain_workloads.tallies import Tallies
 
-# Figures by which two models are compared: the first that both have.
-COMPARED = {"log_loss": "log loss", "mse": "mean squared error", "accuracy": "accuracy"}
+# Figures by which two models are compared, in words.
+COMPARED = {
+    "log_loss": "log loss",
+    "mse": "mean squared error",
+    "accuracy": "accuracy",
+    "auc": "AUC",
+    "balanced_accuracy": "balanced accuracy",
+}
 MAX_DIFFERENCES = 2  # the last model and the best one before it
 
 
@@ -35,7 +41,8 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Sums over held-out rows of the loss of the local model less that of a global model.
+    """Sums over held-out rows of the loss of the local model less that of a global model; see
+    row_losses().
 
     round: number of that model. squares: of the squares of the rows' differences.
     """
@@ -61,6 +68,11 @@ class LocalModel:
     differences: tuple[Difference, ...] = ()
     figures: Mapping[str, Figure] = field(default_factory=dict)
     num_samples: int = 0
+
+
+def compared(*, weighs_classes: bool) -> tuple[str, ...]:
+    """Figures by which two models are compared: the first that both have."""
+    return OF_WEIGHED_CLASSES if weighs_classes else (*LOSSES, "accuracy")
 
 
 def added(differences: Iterable[Difference]) -> tuple[Difference, ...]:
@@ -89,8 +101,8 @@ def check(local: LocalModel) -> None:
 class Gain:
     """One figure of the global and of the local model on the same rows.
 
-    metric: of COMPARED. difference: by how much the loss of the global model is smaller, with its
-    95 % interval; None if it is not known.
+    metric: of COMPARED. difference: by how much the global model is better, with its 95 % interval;
+    None if it is not known.
     """
 
     metric: str
@@ -117,7 +129,7 @@ class Gain:
         less, more = sorted((self.of_all, self.local), key=lambda one: one.value)
         if less.high is None or more.low is None or less.high >= more.low:
             return 0
-        better = more if self.metric == "accuracy" else less
+        better = less if self.metric in LOSSES else more
         return 1 if better is self.of_all else -1
 
     def __str__(self) -> str:
@@ -142,12 +154,14 @@ class Gain:
         return f"{what}: {self}"
 
 
-def gain_of(of_all: Mapping[str, Figure], local: LocalModel, number: int) -> Gain | None:
-    """The comparison by the first of COMPARED that both have; None without one.
+def gain_of(
+    of_all: Mapping[str, Figure], local: LocalModel, number: int, *, weighs_classes: bool = False
+) -> Gain | None:
+    """The comparison of two models; None if they have no figure of compared() in common.
 
     of_all: figures of the global model of this number, on the same rows. local: with figures.
     """
-    for name in COMPARED:
+    for name in compared(weighs_classes=weighs_classes):
         if name in of_all and name in local.figures:
             known = (one for one in local.differences if one.round == number)
             difference = next(known, None)

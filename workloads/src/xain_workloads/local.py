@@ -13,17 +13,20 @@ from json import loads
 import numpy as np
 
 from xain_foundation.logger import get_logger
+from xain_workloads.class_weights import KEY as CLASS_WEIGHTS_KEY
 from xain_workloads.dataset import Dataset
 from xain_workloads.ensembles import KEY as ENSEMBLE_KEY
 from xain_workloads.errors import DataError, Diverged
+from xain_workloads.figures import OF_WEIGHED_CLASSES, figures
 from xain_workloads.gains import Budget, Difference, LocalModel
 from xain_workloads.model import Model
 from xain_workloads.preprocessing import PreprocessingOptions, at_site, prepare
 from xain_workloads.profile import DataProfile
+from xain_workloads.row_losses import row_losses
 from xain_workloads.stacking import next_model
-from xain_workloads.supervised import Array, classes_of, coded_target
+from xain_workloads.supervised import Array
 from xain_workloads.table import Table
-from xain_workloads.tallies import SMALLEST, Tallies
+from xain_workloads.tallies import Tallies
 from xain_workloads.trees import ANY_NUMBER, BoosterKind, joined, parse_update
 from xain_workloads.workload import Workload, create, initial_model
 
@@ -44,7 +47,7 @@ def fit_local(
     test: Table,
     budget: Budget,
     seed: int,
-    losses: Mapping[int, Array] | None = None,
+    losses: Mapping[int, Array | None] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> LocalModel:
     """Train and measure the local model of a site.
@@ -89,26 +92,12 @@ def fit_local(
     if best is None:
         return LocalModel(passes=done, why_not="its training diverged")
     own = row_losses(workload, best.model, held_out)
-    apart = {number: own - of_all for number, of_all in (losses or {}).items()}
-    differences = (
-        Difference(number, float(each.sum()), float(np.square(each).sum()))
-        for number, each in apart.items()
-    )
+    differences = [
+        Difference(number, float((own - of_all).sum()), float(np.square(own - of_all).sum()))
+        for number, of_all in (losses or {}).items()
+        if own is not None and of_all is not None
+    ]
     return LocalModel(best.tallies, done, differences=tuple(differences))
-
-
-def row_losses(workload: Workload, model: Model, rows: Dataset) -> Array:
-    """(n,) log losses, squared errors in the target's unit, or, without probabilities, 1 for each
-    row whose class is not predicted. rows: prepared."""
-    if rows.task == "regression":
-        return np.asarray(np.square(rows.target - workload.predict(model, rows.features)))
-    shares = workload.probabilities(model, rows.features)
-    if shares is None:
-        return np.asarray(workload.predict(model, rows.features) != rows.target, np.float64)
-    classes = classes_of("classification", model.metadata)
-    codes = coded_target("classification", classes, rows)
-    of_target = np.clip(shares[np.arange(len(codes)), codes], SMALLEST, 1 - SMALLEST)
-    return np.asarray(-np.log(of_target))
 
 
 def _untrained(
@@ -163,6 +152,9 @@ class _Best:
     @property
     def loss(self) -> float:
         """Loss by which models are compared on the same rows; less is better."""
+        if CLASS_WEIGHTS_KEY in self.model.metadata:
+            known = figures(self.tallies)
+            return -next(known[name].value for name in OF_WEIGHED_CLASSES if name in known)
         sums = self.tallies.sums
         return sums.get("log_loss", sums.get("squared_error", -float(self.tallies.right)))
 

@@ -8,12 +8,13 @@ from xain_coordinator.server.inspection_client import clean
 from xain_wire.fl import coordinator_pb2 as pb
 from xain_wire.fl.inspection_pb2 import GetStatusResponse, RoundStatus
 from xain_workloads.exported.lineage import figures_of
-from xain_workloads.figures import Figure
+from xain_workloads.figures import LOSSES, Figure
 from xain_workloads.gains import (
     COMPARED,
     Difference,
     Gain,
     LocalModel,
+    compared,
     difference_of,
     direction,
     gain_of,
@@ -31,8 +32,8 @@ BETTER, EQUAL, WORSE = READINGS = (
 class Compared:
     """A local model, and the global one on the same rows.
 
-    gain: None if the figures of the global model are not known here. difference: by how much its
-    loss is smaller; None if it is not known. of_all: figures of the global model.
+    gain: None if the figures of the global model are not known here. difference: by how much it is
+    better; None if it is not known. of_all: figures of the global model.
     """
 
     local: LocalModel
@@ -54,10 +55,12 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Gains:
-    """number: of the global model. together: all rows, each with the local model of its site; None
-    if no site has one. sites: by name."""
+    """number: of the global model. metric: by which models are compared; "" without figures.
+    together: all rows, each with the local model of its site; None if no site has one. sites: by
+    name."""
 
     number: int
+    metric: str
     together: Compared | None
     sites: Mapping[str, Compared]
 
@@ -73,17 +76,21 @@ def gains(status: GetStatusResponse, rounds: Iterable[RoundStatus]) -> Gains | N
     number = status.best_round if status.HasField("best_round") else record.round
     measured = known.get(number, RoundStatus())
     of_sites = {site.participant_id: site.evaluation for site in measured.sites}
+    weighs = status.weighs_classes
     sites = {
         site.participant_id: _compared(
-            site.evaluation, of_sites.get(site.participant_id, pb.Evaluation()), number
+            site.evaluation, of_sites.get(site.participant_id, pb.Evaluation()), number, weighs
         )
         for site in record.sites
         if site.evaluation.HasField("local")
     }
     together = None
     if record.evaluation.local.figures:
-        together = _compared(record.evaluation, measured.evaluation, number)
-    return Gains(number, together, sites)
+        together = _compared(record.evaluation, measured.evaluation, number, weighs)
+    every = (*sites.values(), *(() if together is None else (together,)))
+    names = {name for one in every for name in one.local.figures}
+    metric = next((name for name in compared(weighs_classes=weighs) if name in names), "")
+    return Gains(number, metric, together, sites)
 
 
 def _has_local(one: RoundStatus) -> bool:
@@ -91,7 +98,9 @@ def _has_local(one: RoundStatus) -> bool:
     return any(each.HasField("local") for each in of)
 
 
-def _compared(evaluation: pb.Evaluation, measured: pb.Evaluation, number: int) -> Compared:
+def _compared(
+    evaluation: pb.Evaluation, measured: pb.Evaluation, number: int, weighs_classes: bool
+) -> Compared:
     """evaluation: with the local model. measured: of the global model of this number."""
     message = evaluation.local
     local = LocalModel(
@@ -106,19 +115,15 @@ def _compared(evaluation: pb.Evaluation, measured: pb.Evaluation, number: int) -
     # Sites without a local model are in the figures of all rows alone.
     is_of_same_rows = measured.num_samples == local.num_samples
     of_all = figures_of(measured.figures) if is_of_same_rows else {}
-    return Compared(local, gain_of(of_all, local, number), difference, of_all)
-
-
-def loss_of(local: LocalModel) -> str:
-    """The metric whose difference is told; empty without figures."""
-    return next((name for name in COMPARED if name in local.figures), "")
+    gain = gain_of(of_all, local, number, weighs_classes=weighs_classes)
+    return Compared(local, gain, difference, of_all)
 
 
 def sentence(found: Gains) -> str:
     """The gain of all rows together, and how many sites gain; a line of a status."""
     told = []
     if found.together is not None and found.together.difference is not None:
-        told.append(_difference(found.together, found.number))
+        told.append(_difference(found.metric, found.together.difference, found.number))
     counted = Counter(one.reading for one in found.sites.values())
     at = [
         f"{what} at {counted[reading]} of {len(found.sites)} sites"
@@ -136,14 +141,12 @@ def sentence(found: Gains) -> str:
     return "; ".join(told)
 
 
-def _difference(together: Compared, number: int) -> str:
-    """Difference in loss between the global model and the local ones."""
-    name, difference = loss_of(together.local), together.difference
-    assert difference is not None, "it is known"
+def _difference(name: str, difference: Figure, number: int) -> str:
+    """Difference in a metric between the global model and the local ones."""
     signs = -1 if difference.value < 0 else 1
     limits = [end for end in (difference.low, difference.high) if end is not None]
     interval = " to ".join(f"{end:.3g}" for end in sorted(signs * end for end in limits))
-    is_less = (signs > 0) == (name != "accuracy")
+    is_less = (signs > 0) == (name in LOSSES)
     return (
         f"{COMPARED[name]} {signs * difference.value:.3g}{f' ({interval})' if interval else ''} "
         f"{'less' if is_less else 'more'} with model {number} than with local models"

@@ -18,6 +18,7 @@ from xain_workloads.figures import (
     DEFAULTS,
     LOSSES,
     NUMBER_FIGURES,
+    OF_WEIGHED_CLASSES,
     figures,
     is_better,
 )
@@ -294,11 +295,15 @@ def compared_by(best: Best | None, rules: Rules, evaluation: Evaluation) -> str:
     return rules.evaluate_metric or default
 
 
-def loss_of(evaluation: Evaluation) -> tuple[str, float] | None:
-    """Name and value of the loss of an evaluation that follows from tallies; None without one."""
-    known = (name for name in LOSSES if name in evaluation.figures)
-    name = next(known, None)
-    return None if name is None else (name, evaluation.figures[name].value)
+def loss_of(evaluation: Evaluation, rules: Rules) -> tuple[str, float] | None:
+    """Name and value of the loss of an evaluation that follows from tallies; None without one. If
+    rows weigh by their class, it is what AUC, or the balanced accuracy, lacks to 1."""
+    names = OF_WEIGHED_CLASSES if rules.weighs_classes else LOSSES
+    name = next((name for name in names if name in evaluation.figures), None)
+    if name is None:
+        return None
+    value = evaluation.figures[name].value
+    return name, value if name in LOSSES else 1 - value
 
 
 def _loss(evaluation: Evaluation) -> Loss | None:

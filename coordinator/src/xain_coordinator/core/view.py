@@ -15,7 +15,12 @@ from xain_coordinator.core.values import Phase, Plan, Rules, Task
 from xain_foundation.hints import hint
 
 _STILL_FALLING = 1e-3  # share of the loss, by a pass over the rows
-_LOSS_WORDS = {"log_loss": "log loss", "mse": "mean squared error"}
+_LOSS_WORDS = {
+    "log_loss": "log loss",
+    "mse": "mean squared error",
+    "auc": "difference of the AUC to 1",
+    "balanced_accuracy": "difference of the balanced accuracy to 1",
+}
 MAX_ABSENT = 3  # participants that are named with what keeps them away
 
 
@@ -158,7 +163,7 @@ def trend(session: Session, history: History) -> str:
     for record in history.rounds:
         own = session.rules.evaluate_data
         evaluation = record.coordinator_evaluation if own else record.evaluation
-        loss = None if evaluation is None else loss_of(evaluation)
+        loss = None if evaluation is None else loss_of(evaluation, session.rules)
         if loss is not None and record.round > untrained and loss[1] > 0:
             known.append((record.round, *loss))
     if len(known) < 2 or not session.num_trained:
@@ -173,7 +178,7 @@ def trend(session: Session, history: History) -> str:
     if name != other or passes <= 0:
         return ""
     fall = 1 - (value / before) ** (1 / passes)
-    what = f"The {_LOSS_WORDS[name]} of the held-out rows"
+    what = f"The {_LOSS_WORDS[name]} on the held-out rows"
     since = f"from model {first} to model {last}"
     if fall >= _STILL_FALLING:
         fell = f"still fell by {100 * fall:.2g} % a pass {since}"

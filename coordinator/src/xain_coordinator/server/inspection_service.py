@@ -142,6 +142,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
             },
             warnings=warnings(session, self._driver.history),
             trend=trend(session, self._driver.history),
+            weighs_classes=rules.weighs_classes,
             not_admitted=session.members.not_admitted,
             sites=_accounts(self._driver.history),
             parameters=self._parameters(),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from xain_coordinator.cli.gains import WORSE, Compared, Gains, gains, loss_of
+from xain_coordinator.cli.gains import WORSE, Compared, Gains, gains
 from xain_coordinator.cli.report.charts import number, table
 from xain_coordinator.cli.report.measured import interval, words
 from xain_wire.fl.inspection_pb2 import GetStatusResponse, RoundStatus
@@ -11,7 +11,7 @@ from xain_workloads.exported.lineage import figures_of
 from xain_workloads.figures import Figure
 
 MAX_ROWS = 200
-# Beside the loss, the first that there is: what readers know.
+# Beside the metric that is compared, the first that there is: what readers know.
 _KNOWN = ("auc", "r2", "accuracy")
 
 
@@ -22,7 +22,7 @@ def gained(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
     if found is None:
         return f"<h2>Would more passes help?</h2>{trend}" if trend else ""
     every = [one for one in (found.together, *found.sites.values()) if one is not None]
-    name = next((known for one in every if (known := loss_of(one.local))), "")
+    name = found.metric
     second = next(
         (k for k in _KNOWN if k != name and any(k in one.local.figures for one in every)), ""
     )
@@ -30,7 +30,7 @@ def gained(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
     head = ["site", "rows held out"]
     for metric in shown:
         head += [f"{words(metric)}, model {found.number}", f"{words(metric)}, its own alone"]
-    head += ["difference in loss", "what it says"]
+    head += ["difference", "what it says"]
     rows = [_row(site, one, shown) for site, one in sorted(found.sites.items())[:MAX_ROWS]]
     if found.together is not None:
         rows.insert(0, _row("all rows", found.together, shown))
