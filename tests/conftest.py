@@ -4,6 +4,7 @@ A test that kills its server starts one of its own.
 """
 
 import functools
+import signal
 from collections.abc import Iterator
 from unittest import mock
 
@@ -13,6 +14,9 @@ from hypothesis import settings
 
 from support.logs import restored
 from support.s3_servers import MinioGateway, S3Server, SeaweedFS
+
+# A shell lets its background jobs ignore SIGINT, and so do all processes that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No example fails for the time that it takes, which is the machine's matter.
 settings.register_profile("unhurried", settings(), deadline=None)
